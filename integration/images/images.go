@@ -1,0 +1,343 @@
+// Package images builds the container images of the integration tests and of the demo. Nothing is downloaded: an image is
+// a small static Go program and the files a test asks for.
+//
+// Images are go-containerregistry's [v1.Image] and [v1.ImageIndex], and reproducible: the same options give the same digest,
+// in every run on one machine. What an image says about its platform is a matter of its config only; the program inside is
+// always one for the machine at hand (see [App]).
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/compression"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// FactsEnv is the environment variable of an [App] image that holds its facts, as App prints them.
+const FactsEnv = "IMAGEPIN_FACTS"
+
+// Compression is how layers are compressed.
+type Compression string
+
+// The compressions of layers.
+const (
+	Gzip         Compression = "gzip"
+	Zstd         Compression = "zstd"
+	Uncompressed Compression = "none"
+)
+
+// Format is the family of media types of an image or index.
+type Format string
+
+// The formats of images and indexes.
+const (
+	OCI    Format = "oci"
+	Docker Format = "docker" // Docker schema 2, and manifest lists
+)
+
+// Files are the files of one layer by absolute path.
+type Files map[string][]byte
+
+// Random is a layer of files that do not compress.
+type Random struct {
+	Files int    // number of files; 0 means 1
+	Size  int64  // bytes in all files together
+	Seed  uint64 // other seeds give other content
+	// Zero makes the files all zeros instead, which compress well: much to unpack, little to fetch.
+	Zero bool
+}
+
+// Options say what image to build. The zero value is an image for this machine's platform with gzip layers and OCI media types.
+type Options struct {
+	// Platform is what the config says, as "os/arch[/variant]" or "os(os.version)/arch". Empty means linux on this machine's architecture.
+	Platform string
+	// Version is printed by the program, to tell builds of one platform apart. Empty means v1.
+	Version string
+	// User is the config's USER.
+	User string
+	// Env is added to the config's environment, Labels to its labels; Volumes are the config's VOLUMEs.
+	Env     []string
+	Labels  map[string]string
+	Volumes []string
+	// Files makes one more layer of each, Random one of each after these.
+	Files  []Files
+	Random []Random
+	// SingleLayer puts program and facts in one layer; without it the program's layer is shared by all App images.
+	SingleLayer bool
+	Compression Compression
+	Format      Format
+	// Annotations of the manifest.
+	Annotations map[string]string
+	// Created is the config's creation time; the zero time is written as none.
+	Created time.Time
+	// Programs compiles the program; nil means the shared default.
+	Programs *Programs
+}
+
+// HostPlatform is the platform of images built without one: linux on this machine's architecture.
+func HostPlatform() string { return "linux/" + runtime.GOARCH }
+
+// Facts are what the App image of these options prints, without what depends on the container.
+func (o Options) Facts() string {
+	o = o.withDefaults()
+	return "platform=" + o.Platform + " version=" + o.Version
+}
+
+// Line is the line that a container of the App image of these options prints when it runs as uid.
+func (o Options) Line(uid int) string {
+	o = o.withDefaults()
+	return fmt.Sprintf("%s rootfs=%s uid=%d", o.Facts(), o.rootfs(), uid)
+}
+
+func (o Options) rootfs() string { return o.Platform + "," + o.Version }
+
+func (o Options) withDefaults() Options {
+	if o.Platform == "" {
+		o.Platform = HostPlatform()
+	}
+	if o.Version == "" {
+		o.Version = "v1"
+	}
+	if o.Compression == "" {
+		o.Compression = Gzip
+	}
+	if o.Format == "" {
+		o.Format = OCI
+	}
+	if o.Programs == nil {
+		o.Programs = defaultPrograms
+	}
+	return o
+}
+
+// App builds an image whose entrypoint prints one line, [Options.Line], and then sleeps until SIGTERM. With arguments it is
+// a tool instead: cat FILE..., ls DIR..., write FILE TEXT..., exit CODE.
+//
+// The config says what platform the image is for; the program inside runs on this machine whatever that is.
+func App(ctx context.Context, opts Options) (v1.Image, error) {
+	opts = opts.withDefaults()
+	program, err := opts.Programs.App(ctx)
+	if err != nil {
+		return nil, err
+	}
+	facts := []byte(opts.rootfs() + "\n")
+	layers := []Files{{"/app": program}, {"/facts": facts}}
+	if opts.SingleLayer {
+		layers = []Files{{"/app": program, "/facts": facts}}
+	}
+	opts.Env = append([]string{FactsEnv + "=" + opts.Facts()}, opts.Env...)
+	return build(opts, "/app", append(layers, opts.Files...))
+}
+
+// Pause builds a sandbox image.
+func Pause(ctx context.Context, opts Options) (v1.Image, error) {
+	opts = opts.withDefaults()
+	program, err := opts.Programs.Pause(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return build(opts, "/pause", append([]Files{{"/pause": program}}, opts.Files...))
+}
+
+// PauseIndex builds a sandbox image index for the platforms, by default this machine's and linux/amd64, arm64 and s390x.
+func PauseIndex(ctx context.Context, platforms ...string) (v1.ImageIndex, error) {
+	if len(platforms) == 0 {
+		platforms = []string{"linux/amd64", "linux/arm64", "linux/s390x"}
+		if !slices.Contains(platforms, HostPlatform()) {
+			platforms = append(platforms, HostPlatform())
+		}
+	}
+	var entries []Entry
+	for _, p := range platforms {
+		img, err := Pause(ctx, Options{Platform: p})
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, Entry{Image: img})
+	}
+	return Index(OCI, entries...)
+}
+
+// AppIndex builds an index of one App image per platform, all with the other options given.
+func AppIndex(ctx context.Context, opts Options, platforms ...string) (v1.ImageIndex, error) {
+	opts = opts.withDefaults()
+	var entries []Entry
+	for _, p := range platforms {
+		o := opts
+		o.Platform = p
+		img, err := App(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, Entry{Image: img})
+	}
+	return Index(opts.Format, entries...)
+}
+
+// ParsePlatform parses what [Options.Platform] takes.
+func ParsePlatform(s string) (*v1.Platform, error) {
+	var p v1.Platform
+	parts := strings.Split(s, "/")
+	p.OS = parts[0]
+	if name, rest, ok := strings.Cut(parts[0], "("); ok {
+		p.OS, p.OSVersion = name, strings.TrimSuffix(rest, ")")
+	}
+	switch len(parts) {
+	case 3:
+		p.Variant = parts[2]
+		fallthrough
+	case 2:
+		p.Architecture = parts[1]
+	default:
+		return nil, fmt.Errorf("platform %q is not os/arch, os/arch/variant or os(version)/arch", s)
+	}
+	return &p, nil
+}
+
+func build(opts Options, entrypoint string, layers []Files) (v1.Image, error) {
+	platform, err := ParsePlatform(opts.Platform)
+	if err != nil {
+		return nil, err
+	}
+	manifestType, configType := types.OCIManifestSchema1, types.OCIConfigJSON
+	if opts.Format == Docker {
+		manifestType, configType = types.DockerManifestSchema2, types.DockerConfigJSON
+	}
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, manifestType), configType)
+
+	var adds []mutate.Addendum
+	for _, files := range layers {
+		l, err := layer(opts, files)
+		if err != nil {
+			return nil, err
+		}
+		adds = append(adds, mutate.Addendum{Layer: l, History: v1.History{CreatedBy: "imagepin test kit"}})
+	}
+	for _, r := range opts.Random {
+		l, err := layer(opts, r.files())
+		if err != nil {
+			return nil, err
+		}
+		adds = append(adds, mutate.Addendum{Layer: l, History: v1.History{CreatedBy: "imagepin test kit: random"}})
+	}
+	img, err = mutate.Append(img, adds...)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	cfg = cfg.DeepCopy()
+	cfg.OS, cfg.Architecture, cfg.Variant, cfg.OSVersion = platform.OS, platform.Architecture, platform.Variant, platform.OSVersion
+	cfg.Created = v1.Time{Time: opts.Created}
+	cfg.Config.Entrypoint = []string{entrypoint}
+	cfg.Config.Env = append([]string{"PATH=/"}, opts.Env...)
+	cfg.Config.User = opts.User
+	cfg.Config.Labels = maps.Clone(opts.Labels)
+	for _, v := range opts.Volumes {
+		if cfg.Config.Volumes == nil {
+			cfg.Config.Volumes = map[string]struct{}{}
+		}
+		cfg.Config.Volumes[v] = struct{}{}
+	}
+	img, err = mutate.ConfigFile(img, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if len(opts.Annotations) > 0 {
+		img = mutate.Annotations(img, opts.Annotations).(v1.Image)
+	}
+	return img, nil
+}
+
+func (r Random) files() Files {
+	n := max(r.Files, 1)
+	src := rand.NewChaCha8([32]byte{byte(r.Seed), byte(r.Seed >> 8), byte(r.Seed >> 16), byte(r.Seed >> 24), byte(r.Size), byte(r.Size >> 8), byte(r.Size >> 16), byte(r.Size >> 24), byte(n)})
+	files := Files{}
+	for i := range n {
+		size := r.Size / int64(n)
+		if i == 0 {
+			size += r.Size % int64(n)
+		}
+		b := make([]byte, size)
+		if !r.Zero {
+			_, _ = src.Read(b) // never fails
+		}
+		files[fmt.Sprintf("/random/%d/%03d/%d", r.Seed, i/1000, i)] = b
+	}
+	return files
+}
+
+// layer makes a layer of the files, parents first, with fixed times and owners.
+func layer(opts Options, files Files) (v1.Layer, error) {
+	raw, err := tarOf(files)
+	if err != nil {
+		return nil, err
+	}
+	comp, mediaType, level := compression.GZip, types.OCILayer, 1
+	switch opts.Compression {
+	case Gzip:
+	case Zstd:
+		comp, mediaType = compression.ZStd, types.OCILayerZStd
+	case Uncompressed:
+		comp, mediaType = compression.None, types.OCIUncompressedLayer
+	default:
+		return nil, fmt.Errorf("unknown compression %q", opts.Compression)
+	}
+	if opts.Format == Docker {
+		mediaType = map[Compression]types.MediaType{
+			Gzip:         types.DockerLayer,
+			Zstd:         "application/vnd.docker.image.rootfs.diff.tar.zstd",
+			Uncompressed: types.DockerUncompressedLayer,
+		}[opts.Compression]
+	}
+	return tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil },
+		tarball.WithCompression(comp), tarball.WithCompressionLevel(level),
+		tarball.WithMediaType(mediaType), tarball.WithCompressedCaching,
+	)
+}
+
+func tarOf(files Files) ([]byte, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	made := map[string]bool{}
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		name := strings.TrimPrefix(path, "/")
+		for i, c := range name {
+			if c != '/' || made[name[:i]] {
+				continue
+			}
+			made[name[:i]] = true
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name[:i] + "/", Mode: 0o755, ModTime: time.Unix(0, 0)}); err != nil {
+				return nil, err
+			}
+		}
+		hdr := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(files[path])), Mode: 0o755, ModTime: time.Unix(0, 0)}
+		if err := w.WriteHeader(hdr); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(files[path]); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return buf.Bytes(), nil
+}

@@ -1,0 +1,91 @@
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+)
+
+var (
+	//go:embed programs/app/main.go
+	appSource []byte
+	//go:embed programs/pause/main.go
+	pauseSource []byte
+)
+
+// goMod makes each program a module of its own, so that it builds outside of this source tree.
+const goMod = "module program\n\ngo 1.26\n"
+
+// Programs compiles the programs that test images run, once per source and Go version, and keeps them in Dir.
+// It is safe for concurrent use, also by several processes on one directory.
+type Programs struct {
+	// Dir is where compiled programs are kept. Empty means imagepin/programs in the user's cache directory, or in the
+	// temporary directory where the user has none.
+	Dir string
+
+	mu sync.Mutex
+}
+
+var defaultPrograms = &Programs{}
+
+// App returns the static binary of the application, compiled for this machine's Linux architecture.
+func (p *Programs) App(ctx context.Context) ([]byte, error) { return p.compile(ctx, "app", appSource) }
+
+// Pause returns the static binary of the sandbox image's entrypoint.
+func (p *Programs) Pause(ctx context.Context) ([]byte, error) {
+	return p.compile(ctx, "pause", pauseSource)
+}
+
+func (p *Programs) compile(ctx context.Context, name string, source []byte) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dir := p.Dir
+	if dir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			base = os.TempDir()
+		}
+		dir = filepath.Join(base, "imagepin", "programs")
+	}
+	sum := sha256.Sum256(append([]byte(runtime.Version()+"/"+runtime.GOARCH+"\n"+goMod), source...))
+	binary := filepath.Join(dir, name+"-"+hex.EncodeToString(sum[:8]))
+	b, err := os.ReadFile(binary)
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return b, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	work, err := os.MkdirTemp(dir, name+"-build-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(work)
+	if err := os.WriteFile(filepath.Join(work, "go.mod"), []byte(goMod), 0o644); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(work, "main.go"), source, 0o644); err != nil {
+		return nil, err
+	}
+	built := filepath.Join(work, name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", built, ".")
+	cmd.Dir = work
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOWORK=off", "GOFLAGS=-mod=mod")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("compiling the %s program: %w\n%s", name, err, out)
+	}
+	// A rename is atomic: another process sees the whole binary or none.
+	if err := os.Rename(built, binary); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(binary)
+}

@@ -1,0 +1,543 @@
+// Package node runs a containerd under test: a real one, with its own root, sockets, runc state and cgroups, so that nothing
+// of the machine's own containerd is touched and nothing stays behind.
+//
+// A [Node] outlives the process that it runs: it can be killed, stopped, and started again on the same root, with other
+// options or another binary. Pods use the host's network, so that no CNI plugin is needed.
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Names of binaries in [BinDir].
+const (
+	// Ours is containerd with imagepin.
+	Ours = "containerd"
+	// Stock is containerd of the same version without it.
+	Stock = "containerd-stock"
+)
+
+// Namespace is the containerd namespace of CRI.
+const Namespace = "k8s.io"
+
+// DefaultHandler is the runtime handler of pods that name none.
+const DefaultHandler = "runc"
+
+// maxRoot is the longest root: the socket of a shim below it must fit into a socket address (see containerd's socket_dir).
+const maxRoot = 40
+
+// Handler is a runtime handler: runc under another name, with the snapshotter and the platform given.
+type Handler struct {
+	Name        string
+	Snapshotter string // empty: the default one
+	Platform    string // empty: none configured, which means the node's
+	// Extra is TOML for the handler's table, such as `disable_pause_image_pull = true`.
+	Extra string
+}
+
+// Options say what containerd to run and how. The zero value is ours with one handler, runc on overlayfs.
+type Options struct {
+	// Binary is a name in BinDir or a path; empty means [Ours].
+	Binary string
+	// BinDir is where the binaries are; empty means [BinDir]().
+	BinDir string
+	// Root is the directory for everything the node writes, at most 40 bytes long. Empty means a new temporary one, which
+	// Close removes; a given one stays.
+	Root string
+	// Handlers beside runc. One with the name runc changes that.
+	Handlers []Handler
+	// Snapshotter is the default one; empty means overlayfs.
+	Snapshotter string
+	// DiscardUnpackedLayers as in CRI's image configuration.
+	DiscardUnpackedLayers bool
+	// SandboxImage is the reference of the pause image.
+	SandboxImage string
+	// HostsDirs are the roots of hosts.toml, below Root, in the order of config_path. Empty means one, "certs.d".
+	HostsDirs []string
+	// StatsCollectPeriod is in seconds; 0 leaves containerd's own default.
+	StatsCollectPeriod int
+	// DisabledPlugins by their full names.
+	DisabledPlugins []string
+	// Extra is TOML (configuration version 3) that is merged over what the options give; "{root}" in it is the node's root.
+	Extra string
+	// Env is added to containerd's environment.
+	Env []string
+	// LogLevel of containerd; empty means debug.
+	LogLevel string
+	// StartTimeout is how long CRI may take until it answers; 0 means a minute.
+	StartTimeout time.Duration
+}
+
+// Node is a containerd under test. Its methods are for one goroutine at a time, except those of the clients it returns.
+type Node struct {
+	opts     Options
+	root     string
+	ownsRoot bool
+	process  *process // nil while stopped
+	conn     *grpc.ClientConn
+	client   *containerd.Client
+	runtime  cri.RuntimeServiceClient
+	images   cri.ImageServiceClient
+	pods     int
+}
+
+// BinDir is where the binaries under test are: the environment variable IMAGEPIN_BIN, or bin in this repository.
+func BinDir() string {
+	if dir := os.Getenv("IMAGEPIN_BIN"); dir != "" {
+		return dir
+	}
+	dir, err := os.Getwd()
+	for err == nil && dir != filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "hack", "test-binaries.sh")); err == nil {
+			return filepath.Join(dir, "bin")
+		}
+		dir = filepath.Dir(dir)
+	}
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		return filepath.Join(filepath.Dir(file), "..", "..", "bin")
+	}
+	return "bin"
+}
+
+// Check says what of the parts that a node needs is missing here, and how to get it; nil means that all is there.
+func Check(opts Options) error {
+	opts = opts.withDefaults()
+	var missing []string
+	for _, name := range []string{opts.Binary, "containerd-shim-runc-v2", "runc", "ctr"} {
+		if _, err := os.Stat(opts.binary(name)); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not in %s: %s; run `make build` and hack/test-binaries.sh", opts.BinDir, strings.Join(missing, ", "))
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("containerd with runc pods needs root")
+	}
+	return nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Binary == "" {
+		o.Binary = Ours
+	}
+	if o.BinDir == "" {
+		o.BinDir = BinDir()
+	}
+	if o.Snapshotter == "" {
+		o.Snapshotter = "overlayfs"
+	}
+	if len(o.HostsDirs) == 0 {
+		o.HostsDirs = []string{"certs.d"}
+	}
+	if o.LogLevel == "" {
+		o.LogLevel = "debug"
+	}
+	if o.StartTimeout == 0 {
+		o.StartTimeout = time.Minute
+	}
+	return o
+}
+
+func (o Options) binary(name string) string {
+	if strings.ContainsRune(name, filepath.Separator) {
+		return name
+	}
+	return filepath.Join(o.BinDir, name)
+}
+
+// Start runs a containerd and waits until its CRI service is ready. The context bounds the start only.
+func Start(ctx context.Context, opts Options) (*Node, error) {
+	n, err := New(opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Start(ctx); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// New makes a node with its directories, without starting it.
+func New(opts Options) (*Node, error) {
+	opts = opts.withDefaults()
+	if err := Check(opts); err != nil {
+		return nil, err
+	}
+	n := &Node{opts: opts, root: opts.Root}
+	if n.root == "" {
+		if err := sweep(); err != nil {
+			return nil, fmt.Errorf("removing what an earlier process left: %w", err)
+		}
+		dir, err := os.MkdirTemp("", rootPrefix+strconv.Itoa(os.Getpid())+"-")
+		if err != nil {
+			return nil, err
+		}
+		n.root, n.ownsRoot = dir, true
+	}
+	if len(n.root) > maxRoot {
+		return nil, fmt.Errorf("root %q is longer than %d bytes, which a shim's socket address cannot hold", n.root, maxRoot)
+	}
+	for _, dir := range append([]string{"root", "state", "tmp", "s", "logs", "verifiers", "cni/bin", "cni/conf", "cdi", "opt"}, opts.HostsDirs...) {
+		if err := os.MkdirAll(filepath.Join(n.root, dir), 0o711); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// Options returns what the node was last started with.
+func (n *Node) Options() Options { return n.opts }
+
+// Root is the directory of everything the node writes.
+func (n *Node) Root() string { return n.root }
+
+// Path is a path below [Node.Root].
+func (n *Node) Path(elem ...string) string {
+	return filepath.Join(append([]string{n.root}, elem...)...)
+}
+
+// Address is the socket of containerd, which also serves CRI.
+func (n *Node) Address() string { return n.Path("containerd.sock") }
+
+// Config is the path of the config.toml.
+func (n *Node) Config() string { return n.Path("config.toml") }
+
+// LogFile is the path of containerd's log, which goes on over restarts.
+func (n *Node) LogFile() string { return n.Path("containerd.log") }
+
+// Logs returns containerd's log so far.
+func (n *Node) Logs() string {
+	b, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// VerifierDir is the bin_dir of image verifier plugins, empty at first.
+func (n *Node) VerifierDir() string { return n.Path("verifiers") }
+
+// PID is the process ID of containerd, 0 while it does not run.
+func (n *Node) PID() int {
+	if n.process == nil {
+		return 0
+	}
+	return n.process.cmd.Process.Pid
+}
+
+// Runtime is a client of the CRI RuntimeService.
+func (n *Node) Runtime() cri.RuntimeServiceClient { return n.runtime }
+
+// Images is a client of the CRI ImageService.
+func (n *Node) Images() cri.ImageServiceClient { return n.images }
+
+// Conn is the connection to the socket, for other services. It belongs to the node and lasts until the process ends.
+func (n *Node) Conn() *grpc.ClientConn { return n.conn }
+
+// Client is a client of containerd whose default namespace is CRI's.
+func (n *Node) Client() *containerd.Client { return n.client }
+
+// WriteHosts writes the hosts.toml of a registry host ("127.0.0.1:5000", "docker.io" or "_default") into the first of the hosts directories.
+func (n *Node) WriteHosts(host, toml string) error {
+	return n.WriteHostsIn(n.opts.HostsDirs[0], host, toml)
+}
+
+// WriteHostsIn is [Node.WriteHosts] for another of the hosts directories.
+func (n *Node) WriteHostsIn(dir, host, toml string) error {
+	d := n.Path(dir, host)
+	if err := os.MkdirAll(d, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(d, "hosts.toml"), []byte(toml), 0o644)
+}
+
+// Mirror is the text of a hosts.toml: the mirrors (URLs) in their order, then the server itself.
+func Mirror(server string, mirrors ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "server = %q\n", server)
+	for _, m := range mirrors {
+		fmt.Fprintf(&b, "\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", m)
+	}
+	return b.String()
+}
+
+// Start runs containerd on the node's root and waits until CRI is ready. It is an error if it runs already.
+func (n *Node) Start(ctx context.Context) error {
+	if err := n.Launch(ctx); err != nil {
+		return err
+	}
+	return n.WaitReady(ctx)
+}
+
+// Launch starts the process and the clients and does not wait until it is ready.
+func (n *Node) Launch(ctx context.Context) error {
+	if n.process != nil {
+		return errors.New("containerd runs already")
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	config, err := n.opts.config(n.root)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(n.Config(), config, 0o644); err != nil {
+		return err
+	}
+	p, err := launch(n)
+	if err != nil {
+		return err
+	}
+	n.process = p
+	n.conn, err = grpc.NewClient("unix://"+n.Address(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.MaxCallSendMsgSize(16<<20)))
+	if err != nil {
+		return errors.Join(err, n.Kill9())
+	}
+	n.client, err = containerd.NewWithConn(n.conn, containerd.WithDefaultNamespace(Namespace))
+	if err != nil {
+		return errors.Join(err, n.Kill9())
+	}
+	n.runtime, n.images = cri.NewRuntimeServiceClient(n.conn), cri.NewImageServiceClient(n.conn)
+	return nil
+}
+
+// WaitReady waits until the CRI service is ready; it fails early if containerd exits. The error ends with containerd's last words.
+func (n *Node) WaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, n.opts.StartTimeout, fmt.Errorf("containerd was not ready in %s", n.opts.StartTimeout))
+	defer cancel()
+	p := n.process
+	if p == nil {
+		return errors.New("containerd does not run")
+	}
+	var last error
+	for {
+		if last = n.ready(ctx); last == nil {
+			return nil
+		}
+		// Nothing announces readiness (no systemd here), so it is asked for.
+		t := time.NewTimer(5 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-p.done:
+			t.Stop()
+			n.closed()
+			return fmt.Errorf("containerd exited while starting: %v\n%s", p.err, n.logTail())
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("%w: %w\n%s", context.Cause(ctx), last, n.logTail())
+		}
+	}
+}
+
+func (n *Node) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := (&dialer).DialContext(ctx, "unix", n.Address())
+	if err != nil {
+		return err
+	}
+	_ = c.Close()
+	// Before the socket is there, gRPC would back off for a second and more.
+	n.conn.ResetConnectBackoff()
+	if _, err := n.runtime.Version(ctx, &cri.VersionRequest{}); err != nil {
+		return err
+	}
+	if _, err := n.images.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{}); err != nil {
+		return err
+	}
+	res, err := n.runtime.Status(ctx, &cri.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range res.GetStatus().GetConditions() {
+		if c.Type == cri.RuntimeReady && c.Status {
+			return nil
+		}
+	}
+	return fmt.Errorf("runtime is not ready: %v", res.GetStatus())
+}
+
+func (n *Node) logTail() string {
+	lines := strings.Split(strings.TrimSpace(n.Logs()), "\n")
+	return strings.Join(lines[max(0, len(lines)-25):], "\n")
+}
+
+// Kill9 kills containerd at once, with SIGKILL, and waits until it is gone. Shims and containers go on.
+func (n *Node) Kill9() error { return n.end(syscall.SIGKILL) }
+
+// Stop ends containerd with SIGTERM and waits until it is gone. Shims and containers go on.
+func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
+
+func (n *Node) end(sig syscall.Signal) error {
+	p := n.process
+	if p == nil {
+		return nil
+	}
+	err := p.cmd.Process.Signal(sig)
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	t := time.NewTimer(30 * time.Second)
+	defer t.Stop()
+	select {
+	case <-p.done:
+	case <-t.C:
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		err = errors.Join(err, fmt.Errorf("containerd did not end within 30s of %s", sig))
+	}
+	n.closed()
+	return err
+}
+
+// closed forgets the process and its clients.
+func (n *Node) closed() {
+	if n.conn != nil {
+		_ = n.conn.Close()
+	}
+	n.process, n.conn, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
+}
+
+// Wait waits until containerd exits by itself and returns how.
+func (n *Node) Wait(ctx context.Context) error {
+	p := n.process
+	if p == nil {
+		return errors.New("containerd does not run")
+	}
+	select {
+	case <-p.done:
+		n.closed()
+		return p.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Restart stops containerd if it runs (SIGTERM; call [Node.Kill9] before for a crash), changes the options, and starts it
+// again on the same root. Change may be nil.
+func (n *Node) Restart(ctx context.Context, change func(*Options)) error {
+	if err := n.Stop(); err != nil {
+		return err
+	}
+	if change != nil {
+		change(&n.opts)
+		n.opts = n.opts.withDefaults()
+		if err := Check(n.opts); err != nil {
+			return err
+		}
+	}
+	return n.Start(ctx)
+}
+
+// Ctr runs ctr on this node, in CRI's namespace unless the arguments name another, and returns its output.
+func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, n.opts.binary("ctr"), append([]string{"--address", n.Address(), "--namespace", Namespace}, args...)...)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("ctr %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errOut.Bytes()))
+	}
+	return out.String(), nil
+}
+
+// process is a running containerd.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // set when done is closed
+}
+
+func launch(n *Node) (*process, error) {
+	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	// The socket of a killed process would look like a server that refuses.
+	if err := os.Remove(n.Address()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	cmd := exec.Command(n.opts.binary(n.opts.Binary), "--config", n.Config())
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir = n.root
+	cmd.Env = append(os.Environ(), "PATH="+n.opts.BinDir+":"+os.Getenv("PATH"), "TMPDIR="+n.Path("tmp"))
+	cmd.Env = append(cmd.Env, n.opts.Env...)
+	// A group of its own keeps Ctrl-C for the caller, who cleans up; and it must not outlive a caller that is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// The death signal is tied to the thread that started the process, so that thread waits for it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	return p, <-started
+}
+
+// LogOffset and LogsSince let a test look at what containerd logs from some moment on.
+func (n *Node) LogOffset() int64 {
+	fi, err := os.Stat(n.LogFile())
+	if err != nil {
+		return 0
+	}
+	return fi.Size()
+}
+
+// LogsSince is the log from an offset on.
+func (n *Node) LogsSince(offset int64) string {
+	f, err := os.Open(n.LogFile())
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, offset, 1<<40))
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+var capSysResource = sync.OnceValue(func() bool {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			caps, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64)
+			return err != nil || caps&(1<<24) != 0
+		}
+	}
+	return true
+})
+
+// RestrictsOOMScore says that this machine grants no CAP_SYS_RESOURCE, so that nodes run with restrict_oom_score_adj.
+func RestrictsOOMScore() bool { return !capSysResource() }

@@ -1,0 +1,188 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins"
+)
+
+// State is what containerd's metadata holds, in all namespaces. Keys begin with the namespace: "k8s.io/…".
+type State struct {
+	Images    map[string]images.Image   // by namespace/name
+	Content   map[string]content.Info   // by namespace/digest
+	Ingests   map[string]content.Status // by namespace/reference
+	Snapshots map[string]snapshots.Info // by namespace/snapshotter/name
+	Leases    map[string]leases.Lease   // by namespace/ID
+	// LeaseResources are what each lease holds, "type id", sorted.
+	LeaseResources map[string][]string
+}
+
+// Snapshotters are the snapshotters of this containerd that work here.
+func (n *Node) Snapshotters(ctx context.Context) ([]string, error) {
+	res, err := n.client.IntrospectionService().Plugins(ctx, "type=="+string(plugins.SnapshotPlugin))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, p := range res.Plugins {
+		if p.InitErr == nil {
+			names = append(names, p.ID)
+		}
+	}
+	return names, nil
+}
+
+// State reads the state of containerd's metadata through its API.
+func (n *Node) State(ctx context.Context) (*State, error) {
+	s := &State{
+		Images: map[string]images.Image{}, Content: map[string]content.Info{}, Ingests: map[string]content.Status{},
+		Snapshots: map[string]snapshots.Info{}, Leases: map[string]leases.Lease{}, LeaseResources: map[string][]string{},
+	}
+	snapshotters, err := n.Snapshotters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	spaces, err := n.client.NamespaceService().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, ns := range spaces {
+		if err := n.readState(namespaces.WithNamespace(ctx, ns), s, ns, snapshotters); err != nil {
+			return nil, fmt.Errorf("reading namespace %s: %w", ns, err)
+		}
+	}
+	return s, nil
+}
+
+func (n *Node) readState(ctx context.Context, s *State, ns string, snapshotters []string) error {
+	list, err := n.client.ImageService().List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range list {
+		s.Images[ns+"/"+i.Name] = i
+	}
+	store := n.client.ContentStore()
+	err = store.Walk(ctx, func(i content.Info) error {
+		s.Content[ns+"/"+i.Digest.String()] = i
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	ingests, err := store.ListStatuses(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range ingests {
+		s.Ingests[ns+"/"+i.Ref] = i
+	}
+	for _, name := range snapshotters {
+		err := n.client.SnapshotService(name).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+			s.Snapshots[ns+"/"+name+"/"+i.Name] = i
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("snapshotter %s: %w", name, err)
+		}
+	}
+	manager := n.client.LeasesService()
+	held, err := manager.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range held {
+		resources, err := manager.ListResources(ctx, l)
+		if err != nil {
+			return err
+		}
+		s.Leases[ns+"/"+l.ID] = l
+		for _, r := range resources {
+			s.LeaseResources[ns+"/"+l.ID] = append(s.LeaseResources[ns+"/"+l.ID], r.Type+" "+r.ID)
+		}
+		slices.Sort(s.LeaseResources[ns+"/"+l.ID])
+	}
+	return nil
+}
+
+// Empty says that there are no images, no content, no snapshots and no leases.
+func (s *State) Empty() bool { return len(s.Lines()) == 0 }
+
+// SnapshotsOf are the names of a snapshotter's snapshots in CRI's namespace, sorted.
+func (s *State) SnapshotsOf(snapshotter string) []string {
+	var names []string
+	for key := range s.Snapshots {
+		if name, ok := strings.CutPrefix(key, Namespace+"/"+snapshotter+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Lines writes the state as sorted lines, without what changes by itself (times).
+func (s *State) Lines() []string {
+	var out []string
+	for key, i := range s.Images {
+		out = append(out, fmt.Sprintf("image %s → %s %s%s", key, i.Target.MediaType, i.Target.Digest, labels(i.Labels)))
+	}
+	for key, i := range s.Content {
+		out = append(out, fmt.Sprintf("content %s %d bytes%s", key, i.Size, labels(i.Labels)))
+	}
+	for key, i := range s.Ingests {
+		out = append(out, fmt.Sprintf("ingest %s %d of %d bytes", key, i.Offset, i.Total))
+	}
+	for key, i := range s.Snapshots {
+		out = append(out, fmt.Sprintf("snapshot %s %s parent=%s%s", key, i.Kind, i.Parent, labels(i.Labels)))
+	}
+	for key, l := range s.Leases {
+		out = append(out, fmt.Sprintf("lease %s%s holding %v", key, labels(l.Labels), s.LeaseResources[key]))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func labels(m map[string]string) string {
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		fmt.Fprintf(&b, " %s=%s", k, m[k])
+	}
+	return b.String()
+}
+
+// Diff says what is in after and not in before ("+ …") and the other way round ("- …"), labels included. Empty means the same.
+func Diff(before, after *State) string {
+	a, b := before.Lines(), after.Lines()
+	var out strings.Builder
+	for _, line := range a {
+		if _, ok := slices.BinarySearch(b, line); !ok {
+			fmt.Fprintf(&out, "- %s\n", line)
+		}
+	}
+	for _, line := range b {
+		if _, ok := slices.BinarySearch(a, line); !ok {
+			fmt.Fprintf(&out, "+ %s\n", line)
+		}
+	}
+	return out.String()
+}
+
+// GC runs containerd's garbage collector and waits for it.
+func (n *Node) GC(ctx context.Context) error {
+	ctx = namespaces.WithNamespace(ctx, Namespace)
+	manager := n.client.LeasesService()
+	l, err := manager.Create(ctx, leases.WithRandomID())
+	if err != nil {
+		return err
+	}
+	return manager.Delete(ctx, l, leases.SynchronousDelete)
+}

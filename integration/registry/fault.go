@@ -1,0 +1,241 @@
+package registry
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// Fault is what goes wrong with one request. The zero value is no fault; what is set applies in the order of the fields.
+type Fault struct {
+	// Hang holds the request until the channel is closed or the client goes away. With After > 0 it holds the body
+	// there instead.
+	Hang <-chan struct{}
+	// Delay is waited before the answer.
+	Delay time.Duration
+	// Abort cuts the connection instead of answering.
+	Abort bool
+	// Status is answered instead of what the registry has, with Header and Body; 0 means the registry answers.
+	Status int
+	Header http.Header
+	Body   string
+	// HTML answers 200 and a web page, as captive portals and login pages do.
+	HTML bool
+	// Digest replaces the Docker-Content-Digest header; "-" leaves it out.
+	Digest string
+	// After is how many bytes of the body go out well before Hang, Truncate or Corrupt.
+	After int64
+	// Truncate cuts the connection in mid-body although the header promised more.
+	Truncate bool
+	// Corrupt flips a bit of one byte.
+	Corrupt bool
+}
+
+// SetFault sets the rule that is asked for each request which fault it gets, before any authentication; nil from the rule
+// is no fault, and a nil rule ends them all. The rule may run for several requests at once.
+func (r *Registry) SetFault(rule func(Request) *Fault) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rule = rule
+}
+
+// FaultIf is a rule: the fault for every request for which all conditions hold.
+func FaultIf(f Fault, conditions ...func(Request) bool) func(Request) *Fault {
+	return func(q Request) *Fault {
+		if all(q, conditions) {
+			return &f
+		}
+		return nil
+	}
+}
+
+// ServeHTTP records the request, applies its fault, checks its credentials and lets the store answer.
+func (r *Registry) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	q := &Request{
+		Time: time.Now(), Method: req.Method, Path: req.URL.Path, Query: req.URL.RawQuery,
+		Range: req.Header.Get("Range"), Authorized: req.Header.Get("Authorization") != "",
+	}
+	q.Kind, q.Repository, q.Reference = classify(req)
+	r.mu.Lock()
+	q.User = r.userOf(req)
+	r.seq++
+	q.Seq = r.seq
+	r.requests = append(r.requests, q)
+	rule, snapshot := r.rule, *q
+	r.notify()
+	r.mu.Unlock()
+
+	w := &answer{rw: rw, req: req}
+	defer func() {
+		r.mu.Lock()
+		q.Done, q.Status, q.Bytes = true, w.status, w.sent
+		r.notify()
+		r.mu.Unlock()
+	}()
+	if rule != nil {
+		if f := rule(snapshot); f != nil {
+			w.fault = *f
+		}
+	}
+	f := w.fault
+	if f.Hang != nil && f.After == 0 {
+		select {
+		case <-f.Hang:
+		case <-req.Context().Done():
+			return
+		}
+	}
+	if f.Delay > 0 {
+		t := time.NewTimer(f.Delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-req.Context().Done():
+			return
+		}
+	}
+	switch {
+	case f.Abort:
+		panic(http.ErrAbortHandler)
+	case f.Status != 0:
+		for k, vs := range f.Header {
+			w.Header()[http.CanonicalHeaderKey(k)] = vs
+		}
+		w.WriteHeader(f.Status)
+		if req.Method != http.MethodHead {
+			_, _ = w.Write([]byte(f.Body))
+		}
+		return
+	case f.HTML:
+		const page = "<!DOCTYPE html><html><head><title>Sign in</title></head><body>Sign in to continue</body></html>"
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Length", strconv.Itoa(len(page)))
+		w.WriteHeader(http.StatusOK)
+		if req.Method != http.MethodHead {
+			_, _ = w.Write([]byte(page))
+		}
+		return
+	}
+	if !r.authorize(w, req, *q) {
+		return
+	}
+	if q.Kind == Manifest && r.serveRaw(w, req, *q) {
+		return
+	}
+	if q.Kind == Blob && req.Method == http.MethodGet && q.Range != "" && !r.closeRange(w, req, *q) {
+		return
+	}
+	r.store.ServeHTTP(w, req)
+}
+
+// closeRange gives an open range ("bytes=5-", what a resumed download sends) its end, because the store knows only closed ones.
+func (r *Registry) closeRange(w http.ResponseWriter, req *http.Request, q Request) bool {
+	start, ok := strings.CutSuffix(q.Range, "-")
+	if !ok {
+		return true
+	}
+	h, err := v1.NewHash(q.Reference)
+	if err != nil {
+		return true
+	}
+	b, found := r.blobs.get(q.Repository, h)
+	if !found {
+		return true
+	}
+	from, err := strconv.Atoi(strings.TrimPrefix(start, "bytes="))
+	if err != nil || from >= len(b) {
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", len(b)))
+		w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+		return false
+	}
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, len(b)-1))
+	return true
+}
+
+func (r *Registry) serveRaw(w http.ResponseWriter, req *http.Request, q Request) bool {
+	key := q.Repository + ":" + q.Reference
+	if q.ByDigest() {
+		key = q.Repository + "@" + q.Reference
+	}
+	r.mu.Lock()
+	m, ok := r.raw[key]
+	r.mu.Unlock()
+	if !ok || (req.Method != http.MethodGet && req.Method != http.MethodHead) {
+		return false
+	}
+	w.Header().Set("Content-Type", m.MediaType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(m.Body)))
+	w.Header().Set("Docker-Content-Digest", m.Digest().String())
+	w.WriteHeader(http.StatusOK)
+	if req.Method == http.MethodGet {
+		_, _ = w.Write(m.Body)
+	}
+	return true
+}
+
+// answer counts what is sent and applies the faults of a body.
+type answer struct {
+	rw     http.ResponseWriter
+	req    *http.Request
+	fault  Fault
+	status int
+	sent   int64
+}
+
+func (w *answer) Header() http.Header { return w.rw.Header() }
+
+func (w *answer) WriteHeader(status int) {
+	if w.status != 0 {
+		return
+	}
+	w.status = status
+	switch w.fault.Digest {
+	case "":
+	case "-":
+		w.Header().Del("Docker-Content-Digest")
+	default:
+		w.Header().Set("Docker-Content-Digest", w.fault.Digest)
+	}
+	w.rw.WriteHeader(status)
+}
+
+func (w *answer) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	f := w.fault
+	left := f.After - w.sent // bytes until the fault
+	if (f.Truncate || f.Corrupt || (f.Hang != nil && f.After > 0)) && left >= 0 && left < int64(len(b)) {
+		if err := w.write(b[:left]); err != nil {
+			return 0, err
+		}
+		b = b[left:]
+		if f.Hang != nil && f.After > 0 {
+			_ = http.NewResponseController(w.rw).Flush()
+			select {
+			case <-f.Hang:
+			case <-w.req.Context().Done():
+				return int(left), w.req.Context().Err()
+			}
+		}
+		if f.Truncate {
+			_ = http.NewResponseController(w.rw).Flush()
+			panic(http.ErrAbortHandler)
+		}
+		if f.Corrupt {
+			b = append([]byte{b[0] ^ 1}, b[1:]...)
+		}
+		return int(left) + len(b), w.write(b)
+	}
+	return len(b), w.write(b)
+}
+
+func (w *answer) write(b []byte) error {
+	n, err := w.rw.Write(b)
+	w.sent += int64(n)
+	return err
+}

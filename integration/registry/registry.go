@@ -1,0 +1,359 @@
+// Package registry is the registry of the integration tests: go-containerregistry's, in this process, on the loopback
+// interface, behind a handler that records every request, injects faults and demands credentials.
+//
+// Content is put there with [Registry.Push] and its siblings, which go around the network: what [Registry.Requests] returns is
+// what the node under test has sent, and nothing else. Any number of registries can run at once, as upstream and mirror.
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/imagepin/imagepin/integration/images"
+)
+
+// Registry is a running registry. Its methods are safe for concurrent use.
+type Registry struct {
+	addr  string
+	store http.Handler // go-containerregistry's; pushes go here directly
+	blobs *blobs
+
+	mu       sync.Mutex
+	server   *http.Server // nil while down
+	served   chan struct{}
+	requests []*Request
+	changed  chan struct{} // closed and replaced whenever a request begins or ends
+	rule     func(Request) *Fault
+	auth     *Auth
+	tokens   map[string]grant
+	raw      map[string]images.Raw // "repo:tag" or "repo@digest" → manifests that the store would refuse
+	seq      int
+}
+
+// New starts a registry on a free port of 127.0.0.1.
+func New() (*Registry, error) {
+	b := &blobs{content: map[string][]byte{}, repos: map[string]map[string]bool{}}
+	r := &Registry{
+		store:   registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithBlobHandler(b), registry.WithReferrersSupport(true)),
+		blobs:   b,
+		changed: make(chan struct{}),
+		tokens:  map[string]grant{},
+		raw:     map[string]images.Raw{},
+		addr:    "127.0.0.1:0",
+	}
+	return r, r.Up()
+}
+
+// Host is the registry's part of a reference, "127.0.0.1:port". It stays the same over [Registry.Down] and [Registry.Up].
+func (r *Registry) Host() string { return r.addr }
+
+// URL is the address for a hosts.toml.
+func (r *Registry) URL() string { return "http://" + r.addr }
+
+// Ref is the full reference of "repo:tag" or "repo@digest" here.
+func (r *Registry) Ref(s string) string { return r.addr + "/" + s }
+
+// Up starts to listen again after [Registry.Down].
+func (r *Registry) Up() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.server != nil {
+		return nil
+	}
+	l, err := net.Listen("tcp", r.addr)
+	if err != nil {
+		return fmt.Errorf("starting the registry: %w", err)
+	}
+	r.addr = l.Addr().String()
+	srv := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
+	served := make(chan struct{})
+	r.server, r.served = srv, served
+	go func() {
+		defer close(served)
+		_ = srv.Serve(l) // returns when the server is closed
+	}()
+	return nil
+}
+
+// Down stops to listen and cuts all connections, as when the machine dies. Content stays.
+func (r *Registry) Down() {
+	r.mu.Lock()
+	srv, served := r.server, r.served
+	r.server = nil
+	r.mu.Unlock()
+	if srv == nil {
+		return
+	}
+	_ = srv.Close()
+	<-served
+}
+
+// Close ends the registry and waits for the requests that it still serves.
+func (r *Registry) Close() {
+	r.Down()
+	for {
+		r.mu.Lock()
+		busy := slices.ContainsFunc(r.requests, func(q *Request) bool { return !q.Done })
+		changed := r.changed
+		r.mu.Unlock()
+		if !busy {
+			return
+		}
+		<-changed // the connections are cut, so that every handler ends
+	}
+}
+
+// Push stores an image or index, and all it refers to, under "repo:tag" or, as its digest, under "repo". A tag that exists
+// moves. It returns the digest.
+func (r *Registry) Push(ref string, content remote.Taggable) (v1.Hash, error) {
+	repo, _, tagged := cutRef(ref)
+	body, err := content.RawManifest()
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	digest, _, err := v1.SHA256(bytes.NewReader(body))
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	full := r.addr + "/" + ref
+	if !tagged {
+		full = r.addr + "/" + repo + "@" + digest.String()
+	}
+	target, err := name.ParseReference(full, name.Insecure)
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	opts := []remote.Option{remote.WithTransport(direct{r.store}), remote.WithJobs(1)}
+	switch c := content.(type) {
+	case v1.ImageIndex:
+		err = remote.WriteIndex(target, c, opts...)
+	case v1.Image:
+		err = remote.Write(target, c, opts...)
+	default:
+		err = fmt.Errorf("cannot push a %T", content)
+	}
+	if err != nil {
+		return v1.Hash{}, fmt.Errorf("pushing %s: %w", ref, err)
+	}
+	r.mu.Lock()
+	delete(r.raw, ref)
+	r.mu.Unlock()
+	return digest, nil
+}
+
+// PushRaw stores a manifest without looking at it, under "repo:tag" or "repo" and by its digest, and returns the digest.
+func (r *Registry) PushRaw(ref string, m images.Raw) v1.Hash {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	repo, _, tagged := cutRef(ref)
+	d := m.Digest()
+	r.raw[repo+"@"+d.String()] = m
+	if tagged {
+		r.raw[ref] = m
+	}
+	return d
+}
+
+// PushBlob stores a blob in a repository.
+func (r *Registry) PushBlob(repo string, b []byte) v1.Hash {
+	h, _, _ := v1.SHA256(bytes.NewReader(b)) // reading memory does not fail
+	r.blobs.put(repo, h, b)
+	return h
+}
+
+// Tag makes a tag of a manifest that the repository has: "repo:tag" → digest.
+func (r *Registry) Tag(ref string, digest v1.Hash) error {
+	repo, tag, ok := cutRef(ref)
+	if !ok {
+		return fmt.Errorf("%q has no tag", ref)
+	}
+	m, err := r.manifest(repo, digest.String())
+	if err != nil {
+		return err
+	}
+	req := httptest.NewRequest(http.MethodPut, "/v2/"+repo+"/manifests/"+tag, bytes.NewReader(m.Body))
+	req.Header.Set("Content-Type", m.MediaType)
+	rec := httptest.NewRecorder()
+	r.store.ServeHTTP(rec, req)
+	if rec.Code != http.StatusCreated {
+		return fmt.Errorf("tagging %s: %d %s", ref, rec.Code, rec.Body)
+	}
+	r.mu.Lock()
+	delete(r.raw, ref)
+	r.mu.Unlock()
+	return nil
+}
+
+// Delete removes a manifest: "repo:tag" removes the tag only, "repo@digest" the manifest and every tag of it. Blobs stay.
+func (r *Registry) Delete(ref string) error {
+	if repo, tag, ok := cutRef(ref); ok {
+		return r.deleteOne(repo, tag)
+	}
+	repo, digest, ok := strings.Cut(ref, "@")
+	if !ok {
+		return fmt.Errorf("%q has neither tag nor digest", ref)
+	}
+	req := httptest.NewRequest(http.MethodGet, "/v2/"+repo+"/tags/list", nil)
+	rec := httptest.NewRecorder()
+	r.store.ServeHTTP(rec, req)
+	var list struct{ Tags []string }
+	if rec.Code == http.StatusOK {
+		if err := json.Unmarshal(rec.Body.Bytes(), &list); err != nil {
+			return err
+		}
+	}
+	for _, tag := range list.Tags {
+		if m, err := r.manifest(repo, tag); err == nil && m.Digest().String() == digest {
+			if err := r.deleteOne(repo, tag); err != nil {
+				return err
+			}
+		}
+	}
+	return r.deleteOne(repo, digest)
+}
+
+// DeleteBlob removes a blob from a repository.
+func (r *Registry) DeleteBlob(repo string, digest v1.Hash) { r.blobs.remove(repo, digest) }
+
+func (r *Registry) deleteOne(repo, target string) error {
+	r.mu.Lock()
+	delete(r.raw, repo+":"+target)
+	delete(r.raw, repo+"@"+target)
+	r.mu.Unlock()
+	rec := httptest.NewRecorder()
+	r.store.ServeHTTP(rec, httptest.NewRequest(http.MethodDelete, "/v2/"+repo+"/manifests/"+target, nil))
+	if rec.Code != http.StatusAccepted && rec.Code != http.StatusNotFound {
+		return fmt.Errorf("deleting %s %s: %d %s", repo, target, rec.Code, rec.Body)
+	}
+	return nil
+}
+
+// manifest reads what the store has under a tag or digest.
+func (r *Registry) manifest(repo, target string) (images.Raw, error) {
+	rec := httptest.NewRecorder()
+	r.store.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/v2/"+repo+"/manifests/"+target, nil))
+	if rec.Code != http.StatusOK {
+		return images.Raw{}, fmt.Errorf("reading %s %s: %d", repo, target, rec.Code)
+	}
+	return images.Raw{MediaType: rec.Header().Get("Content-Type"), Body: rec.Body.Bytes()}, nil
+}
+
+// cutRef cuts "repo:tag"; ok is false where there is no tag.
+func cutRef(ref string) (repo, tag string, ok bool) {
+	if repo, _, digested := strings.Cut(ref, "@"); digested {
+		return repo, "", false
+	}
+	return strings.Cut(ref, ":")
+}
+
+// direct is a transport that hands requests to the store without a network.
+type direct struct{ store http.Handler }
+
+func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
+	in := req.Clone(req.Context())
+	in.RequestURI = req.URL.RequestURI()
+	// As a server sees it: the store makes Location headers, and blob paths, of the URL's host.
+	in.URL.Scheme, in.URL.Host = "", ""
+	if in.Body == nil {
+		in.Body = http.NoBody
+	}
+	rec := httptest.NewRecorder()
+	d.store.ServeHTTP(rec, in)
+	res := rec.Result()
+	res.Request = req
+	return res, nil
+}
+
+// blobs keeps the blobs of each repository apart, as a real registry does: one repository's blob is not there in another.
+type blobs struct {
+	mu      sync.RWMutex
+	content map[string][]byte
+	repos   map[string]map[string]bool // repository → digests
+}
+
+// repoOf undoes what the store's handler makes of the path of an upload, and for uploads through [direct] and over the wire alike.
+func repoOf(repo string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(strings.Trim(repo, "/"), "/blobs"), "/blobs/uploads")
+}
+
+func (b *blobs) get(repo string, h v1.Hash) ([]byte, bool) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if !b.repos[repoOf(repo)][h.String()] {
+		return nil, false
+	}
+	c, ok := b.content[h.String()]
+	return c, ok
+}
+
+func (b *blobs) put(repo string, h v1.Hash, c []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	repo = repoOf(repo)
+	if b.repos[repo] == nil {
+		b.repos[repo] = map[string]bool{}
+	}
+	b.repos[repo][h.String()] = true
+	b.content[h.String()] = c
+}
+
+func (b *blobs) remove(repo string, h v1.Hash) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.repos[repoOf(repo)], h.String())
+}
+
+func (b *blobs) Get(_ context.Context, repo string, h v1.Hash) (io.ReadCloser, error) {
+	c, ok := b.get(repo, h)
+	if !ok {
+		return nil, registry.ErrNotFound
+	}
+	return readSeekNopCloser{bytes.NewReader(c)}, nil
+}
+
+func (b *blobs) Stat(_ context.Context, repo string, h v1.Hash) (int64, error) {
+	c, ok := b.get(repo, h)
+	if !ok {
+		return 0, registry.ErrNotFound
+	}
+	return int64(len(c)), nil
+}
+
+func (b *blobs) Put(_ context.Context, repo string, h v1.Hash, rc io.ReadCloser) error {
+	defer rc.Close()
+	c, err := io.ReadAll(rc)
+	if err != nil {
+		return err
+	}
+	b.put(repo, h, c)
+	return nil
+}
+
+// readSeekNopCloser keeps the reader's ReadAt, which the store needs for ranges.
+type readSeekNopCloser struct{ *bytes.Reader }
+
+func (readSeekNopCloser) Close() error { return nil }
+
+// Content lists the repositories that have blobs, for messages of failing tests.
+func (r *Registry) Content() []string {
+	r.blobs.mu.RLock()
+	defer r.blobs.mu.RUnlock()
+	return slices.Sorted(maps.Keys(r.blobs.repos))
+}
