@@ -141,7 +141,7 @@ func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
 		Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE}}},
 	}
 	for k, v := range opts.Env {
-		c.Envs = append(c.Envs, &cri.KeyValue{Key: k, Value: v})
+		c.Envs = append(c.Envs, &cri.KeyValue{Key: k, Value: []byte(v)})
 	}
 	if opts.RunAsUser != nil {
 		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: *opts.RunAsUser}

@@ -1,0 +1,179 @@
+// Package testkit is the thin layer between tests and the kit: it starts what a test needs, ends it with the test, and turns
+// errors into failures. What it does can be done without a testing.TB with the packages below it.
+package testkit
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"go.uber.org/goleak"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// PauseRef is where [PushPause] puts the sandbox image.
+const PauseRef = "pause:3.10"
+
+// Main runs the tests of a package and fails if goroutines are left after them. Use it as TestMain.
+func Main(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// Context returns a context that ends with the test, or a little before the test binary's deadline so that there is time to
+// say what it waited for and to clean up.
+func Context(t testing.TB) context.Context {
+	t.Helper()
+	ctx := t.Context()
+	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+		if at, ok := d.Deadline(); ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadlineCause(ctx, at.Add(-20*time.Second), fmt.Errorf("%s: out of time", t.Name()))
+			t.Cleanup(cancel)
+		}
+	}
+	return ctx
+}
+
+// Node starts a containerd for the test. When the test failed, the end of its log is shown, and the whole log is kept where
+// IMAGEPIN_KEEP_LOGS names a directory.
+func Node(t testing.TB, opts node.Options) *node.Node {
+	t.Helper()
+	n, err := node.New(opts)
+	if err != nil {
+		t.Fatalf("making a node: %v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			report(t, n)
+		}
+		if err := n.Close(); err != nil {
+			t.Errorf("cleaning up the node: %v", err)
+		}
+	})
+	if err := n.Start(Context(t)); err != nil {
+		t.Fatalf("starting the node: %v", err)
+	}
+	return n
+}
+
+func report(t testing.TB, n *node.Node) {
+	lines := strings.Split(n.Logs(), "\n")
+	t.Logf("the end of containerd's log:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
+	if dir := os.Getenv("IMAGEPIN_KEEP_LOGS"); dir != "" {
+		path := dir + "/" + strings.ReplaceAll(t.Name(), "/", "_") + ".log"
+		if err := os.WriteFile(path, []byte(n.Logs()), 0o644); err != nil {
+			t.Logf("keeping the log: %v", err)
+		}
+	}
+}
+
+// Registry starts a registry for the test.
+func Registry(t testing.TB) *registry.Registry {
+	t.Helper()
+	r, err := registry.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+// Push puts an image or index into the registry under "repo:tag" and returns its digest.
+func Push(t testing.TB, r *registry.Registry, ref string, content remote.Taggable) v1.Hash {
+	t.Helper()
+	h, err := r.Push(ref, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// PushPause puts the sandbox image into the registry and returns its full reference.
+func PushPause(t testing.TB, r *registry.Registry) string {
+	t.Helper()
+	idx, err := images.PauseIndex(Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	Push(t, r, PauseRef, idx)
+	return r.Ref(PauseRef)
+}
+
+// App builds an image; see [images.App].
+func App(t testing.TB, opts images.Options) v1.Image {
+	t.Helper()
+	img, err := images.App(Context(t), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// AppIndex builds an index; see [images.AppIndex].
+func AppIndex(t testing.TB, opts images.Options, platforms ...string) v1.ImageIndex {
+	t.Helper()
+	idx, err := images.AppIndex(Context(t), opts, platforms...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return idx
+}
+
+// State reads the node's state.
+func State(t testing.TB, n *node.Node) *node.State {
+	t.Helper()
+	s, err := n.State(Context(t))
+	if err != nil {
+		t.Fatalf("reading the node's state: %v", err)
+	}
+	return s
+}
+
+// NoLeaks collects garbage and fails the test if the node's state is not again what it was before.
+func NoLeaks(t testing.TB, n *node.Node, before *node.State) {
+	t.Helper()
+	if err := n.GC(Context(t)); err != nil {
+		t.Fatalf("collecting garbage: %v", err)
+	}
+	if d := node.Diff(before, State(t, n)); d != "" {
+		t.Errorf("the node's state is not what it was before (+ is leaked, - is lost):\n%s", d)
+	}
+}
+
+// Eventually waits until the condition holds: it is asked again every few milliseconds, at most for ten seconds. An error
+// ends the wait; the string is what a failure says.
+func Eventually(t testing.TB, what string, condition func(context.Context) (bool, error)) {
+	t.Helper()
+	EventuallyIn(t, 10*time.Second, what, condition)
+}
+
+// EventuallyIn is [Eventually] with another bound.
+func EventuallyIn(t testing.TB, bound time.Duration, what string, condition func(context.Context) (bool, error)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(Context(t), bound)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := condition(ctx)
+		if err != nil && ctx.Err() == nil {
+			t.Fatalf("waiting until %s: %v", what, err)
+		}
+		if ok {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("did not happen: %s", what)
+		}
+	}
+}
