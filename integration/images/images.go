@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"runtime"
@@ -19,11 +18,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -289,28 +286,7 @@ func layer(opts Options, files Files) (v1.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	comp, mediaType, level := compression.GZip, types.OCILayer, 1
-	switch opts.Compression {
-	case Gzip:
-	case Zstd:
-		comp, mediaType = compression.ZStd, types.OCILayerZStd
-	case Uncompressed:
-		comp, mediaType = compression.None, types.OCIUncompressedLayer
-	default:
-		return nil, fmt.Errorf("unknown compression %q", opts.Compression)
-	}
-	if opts.Format == Docker {
-		mediaType = map[Compression]types.MediaType{
-			Gzip:         types.DockerLayer,
-			Zstd:         "application/vnd.docker.image.rootfs.diff.tar.zstd",
-			Uncompressed: types.DockerUncompressedLayer,
-		}[opts.Compression]
-	}
-	return tarball.LayerFromOpener(
-		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil },
-		tarball.WithCompression(comp), tarball.WithCompressionLevel(level),
-		tarball.WithMediaType(mediaType), tarball.WithCompressedCaching,
-	)
+	return newLayer(raw, opts.Compression, opts.Format)
 }
 
 func tarOf(files Files) ([]byte, error) {
