@@ -133,3 +133,26 @@ func TestFormats(t *testing.T) {
 		})
 	})
 }
+
+// TestKubeletCalls runs a pod with kubelet's calls, with and without its gate, and again when the image is there.
+func TestKubeletCalls(t *testing.T) {
+	onBoth(t, func(t *testing.T, binary string) {
+		ctx := testkit.Context(t)
+		reg := testkit.Registry(t)
+		n := testkit.Node(t, node.Options{Binary: binary, SandboxImage: testkit.PushPause(t, reg)})
+		opts := images.Options{User: "77"}
+		testkit.Push(t, reg, "app:v1", testkit.App(t, opts))
+		for i, gate := range []bool{false, true} {
+			res, err := n.RunAsKubelet(ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: "runc"}, Image: reg.Ref("app:v1"), Gate: gate})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.Line != opts.Line(77) || res.Pulled != (i == 0) {
+				t.Errorf("gate %t: pulled %t, printed %q", gate, res.Pulled, res.Line)
+			}
+		}
+		if err := n.RemovePods(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -87,7 +88,8 @@ type Options struct {
 	StartTimeout time.Duration
 }
 
-// Node is a containerd under test. Its methods are for one goroutine at a time, except those of the clients it returns.
+// Node is a containerd under test. Methods that start, stop and close it are for one goroutine at a time; all others may run
+// concurrently while it runs.
 type Node struct {
 	opts     Options
 	root     string
@@ -97,7 +99,7 @@ type Node struct {
 	client   *containerd.Client
 	runtime  cri.RuntimeServiceClient
 	images   cri.ImageServiceClient
-	pods     int
+	names    atomic.Int64 // counts the names given to pods and containers
 }
 
 // BinDir is where the binaries under test are: the environment variable IMAGEPIN_BIN, or bin in this repository.

@@ -38,15 +38,15 @@ type Pod struct {
 
 // PodConfig makes the sandbox configuration of a pod as kubelet does, on the host's network.
 func (n *Node) PodConfig(opts PodOptions) *cri.PodSandboxConfig {
-	n.pods++
+	seq := int(n.names.Add(1))
 	if opts.Name == "" {
-		opts.Name = "pod-" + strconv.Itoa(n.pods)
+		opts.Name = "pod-" + strconv.Itoa(seq)
 	}
 	if opts.Namespace == "" {
 		opts.Namespace = "default"
 	}
 	if opts.UID == "" {
-		opts.UID = fmt.Sprintf("%s-%s-%d", opts.Namespace, opts.Name, n.pods)
+		opts.UID = fmt.Sprintf("%s-%s-%d", opts.Namespace, opts.Name, seq)
 	}
 	annotations := map[string]string{SeenAnnotation: time.Now().Format(time.RFC3339Nano)}
 	maps.Copy(annotations, opts.Annotations)
@@ -113,8 +113,9 @@ type ContainerOptions struct {
 	Args    []string
 	Env     map[string]string
 	Mounts  []*cri.Mount
-	// RunAsUser replaces the image's user; nil leaves it.
-	RunAsUser *int64
+	// RunAsUser or RunAsUsername replaces the image's user; nil and empty leave it.
+	RunAsUser     *int64
+	RunAsUsername string
 }
 
 // Container is a container that was created.
@@ -128,9 +129,8 @@ type Container struct {
 
 // ContainerConfig makes the configuration of a container.
 func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
-	n.pods++
 	if opts.Name == "" {
-		opts.Name = "container-" + strconv.Itoa(n.pods)
+		opts.Name = "container-" + strconv.Itoa(int(n.names.Add(1)))
 	}
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: opts.Name},
@@ -143,6 +143,7 @@ func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
 	for k, v := range opts.Env {
 		c.Envs = append(c.Envs, &cri.KeyValue{Key: k, Value: []byte(v)})
 	}
+	c.Linux.SecurityContext.RunAsUsername = opts.RunAsUsername
 	if opts.RunAsUser != nil {
 		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: *opts.RunAsUser}
 	}
@@ -269,9 +270,30 @@ func pause(ctx context.Context) error {
 	}
 }
 
+// PullOptions say more about a pull than its reference.
+type PullOptions struct {
+	Handler     string
+	Annotations map[string]string
+	Auth        *cri.AuthConfig
+	// Pod is for whom the image is pulled: its sandbox configuration is sent along.
+	Pod *Pod
+}
+
 // Pull pulls an image through CRI for a handler (empty: none is sent) and returns the image ID.
 func (n *Node) Pull(ctx context.Context, ref, handler string) (string, error) {
-	res, err := n.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref, RuntimeHandler: handler}})
+	return n.PullWith(ctx, ref, PullOptions{Handler: handler})
+}
+
+// PullWith is [Node.Pull] with all that can be said.
+func (n *Node) PullWith(ctx context.Context, ref string, opts PullOptions) (string, error) {
+	req := &cri.PullImageRequest{
+		Image: &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref, RuntimeHandler: opts.Handler, Annotations: opts.Annotations},
+		Auth:  opts.Auth,
+	}
+	if opts.Pod != nil {
+		req.SandboxConfig = opts.Pod.Config
+	}
+	res, err := n.images.PullImage(ctx, req)
 	if err != nil {
 		return "", err
 	}

@@ -1,0 +1,88 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// KubeletPod is a pod of one container as kubelet gets it from the API server.
+type KubeletPod struct {
+	PodOptions
+	// Image is the reference in the pod's spec.
+	Image string
+	// Gate is kubelet's feature gate RuntimeClassInImageCriApi: whether image calls carry the handler. It is off by default.
+	Gate bool
+	// Always is the pull policy; without it an image that ImageStatus knows is not pulled.
+	Always bool
+	Auth   *cri.AuthConfig
+	// Container is the rest of the container.
+	Container ContainerOptions
+}
+
+// KubeletResult is what came out of running a [KubeletPod].
+type KubeletResult struct {
+	Pod       *Pod
+	Container *Container
+	ImageID   string
+	Pulled    bool
+	// Line is the first line that the container printed.
+	Line string
+}
+
+// RunAsKubelet runs a pod with the calls of kubelet 1.36, in its order and with just the fields that it sets: the sandbox,
+// then ImageStatus, PullImage and ImageStatus with the pod's annotations (and the handler if the gate is on), then ImageStatus with
+// nothing but the image to learn its user, then CreateContainer by ID. The result holds what was made even if it fails.
+func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, error) {
+	res := &KubeletResult{}
+	var err error
+	if res.Pod, err = n.RunPod(ctx, k.PodOptions); err != nil {
+		return res, err
+	}
+	handler := ""
+	if k.Gate {
+		handler = k.Handler
+	}
+	spec := func(image string) *cri.ImageSpec {
+		return &cri.ImageSpec{Image: image, Annotations: res.Pod.Config.Annotations, RuntimeHandler: handler}
+	}
+	status, err := n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: spec(k.Image)})
+	if err != nil {
+		return res, fmt.Errorf("ImageStatus: %w", err)
+	}
+	res.ImageID = status.GetImage().GetId()
+	if k.Always || res.ImageID == "" {
+		pulled, err := n.images.PullImage(ctx, &cri.PullImageRequest{Image: spec(k.Image), Auth: k.Auth, SandboxConfig: res.Pod.Config})
+		if err != nil {
+			return res, fmt.Errorf("PullImage: %w", err)
+		}
+		res.ImageID, res.Pulled = pulled.ImageRef, true
+		status, err = n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: spec(k.Image)})
+		if err != nil {
+			return res, fmt.Errorf("ImageStatus after the pull: %w", err)
+		}
+		if status.GetImage() == nil {
+			return res, fmt.Errorf("ImageStatus does not know %s right after PullImage", k.Image)
+		}
+	}
+	status, err = n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: k.Image}})
+	if err != nil {
+		return res, fmt.Errorf("ImageStatus for the user: %w", err)
+	}
+	opts := k.Container
+	opts.Image, opts.UserImage = res.ImageID, k.Image
+	if opts.RunAsUser == nil && opts.RunAsUsername == "" {
+		switch img := status.GetImage(); {
+		case img.GetUid() != nil:
+			opts.RunAsUser = &img.Uid.Value
+		case img.GetUsername() != "":
+			opts.RunAsUsername = img.Username
+		default:
+			// An image without a user, and one that is absent, is root's.
+			opts.RunAsUser = new(int64)
+		}
+	}
+	res.Container, res.Line, err = n.RunContainer(ctx, res.Pod, opts)
+	return res, err
+}
