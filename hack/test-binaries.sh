@@ -15,7 +15,7 @@ GO=${GO:-go}
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=${IMAGEPIN_BIN:-$root/bin}
-mkdir -p "$bin"
+mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cd "$root"
 
 # has BINARY MODULE VERSION: is BINARY there, built from that module version by this Go?
