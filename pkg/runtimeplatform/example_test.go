@@ -34,6 +34,7 @@ func ExampleNew() {
 	fmt.Println(err)
 	// Output:
 	// linux/amd64 on overlayfs [runc]
+	// linux/amd64 on native []
 	// linux/arm64 on native [kata-arm]
 	// false
 	// true

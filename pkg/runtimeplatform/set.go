@@ -14,7 +14,9 @@ import (
 // is safe for concurrent use.
 type Set struct {
 	defaultHandler string
-	runtimes       map[string]Runtime  // by handler
+	runtimes       map[string]Runtime // by handler
+	sandboxes      map[string]Runtime // by handler
+	byTarget       map[Target]Runtime
 	names          []string            // of all handlers, sorted
 	handlers       map[Target][]string // sorted
 	targets        []Target
@@ -29,6 +31,8 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 	s := &Set{
 		defaultHandler: defaultHandler,
 		runtimes:       make(map[string]Runtime, len(handlers)),
+		sandboxes:      make(map[string]Runtime, len(handlers)),
+		byTarget:       make(map[Target]Runtime),
 		handlers:       make(map[Target][]string),
 	}
 	for _, h := range handlers {
@@ -40,6 +44,11 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 			return nil, &ConfigError{Handler: h.Name, Key: keyName, Value: h.Name, Err: errors.New("another handler has this name")}
 		}
 		s.runtimes[h.Name] = rt
+		sandbox, err := Handler{Name: h.Name, Snapshotter: h.Snapshotter}.resolve(host)
+		if err != nil {
+			return nil, err
+		}
+		s.sandboxes[h.Name] = sandbox
 	}
 	s.names = slices.Sorted(maps.Keys(s.runtimes))
 
@@ -59,7 +68,14 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 		s.handlers[target] = append(s.handlers[target], name)
 		snapshotters[target.Snapshotter] = struct{}{}
 	}
-	s.targets = firstThenSorted(byDefault.Target, maps.Keys(s.handlers), compareTargets)
+	// The default handler's runtime stands for its target, and a handler's
+	// before what only a sandbox needs.
+	for _, rt := range slices.Concat([]Runtime{byDefault}, values(s.names, s.runtimes), values(s.names, s.sandboxes)) {
+		if _, ok := s.byTarget[rt.Target]; !ok {
+			s.byTarget[rt.Target] = rt
+		}
+	}
+	s.targets = firstThenSorted(byDefault.Target, maps.Keys(s.byTarget), compareTargets)
 	s.snapshotters = firstThenSorted(byDefault.Target.Snapshotter, maps.Keys(snapshotters), strings.Compare)
 	return s, nil
 }
@@ -77,31 +93,47 @@ func (s *Set) Lookup(handler string) (Runtime, error) {
 	return rt.clone(), nil
 }
 
+// Sandbox returns what the sandbox (pause) image of a handler's pods is made
+// ready for: the node's own platform in the handler's snapshotter. The image is
+// configuration of the node and not part of a pod, so the handler's platform
+// says nothing about it. The errors are those of [Set.Lookup].
+func (s *Set) Sandbox(handler string) (Runtime, error) {
+	rt, err := s.Lookup(handler)
+	if err != nil {
+		return Runtime{}, err
+	}
+	return s.sandboxes[rt.Handler].clone(), nil
+}
+
 // Default returns the runtime of the default handler.
 func (s *Set) Default() Runtime { return s.runtimes[s.defaultHandler].clone() }
 
-// Targets returns the distinct targets: that of the default handler, then the
-// others, sorted by platform and snapshotter.
+// Targets returns the distinct targets of handlers and of their sandboxes: that
+// of the default handler, then the others, sorted by platform and snapshotter.
 func (s *Set) Targets() []Target { return slices.Clone(s.targets) }
 
 // Snapshotters returns the distinct snapshotters: that of the default handler,
 // then the others, sorted.
 func (s *Set) Snapshotters() []string { return slices.Clone(s.snapshotters) }
 
-// Handlers returns the names of the handlers that have the target, sorted.
+// Handlers returns the names of the handlers that have the target, sorted. It
+// is empty for a target that only sandboxes have.
 func (s *Set) Handlers(t Target) []string { return slices.Clone(s.handlers[t]) }
 
 // ForTarget returns a runtime that has the target: the default handler's, or
-// else that of the first handler by name. All of them select the same manifests.
+// else that of the first handler by name, or else that of a sandbox. All of them
+// select the same manifests.
 func (s *Set) ForTarget(t Target) (Runtime, bool) {
-	names := s.handlers[t]
-	if len(names) == 0 {
-		return Runtime{}, false
+	rt, ok := s.byTarget[t]
+	return rt.clone(), ok
+}
+
+func values(names []string, runtimes map[string]Runtime) []Runtime {
+	all := make([]Runtime, len(names))
+	for i, name := range names {
+		all[i] = runtimes[name]
 	}
-	if byDefault := s.Default(); byDefault.Target == t {
-		return byDefault, true
-	}
-	return s.runtimes[names[0]].clone(), true
+	return all
 }
 
 // firstThenSorted returns first and then the others of keys, sorted.

@@ -112,6 +112,7 @@ func TestTargets(t *testing.T) {
 	want := []runtimeplatform.Target{
 		{Platform: "linux/amd64", Snapshotter: "overlayfs"},
 		{Platform: "linux/amd64", Snapshotter: "devmapper"},
+		{Platform: "linux/amd64", Snapshotter: "native"}, // for sandboxes only
 		{Platform: "linux/arm64", Snapshotter: "devmapper"},
 		{Platform: "linux/arm64", Snapshotter: "native"},
 	}
@@ -128,8 +129,9 @@ func TestTargets(t *testing.T) {
 	}{
 		targets[0]:              {[]string{"a-runc", "runc"}, "runc"},
 		targets[1]:              {[]string{"kata"}, "kata"},
-		targets[2]:              {[]string{"kata-arm"}, "kata-arm"},
-		targets[3]:              {[]string{"arm"}, "arm"},
+		targets[2]:              {nil, "arm"},
+		targets[3]:              {[]string{"kata-arm"}, "kata-arm"},
+		targets[4]:              {[]string{"arm"}, "arm"},
 		{Platform: "linux/386"}: {nil, ""},
 	} {
 		if got := set.Handlers(target); !slices.Equal(got, want.handlers) {
@@ -292,4 +294,26 @@ func TestConfigErrors(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	})
+}
+
+func TestSandbox(t *testing.T) {
+	set := node(t)
+	want := runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "native"}
+
+	rt, err := set.Sandbox("arm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rt.Target != want || !rt.Native {
+		t.Errorf("got %s (native %t), want %s, native", rt.Target, rt.Native, want)
+	}
+	if again, ok := set.ForTarget(want); !ok || again.Target != want {
+		t.Errorf("the target of a sandbox is not known: %v, %t", again, ok)
+	}
+	if handlers := set.Handlers(want); len(handlers) != 0 {
+		t.Errorf("handlers %q have a target that only sandboxes have", handlers)
+	}
+	if _, err := set.Sandbox("gvisor"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("unknown handler: got %v", err)
+	}
 }

@@ -1,0 +1,54 @@
+package cri
+
+import (
+	"context"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// containerStatus corrects the image of a container of another platform: the
+// service behind knows no tag of it, and its digest is not the one that the
+// registry gave for the reference.
+func (s *Service) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
+	resp, err := next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	status := resp.GetStatus()
+	id, err := digest.Parse(status.GetImageId())
+	if err != nil {
+		return resp, nil
+	}
+	entries := s.Store.ByID(id)
+	if !slices.ContainsFunc(entries, s.foreign) {
+		return resp, nil
+	}
+	var tags, digests []string
+	for _, e := range entries {
+		if isDigested(e.Ref) {
+			digests = append(digests, e.Ref)
+		} else {
+			tags = append(tags, e.Ref)
+		}
+	}
+	if asked := normalized(status.GetImage().GetUserSpecifiedImage()); slices.Contains(tags, asked) {
+		tags = []string{asked}
+	}
+	if len(tags) > 0 && status.Image != nil {
+		status.Image.Image = tags[0]
+	}
+	if len(digests) > 0 {
+		status.ImageRef = digests[0]
+	}
+	return resp, nil
+}
+
+// foreign tells whether an entry is of another platform than the node's own.
+func (s *Service) foreign(e imagepin.Entry) bool {
+	rt, ok := s.Runtimes.ForTarget(e.Target)
+	return ok && !rt.Native
+}

@@ -1,0 +1,78 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// errorDomain is the domain of the ErrorInfo in a status' details.
+const errorDomain = "imagepin.io"
+
+// toStatus makes err the gRPC status that a CRI client gets. The service
+// behind's own statuses stay as they are.
+//
+// kubelet turns two errors of PullImage into reasons of their own, which it
+// recognizes by the beginning of the text, and only where the code is Unknown
+// (k8s.io/cri-api/pkg/errors; convertToImagePullError in
+// pkg/kubelet/images/image_manager.go). For these the class stands in the
+// details.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *imagepin.Error
+	if !errors.As(err, &e) {
+		if s, ok := status.FromError(err); ok {
+			return s.Err()
+		}
+		return status.Error(code(err), err.Error())
+	}
+	c, text := code(err), err.Error()
+	info := &errdetails.ErrorInfo{Reason: string(e.Name), Domain: errorDomain, Metadata: map[string]string{"class": c.String()}}
+	if prefix := kubeletPrefix(e, c); prefix != nil {
+		c, text = codes.Unknown, fmt.Sprintf("%s: %s", prefix, text)
+	}
+	s, derr := status.New(c, text).WithDetails(info)
+	if derr != nil {
+		return status.Error(c, text)
+	}
+	return s.Err()
+}
+
+func kubeletPrefix(e *imagepin.Error, c codes.Code) error {
+	switch {
+	case e.Name == imagepin.ImageVerificationFailed:
+		return crierrors.ErrSignatureValidationFailed
+	case e.Name == imagepin.CannotPullImageManifest && c == codes.Unavailable,
+		e.Name == imagepin.CannotPullImage && c == codes.Unavailable,
+		e.Name == imagepin.ManifestPullTimeout, e.Name == imagepin.PullStalled:
+		return crierrors.ErrRegistryUnavailable
+	}
+	return nil
+}
+
+// code gives the gRPC code of an error's class.
+func code(err error) codes.Code {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return codes.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		return codes.DeadlineExceeded
+	}
+	var e *imagepin.Error
+	class := errdefs.Resolve(err)
+	if errors.As(err, &e) && e.Class != nil {
+		class = e.Class // what it was decided to be outweighs its cause
+	}
+	return status.Code(errgrpc.ToGRPC(class))
+}

@@ -1,0 +1,124 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+const (
+	// visiblePoll is how often the service behind is asked whether it knows
+	// an image, and visibleTimeout how long. It follows image events, and
+	// usually has in half a millisecond.
+	visiblePoll    = 200 * time.Microsecond
+	visibleTimeout = 10 * time.Second
+)
+
+// pullImage makes an image ready for the target of the pod it is pulled for.
+func (s *Service) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
+	rt, _, err := s.imageRuntime(ctx, r.GetImage(), r.GetSandboxConfig())
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
+		Ref: r.GetImage().GetImage(), Runtime: rt, Credential: credential(r.GetAuth()),
+	})
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("target", rt.Target.String()).Error("PullImage failed")
+		return nil, err
+	}
+	s.asked.note(e.Ref, e.Target)
+	s.warnOfUsers(ctx, e)
+	return &runtime.PullImageResponse{ImageRef: e.ImageID.String()}, nil
+}
+
+func credential(a *runtime.AuthConfig) resolve.Credential {
+	return resolve.Credential{
+		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),
+		ServerAddress: a.GetServerAddress(), IdentityToken: a.GetIdentityToken(),
+	}
+}
+
+// warnOfUsers speaks of a limit of kubelet's: it looks the user of an image up
+// without saying for which pod, and so sees that of one platform only.
+func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
+	for _, o := range s.Store.ByRef(e.Ref) {
+		if o.ImageID != e.ImageID && o.User != e.User {
+			log.G(ctx).WithFields(log.Fields{"ref": e.Ref, "target": e.Target.String(), "other": o.Target.String()}).
+				Warnf("the image's user is %q here and %q there; kubelet's runAsNonRoot check sees only the one asked for last", e.User, o.User)
+			return
+		}
+	}
+}
+
+// WaitVisible waits until the service behind knows an image under names.
+// It fails with [imagepin.NotVisible].
+func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, visibleTimeout, errNotVisible)
+	defer cancel()
+	tick := time.NewTicker(visiblePoll)
+	defer tick.Stop()
+	for _, name := range names {
+		for {
+			resp, err := behind.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
+			if err == nil && resp.GetImage().GetId() == id.String() {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				if cause := context.Cause(ctx); !errors.Is(cause, errNotVisible) {
+					return cause
+				}
+				return &imagepin.Error{
+					Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: err,
+					What: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
+					Do:   "Try again; look for errors of containerd's event handling in its log if it stays.",
+				}
+			}
+		}
+	}
+	return nil
+}
+
+var errNotVisible = errors.New("not visible in time")
+
+// hold keeps an image from being collected while a call is forwarded that uses
+// it, and from being removed. The returned function lets go.
+func (s *Service) hold(ctx context.Context, entries ...imagepin.Entry) (release func(), _ error) {
+	if len(entries) == 0 {
+		return func() {}, nil
+	}
+	ctx = s.namespaced(ctx)
+	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
+		leases.WithLabel(imagepin.LeaseLabel, "use"))
+	if err != nil {
+		return nil, fmt.Errorf("hold an image: %w", err)
+	}
+	release = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), visibleTimeout)
+		defer cancel()
+		if err := s.Leases.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
+		}
+	}
+	for _, e := range entries {
+		// The manifest keeps its configuration, and that its snapshots.
+		if err := s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"}); err != nil {
+			release()
+			return nil, fmt.Errorf("hold image %s: %w", e.ImageID, err)
+		}
+	}
+	return release, nil
+}

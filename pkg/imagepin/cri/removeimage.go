@@ -1,0 +1,165 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+type nextRemove = func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)
+
+// removeImage removes an image with all of its references. A call that names a
+// handler removes it for that handler's target. One that does not (kubelet's
+// image GC, by ID) removes it from every target that nothing uses, and only
+// where all are in use from all of them, as containerd's CRI does. It waits for
+// pulls of the image, and for calls that are about to use it.
+func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, next nextRemove) (*runtime.RemoveImageResponse, error) {
+	name, handler := r.GetImage().GetImage(), r.GetImage().GetRuntimeHandler()
+	if handler != "" {
+		if _, err := s.lookup(handler); err != nil {
+			return nil, err
+		}
+	}
+	held := []string{normalized(name)} // a first pull of it may be under way
+	for {
+		unlock, err := s.Puller.Exclude(ctx, held...)
+		if err != nil {
+			return nil, err
+		}
+		entries := s.wholeImages(name)
+		refs := references(entries)
+		if missing := slices.ContainsFunc(refs, func(ref string) bool { return !slices.Contains(held, ref) }); missing {
+			unlock()
+			held = append(refs, normalized(name))
+			continue
+		}
+		resp, err := s.removeEntries(ctx, r, entries, next)
+		unlock()
+		return resp, err
+	}
+}
+
+// wholeImages gives every entry of the images that a name means.
+func (s *Service) wholeImages(name string) []imagepin.Entry {
+	var ids []digest.Digest
+	for _, e := range s.Store.Find(name) {
+		ids = append(ids, e.ImageID)
+	}
+	slices.Sort(ids)
+	var all []imagepin.Entry
+	for _, id := range slices.Compact(ids) {
+		all = append(all, s.Store.ByID(id)...)
+	}
+	return all
+}
+
+func references(entries []imagepin.Entry) []string {
+	var refs []string
+	for _, e := range entries {
+		refs = append(refs, e.Ref)
+	}
+	return distinct(refs)
+}
+
+func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry, next nextRemove) (*runtime.RemoveImageResponse, error) {
+	if len(entries) == 0 {
+		// Not in the index: if containerd's CRI has a record that could not be
+		// adopted, it is for it to remove.
+		return next(ctx, r)
+	}
+	if handler := r.GetImage().GetRuntimeHandler(); handler != "" {
+		rt, err := s.lookup(handler)
+		if err != nil {
+			return nil, err
+		}
+		entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Target != rt.Target })
+	} else {
+		used, err := s.inUse(ctx)
+		if err != nil {
+			return nil, err
+		}
+		unused := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
+			return used[use{e.ImageID, e.Target}]
+		})
+		if len(unused) > 0 {
+			entries = unused
+		}
+	}
+	keys := make([]imagepin.Key, len(entries))
+	for i, e := range entries {
+		keys[i] = e.Key
+	}
+	if _, err := s.Store.Remove(s.namespaced(ctx), keys...); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		s.asked.forget(e.Ref)
+	}
+	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("image is removed")
+	return &runtime.RemoveImageResponse{}, nil
+}
+
+// use is an image in a target that something is made of.
+type use struct {
+	id     digest.Digest
+	target runtimeplatform.Target
+}
+
+// inUse finds what the containers, sandboxes and image volumes of the node are
+// made of, whatever state they are in.
+func (s *Service) inUse(ctx context.Context) (map[use]bool, error) {
+	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("which images are in use: %w", err)
+	}
+	containers, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("which images are in use: %w", err)
+	}
+	used := make(map[use]bool)
+	handlers := make(map[string]string)
+	pause := s.Store.Find(s.SandboxImage)
+	for _, sb := range sandboxes.GetItems() {
+		handlers[sb.GetId()] = sb.GetRuntimeHandler()
+		rt, err := s.Runtimes.Sandbox(sb.GetRuntimeHandler())
+		if err != nil {
+			continue // of a handler that is no longer configured
+		}
+		for _, e := range pause {
+			used[use{e.ImageID, rt.Target}] = true
+		}
+	}
+	for _, c := range containers.GetContainers() {
+		rt, err := s.Runtimes.Lookup(handlers[c.GetPodSandboxId()])
+		if err != nil {
+			continue
+		}
+		for _, name := range []string{c.GetImageRef(), c.GetImageId(), c.GetImage().GetImage()} {
+			s.markUsed(used, name, rt.Target)
+		}
+		status, err := s.runtimes.ContainerStatus(ctx, &runtime.ContainerStatusRequest{ContainerId: c.GetId()})
+		if err != nil {
+			continue // it has just gone
+		}
+		for _, m := range status.GetStatus().GetMounts() {
+			s.markUsed(used, m.GetImage().GetImage(), rt.Target)
+		}
+	}
+	return used, nil
+}
+
+func (s *Service) markUsed(used map[use]bool, name string, t runtimeplatform.Target) {
+	if name == "" {
+		return
+	}
+	for _, e := range s.Store.Find(name) {
+		used[use{e.ImageID, t}] = true
+	}
+}

@@ -1,0 +1,85 @@
+package cri
+
+import (
+	"context"
+
+	"github.com/distribution/reference"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// runPodSandbox makes the sandbox image ready in the handler's snapshotter
+// before the sandbox is made of it. The service behind looks only whether the
+// image is there at all, and then fails to start it where its layers are gone.
+func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxRequest, next func(context.Context, *runtime.RunPodSandboxRequest) (*runtime.RunPodSandboxResponse, error)) (*runtime.RunPodSandboxResponse, error) {
+	handler := sandboxHandler(r)
+	rt, err := s.lookup(handler)
+	if err != nil {
+		return nil, err
+	}
+	made := &sandbox{
+		handler: handler,
+		marks:   podMarks(r.GetConfig().GetMetadata().GetUid(), r.GetConfig().GetAnnotations()),
+	}
+	s.sandboxes.add("", made)
+
+	resp, err := func() (*runtime.RunPodSandboxResponse, error) {
+		if s.WithoutSandboxImage[rt.Handler] {
+			return next(ctx, r)
+		}
+		release, err := s.readySandboxImage(ctx, handler)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		return next(ctx, r)
+	}()
+	if err != nil {
+		s.sandboxes.remove("", made)
+		return nil, err
+	}
+	s.sandboxes.add(resp.GetPodSandboxId(), made)
+	return resp, nil
+}
+
+// readySandboxImage makes the sandbox image ready for the pods of a handler and
+// holds it until released. What the node has of it is enough: the registry is
+// asked what its reference means only where the node has never had it.
+func (s *Service) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
+	rt, err := s.Runtimes.Sandbox(handler)
+	if err != nil {
+		return nil, unknownHandler(err)
+	}
+	ref, err := pull.ParseReference(s.SandboxImage)
+	if err != nil {
+		return nil, err
+	}
+	ready := func() (imagepin.Entry, error) {
+		if e, ok := s.Store.Get(imagepin.Key{Ref: ref.String(), Target: rt.Target}); ok {
+			return e, nil
+		}
+		nctx := s.namespaced(ctx)
+		for _, e := range s.Store.ByRef(ref.String()) {
+			if o, ok := s.Runtimes.ForTarget(e.Target); ok && o.Native {
+				return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
+			}
+		}
+		return s.Puller.PullKept(nctx, pull.Request{Ref: s.SandboxImage, Runtime: rt, Credential: resolve.Credential{}})
+	}
+	return s.use(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
+		e, err := ready()
+		return []imagepin.Entry{e}, s.cannotMakeReady(err, ref.String(), rt.Target)
+	})
+}
+
+// removePodSandbox forgets what was remembered of the sandbox.
+func (s *Service) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
+	resp, err := next(ctx, r)
+	if err == nil {
+		s.sandboxes.remove(r.GetPodSandboxId(), nil)
+	}
+	return resp, err
+}

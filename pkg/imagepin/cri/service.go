@@ -1,0 +1,166 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"google.golang.org/grpc"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Config is what a Service works with.
+type Config struct {
+	// Behind is a connection to the CRI service that calls are forwarded to.
+	Behind grpc.ClientConnInterface
+	// Namespace is the containerd namespace of the CRI's images.
+	Namespace string
+
+	Store    *store.Store
+	Puller   *pull.Puller
+	Content  content.Store
+	Leases   leases.Manager
+	Runtimes *runtimeplatform.Set
+
+	Snapshotter func(name string) snapshots.Snapshotter
+	// SnapshotRoot gives the directory that a snapshotter keeps its data in.
+	SnapshotRoot func(snapshotter string) string
+	// StatsPeriod is how old the usage of a snapshotter may be that is
+	// reported by ImageFsInfo.
+	StatsPeriod time.Duration
+
+	// SandboxImage is the image that sandboxes are made of, as configured.
+	SandboxImage string
+	// WithoutSandboxImage are the handlers whose runtime brings its own
+	// sandbox image (disable_pause_image_pull).
+	WithoutSandboxImage map[string]bool
+	// DiscardLayers is what the Puller has, for errors to speak of.
+	DiscardLayers bool
+
+	// Ready is closed when the index of the store stands.
+	Ready <-chan struct{}
+}
+
+// Service is the CRI as clients of this node see it.
+type Service struct {
+	Config
+	images    runtime.ImageServiceClient
+	runtimes  runtime.RuntimeServiceClient
+	sandboxes sandboxes
+	asked     lastAsked
+	usage     usageCache
+}
+
+// New makes a service.
+func New(c Config) *Service {
+	s := &Service{
+		Config:   c,
+		images:   runtime.NewImageServiceClient(c.Behind),
+		runtimes: runtime.NewRuntimeServiceClient(c.Behind),
+	}
+	s.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
+		resp, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
+		return resp.GetItems(), err
+	}
+	return s
+}
+
+// Register makes the service's methods those of a gRPC server.
+func (s *Service) Register(server *grpc.Server) error {
+	for _, p := range []*proxy{
+		{
+			service: "runtime.v1.RuntimeService",
+			unary: map[string]unaryInterceptor{
+				"RunPodSandbox":    intercept(s.runPodSandbox),
+				"RemovePodSandbox": intercept(s.removePodSandbox),
+				"CreateContainer":  intercept(s.createContainer),
+				"ContainerStatus":  intercept(s.containerStatus),
+			},
+		},
+		{
+			service: "runtime.v1.ImageService",
+			unary: map[string]unaryInterceptor{
+				"PullImage":   intercept(s.pullImage),
+				"ImageStatus": intercept(s.imageStatus),
+				"ListImages":  intercept(s.listImages),
+				"RemoveImage": intercept(s.removeImage),
+				"ImageFsInfo": intercept(s.imageFsInfo),
+			},
+			streams: map[string]streamInterceptor{
+				"StreamImages": s.streamImages,
+			},
+		},
+	} {
+		p.behind, p.guard = s.Behind, s.guard
+		desc, err := p.serviceDesc()
+		if err != nil {
+			return err
+		}
+		server.RegisterService(desc, s)
+	}
+	return nil
+}
+
+// guard runs the answer to an intercepted call: once the index stands, without
+// a panic reaching containerd, and with errors as statuses.
+func (s *Service) guard(ctx context.Context, method string, call func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.G(ctx).WithField("method", method).Errorf("panic: %v\n%s", p, debug.Stack())
+			err = fmt.Errorf("imagepin: panic in %s: %w", method, errdefs.ErrInternal)
+		}
+		err = toStatus(err)
+	}()
+	select {
+	case <-s.Ready:
+	case <-ctx.Done():
+		return fmt.Errorf("imagepin is not initialized yet: %w", errdefs.ErrUnavailable)
+	}
+	return call()
+}
+
+// namespaced gives a context for containerd's stores.
+func (s *Service) namespaced(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, s.Namespace)
+}
+
+// lastAsked remembers for which target each reference was last asked strictly,
+// for calls that say nothing.
+type lastAsked struct {
+	mu     sync.Mutex
+	target map[string]runtimeplatform.Target
+}
+
+func (a *lastAsked) note(ref string, t runtimeplatform.Target) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.target == nil {
+		a.target = make(map[string]runtimeplatform.Target)
+	}
+	a.target[ref] = t
+}
+
+func (a *lastAsked) get(ref string) (runtimeplatform.Target, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t, ok := a.target[ref]
+	return t, ok
+}
+
+func (a *lastAsked) forget(ref string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.target, ref)
+}

@@ -1,0 +1,92 @@
+package imagepin
+
+import (
+	"strings"
+)
+
+// Name is the word by which an operator finds an error in a log and in the
+// documentation.
+type Name string
+
+// The names of all errors.
+const (
+	// InvalidReference: the reference cannot be parsed.
+	InvalidReference Name = "InvalidReference"
+	// UnknownRuntimeHandler: the call names a handler that is not configured.
+	UnknownRuntimeHandler Name = "UnknownRuntimeHandler"
+	// CannotPullImageManifest: the registry did not say which digest the
+	// reference means, or did not give that manifest.
+	CannotPullImageManifest Name = "CannotPullImageManifest"
+	// ManifestPullTimeout: the registry did not answer in time.
+	ManifestPullTimeout Name = "ManifestPullTimeout"
+	// PullAccessDenied: the registry refused the credential, or refused to
+	// do without one.
+	PullAccessDenied Name = "PullAccessDenied"
+	// NoMatchingPlatform: the index has no manifest for the target.
+	NoMatchingPlatform Name = "NoMatchingPlatform"
+	// CannotPullImage: fetching or unpacking failed.
+	CannotPullImage Name = "CannotPullImage"
+	// PullStalled: no byte came for as long as image_pull_progress_timeout.
+	PullStalled Name = "PullStalled"
+	// ContentCorrupt: what the registry sent is not what its digest says, or
+	// not an image.
+	ContentCorrupt Name = "ContentCorrupt"
+	// ImageVerificationFailed: an image verifier plugin refused the image.
+	ImageVerificationFailed Name = "ImageVerificationFailed"
+	// CannotMakeReady: an image that is needed by RunPodSandbox or
+	// CreateContainer could not be made ready for the target.
+	CannotMakeReady Name = "CannotMakeReady"
+	// NotVisible: the CRI service behind imagepin did not take notice of an
+	// image in time.
+	NotVisible Name = "NotVisible"
+)
+
+// Error is every error that imagepin itself decides on. Its text is one line
+// that says what happened to which reference and target, and where there is
+// something to be done about it, a second line that says what.
+//
+// It matches, by errors.Is, the errdefs class it was made with and whatever
+// caused it.
+type Error struct {
+	Name  Name
+	Ref   string // reference or image ID; may be empty
+	For   string // the target; may be empty
+	What  string // what happened; may be empty where Err says it
+	Do    string // what to do about it; may be empty
+	Class error  // one of errdefs
+	Err   error  // the cause; may be nil
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(string(e.Name))
+	if e.Ref != "" {
+		b.WriteString(": " + e.Ref)
+		if e.For != "" {
+			b.WriteString(" for " + e.For)
+		}
+	}
+	if e.What != "" {
+		b.WriteString(": " + e.What)
+	}
+	if e.Err != nil {
+		b.WriteString(": " + e.Err.Error())
+	}
+	if e.Do != "" {
+		b.WriteString("\n" + e.Do)
+	}
+	return b.String()
+}
+
+// Unwrap gives the class and the cause.
+func (e *Error) Unwrap() []error {
+	errs := make([]error, 0, 2)
+	if e.Class != nil {
+		errs = append(errs, e.Class)
+	}
+	if e.Err != nil {
+		errs = append(errs, e.Err)
+	}
+	return errs
+}

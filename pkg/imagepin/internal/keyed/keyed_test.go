@@ -1,0 +1,111 @@
+package keyed
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+func TestMutexExcludesAndForgets(t *testing.T) {
+	var (
+		m  Mutex
+		wg sync.WaitGroup
+		n  int
+	)
+	for range 100 {
+		wg.Go(func() {
+			if err := m.Lock(t.Context(), "a"); err != nil {
+				t.Error(err)
+				return
+			}
+			n++
+			m.Unlock("a")
+		})
+	}
+	wg.Wait()
+	if n != 100 {
+		t.Errorf("counted %d, want 100", n)
+	}
+	if len(m.held) != 0 {
+		t.Errorf("%d keys are remembered after use", len(m.held))
+	}
+}
+
+func TestMutexHonoursContext(t *testing.T) {
+	var m Mutex
+	if err := m.Lock(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want canceled", err)
+	}
+	if err := m.Lock(t.Context(), "b"); err != nil {
+		t.Fatalf("another key: %v", err)
+	}
+	m.Unlock("a")
+	if err := m.Lock(t.Context(), "a"); err != nil {
+		t.Fatalf("after unlock: %v", err)
+	}
+}
+
+func TestRWMutex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m RWMutex
+		ctx := t.Context()
+		r1, err := m.RLock(ctx, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var locked bool
+		go func() {
+			unlock, err := m.Lock(ctx, "b", "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			locked = true
+			unlock()
+		}()
+		synctest.Wait()
+		if locked {
+			t.Fatal("a writer got in beside a reader")
+		}
+		r2, err := m.RLock(ctx, "a")
+		if err != nil {
+			t.Fatalf("a reader waits for a waiting writer: %v", err)
+		}
+		r2()
+		r2() // releasing twice is once
+		if synctest.Wait(); locked {
+			t.Fatal("a writer got in beside a reader")
+		}
+		r1()
+		if synctest.Wait(); !locked {
+			t.Fatal("the writer was not woken")
+		}
+		if len(m.state) != 0 {
+			t.Errorf("%d keys are remembered after use", len(m.state))
+		}
+	})
+}
+
+func TestRWMutexReleasesWhatItTookOnCancel(t *testing.T) {
+	var m RWMutex
+	unlock, err := m.Lock(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.Lock(ctx, "a", "b"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want canceled", err)
+	}
+	unlock()
+	if len(m.state) != 0 {
+		t.Errorf("%d keys are remembered after use", len(m.state))
+	}
+}

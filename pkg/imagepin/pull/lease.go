@@ -1,0 +1,66 @@
+package pull
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+const (
+	// leasePurpose is the value of the label on a pull's lease.
+	leasePurpose = "pull"
+	// leaseLife bounds how long a lease protects what nobody came back for.
+	leaseLife = 24 * time.Hour
+	// cleanupTimeout bounds what is done after the caller has gone.
+	cleanupTimeout = 30 * time.Second
+)
+
+// withLease runs fn under a lease that holds everything fn fetches and
+// unpacks. Where fn fails, what it left is collected before withLease returns.
+func withLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
+	l, err := manager.Create(ctx,
+		leases.WithRandomID(),
+		leases.WithExpiration(leaseLife),
+		leases.WithLabel(imagepin.LeaseLabel, leasePurpose))
+	if err != nil {
+		return fmt.Errorf("lease for what is pulled: %w", err)
+	}
+	err = fn(leases.WithLease(ctx, l.ID))
+
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	var opts []leases.DeleteOpt
+	if err != nil {
+		opts = append(opts, leases.SynchronousDelete)
+	}
+	if derr := manager.Delete(cleanup, l, opts...); derr != nil && !errdefs.IsNotFound(derr) {
+		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("a lease stays until it expires")
+	}
+	return err
+}
+
+// DeleteLeftovers deletes the leases of pulls that were killed. It must run
+// before the first pull.
+func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
+	all, err := manager.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, leasePurpose))
+	if err != nil {
+		return fmt.Errorf("list the leases of earlier pulls: %w", err)
+	}
+	for i, l := range all {
+		var opts []leases.DeleteOpt
+		if i == len(all)-1 {
+			opts = append(opts, leases.SynchronousDelete)
+		}
+		if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("delete the lease of an earlier pull: %w", err)
+		}
+		log.G(ctx).WithField("lease", l.ID).Info("deleted what a killed pull left")
+	}
+	return nil
+}

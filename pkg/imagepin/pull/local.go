@@ -1,0 +1,59 @@
+package pull
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// ChooseLocal finds a target's manifest below root as [Puller.Pull] does, but
+// looks only at what is on the node. It fails with ErrNotFound where that has
+// no such manifest.
+func ChooseLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (ocispec.Descriptor, error) {
+	here := func(ctx context.Context, d ocispec.Descriptor) error {
+		_, err := store.Info(ctx, d.Digest)
+		return err
+	}
+	c := &chooser{content: store, runtime: rt, ensure: here}
+	path, err := c.choose(ctx, root)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	manifest := path[len(path)-1]
+	return manifest, here(ctx, manifest)
+}
+
+// Unpack unpacks an image whose layers are on the node for e's target. It
+// fails with ErrNotFound where a layer is not, and asks no registry. What it
+// unpacks is kept by the image's configuration.
+func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry) error {
+	rt, ok := p.Runtimes.ForTarget(e.Target)
+	if !ok {
+		return fmt.Errorf("target %s: %w", e.Target, errdefs.ErrNotFound)
+	}
+	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+		manifest := ocispec.Descriptor{Digest: e.Manifest, MediaType: e.RecordTarget.MediaType, Size: e.RecordTarget.Size}
+		if e.Manifest != e.RecordTarget.Digest {
+			m, err := ChooseLocal(ctx, p.Content, e.RecordTarget, rt)
+			if err != nil {
+				return err
+			}
+			manifest = m
+		}
+		src := &source{name: e.Ref, root: manifest, session: func() (*resolve.Session, error) {
+			return nil, fmt.Errorf("a layer is not on the node: %w", errdefs.ErrNotFound)
+		}}
+		dst := &destination{runtime: rt, discardLayers: p.DiscardLayers}
+		if err := p.transfer.Transfer(ctx, src, dst); err != nil {
+			return err
+		}
+		return p.committed(ctx, e)
+	})
+}

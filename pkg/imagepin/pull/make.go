@@ -1,0 +1,189 @@
+package pull
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// make puts in place what a key needs: manifest, configuration, layers unless
+// they are discarded, and the committed snapshot. The context carries the
+// lease that holds all of it. It returns the entry to record.
+func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	src := &source{name: j.ref.String(), session: sync.OnceValues(func() (*resolve.Session, error) {
+		session := j.session
+		if session == nil {
+			session = p.Resolver.Session(j.ref, j.credential)
+		}
+		p.endStalled(ctx, session, cancel)
+		return session, nil
+	})}
+	c := &chooser{
+		content: p.Content,
+		runtime: j.runtime,
+		ensure:  func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) },
+	}
+	path, err := c.choose(ctx, j.root)
+	if err != nil {
+		return imagepin.Entry{}, because(ctx, err)
+	}
+	src.root = path[len(path)-1]
+	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
+	if err := p.transfer.Transfer(ctx, src, dst); err != nil {
+		return imagepin.Entry{}, because(ctx, err)
+	}
+	manifest := src.root
+	if len(path) == 1 {
+		manifest = dst.manifest
+	}
+	if j.runtime.Native {
+		if err := p.keepIndexes(ctx, j.ref.String(), path); err != nil {
+			return imagepin.Entry{}, err
+		}
+	}
+	e, err := p.describe(ctx, manifest)
+	if err != nil {
+		return imagepin.Entry{}, err
+	}
+	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
+	e.Root, e.Host, e.Source = j.root, j.host, imagepin.SourcePull
+	e.RecordTarget = recordTarget(ctx, p.Content, j, manifest)
+	record, err := reference.WithDigest(reference.TrimNamed(j.ref), e.RecordTarget.Digest)
+	if err != nil {
+		return imagepin.Entry{}, err
+	}
+	e.Record = record.String()
+	return e, p.committed(ctx, e)
+}
+
+// endStalled ends a pull whose session makes no progress.
+func (p *Puller) endStalled(ctx context.Context, session *resolve.Session, end context.CancelCauseFunc) {
+	if p.ProgressTimeout <= 0 {
+		return
+	}
+	stalled := session.Stalled(ctx, p.ProgressTimeout)
+	go func() {
+		select {
+		case <-stalled:
+			end(errStalled)
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// because prefers the reason for which a context was ended to the error that
+// came of it.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errStalled) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// describe reads what an entry says of an image from its manifest and
+// configuration.
+func (p *Puller) describe(ctx context.Context, manifest ocispec.Descriptor) (imagepin.Entry, error) {
+	e, err := Describe(ctx, p.Content, manifest)
+	e.ReadyAt = time.Now()
+	return e, err
+}
+
+// Describe reads what an entry says of an image from its manifest and
+// configuration: Manifest, ImageID, ChainID, Size and User.
+//
+// It fails with ErrNotFound where content is missing and with
+// ErrFailedPrecondition ([imagepin.ContentCorrupt]) where it is not an image.
+func Describe(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (imagepin.Entry, error) {
+	m, err := images.Manifest(ctx, provider, manifest, platforms.All)
+	if err != nil {
+		return imagepin.Entry{}, err
+	}
+	if !images.IsConfigType(m.Config.MediaType) {
+		return imagepin.Entry{}, &imagepin.Error{
+			Name: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
+			What: fmt.Sprintf("manifest %s is not that of a container image: its configuration is %q", manifest.Digest, m.Config.MediaType),
+			Do:   "Use an image: this is an artifact of another kind.",
+		}
+	}
+	b, err := content.ReadBlob(ctx, provider, m.Config)
+	if err != nil {
+		return imagepin.Entry{}, err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(b, &config); err != nil {
+		return imagepin.Entry{}, malformed("image configuration", m.Config, err)
+	}
+	e := imagepin.Entry{
+		Manifest: manifest.Digest,
+		ImageID:  m.Config.Digest,
+		Size:     manifest.Size + m.Config.Size,
+		User:     config.Config.User,
+	}
+	for _, l := range m.Layers {
+		e.Size += l.Size
+	}
+	if len(config.RootFS.DiffIDs) > 0 {
+		// ChainID works in place.
+		e.ChainID = identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
+	}
+	return e, nil
+}
+
+// committed checks that the image's top snapshot is there: the transfer
+// service only warns when it could not unpack.
+func (p *Puller) committed(ctx context.Context, e imagepin.Entry) error {
+	if e.ChainID == "" {
+		return nil
+	}
+	for _, u := range p.UnpackPlatforms {
+		if u.SnapshotterKey != e.Target.Snapshotter {
+			continue
+		}
+		info, err := u.Snapshotter.Stat(ctx, e.ChainID.String())
+		if err != nil {
+			return fmt.Errorf("not unpacked in %s: %w", e.Target.Snapshotter, err)
+		}
+		if info.Kind != snapshots.KindCommitted {
+			return fmt.Errorf("snapshot %s in %s is not committed: %w", e.ChainID, e.Target.Snapshotter, errdefs.ErrFailedPrecondition)
+		}
+		return nil
+	}
+	return fmt.Errorf("snapshotter %s: %w", e.Target.Snapshotter, errdefs.ErrNotFound)
+}
+
+// recordTarget is what the records of an image target, see package store. That
+// of a native image is the index, so that a rollback finds what stock would
+// have written; unless containerd's own way of reading that index would choose
+// another manifest (it does not look into a second nested index where the first
+// has no match, and orders Windows builds as text).
+func recordTarget(ctx context.Context, provider content.Provider, j job, manifest ocispec.Descriptor) ocispec.Descriptor {
+	if !j.runtime.Native || images.IsManifestType(j.root.MediaType) {
+		return manifest
+	}
+	config, err := images.Config(ctx, provider, j.root, platforms.Default())
+	if err != nil {
+		return manifest
+	}
+	if chosen, err := images.Config(ctx, provider, manifest, platforms.All); err != nil || chosen.Digest != config.Digest {
+		return manifest
+	}
+	return j.root
+}

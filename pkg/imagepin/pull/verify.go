@@ -1,0 +1,39 @@
+package pull
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// verify asks every image verifier plugin, as containerd's transfer service
+// does (core/transfer/local/pull.go), with the reference and the descriptor
+// that the registry gave. One that refuses or fails ends the pull.
+func verify(ctx context.Context, verifiers map[string]imageverifier.ImageVerifier, ref string, root ocispec.Descriptor) error {
+	for _, name := range slices.Sorted(maps.Keys(verifiers)) {
+		judgement, err := verifiers[name].VerifyImage(ctx, ref, root)
+		if err == nil && judgement.OK {
+			log.G(ctx).WithField("verifier", name).WithField("ref", ref).WithField("digest", root.Digest).Debug("image verifier allowed pull")
+			continue
+		}
+		e := &imagepin.Error{
+			Name: imagepin.ImageVerificationFailed, Ref: ref, Class: errdefs.ErrPermissionDenied, Err: err,
+			Do: "Sign the image, or change what the verifier plugins of containerd's image-verifier directory allow.",
+		}
+		if err == nil {
+			e.What = fmt.Sprintf("image verifier %s blocked %s: %s", name, root.Digest, judgement.Reason)
+		} else {
+			e.What = fmt.Sprintf("image verifier %s gave no judgement of %s", name, root.Digest)
+		}
+		return e
+	}
+	return nil
+}

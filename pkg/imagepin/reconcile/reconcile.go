@@ -1,0 +1,216 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/containerd/typeurl/v2"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Subscriber is containerd's event service.
+type Subscriber interface {
+	Subscribe(ctx context.Context, filters ...string) (ch <-chan *events.Envelope, errs <-chan error)
+}
+
+// Config is what a Reconciler works with. All fields are required.
+type Config struct {
+	Store    *store.Store
+	Puller   *pull.Puller
+	Content  content.Store
+	Leases   leases.Manager
+	Events   Subscriber
+	Runtimes *runtimeplatform.Set
+	// Namespace is that of the CRI's images; events of others are not ours.
+	Namespace string
+}
+
+// Reconciler keeps the index in step with containerd.
+type Reconciler struct {
+	Config
+}
+
+// New makes a reconciler.
+func New(c Config) *Reconciler { return &Reconciler{Config: c} }
+
+// Run builds the index, calls ready, adopts what other tools have put on the
+// node, and follows their changes until ctx ends. It subscribes before it
+// lists, so that nothing falls between.
+func (r *Reconciler) Run(ctx context.Context, ready func()) error {
+	changes, failed := r.Events.Subscribe(ctx, `topic~="^/images/"`)
+	if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
+		return err
+	}
+	unknown, err := r.Store.Load(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.adoptAll(ctx, unknown); err != nil {
+		return err
+	}
+	ready()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("follow image events: %w", err)
+		case e := <-changes:
+			if name := r.image(ctx, e); name != "" {
+				r.Record(ctx, name)
+			}
+		}
+	}
+}
+
+// image gives the name of the record that an event is about.
+func (r *Reconciler) image(ctx context.Context, e *events.Envelope) string {
+	if e == nil || e.Namespace != r.Namespace {
+		return ""
+	}
+	v, err := typeurl.UnmarshalAny(e.Event)
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot read an image event")
+		return ""
+	}
+	switch event := v.(type) {
+	case *eventsapi.ImageCreate:
+		return event.Name
+	case *eventsapi.ImageUpdate:
+		return event.Name
+	case *eventsapi.ImageDelete:
+		return event.Name
+	}
+	return ""
+}
+
+// Record looks at one image record as it is now. It does not fail: what cannot
+// be mended is logged, and looked at again with the next change or start.
+func (r *Reconciler) Record(ctx context.Context, name string) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.G(ctx).WithField("image", name).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
+		}
+	}()
+	unknown, err := r.Store.Sync(ctx, name)
+	if err == nil && unknown != nil {
+		err = r.adoptAll(ctx, []images.Image{*unknown})
+	}
+	if err != nil && ctx.Err() == nil {
+		log.G(ctx).WithError(err).WithField("image", name).Error("cannot reconcile an image record")
+	}
+}
+
+// adoptAll gives keys to the images that others have put on the node.
+func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image) error {
+	unknown = slices.DeleteFunc(unknown, func(img images.Image) bool {
+		_, ok := adoptable(img)
+		return !ok
+	})
+	if len(unknown) == 0 {
+		return nil
+	}
+	have, err := r.Store.Inventory(ctx)
+	if err != nil {
+		return err
+	}
+	var entries []imagepin.Entry
+	for _, img := range unknown {
+		found, err := r.adopt(ctx, img, have)
+		if err != nil {
+			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be read")
+			continue
+		}
+		entries = append(entries, found...)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	_, err = r.Store.Put(ctx, "", entries...)
+	return err
+}
+
+// adoptable tells whether a record's name is a reference that a pod could use.
+// An image ID is not: it goes with its references.
+func adoptable(img images.Image) (reference.Named, bool) {
+	if _, err := digest.Parse(img.Name); err == nil {
+		return nil, false
+	}
+	ref, err := reference.ParseDockerRef(img.Name)
+	if err != nil || ref.String() != img.Name {
+		return nil, false
+	}
+	return ref, true
+}
+
+// adopt finds the targets that an image is unpacked for. Where it is not
+// unpacked for the default target but could be, it is: that is where stock
+// would start it.
+func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.Inventory) ([]imagepin.Entry, error) {
+	ref, _ := adoptable(img)
+	var entries []imagepin.Entry
+	for _, t := range r.Runtimes.Targets() {
+		rt, ok := r.Runtimes.ForTarget(t)
+		if !ok {
+			continue
+		}
+		manifest, err := pull.ChooseLocal(ctx, r.Content, img.Target, rt)
+		if errdefs.IsNotFound(err) {
+			continue // this platform is not on the node
+		}
+		if err != nil {
+			return nil, err
+		}
+		e, err := pull.Describe(ctx, r.Content, manifest)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
+		e.Root, e.Source, e.ReadyAt = img.Target, imagepin.SourceAdopted, img.UpdatedAt
+		e.Record, e.RecordTarget = img.Name, img.Target
+		if !rt.Native {
+			// The CRI service behind reads only what targets a manifest.
+			byManifest, err := reference.WithDigest(reference.TrimNamed(ref), manifest.Digest)
+			if err != nil {
+				return nil, err
+			}
+			e.Record, e.RecordTarget = byManifest.String(), manifest
+		}
+		if have.HasSnapshot(t.Snapshotter, e.ChainID) {
+			entries = append(entries, e)
+			continue
+		}
+		if t == r.Runtimes.Default().Target {
+			err := r.Puller.Unpack(ctx, e)
+			if err == nil {
+				entries = append(entries, e)
+			} else if !errdefs.IsNotFound(err) && !errors.Is(err, context.Canceled) {
+				log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot unpack an image that is on the node")
+			}
+		}
+	}
+	return entries, nil
+}

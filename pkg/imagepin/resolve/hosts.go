@@ -1,0 +1,185 @@
+package resolve
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+)
+
+// hostsMaxAge is how long a registry's configuration is used without reading
+// it again: files outside its directory (a CA bundle) may have changed.
+const hostsMaxAge = 5 * time.Minute
+
+// RegistryConfig is how registries are reached. It is what containerd's CRI
+// has under [plugins."io.containerd.cri.v1.images".registry].
+type RegistryConfig struct {
+	// ConfigPath are the directories that are searched for
+	// <host>/hosts.toml, in order.
+	ConfigPath []string
+	// Headers are sent with every request.
+	Headers http.Header
+	// Mirrors maps a registry host, or "*", to the endpoints that stand in
+	// for it. It is used only where ConfigPath is empty.
+	Mirrors map[string][]string
+	// Auths maps a registry host to the node's own credential for it, used
+	// where the caller brings none.
+	Auths map[string]Credential
+}
+
+// hosts finds the hosts that serve a registry. It keeps one client, and so one
+// pool of connections, per host.
+type hosts struct {
+	config RegistryConfig
+
+	mu    sync.Mutex
+	known map[string]knownHosts
+}
+
+type knownHosts struct {
+	hosts       []docker.RegistryHost
+	fingerprint string
+	read        time.Time
+}
+
+// lookup gives the hosts of a registry in the order they are to be asked.
+// Authorizers are left to the caller.
+func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryHost, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	print, err := h.fingerprint(registry)
+	if err != nil {
+		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
+	}
+	if k, ok := h.known[registry]; ok && k.fingerprint == print && time.Since(k.read) < hostsMaxAge {
+		return k.hosts, nil
+	}
+	found, err := h.read(ctx, registry)
+	if err != nil {
+		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
+	}
+	for _, o := range h.known[registry].hosts {
+		o.Client.CloseIdleConnections()
+	}
+	if h.known == nil {
+		h.known = make(map[string]knownHosts)
+	}
+	h.known[registry] = knownHosts{hosts: found, fingerprint: print, read: time.Now()}
+	return found, nil
+}
+
+func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHost, error) {
+	if len(h.config.ConfigPath) == 0 && len(h.config.Mirrors) > 0 {
+		return h.mirrors(registry)
+	}
+	return config.ConfigureHosts(ctx, config.HostOptions{HostDir: h.dir})(registry)
+}
+
+// dir finds a registry's directory in the first root that has one.
+// registry.NewOCIRegistry takes a list of roots for the name of one, and so
+// finds nothing.
+func (h *hosts) dir(registry string) (string, error) {
+	for _, root := range h.config.ConfigPath {
+		dir, err := config.HostDirFromRoot(root)(registry)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return "", err
+		}
+		if dir != "" {
+			return dir, nil
+		}
+	}
+	return "", errdefs.ErrNotFound
+}
+
+// fingerprint changes when a file in the registry's directory does.
+func (h *hosts) fingerprint(registry string) (string, error) {
+	dir, err := h.dir(registry)
+	if errdefs.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(dir)
+	for _, f := range files {
+		info, err := os.Stat(filepath.Join(dir, f.Name()))
+		if err != nil {
+			continue
+		}
+		fmt.Fprintf(&b, "\n%s %d %d", f.Name(), info.Size(), info.ModTime().UnixNano())
+	}
+	return b.String(), nil
+}
+
+// mirrors are the hosts of a registry by the CRI's older configuration:
+// registry.mirrors.<host>.endpoint, and the registry itself last.
+func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
+	endpoints, ok := h.config.Mirrors[registry]
+	if !ok {
+		endpoints = h.config.Mirrors["*"]
+	}
+	self, err := docker.DefaultHost(registry)
+	if err != nil {
+		return nil, err
+	}
+	var found []docker.RegistryHost
+	for _, e := range append(append([]string{}, endpoints...), self) {
+		u, err := endpointURL(e)
+		if err != nil {
+			return nil, err
+		}
+		if e == self && containsHost(found, self) {
+			continue
+		}
+		found = append(found, docker.RegistryHost{
+			Client:       &http.Client{Transport: docker.DefaultHTTPTransport(nil)},
+			Host:         u.Host,
+			Scheme:       u.Scheme,
+			Path:         u.Path,
+			Capabilities: docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers,
+		})
+	}
+	return found, nil
+}
+
+func endpointURL(endpoint string) (*url.URL, error) {
+	if !strings.Contains(endpoint, "://") {
+		host, _, _ := strings.Cut(endpoint, "/")
+		scheme := "https"
+		if localhost, _ := docker.MatchLocalhost(host); localhost {
+			scheme = "http"
+		}
+		endpoint = scheme + "://" + endpoint
+	}
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("registry endpoint: %w: %w", RedactError(err), errdefs.ErrInvalidArgument)
+	}
+	if u.Path == "" {
+		u.Path = "/v2"
+	}
+	return u, nil
+}
+
+func containsHost(hosts []docker.RegistryHost, host string) bool {
+	for _, h := range hosts {
+		if h.Host == host {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,298 @@
+package resolve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/containerd/v2/core/transfer"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
+)
+
+// Config is what a Resolver needs.
+type Config struct {
+	Registry RegistryConfig
+	// Timeout is how long a registry may take to say which digest a
+	// reference means.
+	Timeout time.Duration
+	// Prover tells credentials apart.
+	Prover *Prover
+}
+
+// Resolver starts sessions. It is safe for concurrent use.
+type Resolver struct {
+	Config
+	hosts    hosts
+	nobody   Credential
+	resolves flight.Group[Resolved]
+}
+
+// New makes a resolver.
+func New(c Config) *Resolver {
+	return &Resolver{
+		Config: c,
+		hosts:  hosts{config: c.Registry},
+		nobody: nodeCredentials(c.Registry.Auths),
+	}
+}
+
+// Session is a conversation with the hosts of one reference's registry, under
+// one credential.
+type Session struct {
+	ref      reference.Named
+	resolver remotes.Resolver
+	traffic  *traffic
+}
+
+// Resolved is what a registry says that a reference means.
+type Resolved struct {
+	// Root is the descriptor: an index or a manifest.
+	Root ocispec.Descriptor
+	// Host is the registry host that said so.
+	Host string
+	// Session can fetch what Root names, with the authentication at hand.
+	Session *Session
+}
+
+// Session starts a conversation about ref. Nothing is sent yet.
+func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
+	t := &traffic{}
+	return &Session{
+		ref:     ref,
+		traffic: t,
+		resolver: docker.NewResolver(docker.ResolverOptions{
+			Headers: r.Registry.Headers,
+			Hosts: func(registry string) ([]docker.RegistryHost, error) {
+				return r.authorized(registry, c, t)
+			},
+		}),
+	}
+}
+
+// authorized gives the hosts of a registry with an authorizer for c, watched
+// by t.
+func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]docker.RegistryHost, error) {
+	known, err := r.hosts.lookup(context.Background(), registry)
+	if err != nil {
+		return nil, err
+	}
+	hosts := make([]docker.RegistryHost, len(known))
+	for i, h := range known {
+		client := *h.Client
+		client.Transport = t.watch(h.Host, h.Client.Transport)
+		headers := maps.Clone(r.Registry.Headers)
+		for k, v := range h.Header {
+			if headers == nil {
+				headers = make(http.Header)
+			}
+			headers[k] = v
+		}
+		h.Client = &client
+		h.Authorizer = docker.NewDockerAuthorizer(
+			docker.WithAuthClient(&client),
+			docker.WithAuthCreds(func(host string) (string, string, error) { return r.effective(c, host).For(host) }),
+			docker.WithAuthHeader(headers),
+		)
+		hosts[i] = h
+	}
+	return hosts, nil
+}
+
+// effective is the credential for a host: the caller's, or else the node's.
+func (r *Resolver) effective(c Credential, host string) Credential {
+	if c.Empty() {
+		return r.Registry.Auths[host]
+	}
+	return c
+}
+
+// Proof derives the proof that c has been accepted for a digest of ref's
+// repository. A caller without a credential has been let in by none, or by the
+// node's own: the proof no longer holds once those change.
+func (r *Resolver) Proof(ref reference.Named, c Credential, root digest.Digest) string {
+	if c.Empty() {
+		c = r.nobody
+	}
+	return r.Prover.Proof(c, ref.Name(), root)
+}
+
+// Proofs are all that would let c have a digest of ref's repository without
+// asking the registry: its own, and that of no credential at all.
+func (r *Resolver) Proofs(ref reference.Named, c Credential, root digest.Digest) []string {
+	return []string{r.Proof(ref, c, root), r.Proof(ref, Credential{}, root)}
+}
+
+// nodeCredentials stands for what a caller without a credential has.
+func nodeCredentials(auths map[string]Credential) Credential {
+	var all strings.Builder
+	for _, host := range slices.Sorted(maps.Keys(auths)) {
+		c := auths[host]
+		fmt.Fprintf(&all, "%q %q %q %q %q %q\n", host, c.Username, c.Password, c.Auth, c.ServerAddress, c.IdentityToken)
+	}
+	return Credential{Auth: all.String()}
+}
+
+// Resolve asks the registry what ref means. Equal questions at one time are
+// asked once.
+//
+// Errors are [imagepin.Error]: PullAccessDenied (ErrPermissionDenied, or
+// ErrUnauthenticated), ManifestPullTimeout (context.DeadlineExceeded),
+// CannotPullImageManifest (ErrNotFound; ErrUnavailable where a registry cannot
+// be reached or answers 429 or 5xx; ErrInvalidArgument), ContentCorrupt
+// (ErrFailedPrecondition) where the answer is no image.
+func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
+	key := ref.String() + "\x00" + r.Prover.Identity(c)
+	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
+		return r.resolve(ctx, r.Session(ref, c))
+	})
+}
+
+func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
+	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.Timeout, errTimeout)
+	defer cancel()
+	_, root, err := s.resolver.Resolve(ctx, s.ref.String())
+	if host, status, denied := s.traffic.denied(); denied && err != nil {
+		return Resolved{}, deniedError(s.ref, host, status, err)
+	}
+	if err != nil {
+		if errors.Is(context.Cause(ctx), errTimeout) {
+			return Resolved{}, timeoutError(s.ref, r.Timeout)
+		}
+		if ctx.Err() != nil {
+			return Resolved{}, context.Cause(ctx)
+		}
+		return Resolved{}, s.resolveError(err)
+	}
+	if !images.IsIndexType(root.MediaType) && !images.IsManifestType(root.MediaType) {
+		return Resolved{}, notAnImageError(s.ref, root)
+	}
+	return Resolved{Root: root, Host: s.traffic.answered(), Session: s}, nil
+}
+
+// Fetcher fetches the content of the session's repository.
+func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
+	f, err := s.resolver.Fetcher(ctx, s.ref.String())
+	if err != nil {
+		return nil, RedactError(err)
+	}
+	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (rc io.ReadCloser, err error) {
+		rc, err = f.Fetch(withRedactedLog(ctx), desc)
+		if err == nil {
+			return rc, nil
+		}
+		if host, status, denied := s.traffic.denied(); denied {
+			return nil, deniedError(s.ref, host, status, err)
+		}
+		return nil, RedactError(err)
+	}), nil
+}
+
+// SetOptions passes the transfer service's limits on to the resolver.
+func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
+	if r, ok := s.resolver.(remotes.ResolverWithOptions); ok {
+		r.SetOptions(options...)
+	}
+}
+
+// Stalled is closed when requests of the session have been open for timeout
+// without any progress. The watch ends when ctx does.
+func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan struct{} {
+	return s.traffic.stalled(timeout, ctx.Done())
+}
+
+// Bytes is how much the session has received, in bytes.
+func (s *Session) Bytes() int64 { return s.traffic.bytes.Load() }
+
+var errTimeout = errors.New("the registry did not answer in time")
+
+func deniedError(ref reference.Named, host string, status int, err error) error {
+	var class error = errdefs.ErrPermissionDenied
+	if status == http.StatusUnauthorized {
+		class = errdefs.ErrUnauthenticated
+	}
+	return &imagepin.Error{
+		Name: imagepin.PullAccessDenied, Ref: ref.String(),
+		What:  fmt.Sprintf("%s answered %d %s", host, status, http.StatusText(status)),
+		Do:    "Check the image pull secret of the pod, the service account's imagePullSecrets, and that the credential may read this repository.",
+		Class: class, Err: RedactError(err),
+	}
+}
+
+func timeoutError(ref reference.Named, timeout time.Duration) error {
+	return &imagepin.Error{
+		Name: imagepin.ManifestPullTimeout, Ref: ref.String(),
+		What:  fmt.Sprintf("the registry did not say within %s which digest it means", timeout),
+		Do:    "Check the network to the registry and its mirrors, or raise manifest_pull_timeout.",
+		Class: context.DeadlineExceeded, Err: errTimeout,
+	}
+}
+
+func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
+	return &imagepin.Error{
+		Name: imagepin.ContentCorrupt, Ref: ref.String(),
+		What:  fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),
+		Do:    "Check that the registry's address is right, and that no proxy or login page answers in its place.",
+		Class: errdefs.ErrFailedPrecondition,
+	}
+}
+
+// resolveError classifies what containerd's resolver returned.
+func (s *Session) resolveError(err error) error {
+	e := &imagepin.Error{
+		Name: imagepin.CannotPullImageManifest, Ref: s.ref.String(), Err: RedactError(err),
+		Class: errdefs.ErrUnavailable,
+		Do:    "Check the network to the registry and its mirrors.",
+	}
+	var unexpected remoteserrors.ErrUnexpectedStatus
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &certificate):
+		e.Do = "Check the registry's certificate, and the ca of the registry's hosts.toml."
+	case errors.As(err, &unexpected) && unexpected.StatusCode == http.StatusTooManyRequests:
+		e.What = "the registry limits the rate of requests"
+		e.Do = "Wait, or configure a mirror or a credential with a higher limit."
+	case errors.As(err, &unexpected) && unexpected.StatusCode < 500:
+		e.Class = errdefs.ErrInvalidArgument
+		e.Do = "Check the reference, and that the host is a registry."
+	case errors.Is(err, docker.ErrInvalidAuthorization):
+		e.Name, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
+		e.Do = "Check the image pull secret of the pod, and that the credential may read this repository."
+	case errdefs.IsNotFound(err) && s.unavailable():
+		e.What = "no host has it, and some could not be asked"
+	case errdefs.IsNotFound(err):
+		e.Class = errdefs.ErrNotFound
+		e.Do = "Check the reference: its registry has no such tag or digest."
+	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
+		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
+		e.Do = "Check that the registry's address is right, and that no proxy or login page answers in its place."
+	}
+	return e
+}
+
+// unavailable tells whether a host failed to answer the question at all, so
+// that another's "not found" is not the last word.
+func (s *Session) unavailable() bool {
+	for _, status := range s.traffic.statuses() {
+		if status >= 500 || status == http.StatusTooManyRequests {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,216 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// The labels of containerd's CRI (internal/cri/labels/labels.go): what says
+// that a record is the CRI's, and that kubelet must not remove the image.
+const (
+	criManagedLabel  = "io.cri-containerd.image"
+	criManagedValue  = "managed"
+	criPinnedLabel   = "io.cri-containerd.pinned"
+	criPinnedValue   = "pinned"
+	deletedLabel     = "" // containerd drops a label that is set to nothing
+	maxProofsARecord = 16
+)
+
+// view is the set of entries as it will be.
+type view struct {
+	entries []imagepin.Entry
+	// native tells whether an entry's platform is the node's own.
+	native func(imagepin.Entry) bool
+	// pinned tells whether a reference is one of the CRI's pinned images.
+	pinned func(ref string) bool
+	// preferred is the target that wins where all else is equal.
+	preferred func(imagepin.Entry) bool
+}
+
+// record is how one image record should be. A nil *record means that there
+// should be none.
+type record struct {
+	target ocispec.Descriptor
+	keys   map[string]string
+	pinned bool
+}
+
+// desired derives how the record called name should be from the entries.
+// current is its present target, if it exists.
+func (v view) desired(name string, current *ocispec.Descriptor) (*record, error) {
+	var about []imagepin.Entry
+	r := &record{keys: map[string]string{}}
+	for _, e := range v.entries {
+		switch {
+		case e.Record == name:
+			label, value, err := imagepin.EncodeKeyLabel(e)
+			if err != nil {
+				return nil, err
+			}
+			r.keys[label] = value
+		case e.ImageID.String() == name:
+		case e.Ref == name && v.native(e):
+		default:
+			continue
+		}
+		r.pinned = r.pinned || v.pinned(e.Ref)
+		about = append(about, e)
+	}
+	if len(about) == 0 {
+		return nil, nil
+	}
+	if len(r.keys) > 0 {
+		// The record that carries a key is what keeps it alive.
+		i := slices.IndexFunc(about, func(e imagepin.Entry) bool { return e.Record == name })
+		r.target = about[i].RecordTarget
+		return r, nil
+	}
+	if isID(name) && current != nil {
+		// Any live target of an ID is as good as another.
+		for _, e := range about {
+			if e.RecordTarget.Digest == current.Digest {
+				r.target = e.RecordTarget
+				return r, nil
+			}
+		}
+	}
+	r.target = slices.MaxFunc(about, v.compare).RecordTarget
+	return r, nil
+}
+
+// compare orders entries by how good they are as the meaning of a tag: what
+// was made ready last wins.
+func (v view) compare(a, b imagepin.Entry) int {
+	return cmp.Or(
+		compareBool(v.native(a), v.native(b)),
+		a.ReadyAt.Compare(b.ReadyAt),
+		compareBool(v.preferred(a), v.preferred(b)),
+	)
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+func isID(name string) bool {
+	_, err := digest.Parse(name)
+	return err == nil
+}
+
+// change is one write to the image store.
+type change struct {
+	image      images.Image
+	fieldpaths []string // of an update; none for a create
+	create     bool
+	remove     bool
+}
+
+func (c change) write(ctx context.Context, store images.Store) error {
+	var (
+		err  error
+		verb string
+	)
+	switch {
+	case c.remove:
+		verb, err = "delete", store.Delete(ctx, c.image.Name)
+		if errdefs.IsNotFound(err) {
+			err = nil
+		}
+	case c.create:
+		verb = "create"
+		_, err = store.Create(ctx, c.image)
+	default:
+		verb = "update"
+		_, err = store.Update(ctx, c.image, c.fieldpaths...)
+	}
+	if err != nil {
+		return fmt.Errorf("%s image record %s: %w", verb, c.image.Name, err)
+	}
+	return nil
+}
+
+// diff gives the write that turns current into want, if one is needed. gone
+// are the names of key labels that this operation takes away; a key label that
+// is not among them stays, and so does every label of others.
+func diff(name string, current *images.Image, want *record, gone map[string]struct{}, proof string) (change, bool) {
+	if want == nil {
+		return change{image: images.Image{Name: name}, remove: true}, current != nil
+	}
+	labels := map[string]string{criManagedLabel: criManagedValue}
+	if want.pinned {
+		labels[criPinnedLabel] = criPinnedValue
+	}
+	for k, v := range want.keys {
+		labels[k] = v
+	}
+	if proof != "" && len(want.keys) > 0 {
+		labels[imagepin.ProofLabelPrefix+proof] = proofValue()
+	}
+	if current == nil {
+		return change{image: images.Image{Name: name, Target: want.target, Labels: labels}, create: true}, true
+	}
+
+	c := change{image: images.Image{Name: name, Target: want.target, Labels: map[string]string{}}}
+	set := func(label, value string) {
+		c.image.Labels[label] = value
+		c.fieldpaths = append(c.fieldpaths, "labels."+label)
+	}
+	if current.Target.Digest != want.target.Digest {
+		c.fieldpaths = append(c.fieldpaths, "target")
+	}
+	for label, value := range labels {
+		_, here := current.Labels[label]
+		if strings.HasPrefix(label, imagepin.ProofLabelPrefix) && here {
+			continue // when it was proved first is good enough
+		}
+		if current.Labels[label] != value {
+			set(label, value)
+		}
+	}
+	for label := range gone {
+		if _, here := current.Labels[label]; here && want.keys[label] == "" {
+			set(label, deletedLabel)
+		}
+	}
+	for _, label := range surplusProofs(current.Labels, proof) {
+		set(label, deletedLabel)
+	}
+	return c, len(c.fieldpaths) > 0
+}
+
+// surplusProofs are the oldest proofs of a record that has no room for one
+// more: credentials that rotate must not fill a label map.
+func surplusProofs(labels map[string]string, proof string) []string {
+	if proof == "" || labels[imagepin.ProofLabelPrefix+proof] != "" {
+		return nil
+	}
+	var names []string
+	for label := range labels {
+		if strings.HasPrefix(label, imagepin.ProofLabelPrefix) {
+			names = append(names, label)
+		}
+	}
+	if len(names) < maxProofsARecord {
+		return nil
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(labels[a], labels[b]), cmp.Compare(a, b))
+	})
+	return names[:len(names)-maxProofsARecord+1]
+}

@@ -1,0 +1,135 @@
+package store
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/go-digest/digestset"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// index holds the entries in memory, by everything they are looked up by. The
+// entries are immutable once they are in it.
+type index struct {
+	mu       sync.RWMutex
+	byKey    map[imagepin.Key]*imagepin.Entry
+	byRef    map[string]group
+	byID     map[digest.Digest]group
+	byRecord map[string]group
+	ids      *digestset.Set
+	proofs   map[string]map[string]struct{} // proof -> records that carry it
+}
+
+// group is a set of entries in a stable order.
+type group []*imagepin.Entry
+
+func newIndex() *index {
+	return &index{
+		byKey:    make(map[imagepin.Key]*imagepin.Entry),
+		byRef:    make(map[string]group),
+		byID:     make(map[digest.Digest]group),
+		byRecord: make(map[string]group),
+		ids:      digestset.NewSet(),
+		proofs:   make(map[string]map[string]struct{}),
+	}
+}
+
+// replace removes and then adds entries, in one step for readers.
+func (x *index) replace(removed, added []imagepin.Entry) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, e := range removed {
+		x.remove(e.Key)
+	}
+	for _, e := range added {
+		x.remove(e.Key)
+		x.add(&e)
+	}
+}
+
+func (x *index) add(e *imagepin.Entry) {
+	x.byKey[e.Key] = e
+	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
+	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
+	if len(x.byID[e.ImageID]) == 0 {
+		// The digest was validated when the entry was made: Add cannot fail.
+		_ = x.ids.Add(e.ImageID)
+	}
+	x.byID[e.ImageID] = x.byID[e.ImageID].with(e)
+}
+
+func (x *index) remove(k imagepin.Key) {
+	e := x.byKey[k]
+	if e == nil {
+		return
+	}
+	delete(x.byKey, k)
+	take(x.byRef, e.Ref, e)
+	take(x.byRecord, e.Record, e)
+	take(x.byID, e.ImageID, e)
+	if len(x.byID[e.ImageID]) == 0 {
+		_ = x.ids.Remove(e.ImageID)
+	}
+}
+
+func take[K comparable](m map[K]group, k K, e *imagepin.Entry) {
+	if g := m[k].without(e); len(g) > 0 {
+		m[k] = g
+	} else {
+		delete(m, k)
+	}
+}
+
+// with and without copy: a reader may hold the old group.
+func (g group) with(e *imagepin.Entry) group {
+	g = append(slices.Clone(g), e)
+	slices.SortFunc(g, compareEntries)
+	return g
+}
+
+func (g group) without(e *imagepin.Entry) group {
+	return slices.DeleteFunc(slices.Clone(g), func(o *imagepin.Entry) bool { return o == e })
+}
+
+func compareEntries(a, b *imagepin.Entry) int {
+	return cmp.Or(
+		cmp.Compare(a.Ref, b.Ref),
+		cmp.Compare(a.Target.Platform, b.Target.Platform),
+		cmp.Compare(a.Target.Snapshotter, b.Target.Snapshotter),
+	)
+}
+
+func (g group) values() []imagepin.Entry {
+	if len(g) == 0 {
+		return nil
+	}
+	es := make([]imagepin.Entry, len(g))
+	for i, e := range g {
+		es[i] = *e
+	}
+	return es
+}
+
+// setProofs replaces what is known of the proofs on a record.
+func (x *index) setProofs(record string, proofs []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for p, records := range x.proofs {
+		if delete(records, record); len(records) == 0 {
+			delete(x.proofs, p)
+		}
+	}
+	for _, p := range proofs {
+		x.addProof(record, p)
+	}
+}
+
+func (x *index) addProof(record, proof string) {
+	if x.proofs[proof] == nil {
+		x.proofs[proof] = make(map[string]struct{})
+	}
+	x.proofs[proof][record] = struct{}{}
+}

@@ -1,0 +1,412 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Records is containerd's image store, and a way to change several records at
+// once.
+type Records interface {
+	images.Store
+	// Atomically runs fn, which may use the given image store and nothing
+	// else of containerd. Where containerd can, either all that fn writes is
+	// kept or nothing; where it cannot (over its socket), the order of the
+	// writes has to be safe, and is.
+	Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error
+}
+
+// Config is what a Store works on. All fields are required.
+type Config struct {
+	Records     Records
+	Content     content.Store
+	Leases      leases.Manager
+	Snapshotter func(name string) snapshots.Snapshotter
+	Runtimes    *runtimeplatform.Set
+	// PinnedImages are the normalized references that containerd's CRI pins
+	// (pinned_images).
+	PinnedImages []string
+}
+
+// Store is the keys of a node. It is safe for concurrent use.
+type Store struct {
+	Config
+	index *index
+	write keyed.Mutex // one writer at a time; see lock
+}
+
+// New makes a store with an empty index; see [Store.Load].
+func New(c Config) *Store {
+	return &Store{Config: c, index: newIndex()}
+}
+
+// Change is what a write did.
+type Change struct {
+	// Names are the image records that were created or have a new target.
+	Names []string
+	// Wrote tells whether anything was written at all.
+	Wrote bool
+}
+
+// lock makes the caller the only writer until the returned function is called.
+func (s *Store) lock(ctx context.Context) (func(), error) {
+	const key = "records"
+	if err := s.write.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { s.write.Unlock(key) }, nil
+}
+
+// Put records that keys are ready: entries replace what was known of their
+// keys. The content and the snapshots must be in place and be held by a lease
+// of the caller. A non-empty proof is noted on the records that carry the
+// keys.
+//
+// Put writes only what differs, and nothing where nothing does.
+func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	var replaced []imagepin.Entry
+	for i, e := range entries {
+		old, ok := s.Get(e.Key)
+		if !ok {
+			continue
+		}
+		if sameImage(old, e) {
+			entries[i] = old // it says since when the key has been ready
+			continue
+		}
+		replaced = append(replaced, old)
+	}
+	return s.apply(ctx, replaced, entries, proof)
+}
+
+func sameImage(a, b imagepin.Entry) bool {
+	return a.Root.Digest == b.Root.Digest && a.Manifest == b.Manifest && a.ImageID == b.ImageID &&
+		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest
+}
+
+// Remove takes keys away, and the records that no key needs any more. What a
+// record kept alive is collected before Remove returns, as far as nothing else
+// holds it. Keys that are not there are ignored.
+func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	var removed []imagepin.Entry
+	for _, k := range keys {
+		if e, ok := s.Get(k); ok {
+			removed = append(removed, e)
+		}
+	}
+	if len(removed) == 0 {
+		return Change{}, nil
+	}
+	ch, err := s.apply(ctx, removed, nil, "")
+	if err != nil {
+		return ch, err
+	}
+	if err := s.releaseSnapshots(ctx, removed); err != nil {
+		return ch, err
+	}
+	return ch, s.Collect(ctx)
+}
+
+// Sync takes notice of what another tool has done to the record called name.
+// Keys whose record or tag is gone, or has come to mean something else, are
+// removed; labels that were wiped are written again. It returns the record
+// where no key accounts for it, for adoption to look at.
+func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	carried := s.ByRecord(name)
+	img, err := s.Records.Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		for _, e := range s.ByRef(name) {
+			if s.native(e) && e.Record != name {
+				carried = append(carried, e)
+			}
+		}
+		return nil, s.forget(ctx, carried)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read image record %s: %w", name, err)
+	}
+	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
+		return e.RecordTarget.Digest == img.Target.Digest
+	})
+	if err := s.forget(ctx, moved); err != nil {
+		return nil, err
+	}
+	if stay := s.ByRecord(name); len(stay) > 0 {
+		_, err := s.apply(ctx, nil, stay, "")
+		return nil, err
+	}
+	if s.Explained(img) {
+		return nil, nil
+	}
+	return &img, nil
+}
+
+// forget removes keys that another tool has taken the ground from under.
+func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	if _, err := s.apply(ctx, entries, nil, ""); err != nil {
+		return err
+	}
+	return s.releaseSnapshots(ctx, entries)
+}
+
+// apply changes the set of entries and brings every record into line that one
+// of them is about. The caller holds the lock.
+func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
+	v := s.view(removed, added)
+	gone := make(map[string]struct{})
+	ours := make(map[digest.Digest]bool)
+	for _, e := range removed {
+		gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
+		ours[e.RecordTarget.Digest] = true
+	}
+	plan := func(ctx context.Context, store images.Store) ([]change, error) {
+		var changes []change
+		for _, name := range affected(removed, added) {
+			c, needed, err := planRecord(ctx, store, v, name, gone, ours, proof)
+			if err != nil {
+				return nil, err
+			}
+			if needed {
+				changes = append(changes, c)
+			}
+		}
+		return changes, nil
+	}
+	// A transaction costs a sync to disk even where nothing is written in it.
+	changes, err := plan(ctx, s.Records)
+	if err != nil {
+		return Change{}, err
+	}
+	if len(changes) > 0 {
+		err = s.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
+			// Other tools write too: what counts is what is there now.
+			if changes, err = plan(ctx, store); err != nil {
+				return err
+			}
+			for _, c := range changes {
+				if err := c.write(ctx, store); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return Change{}, err
+		}
+	}
+	s.index.replace(removed, added)
+	if proof != "" {
+		s.index.mu.Lock()
+		for _, e := range added {
+			s.index.addProof(e.Record, proof)
+		}
+		s.index.mu.Unlock()
+	}
+	return summarize(changes), nil
+}
+
+func summarize(changes []change) Change {
+	ch := Change{Wrote: len(changes) > 0}
+	for _, c := range changes {
+		if c.create || slices.Contains(c.fieldpaths, "target") {
+			ch.Names = append(ch.Names, c.image.Name)
+		}
+	}
+	return ch
+}
+
+// view is the entries as they will be after a change.
+func (s *Store) view(removed, added []imagepin.Entry) view {
+	about := make(map[imagepin.Key]imagepin.Entry)
+	for _, e := range slices.Concat(removed, added) {
+		for _, o := range slices.Concat(s.ByID(e.ImageID), s.ByRef(e.Ref), s.ByRecord(e.Record)) {
+			about[o.Key] = o
+		}
+	}
+	for _, e := range removed {
+		delete(about, e.Key)
+	}
+	for _, e := range added {
+		about[e.Key] = e
+	}
+	v := view{
+		native: s.native,
+		pinned: func(ref string) bool { return slices.Contains(s.PinnedImages, ref) },
+		preferred: func(e imagepin.Entry) bool {
+			return e.Target == s.Runtimes.Default().Target
+		},
+	}
+	for _, e := range about {
+		v.entries = append(v.entries, e)
+	}
+	slices.SortFunc(v.entries, func(a, b imagepin.Entry) int { return compareEntries(&a, &b) })
+	return v
+}
+
+func (s *Store) native(e imagepin.Entry) bool {
+	rt, ok := s.Runtimes.ForTarget(e.Target)
+	return ok && rt.Native
+}
+
+// affected lists the records that entries are about, in the order in which it
+// is safe to write them one by one: first the ID and the tag, which promise
+// nothing, then what carries the labels of new keys, and what keeps the old
+// alive last.
+func affected(removed, added []imagepin.Entry) []string {
+	var names []string
+	add := func(n string) {
+		if !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	for _, e := range added {
+		add(e.ImageID.String())
+		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") {
+			add(e.Ref)
+		}
+	}
+	for _, e := range added {
+		add(e.Record)
+	}
+	for _, e := range removed {
+		if !strings.Contains(e.Ref, "@") {
+			add(e.Ref)
+		}
+		add(e.ImageID.String())
+		add(e.Record)
+	}
+	return names
+}
+
+// planRecord finds the write, if any is needed, that makes the record called
+// name what the view wants.
+func planRecord(ctx context.Context, store images.Store, v view, name string, gone map[string]struct{}, ours map[digest.Digest]bool, proof string) (c change, needed bool, _ error) {
+	var current *images.Image
+	img, err := store.Get(ctx, name)
+	switch {
+	case err == nil:
+		current = &img
+	case !errdefs.IsNotFound(err):
+		return change{}, false, fmt.Errorf("read image record %s: %w", name, err)
+	}
+	want, err := v.desired(name, targetOf(current))
+	if err != nil {
+		return change{}, false, err
+	}
+	if want == nil && current != nil && !ours[current.Target.Digest] {
+		// Another tool has moved it, and it is not for a removal to take away
+		// what no key speaks of.
+		return change{}, false, nil
+	}
+	c, needed = diff(name, current, want, gone, proof)
+	return c, needed, nil
+}
+
+// releaseSnapshots drops the reference from an image's configuration to its
+// snapshot in every snapshotter that the image has lost its last key for, so
+// that these snapshots are freed while another snapshotter keeps its own.
+func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
+	type unpacked struct {
+		id          digest.Digest
+		snapshotter string
+	}
+	seen := make(map[unpacked]bool)
+	for _, e := range removed {
+		u := unpacked{e.ImageID, e.Target.Snapshotter}
+		if seen[u] || slices.ContainsFunc(s.ByID(e.ImageID), func(o imagepin.Entry) bool {
+			return o.Target.Snapshotter == u.snapshotter
+		}) {
+			continue
+		}
+		seen[u] = true
+		label := "containerd.io/gc.ref.snapshot." + u.snapshotter
+		_, err := s.Content.Update(ctx, content.Info{
+			Digest: u.id,
+			Labels: map[string]string{label: deletedLabel},
+		}, "labels."+label)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("release the snapshot of %s in %s: %w", u.id, u.snapshotter, err)
+		}
+	}
+	return nil
+}
+
+// Collect runs containerd's garbage collection and waits for it. Deleting an
+// image record synchronously would do, but a label that is dropped triggers
+// nothing: a lease that is made and deleted does.
+func (s *Store) Collect(ctx context.Context) error {
+	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
+		leases.WithLabel(imagepin.LeaseLabel, "collect"))
+	if err != nil {
+		return fmt.Errorf("collect garbage: %w", err)
+	}
+	if err := s.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("collect garbage: %w", err)
+	}
+	return nil
+}
+
+// decode reads the keys and the proofs on a record. A label that cannot be
+// read is somebody else's business (a newer version, a damaged one): it is
+// logged, left alone, and the key is as if it were not there.
+func decode(ctx context.Context, img images.Image) (entries []imagepin.Entry, proofs []string) {
+	for name, value := range img.Labels {
+		if p, ok := strings.CutPrefix(name, imagepin.ProofLabelPrefix); ok {
+			proofs = append(proofs, p)
+		}
+		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		e, err := imagepin.DecodeKeyLabel(name, value)
+		if err != nil {
+			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("a key is left alone that cannot be read")
+			continue
+		}
+		e.Record, e.RecordTarget = img.Name, img.Target
+		entries = append(entries, e)
+	}
+	return entries, proofs
+}
+
+func targetOf(img *images.Image) *ocispec.Descriptor {
+	if img == nil {
+		return nil
+	}
+	return &img.Target
+}
+
+func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }

@@ -1,0 +1,225 @@
+package imagepin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/defaults"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+)
+
+const (
+	criPlugin = "cri"
+	// pipeSize is the buffer of the connection to the CRI service behind, in
+	// bytes.
+	pipeSize = 1 << 20
+	// retryAfter is how long to wait before the index is built again, where
+	// that failed.
+	retryAfter = time.Second
+)
+
+// Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
+// before containerd loads its plugins. It fails where this containerd has no
+// CRI plugin.
+//
+// The CRI plugin is wrapped where it is registered: what it makes is served on
+// a connection within the process, and imagepin in its place on containerd's
+// own sockets. Where our plugin is disabled, containerd's CRI stays as it is;
+// where it fails to load, there is no CRI, because a node that was configured to
+// pin images must not start others.
+func Decorate() error {
+	var found *plugin.Registration
+	registry.Graph(func(r *plugin.Registration) bool {
+		if r.Type == plugins.GRPCPlugin && r.ID == criPlugin {
+			found = r
+		}
+		return true
+	})
+	if found == nil {
+		return fmt.Errorf("imagepin: plugin %s.%s is not built in", plugins.GRPCPlugin, criPlugin)
+	}
+	found.Requires = append(slices.Clone(found.Requires), Type)
+	found.InitFn = decorated(found.InitFn)
+	return nil
+}
+
+type initFunc = func(*plugin.InitContext) (any, error)
+
+func decorated(behind initFunc) initFunc {
+	return func(ic *plugin.InitContext) (any, error) {
+		p := ic.Plugins().Get(Type, ID)
+		if p == nil {
+			log.G(ic.Context).Info("imagepin is disabled: containerd's CRI is served as it is")
+			return behind(ic)
+		}
+		instance, err := p.Instance()
+		if err != nil {
+			return nil, fmt.Errorf("the CRI is not served without imagepin, which failed to load (to go without it, add %q to disabled_plugins): %w", Section, err)
+		}
+		service, err := behind(ic)
+		if err != nil {
+			return nil, err
+		}
+		return serve(ic.Context, instance.(*stores), service)
+	}
+}
+
+// registrar is a plugin instance that has a gRPC service, as containerd's
+// server plugin knows it.
+type registrar interface {
+	Register(*grpc.Server) error
+}
+
+// tcpRegistrar also serves on containerd's TCP address.
+type tcpRegistrar interface {
+	RegisterTCP(*grpc.Server) error
+}
+
+// front is what containerd gets in place of its CRI plugin's instance.
+type front struct {
+	service *cri.Service
+	close   []func() error
+}
+
+// Register implements containerd's gRPC service interface.
+func (f *front) Register(s *grpc.Server) error { return f.service.Register(s) }
+
+// Close ends imagepin and then the CRI service behind.
+func (f *front) Close() error {
+	var errs []error
+	for _, c := range f.close {
+		errs = append(errs, c())
+	}
+	return errors.Join(errs...)
+}
+
+// frontWithTCP is a front where the CRI is enabled on TCP.
+type frontWithTCP struct{ *front }
+
+// RegisterTCP implements containerd's gRPC service interface for TCP.
+func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.Register(s) }
+
+func serve(ctx context.Context, s *stores, behind any) (any, error) {
+	service, ok := behind.(registrar)
+	if !ok {
+		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", behind)
+	}
+	conn, stop, err := pipe(service)
+	if err != nil {
+		return nil, err
+	}
+	images := runtime.NewImageServiceClient(conn)
+	config := s.pullConfig()
+	config.Visible = func(ctx context.Context, id digest.Digest, names []string) error {
+		return cri.WaitVisible(ctx, images, id, names)
+	}
+	puller := pull.New(config)
+	ready := make(chan struct{})
+	f := &front{service: cri.New(cri.Config{
+		Behind:              conn,
+		Namespace:           namespace,
+		Store:               s.store,
+		Puller:              puller,
+		Content:             config.Content,
+		Leases:              config.Leases,
+		Runtimes:            s.runtimes,
+		Snapshotter:         s.snapshotter,
+		SnapshotRoot:        func(name string) string { return s.roots[name] },
+		StatsPeriod:         time.Duration(s.cri.images.StatsCollectPeriod) * time.Second,
+		SandboxImage:        s.cri.sandboxImage(),
+		WithoutSandboxImage: s.cri.withoutSandboxImage(),
+		DiscardLayers:       config.DiscardLayers,
+		Ready:               ready,
+	})}
+	reconciler := reconcile.New(reconcile.Config{
+		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
+		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
+	})
+	ctx, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		follow(ctx, reconciler, ready)
+	}()
+	f.close = append(f.close, func() error { cancel(); <-done; return nil }, stop)
+	if c, ok := behind.(io.Closer); ok {
+		f.close = append(f.close, c.Close)
+	}
+	if _, ok := behind.(tcpRegistrar); ok {
+		return frontWithTCP{f}, nil
+	}
+	return f, nil
+}
+
+// follow keeps the index in step with containerd until ctx ends.
+func follow(ctx context.Context, r *reconcile.Reconciler, ready chan struct{}) {
+	start := time.Now()
+	once := func() {
+		select {
+		case <-ready:
+		default:
+			log.G(ctx).WithField("took", time.Since(start)).Info("imagepin is ready")
+			close(ready)
+		}
+	}
+	for {
+		err := r.Run(ctx, once)
+		if ctx.Err() != nil {
+			return
+		}
+		log.G(ctx).WithError(err).Errorf("imagepin lost track of containerd's images, and lists them again in %s", retryAfter)
+		select {
+		case <-time.After(retryAfter):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// pipe serves the CRI service behind on a connection within the process.
+func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
+	listener := bufconn.Listen(pipeSize)
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
+		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
+	)
+	if err := behind.Register(server); err != nil {
+		return nil, nil, fmt.Errorf("imagepin: serve the CRI behind: %w", err)
+	}
+	conn, err := grpc.NewClient("passthrough:///cri",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
+			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
+		),
+	)
+	if err != nil {
+		return nil, nil, fmt.Errorf("imagepin: reach the CRI behind: %w", err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	return conn, func() error {
+		err := conn.Close()
+		server.Stop()
+		return errors.Join(err, <-served)
+	}, nil
+}
