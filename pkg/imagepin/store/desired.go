@@ -119,9 +119,11 @@ type change struct {
 	fieldpaths []string // of an update; none for a create
 	create     bool
 	remove     bool
+	// after is the record as the write leaves it.
+	after images.Image
 }
 
-func (c change) write(ctx context.Context, store images.Store) error {
+func (c *change) write(ctx context.Context, store images.Store) error {
 	var (
 		err  error
 		verb string
@@ -129,15 +131,16 @@ func (c change) write(ctx context.Context, store images.Store) error {
 	switch {
 	case c.remove:
 		verb, err = "delete", store.Delete(ctx, c.image.Name)
+		c.after = images.Image{Name: c.image.Name}
 		if errdefs.IsNotFound(err) {
 			err = nil
 		}
 	case c.create:
 		verb = "create"
-		_, err = store.Create(ctx, c.image)
+		c.after, err = store.Create(ctx, c.image)
 	default:
 		verb = "update"
-		_, err = store.Update(ctx, c.image, c.fieldpaths...)
+		c.after, err = store.Update(ctx, c.image, c.fieldpaths...)
 	}
 	if err != nil {
 		return fmt.Errorf("%s image record %s: %w", verb, c.image.Name, err)

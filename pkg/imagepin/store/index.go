@@ -20,7 +20,7 @@ type index struct {
 	byID     map[digest.Digest]group
 	byRecord map[string]group
 	ids      *digestset.Set
-	proofs   map[string]map[string]struct{} // proof -> records that carry it
+	proofs   proofs
 }
 
 // group is a set of entries in a stable order.
@@ -33,7 +33,7 @@ func newIndex() *index {
 		byID:     make(map[digest.Digest]group),
 		byRecord: make(map[string]group),
 		ids:      digestset.NewSet(),
-		proofs:   make(map[string]map[string]struct{}),
+		proofs:   newProofs(),
 	}
 }
 
@@ -111,25 +111,4 @@ func (g group) values() []imagepin.Entry {
 		es[i] = *e
 	}
 	return es
-}
-
-// setProofs replaces what is known of the proofs on a record.
-func (x *index) setProofs(record string, proofs []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for p, records := range x.proofs {
-		if delete(records, record); len(records) == 0 {
-			delete(x.proofs, p)
-		}
-	}
-	for _, p := range proofs {
-		x.addProof(record, p)
-	}
-}
-
-func (x *index) addProof(record, proof string) {
-	if x.proofs[proof] == nil {
-		x.proofs[proof] = make(map[string]struct{})
-	}
-	x.proofs[proof][record] = struct{}{}
 }

@@ -38,7 +38,7 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 	}
 	x := newIndex()
 	for _, img := range all {
-		entries, proofs := decode(ctx, img)
+		entries := decode(ctx, img)
 		for _, e := range entries {
 			if _, ok := s.Runtimes.ForTarget(e.Target); !ok {
 				continue // no handler asks for this target now
@@ -53,9 +53,7 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 			x.remove(e.Key)
 			x.add(&e)
 		}
-		for _, p := range proofs {
-			x.addProof(img.Name, p)
-		}
+		x.noteProofs(img)
 	}
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID

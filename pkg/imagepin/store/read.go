@@ -1,8 +1,6 @@
 package store
 
 import (
-	"slices"
-
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -89,11 +87,4 @@ func (s *Store) Images() []Image {
 		all = append(all, Image{ID: id, Entries: g.values()})
 	}
 	return all
-}
-
-// HasProof tells whether any of proofs stands on a record of the node.
-func (s *Store) HasProof(proofs ...string) bool {
-	s.index.mu.RLock()
-	defer s.index.mu.RUnlock()
-	return slices.ContainsFunc(proofs, func(p string) bool { return len(s.index.proofs[p]) > 0 })
 }

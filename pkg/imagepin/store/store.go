@@ -86,16 +86,21 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 	}
 	defer unlock()
 	var replaced []imagepin.Entry
+	news := false
 	for i, e := range entries {
 		old, ok := s.Get(e.Key)
-		if !ok {
-			continue
-		}
-		if sameImage(old, e) {
+		switch {
+		case ok && sameImage(old, e):
 			entries[i] = old // it says since when the key has been ready
-			continue
+			news = news || !s.hasProofOn(e.Record, proof)
+		case ok:
+			replaced, news = append(replaced, old), true
+		default:
+			news = true
 		}
-		replaced = append(replaced, old)
+	}
+	if !news {
+		return Change{}, nil
 	}
 	return s.apply(ctx, replaced, entries, proof)
 }
@@ -146,6 +151,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	carried := s.ByRecord(name)
 	img, err := s.Records.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
+		s.index.noteProofs(images.Image{Name: name})
 		for _, e := range s.ByRef(name) {
 			if s.native(e) && e.Record != name {
 				carried = append(carried, e)
@@ -156,6 +162,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read image record %s: %w", name, err)
 	}
+	s.index.noteProofs(img)
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
@@ -217,8 +224,8 @@ func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proo
 			if changes, err = plan(ctx, store); err != nil {
 				return err
 			}
-			for _, c := range changes {
-				if err := c.write(ctx, store); err != nil {
+			for i := range changes {
+				if err := changes[i].write(ctx, store); err != nil {
 					return err
 				}
 			}
@@ -229,12 +236,8 @@ func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proo
 		}
 	}
 	s.index.replace(removed, added)
-	if proof != "" {
-		s.index.mu.Lock()
-		for _, e := range added {
-			s.index.addProof(e.Record, proof)
-		}
-		s.index.mu.Unlock()
+	for _, c := range changes {
+		s.index.noteProofs(c.after)
 	}
 	return summarize(changes), nil
 }
@@ -380,14 +383,12 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
-// decode reads the keys and the proofs on a record. A label that cannot be
-// read is somebody else's business (a newer version, a damaged one): it is
-// logged, left alone, and the key is as if it were not there.
-func decode(ctx context.Context, img images.Image) (entries []imagepin.Entry, proofs []string) {
+// decode reads the keys on a record. A label that cannot be read is somebody
+// else's business (a newer version, a damaged one): it is logged, left alone,
+// and the key is as if it were not there.
+func decode(ctx context.Context, img images.Image) []imagepin.Entry {
+	var entries []imagepin.Entry
 	for name, value := range img.Labels {
-		if p, ok := strings.CutPrefix(name, imagepin.ProofLabelPrefix); ok {
-			proofs = append(proofs, p)
-		}
 		if !imagepin.IsKeyLabel(name) {
 			continue
 		}
@@ -399,7 +400,7 @@ func decode(ctx context.Context, img images.Image) (entries []imagepin.Entry, pr
 		e.Record, e.RecordTarget = img.Name, img.Target
 		entries = append(entries, e)
 	}
-	return entries, proofs
+	return entries
 }
 
 func targetOf(img *images.Image) *ocispec.Descriptor {
