@@ -1,17 +1,69 @@
 # imagepin: build, test and demo. `make help` lists the targets.
 GO          ?= go
-VERSION     ?= 0.1.0-dev
 CONTAINERD   = $(shell $(GO) list -m -f '{{.Version}}' github.com/containerd/containerd/v2)
 CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+OURS         = ./cmd/... ./pkg/... ./plugins/...
+MODULES      = . integration tools
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 20
 
 .PHONY: build
 build: ## bin/containerd (with imagepin), bin/ctr, bin/containerd-shim-runc-v2
 	$(GOBUILD) -o bin/containerd ./cmd/containerd
 	$(GOBUILD) -o bin/ctr github.com/containerd/containerd/v2/cmd/ctr
 	$(GOBUILD) -o bin/containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
+
+.PHONY: test-binaries
+test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
+	GO=$(GO) hack/test-binaries.sh
+
+.PHONY: demo
+demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
+	@cd integration && $(GO) run ./demo
+
+.PHONY: demo-stock
+demo-stock: build test-binaries ## The same steps on stock containerd: where it fails
+	@cd integration && $(GO) run ./demo -stock
+
+.PHONY: test
+test: test-unit test-integration ## All tests
+
+.PHONY: test-unit
+test-unit: ## Unit tests, under the race detector
+	$(GO) test -race $(OURS)
+
+.PHONY: test-integration
+test-integration: build test-binaries ## Real containerd, registry, runc and snapshotters
+	cd integration && $(GO) test -timeout 30m ./...
+
+.PHONY: check
+check: check-format check-vet check-lint check-windows check-tidy ## Everything that is checked without running it
+
+.PHONY: check-format
+check-format:
+	@files=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$files" ]; then echo "not gofmt-ed:"; echo "$$files"; exit 1; fi
+
+.PHONY: check-vet
+check-vet:
+	$(GO) vet $(OURS)
+	cd integration && $(GO) vet ./...
+
+.PHONY: check-lint
+check-lint:
+	$(GO) tool -modfile=tools/go.mod staticcheck $(OURS)
+
+.PHONY: check-windows
+check-windows:
+	GOOS=windows $(GO) build ./pkg/... ./plugins/...
+
+.PHONY: check-tidy
+check-tidy:
+	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin
