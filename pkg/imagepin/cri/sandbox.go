@@ -27,7 +27,7 @@ func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxReq
 	s.sandboxes.add("", made)
 
 	resp, err := func() (*runtime.RunPodSandboxResponse, error) {
-		if s.WithoutSandboxImage[rt.Handler] {
+		if s.SandboxImage == "" || s.WithoutSandboxImage[rt.Handler] {
 			return next(ctx, r)
 		}
 		release, err := s.readySandboxImage(ctx, handler)

@@ -14,12 +14,13 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // make puts in place what a key needs: manifest, configuration, layers unless
@@ -65,12 +66,10 @@ func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
 	}
 	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
 	e.Root, e.Host, e.Source = j.root, j.host, imagepin.SourcePull
-	e.RecordTarget = recordTarget(ctx, p.Content, j, manifest)
-	record, err := reference.WithDigest(reference.TrimNamed(j.ref), e.RecordTarget.Digest)
-	if err != nil {
+	e.RecordTarget = RecordTarget(ctx, p.Content, j.root, manifest, j.runtime)
+	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
 		return imagepin.Entry{}, err
 	}
-	e.Record = record.String()
 	return e, p.committed(ctx, e)
 }
 
@@ -169,21 +168,22 @@ func (p *Puller) committed(ctx context.Context, e imagepin.Entry) error {
 	return fmt.Errorf("snapshotter %s: %w", e.Target.Snapshotter, errdefs.ErrNotFound)
 }
 
-// recordTarget is what the records of an image target, see package store. That
-// of a native image is the index, so that a rollback finds what stock would
-// have written; unless containerd's own way of reading that index would choose
+// RecordTarget is what the records of an image target, see package store. That
+// of a native image is its root, so that a rollback finds what stock would have
+// written; unless containerd's own way of reading that index would choose
 // another manifest (it does not look into a second nested index where the first
-// has no match, and orders Windows builds as text).
-func recordTarget(ctx context.Context, provider content.Provider, j job, manifest ocispec.Descriptor) ocispec.Descriptor {
-	if !j.runtime.Native || images.IsManifestType(j.root.MediaType) {
+// has no match, and orders Windows builds as text). An image of another
+// platform is read by containerd only where a record targets its manifest.
+func RecordTarget(ctx context.Context, provider content.Provider, root, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) ocispec.Descriptor {
+	if !rt.Native || images.IsManifestType(root.MediaType) {
 		return manifest
 	}
-	config, err := images.Config(ctx, provider, j.root, platforms.Default())
+	config, err := images.Config(ctx, provider, root, platforms.Default())
 	if err != nil {
 		return manifest
 	}
 	if chosen, err := images.Config(ctx, provider, manifest, platforms.All); err != nil || chosen.Digest != config.Digest {
 		return manifest
 	}
-	return j.root
+	return root
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -52,7 +53,13 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 		session.SetOptions(s.options...)
 		return session.Fetcher(context.Background())
 	})
-	return fetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	return fetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (_ io.ReadCloser, err error) {
+		defer func() {
+			// The transfer service calls from goroutines of its own.
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
 		f, err := open()
 		if err != nil {
 			return nil, err

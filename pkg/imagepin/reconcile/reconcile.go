@@ -25,6 +25,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
+// adoptBatch is how many images are adopted in one transaction.
+const adoptBatch = 50
+
 // Subscriber is containerd's event service.
 type Subscriber interface {
 	Subscribe(ctx context.Context, filters ...string) (ch <-chan *events.Envelope, errs <-chan error)
@@ -53,7 +56,12 @@ func New(c Config) *Reconciler { return &Reconciler{Config: c} }
 // Run builds the index, calls ready, adopts what other tools have put on the
 // node, and follows their changes until ctx ends. It subscribes before it
 // lists, so that nothing falls between.
-func (r *Reconciler) Run(ctx context.Context, ready func()) error {
+func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
 	changes, failed := r.Events.Subscribe(ctx, `topic~="^/images/"`)
 	if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
 		return err
@@ -63,6 +71,9 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	if err := r.adoptAll(ctx, unknown); err != nil {
+		return err
+	}
+	if err := r.Store.ReleaseOrphans(ctx); err != nil {
 		return err
 	}
 	ready()
@@ -134,20 +145,24 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image) error
 	if err != nil {
 		return err
 	}
-	var entries []imagepin.Entry
-	for _, img := range unknown {
-		found, err := r.adopt(ctx, img, have)
-		if err != nil {
-			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be read")
+	for batch := range slices.Chunk(unknown, adoptBatch) {
+		var entries []imagepin.Entry
+		for _, img := range batch {
+			found, err := r.adopt(ctx, img, have)
+			if err != nil {
+				log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be read")
+				continue
+			}
+			entries = append(entries, found...)
+		}
+		if len(entries) == 0 {
 			continue
 		}
-		entries = append(entries, found...)
+		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
+			return err
+		}
 	}
-	if len(entries) == 0 {
-		return nil
-	}
-	_, err = r.Store.Put(ctx, "", entries...)
-	return err
+	return nil
 }
 
 // adoptable tells whether a record's name is a reference that a pod could use.
@@ -190,14 +205,9 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.In
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
 		e.Root, e.Source, e.ReadyAt = img.Target, imagepin.SourceAdopted, img.UpdatedAt
-		e.Record, e.RecordTarget = img.Name, img.Target
-		if !rt.Native {
-			// The CRI service behind reads only what targets a manifest.
-			byManifest, err := reference.WithDigest(reference.TrimNamed(ref), manifest.Digest)
-			if err != nil {
-				return nil, err
-			}
-			e.Record, e.RecordTarget = byManifest.String(), manifest
+		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
+		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err != nil {
+			return nil, err
 		}
 		if have.HasSnapshot(t.Snapshotter, e.ChainID) {
 			entries = append(entries, e)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -35,6 +36,16 @@ type view struct {
 	pinned func(ref string) bool
 	// preferred is the target that wins where all else is equal.
 	preferred func(imagepin.Entry) bool
+}
+
+// RecordName is the name of the record that carries the keys of an image of
+// ref's repository whose records target the given digest.
+func RecordName(ref reference.Named, target digest.Digest) (string, error) {
+	name, err := reference.WithDigest(reference.TrimNamed(ref), target)
+	if err != nil {
+		return "", fmt.Errorf("record for %s: %w", ref, err)
+	}
+	return name.String(), nil
 }
 
 // record is how one image record should be. A nil *record means that there

@@ -15,8 +15,8 @@
 //	<repo>@<manifest> -> manifest carries the labels of the keys
 //	<image ID>        -> manifest
 //
-// An image that another tool put on the node keeps its labels on the record
-// that the tool made.
+// An image that another tool put on the node gets the record that carries its
+// keys when it is adopted, if it has none.
 //
 // What a record should look like follows from the entries alone (see
 // desired), so that pulling, removing and adopting are one operation: change

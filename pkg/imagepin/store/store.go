@@ -32,6 +32,9 @@ type Records interface {
 	Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error
 }
 
+// collectTimeout bounds what is done for a caller that has gone.
+const collectTimeout = time.Minute
+
 // Config is what a Store works on. All fields are required.
 type Config struct {
 	Records     Records
@@ -132,6 +135,9 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	if err != nil {
 		return ch, err
 	}
+	// The keys are gone: what they held has to go too, whoever still waits.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
+	defer cancel()
 	if err := s.releaseSnapshots(ctx, removed); err != nil {
 		return ch, err
 	}
@@ -337,35 +343,6 @@ func planRecord(ctx context.Context, store images.Store, v view, name string, go
 	}
 	c, needed = diff(name, current, want, gone, proof)
 	return c, needed, nil
-}
-
-// releaseSnapshots drops the reference from an image's configuration to its
-// snapshot in every snapshotter that the image has lost its last key for, so
-// that these snapshots are freed while another snapshotter keeps its own.
-func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
-	type unpacked struct {
-		id          digest.Digest
-		snapshotter string
-	}
-	seen := make(map[unpacked]bool)
-	for _, e := range removed {
-		u := unpacked{e.ImageID, e.Target.Snapshotter}
-		if seen[u] || slices.ContainsFunc(s.ByID(e.ImageID), func(o imagepin.Entry) bool {
-			return o.Target.Snapshotter == u.snapshotter
-		}) {
-			continue
-		}
-		seen[u] = true
-		label := "containerd.io/gc.ref.snapshot." + u.snapshotter
-		_, err := s.Content.Update(ctx, content.Info{
-			Digest: u.id,
-			Labels: map[string]string{label: deletedLabel},
-		}, "labels."+label)
-		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("release the snapshot of %s in %s: %w", u.id, u.snapshotter, err)
-		}
-	}
-	return nil
 }
 
 // Collect runs containerd's garbage collection and waits for it. Deleting an

@@ -1,0 +1,95 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// snapshotRefPrefix begins the label by which an image's configuration keeps
+// its snapshot in a snapshotter alive, as containerd's unpacker sets it.
+const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
+
+// unpacked is an image in a snapshotter.
+type unpacked struct {
+	id          digest.Digest
+	snapshotter string
+}
+
+// releaseSnapshots drops the reference from an image's configuration to its
+// snapshot in every snapshotter that the image has lost its last key for, so
+// that these snapshots are freed while another snapshotter keeps its own.
+func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
+	seen := make(map[unpacked]bool)
+	for _, e := range removed {
+		u := unpacked{e.ImageID, e.Target.Snapshotter}
+		if seen[u] || s.keeps(u) {
+			continue
+		}
+		seen[u] = true
+		if err := s.release(ctx, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keeps tells whether a key needs an image in a snapshotter.
+func (s *Store) keeps(u unpacked) bool {
+	return slices.ContainsFunc(s.ByID(u.id), func(e imagepin.Entry) bool { return e.Target.Snapshotter == u.snapshotter })
+}
+
+func (s *Store) release(ctx context.Context, u unpacked) error {
+	label := snapshotRefPrefix + u.snapshotter
+	_, err := s.Content.Update(ctx, content.Info{
+		Digest: u.id,
+		Labels: map[string]string{label: deletedLabel},
+	}, "labels."+label)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("release the snapshot of %s in %s: %w", u.id, u.snapshotter, err)
+	}
+	return nil
+}
+
+// ReleaseOrphans lets go of the snapshots of images that have keys, but none
+// for the snapshotter: what a removal leaves that was killed after its records
+// were written. It writes nothing where there are none.
+func (s *Store) ReleaseOrphans(ctx context.Context) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var orphans []unpacked
+	err = s.Content.Walk(ctx, func(i content.Info) error {
+		if len(s.ByID(i.Digest)) == 0 {
+			return nil
+		}
+		for label := range i.Labels {
+			name, ok := strings.CutPrefix(label, snapshotRefPrefix)
+			if u := (unpacked{i.Digest, name}); ok && slices.Contains(s.Runtimes.Snapshotters(), name) && !s.keeps(u) {
+				orphans = append(orphans, u)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("walk content: %w", err)
+	}
+	for _, u := range orphans {
+		if err := s.release(ctx, u); err != nil {
+			return err
+		}
+	}
+	if len(orphans) == 0 {
+		return nil
+	}
+	return s.Collect(ctx)
+}
