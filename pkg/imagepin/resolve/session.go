@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -74,14 +75,17 @@ type Resolved struct {
 // Session starts a conversation about ref. Nothing is sent yet.
 func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 	t := &traffic{}
+	// The resolver asks for the hosts anew for every fetcher. They have to be
+	// the same ones, or each would be authenticated with again.
+	hosts := sync.OnceValues(func() ([]docker.RegistryHost, error) {
+		return r.authorized(reference.Domain(ref), c, t)
+	})
 	return &Session{
 		ref:     ref,
 		traffic: t,
 		resolver: docker.NewResolver(docker.ResolverOptions{
 			Headers: r.Registry.Headers,
-			Hosts: func(registry string) ([]docker.RegistryHost, error) {
-				return r.authorized(registry, c, t)
-			},
+			Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts() },
 		}),
 	}
 }
