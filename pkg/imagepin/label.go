@@ -2,6 +2,7 @@ package imagepin
 
 import (
 	"crypto/sha256"
+	_ "crypto/sha512" // a digest is valid only where its algorithm is linked in
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -146,6 +147,11 @@ func (l keyLabel) validate() error {
 		if err := d.Validate(); err != nil {
 			return fmt.Errorf("%s %q: %v: %w", field, d, err, errdefs.ErrInvalidArgument)
 		}
+	}
+	// A time zone can carry a legal time out of the years that JSON can have:
+	// what is read has to be writable again, or its record cannot be changed.
+	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
+		return fmt.Errorf("ready %s: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
 	}
 	if l.ChainID != "" {
 		if err := l.ChainID.Validate(); err != nil {
