@@ -23,11 +23,11 @@ test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
 
 .PHONY: demo
 demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
-	@cd integration && $(GO) run ./demo
+	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo
 
 .PHONY: demo-stock
 demo-stock: build test-binaries ## The same steps on stock containerd: where it fails
-	@cd integration && $(GO) run ./demo -stock
+	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
 test: test-unit test-integration ## All tests
