@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// tag is the image that everything is about.
+const tag = "app:stable"
+
+// width is how long a printed line may be.
+const width = 110
+
+// handler is a runtime handler of the node, and what it is expected to have at the moment.
+type handler struct {
+	name        string
+	platform    string
+	snapshotter string
+
+	version   string          // what the tag means for it: v1 or v2; empty before the first pull
+	runs      string          // the version that its container was made of
+	container *node.Container // its latest one; nil without
+	podErr    error           // why there is none
+	shown     bool            // podErr has been printed
+}
+
+// demo is one run.
+type demo struct {
+	out   io.Writer
+	stock bool
+	began time.Time
+
+	handlers []*handler
+	digests  map[string]v1.Hash // version → what the registry has
+	reg      *registry.Registry
+	node     *node.Node
+	noPods   error // why pods cannot run on this machine; nil where they can
+
+	step   int
+	claims []claim
+	costs  []cost
+	seen   int // the number of the last request that is in costs
+}
+
+func newDemo(out io.Writer, stock bool) *demo {
+	foreign := handler{name: "arm", platform: "linux/arm64", snapshotter: "overlayfs"}
+	if foreign.platform == images.HostPlatform() {
+		foreign.name, foreign.platform = "amd", "linux/amd64"
+	}
+	return &demo{
+		out: out, stock: stock, began: time.Now(),
+		handlers: []*handler{
+			{name: node.DefaultHandler, platform: images.HostPlatform(), snapshotter: "overlayfs"},
+			{name: "second", platform: images.HostPlatform(), snapshotter: "native"},
+			&foreign,
+		},
+		digests: map[string]v1.Hash{},
+	}
+}
+
+// run goes through the steps and cleans up after them, whatever happens.
+func (d *demo) run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, d.close()) }()
+	steps := []struct {
+		heading string
+		do      func(context.Context) error
+	}{
+		{"Start a registry and a containerd with three runtime handlers", d.start},
+		{"Pull one tag, once for each handler", d.pull},
+		{"Run a pod of each handler, side by side", d.pods},
+		{"Move the tag to v2 in the registry, then pull it for one handler only", d.moveTag},
+		{"Kill containerd with -9, switch the registry off, start containerd again", d.crash},
+		{"What all this asked of the registry", d.requests},
+	}
+	for _, s := range steps {
+		d.step++
+		d.say("\n%d. %s\n", d.step, s.heading)
+		err := s.do(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("stopped: %w", context.Cause(ctx))
+		}
+		if err != nil {
+			return fmt.Errorf("step %d: %w", d.step, err)
+		}
+	}
+	return d.conclude()
+}
+
+// close ends what the demo started. It can be called at any point.
+func (d *demo) close() error {
+	var err error
+	if d.node != nil {
+		err = d.node.Close()
+	}
+	if d.reg != nil {
+		d.reg.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("cleaning up: %w", err)
+	}
+	d.say("\nCleaned up: no process, mount or file is left.")
+	return nil
+}
+
+// name is what the containerd of this run is called.
+func (d *demo) name() string {
+	if d.stock {
+		return "stock containerd"
+	}
+	return "containerd with imagepin"
+}
+
+// took is how long the demo has been running.
+func (d *demo) took() time.Duration { return time.Since(d.began).Round(100 * time.Millisecond) }
+
+// ref is the full reference of the tag.
+func (d *demo) ref() string { return d.reg.Ref(tag) }
+
+// say prints a paragraph: lines that are too long are wrapped between words, and indented as they begin.
+func (d *demo) say(format string, args ...any) {
+	for line := range strings.Lines(fmt.Sprintf(format, args...) + "\n") {
+		fmt.Fprintln(d.out, wrap(strings.TrimRight(line, "\n")))
+	}
+}
+
+// wrap breaks a line between words. A list item ("- " or "[1] ") goes on below its text.
+func wrap(line string) string {
+	text := strings.TrimLeft(line, " ")
+	indent := len(line) - len(text)
+	if mark, _, ok := strings.Cut(text, " "); ok && (mark == "-" || strings.HasPrefix(mark, "[")) {
+		indent += len(mark) + 1
+	}
+	var b strings.Builder
+	b.WriteString(line[:len(line)-len(text)])
+	at := b.Len()
+	for i, word := range strings.Split(text, " ") {
+		switch {
+		case i == 0:
+		case at+1+len(word) > width:
+			b.WriteString("\n" + strings.Repeat(" ", indent))
+			at = indent
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += len(word)
+	}
+	return b.String()
+}
