@@ -66,11 +66,12 @@ func (m *Mutex) leave(key string, s *slot) {
 }
 
 // RWMutex is a set of reader/writer locks, one per key. A call names all the
-// keys it needs at once; they are taken in one order, so that callers with
-// overlapping keys cannot deadlock. The zero value is ready for use.
+// keys it needs at once and gets all of them or waits without holding any, so
+// that callers with overlapping keys cannot deadlock. The zero value is ready
+// for use.
 //
-// Readers do not wait for a waiting writer: a writer that has to wait for a
-// long reader holds up nobody else.
+// Nobody waits for a waiter: a writer that has to wait for a long reader of one
+// key holds up no reader, neither of that key nor of its others.
 type RWMutex struct {
 	mu    sync.Mutex
 	state map[string]*rwState
@@ -97,50 +98,63 @@ func (m *RWMutex) lock(ctx context.Context, keys []string, write bool) (func(), 
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
-	for i, key := range keys {
-		if err := m.lockOne(ctx, key, write); err != nil {
-			m.unlock(keys[:i], write)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		busy := slices.IndexFunc(keys, func(key string) bool { return m.busy(key, write) })
+		if busy < 0 {
+			break
+		}
+		if err := m.wait(ctx, keys[busy]); err != nil {
 			return nil, err
 		}
+	}
+	for _, key := range keys {
+		m.take(key, write)
 	}
 	var once sync.Once
 	return func() { once.Do(func() { m.unlock(keys, write) }) }, nil
 }
 
-func (m *RWMutex) lockOne(ctx context.Context, key string, write bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.state == nil {
-		m.state = make(map[string]*rwState)
+// busy tells whether key cannot be taken now.
+func (m *RWMutex) busy(key string, write bool) bool {
+	s := m.state[key]
+	return s != nil && (s.writer || (write && s.readers > 0))
+}
+
+// wait waits until key, which is busy, becomes freer. m.mu is held, but not
+// while it waits.
+func (m *RWMutex) wait(ctx context.Context, key string) error {
+	s := m.state[key]
+	changed := s.changed
+	s.waiters++
+	m.mu.Unlock()
+	var err error
+	select {
+	case <-changed:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
 	}
+	m.mu.Lock()
+	s.waiters--
+	m.forget(key, s)
+	return err
+}
+
+func (m *RWMutex) take(key string, write bool) {
 	s := m.state[key]
 	if s == nil {
+		if m.state == nil {
+			m.state = make(map[string]*rwState)
+		}
 		s = &rwState{changed: make(chan struct{})}
 		m.state[key] = s
-	}
-	for s.writer || (write && s.readers > 0) {
-		changed := s.changed
-		s.waiters++
-		m.mu.Unlock()
-		var err error
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
-		m.mu.Lock()
-		s.waiters--
-		if err != nil {
-			m.forget(key, s)
-			return err
-		}
 	}
 	if write {
 		s.writer = true
 	} else {
 		s.readers++
 	}
-	return nil
 }
 
 func (m *RWMutex) unlock(keys []string, write bool) {

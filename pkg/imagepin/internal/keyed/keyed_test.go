@@ -109,3 +109,37 @@ func TestRWMutexReleasesWhatItTookOnCancel(t *testing.T) {
 		t.Errorf("%d keys are remembered after use", len(m.state))
 	}
 }
+
+func TestRWMutexWaitsWithoutHolding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m RWMutex
+		ctx := t.Context()
+		busy, err := m.RLock(ctx, "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		locked := false
+		go func() {
+			unlock, err := m.Lock(ctx, "a", "b")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			locked = true
+			unlock()
+		}()
+		synctest.Wait()
+		free, err := m.Lock(ctx, "a")
+		if err != nil {
+			t.Fatalf("a key is held by a writer that waits for another: %v", err)
+		}
+		busy()
+		if synctest.Wait(); locked {
+			t.Fatal("a writer got in beside another")
+		}
+		free()
+		if synctest.Wait(); !locked {
+			t.Fatal("the writer was not woken")
+		}
+	})
+}
