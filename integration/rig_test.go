@@ -201,3 +201,9 @@ func mustDigest(t *testing.T, s string) digest.Digest {
 	}
 	return d
 }
+
+// eventually waits until something is so that containerd does not wait for itself.
+func (r *rig) eventually(what string, so func() bool) {
+	r.t.Helper()
+	testkit.Eventually(r.t, what, func(context.Context) (bool, error) { return so(), nil })
+}
