@@ -48,7 +48,9 @@ func cleanup(root string, removeRoot bool) error {
 	if err := unmountBelow(root); err != nil {
 		errs = append(errs, err)
 	}
-	removeCgroups(cgroupParent(root))
+	if err := removeCgroups(cgroupParent(root)); err != nil {
+		errs = append(errs, err)
+	}
 	if removeRoot {
 		if err := os.RemoveAll(root); err != nil {
 			errs = append(errs, err)
@@ -115,12 +117,25 @@ func unmountBelow(root string) error {
 
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// removeCgroups removes the emptied cgroups of a node in all hierarchies.
-func removeCgroups(parent string) {
+// removeCgroups removes the emptied cgroups of a node in all hierarchies. One is busy for a moment after its last process
+// was killed, and how long cannot be seen: such a process has nothing in /proc any more that tells whose it is.
+func removeCgroups(parent string) error {
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		err := removeCgroupsOnce(parent)
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func removeCgroupsOnce(parent string) error {
 	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*" + parent)
 	if err != nil {
-		return
+		return err
 	}
+	var errs []error
 	for _, top := range append(hierarchies, "/sys/fs/cgroup"+parent) {
 		var dirs []string
 		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
@@ -130,9 +145,13 @@ func removeCgroups(parent string) {
 			return nil
 		})
 		for _, d := range slices.Backward(dirs) {
-			_ = syscall.Rmdir(d) // one that is busy stays; it holds nothing but a name
+			// Hierarchies may be mounted twice, so that one may be gone already.
+			if err := syscall.Rmdir(d); err != nil && !errors.Is(err, syscall.ENOENT) {
+				errs = append(errs, fmt.Errorf("removing %s: %w", d, err))
+			}
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // sweep cleans up after processes that died before they could.
