@@ -41,7 +41,7 @@ test-integration: build test-binaries ## Real containerd, registry, runc and sna
 	cd integration && $(GO) test -timeout 30m ./...
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy ## Everything that is checked without running it
+check: check-format check-vet check-lint check-windows check-tidy check-generate ## Everything that is checked without running it
 
 .PHONY: check-format
 check-format:
@@ -63,6 +63,14 @@ check-windows:
 .PHONY: check-tidy
 check-tidy:
 	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
+
+.PHONY: generate
+generate: ## Write the code that is generated of api/
+	cd tools && $(GO) run ./protogen ../api imagepin/v1/imagepin.proto
+
+.PHONY: check-generate
+check-generate:
+	cd tools && $(GO) run ./protogen -check ../api imagepin/v1/imagepin.proto
 
 .PHONY: clean
 clean: ## Remove what was built
