@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -17,8 +18,12 @@ import (
 
 // Load builds the index from the labels on the image records. It takes one
 // listing of the images, one walk of the content and one walk of each
-// snapshotter, and writes nothing. A key whose manifest, configuration or
-// snapshot is gone stays out of the index.
+// snapshotter. A key whose manifest, configuration or snapshot is gone stays
+// out of the index.
+//
+// It writes nothing, but for the labels that a crash between two writes has
+// left where they do not belong any more: they would come back to life once
+// the key is removed from where it does.
 //
 // It returns the records that no key in the index speaks of: what another tool
 // put on the node.
@@ -36,7 +41,12 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
+	names := make(map[string]struct{}, len(all))
+	for _, img := range all {
+		names[img.Name] = struct{}{}
+	}
 	x := newIndex()
+	var stale []imagepin.Entry
 	for _, img := range all {
 		entries := decode(ctx, img)
 		for _, e := range entries {
@@ -47,8 +57,17 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 				log.G(ctx).WithField("key", e.Key.String()).Warnf("a key is not ready any more: %s", why)
 				continue
 			}
-			if o := x.byKey[e.Key]; o != nil && !e.ReadyAt.After(o.ReadyAt) {
-				continue // two records claim it: the later one is right
+			if _, ok := names[e.Ref]; !ok && s.tagged(e) {
+				stale = append(stale, e) // as Sync has it: the tag is gone
+				continue
+			}
+			if o := x.byKey[e.Key]; o != nil {
+				// Two records claim it: the later one is right.
+				if !e.ReadyAt.After(o.ReadyAt) {
+					stale = append(stale, e)
+					continue
+				}
+				stale = append(stale, *o)
 			}
 			x.remove(e.Key)
 			x.add(&e)
@@ -59,7 +78,22 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
 	s.index.byRecord, s.index.ids, s.index.proofs = x.byRecord, x.ids, x.proofs
 	s.index.mu.Unlock()
+	for _, e := range stale {
+		label := imagepin.KeyLabelName(e.Key)
+		_, err := s.Records.Update(ctx, images.Image{
+			Name: e.Record, Labels: map[string]string{label: deletedLabel},
+		}, "labels."+label)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return nil, fmt.Errorf("take key %s off image record %s: %w", e.Key, e.Record, err)
+		}
+	}
 	return slices.DeleteFunc(all, s.Explained), nil
+}
+
+// tagged tells whether an entry comes with a record of its tag, besides the one
+// that carries its label.
+func (s *Store) tagged(e imagepin.Entry) bool {
+	return s.native(e) && e.Record != e.Ref && !strings.Contains(e.Ref, "@")
 }
 
 // Explained tells whether the keys in the index account for a record as it is:

@@ -316,6 +316,8 @@ func affected(removed, added []imagepin.Entry) []string {
 			add(e.Ref)
 		}
 		add(e.ImageID.String())
+	}
+	for _, e := range removed {
 		add(e.Record)
 	}
 	return names
