@@ -1,0 +1,87 @@
+package ctdtest
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"maps"
+
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Blobs are the contents of images by their digests.
+type Blobs map[digest.Digest][]byte
+
+// Image is one image of one platform.
+type Image struct {
+	Manifest ocispec.Descriptor // with the platform
+	Config   ocispec.Descriptor
+	Layer    ocispec.Descriptor
+	ChainID  digest.Digest
+}
+
+// Add adds bytes.
+func (b Blobs) Add(mediaType string, data []byte) ocispec.Descriptor {
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	b[desc.Digest] = data
+	return desc
+}
+
+// AddJSON adds a value as JSON.
+func (b Blobs) AddJSON(mediaType string, v any) ocispec.Descriptor {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b.Add(mediaType, data)
+}
+
+// Image adds an image of one layer. Equal platforms and texts give the same
+// configuration; an annotation sets manifests apart that share it.
+func (b Blobs) Image(platform, text string, annotations map[string]string) Image {
+	p := platforms.MustParse(platform)
+	layer := layerOf(text + " " + platform)
+	img := Image{Layer: b.Add(ocispec.MediaTypeImageLayer, layer)}
+	rootfs := ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}}
+	img.ChainID = identity.ChainID(rootfs.DiffIDs)
+	img.Config = b.AddJSON(ocispec.MediaTypeImageConfig, ocispec.Image{Platform: p, RootFS: rootfs, Author: text})
+	img.Manifest = b.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: img.Config, Layers: []ocispec.Descriptor{img.Layer}, Annotations: annotations,
+	})
+	img.Manifest.Platform = &p
+	return img
+}
+
+// Index adds an index.
+func (b Blobs) Index(manifests ...ocispec.Descriptor) ocispec.Descriptor {
+	return b.AddJSON(ocispec.MediaTypeImageIndex, ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests,
+	})
+}
+
+// With gives these blobs and others together.
+func (b Blobs) With(others Blobs) Blobs {
+	all := maps.Clone(b)
+	maps.Copy(all, others)
+	return all
+}
+
+func layerOf(text string) []byte {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	if err := w.WriteHeader(&tar.Header{Name: "text", Mode: 0o644, Size: int64(len(text))}); err != nil {
+		panic(err)
+	}
+	if _, err := w.Write([]byte(text)); err != nil {
+		panic(err)
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	return buf.Bytes()
+}

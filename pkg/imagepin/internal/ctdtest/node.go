@@ -1,0 +1,208 @@
+// Package ctdtest gives tests the parts of containerd that a node has: the
+// metadata database with its image, lease, content and snapshot stores, on
+// disk in the test's directory. Nothing of it is faked but the image's bytes.
+package ctdtest
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/events/exchange"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/containerd/v2/plugins/snapshots/native"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+)
+
+// Namespace is the one that contexts of a Node carry.
+const Namespace = "k8s.io"
+
+// Node is one node's containerd, without the daemon.
+type Node struct {
+	DB      *metadata.DB
+	Images  images.Store
+	Content content.Store
+	Leases  leases.Manager
+	Events  *exchange.Exchange
+
+	snapshotters map[string]snapshots.Snapshotter
+}
+
+// New makes a node with snapshotters of the given names. All of them are
+// containerd's native one.
+func New(t testing.TB, snapshotters ...string) *Node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &Node{Events: exchange.NewExchange(), snapshotters: make(map[string]snapshots.Snapshotter)}
+	plain := make(map[string]snapshots.Snapshotter)
+	for _, name := range snapshotters {
+		sn, err := native.NewSnapshotter(filepath.Join(dir, "snapshots."+name))
+		noError(t, err)
+		plain[name] = sn
+	}
+	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	noError(t, err)
+	b, err := bolt.Open(filepath.Join(dir, "metadata.db"), 0o600, &bolt.Options{NoSync: true})
+	noError(t, err)
+	n.DB = metadata.NewDB(b, blobs, plain, metadata.WithEventsPublisher(n.Events))
+	noError(t, n.DB.Init(n.Context(t)))
+	t.Cleanup(func() {
+		if err := n.DB.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Images = metadata.NewImageStore(n.DB)
+	n.Content = n.DB.ContentStore()
+	n.Leases = collectingLeases{metadata.NewLeaseManager(n.DB), n.DB}
+	for _, name := range snapshotters {
+		n.snapshotters[name] = n.DB.Snapshotter(name)
+	}
+	return n
+}
+
+// collectingLeases does what containerd's lease service adds to the store: a
+// lease that is deleted synchronously is collected before Delete returns.
+type collectingLeases struct {
+	leases.Manager
+	db *metadata.DB
+}
+
+func (l collectingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
+	if err := l.Manager.Delete(ctx, lease, opts...); err != nil {
+		return err
+	}
+	var o leases.DeleteOptions
+	for _, opt := range opts {
+		if err := opt(ctx, &o); err != nil {
+			return err
+		}
+	}
+	if !o.Synchronous {
+		return nil
+	}
+	_, err := l.db.GarbageCollect(ctx)
+	return err
+}
+
+// Context is the test's, in the CRI's namespace.
+func (n *Node) Context(t testing.TB) context.Context {
+	return namespaces.WithNamespace(t.Context(), Namespace)
+}
+
+// Snapshotter gives a snapshotter by its name.
+func (n *Node) Snapshotter(name string) snapshots.Snapshotter { return n.snapshotters[name] }
+
+// Collect runs the garbage collection.
+func (n *Node) Collect(t testing.TB) {
+	t.Helper()
+	_, err := n.DB.GarbageCollect(n.Context(t))
+	noError(t, err)
+}
+
+// Lease gives a context whose lease holds what is made under it, and a function
+// that deletes the lease.
+func (n *Node) Lease(t testing.TB) (context.Context, func()) {
+	t.Helper()
+	ctx := n.Context(t)
+	l, err := n.Leases.Create(ctx, leases.WithRandomID())
+	noError(t, err)
+	return leases.WithLease(ctx, l.ID), func() {
+		t.Helper()
+		noError(t, n.Leases.Delete(ctx, l))
+	}
+}
+
+// Write puts blobs into the content store.
+func (n *Node) Write(ctx context.Context, t testing.TB, blobs Blobs) {
+	t.Helper()
+	for d, b := range blobs {
+		err := content.WriteBlob(ctx, n.Content, d.String(), bytes.NewReader(b), ocispec.Descriptor{Digest: d, Size: int64(len(b))})
+		if err != nil && !errdefs.IsAlreadyExists(err) {
+			t.Fatalf("write %s: %v", d, err)
+		}
+	}
+}
+
+// Keep makes index, where there is one, keep img's manifest, and that its
+// configuration and layers, as a pull does.
+func (n *Node) Keep(ctx context.Context, t testing.TB, img Image, index *ocispec.Descriptor) {
+	t.Helper()
+	if index != nil {
+		only := images.HandlerFunc(func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+			return []ocispec.Descriptor{img.Manifest}, nil
+		})
+		_, err := images.SetChildrenLabels(n.Content, only)(ctx, *index)
+		noError(t, err)
+	}
+	_, err := images.SetChildrenLabels(n.Content, images.ChildrenHandler(n.Content))(ctx, img.Manifest)
+	noError(t, err)
+}
+
+// Unpack commits img's snapshot in a snapshotter and makes the configuration
+// keep it. The snapshot is empty: nothing here looks into one.
+func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter string) {
+	t.Helper()
+	sn := n.Snapshotter(snapshotter)
+	if _, err := sn.Stat(ctx, img.ChainID.String()); err != nil {
+		key := "extract " + img.ChainID.String()
+		_, err := sn.Prepare(ctx, key, "")
+		noError(t, err)
+		noError(t, sn.Commit(ctx, img.ChainID.String(), key))
+	}
+	label := "containerd.io/gc.ref.snapshot." + snapshotter
+	_, err := n.Content.Update(ctx, content.Info{
+		Digest: img.Config.Digest, Labels: map[string]string{label: img.ChainID.String()},
+	}, "labels."+label)
+	noError(t, err)
+}
+
+// HasBlob tells whether the content store has a blob.
+func (n *Node) HasBlob(t testing.TB, d digest.Digest) bool {
+	t.Helper()
+	_, err := n.Content.Info(n.Context(t), d)
+	return found(t, err)
+}
+
+// HasSnapshot tells whether a snapshotter has a snapshot.
+func (n *Node) HasSnapshot(t testing.TB, snapshotter string, chainID digest.Digest) bool {
+	t.Helper()
+	_, err := n.Snapshotter(snapshotter).Stat(n.Context(t), chainID.String())
+	return found(t, err)
+}
+
+// Records gives all image records by their names.
+func (n *Node) Records(t testing.TB) map[string]images.Image {
+	t.Helper()
+	all, err := n.Images.List(n.Context(t))
+	noError(t, err)
+	byName := make(map[string]images.Image, len(all))
+	for _, img := range all {
+		byName[img.Name] = img
+	}
+	return byName
+}
+
+func found(t testing.TB, err error) bool {
+	t.Helper()
+	if err != nil && !errdefs.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

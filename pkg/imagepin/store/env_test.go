@@ -1,0 +1,359 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/log"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// The targets of the test's node: its own platform and another, in two
+// snapshotters.
+var (
+	native      = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "first"}
+	nativeToo   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "second"}
+	foreign     = runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "first"}
+	foreignToo  = runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "second"}
+	snapshotKey = "containerd.io/gc.ref.snapshot."
+)
+
+const (
+	repo = "registry.example/team/app"
+	tag  = repo + ":1"
+	when = 1_700_000_000
+)
+
+// records is the image store of a socket: nothing undoes what was written
+// before an error. It counts writes, and can stop.
+type records struct {
+	images.Store
+	writes int
+	allow  int // writes until every other call fails; negative is no end
+}
+
+var errStopped = errors.New("the process has died")
+
+func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return fn(ctx, r)
+}
+
+func (r *records) write() error {
+	if r.allow == 0 {
+		return errStopped
+	}
+	r.allow--
+	r.writes++
+	return nil
+}
+
+func (r *records) Create(ctx context.Context, img images.Image) (images.Image, error) {
+	if err := r.write(); err != nil {
+		return images.Image{}, err
+	}
+	return r.Store.Create(ctx, img)
+}
+
+func (r *records) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
+	if err := r.write(); err != nil {
+		return images.Image{}, err
+	}
+	return r.Store.Update(ctx, img, fields...)
+}
+
+func (r *records) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
+	if err := r.write(); err != nil {
+		return err
+	}
+	return r.Store.Delete(ctx, name, opts...)
+}
+
+// env is a node and its store.
+type env struct {
+	*ctdtest.Node
+	ctx     context.Context
+	records *records
+	store   *Store
+	blobs   ctdtest.Blobs
+}
+
+func newEnv(t *testing.T) *env {
+	t.Helper()
+	n := ctdtest.New(t, "first", "second")
+	quiet := logrus.New()
+	quiet.SetOutput(io.Discard)
+	e := &env{Node: n, ctx: log.WithLogger(n.Context(t), logrus.NewEntry(quiet)), blobs: ctdtest.Blobs{}}
+	e.restart()
+	return e
+}
+
+// restart forgets what a process knows.
+func (e *env) restart() {
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
+		{Name: "runc", Snapshotter: "first"},
+		{Name: "runc-second", Snapshotter: "second"},
+		{Name: "arm", Snapshotter: "first", Platform: "linux/arm64"},
+		{Name: "arm-second", Snapshotter: "second", Platform: "linux/arm64"},
+	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		panic(err)
+	}
+	e.records = &records{Store: e.Images, allow: -1}
+	e.store = New(Config{
+		Records: e.records, Content: e.Content, Leases: e.Leases,
+		Snapshotter: e.Snapshotter, Runtimes: runtimes,
+		PinnedImages: []string{"registry.example/pause:1"},
+	})
+}
+
+// image is a multi-platform image that a registry has.
+type image struct {
+	root       ocispec.Descriptor
+	amd64, arm ctdtest.Image
+}
+
+func (e *env) image(text string) image {
+	i := image{amd64: e.blobs.Image("linux/amd64", text, nil), arm: e.blobs.Image("linux/arm64", text, nil)}
+	i.root = e.blobs.Index(i.amd64.Manifest, i.arm.Manifest)
+	return i
+}
+
+func (i image) of(t runtimeplatform.Target) ctdtest.Image {
+	if t.Platform == native.Platform {
+		return i.amd64
+	}
+	return i.arm
+}
+
+// entries are what a pull of ref puts: the key of the digest and that of the
+// reference.
+func entries(ref string, i image, t runtimeplatform.Target, at int) []imagepin.Entry {
+	named, err := reference.ParseNamed(ref)
+	if err != nil {
+		panic(err)
+	}
+	img, recordTarget := i.of(t), i.root
+	if t.Platform != native.Platform {
+		recordTarget = img.Manifest
+		recordTarget.Platform = nil
+	}
+	digested := func(d digest.Digest) string { return reference.TrimNamed(named).String() + "@" + d.String() }
+	one := imagepin.Entry{
+		Key:  imagepin.Key{Ref: digested(i.root.Digest), Target: t},
+		Root: i.root, Manifest: img.Manifest.Digest, ImageID: img.Config.Digest, ChainID: img.ChainID,
+		ReadyAt: time.Unix(when+int64(at), 0).UTC(), Source: imagepin.SourcePull,
+		Record: digested(recordTarget.Digest), RecordTarget: recordTarget,
+	}
+	all := []imagepin.Entry{one}
+	if ref != one.Ref {
+		one.Ref = ref
+		all = append(all, one)
+	}
+	return all
+}
+
+// place puts an image's content and snapshot where a pull would.
+func (e *env) place(ctx context.Context, t *testing.T, i image, target runtimeplatform.Target) {
+	t.Helper()
+	img := i.of(target)
+	e.Write(ctx, t, e.blobs)
+	if target.Platform == native.Platform && i.root.Digest != img.Manifest.Digest {
+		e.Keep(ctx, t, img, &i.root)
+	} else {
+		e.Keep(ctx, t, img, nil)
+	}
+	e.Unpack(ctx, t, img, target.Snapshotter)
+}
+
+// pull makes an image ready for a target, and collects what that did not need.
+func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Target, at int, proof string) Change {
+	t.Helper()
+	ctx, done := e.Lease(t)
+	e.place(ctx, t, i, target)
+	change, err := e.store.Put(e.ctx, proof, entries(ref, i, target, at)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done()
+	e.Collect(t)
+	return change
+}
+
+func (e *env) load(t *testing.T) []string {
+	t.Helper()
+	unknown, err := e.store.Load(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, img := range unknown {
+		names = append(names, img.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (e *env) remove(t *testing.T, keys ...imagepin.Key) {
+	t.Helper()
+	if _, err := e.store.Remove(e.ctx, keys...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// label sets a label that is none of ours.
+func (e *env) label(t *testing.T, record, name, value string) {
+	t.Helper()
+	if _, err := e.Images.Update(e.ctx, images.Image{Name: record, Labels: map[string]string{name: value}}, "labels."+name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func keysOf(es []imagepin.Entry) []imagepin.Key {
+	var keys []imagepin.Key
+	for _, e := range es {
+		keys = append(keys, e.Key)
+	}
+	return keys
+}
+
+// keys are all that the store has, as text.
+func (e *env) keys() []string {
+	var all []string
+	for _, img := range e.store.Images() {
+		for _, entry := range img.Entries {
+			all = append(all, entry.Key.String())
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func texts(keys ...imagepin.Key) []string {
+	var all []string
+	for _, k := range keys {
+		all = append(all, k.String())
+	}
+	slices.Sort(all)
+	return all
+}
+
+// state is what the records say, without times.
+func (e *env) state(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for name, img := range e.Records(t) {
+		var labels []string
+		for k, v := range img.Labels {
+			if strings.HasPrefix(k, imagepin.ProofLabelPrefix) {
+				v = "at some time"
+			}
+			labels = append(labels, k+"="+v)
+		}
+		slices.Sort(labels)
+		all[name] = fmt.Sprintf("%s %s", img.Target.Digest, labels)
+	}
+	return all
+}
+
+// wantRecords checks which records there are and what they target.
+func (e *env) wantRecords(t *testing.T, want map[string]digest.Digest) {
+	t.Helper()
+	got := make(map[string]digest.Digest)
+	for name, img := range e.Records(t) {
+		got[name] = img.Target.Digest
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("records:\n%s\nwant:\n%s", lines(got), lines(want))
+	}
+}
+
+func lines[V any](m map[string]V) string {
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		fmt.Fprintf(&b, "  %s -> %v\n", k, m[k])
+	}
+	return b.String()
+}
+
+// keyLabels are the keys whose labels a record carries.
+func (e *env) keyLabels(t *testing.T, record string) []string {
+	t.Helper()
+	var found []string
+	for label, value := range e.Records(t)[record].Labels {
+		if !imagepin.IsKeyLabel(label) {
+			continue
+		}
+		entry, err := imagepin.DecodeKeyLabel(label, value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, entry.Key.String())
+	}
+	slices.Sort(found)
+	return found
+}
+
+func wantEqual[T comparable](t *testing.T, what string, got, want []T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// sound checks that every key's content is there and outlives a collection.
+func (e *env) sound(t *testing.T) {
+	t.Helper()
+	e.Collect(t)
+	for _, img := range e.store.Images() {
+		for _, k := range img.Entries {
+			switch {
+			case !e.HasBlob(t, k.Manifest):
+				t.Errorf("%s: its manifest is gone", k.Key)
+			case !e.HasBlob(t, k.ImageID):
+				t.Errorf("%s: its configuration is gone", k.Key)
+			case !e.HasSnapshot(t, k.Target.Snapshotter, k.ChainID):
+				t.Errorf("%s: its snapshot is gone", k.Key)
+			}
+		}
+	}
+}
+
+// wantEmpty checks that nothing is left on the node.
+func (e *env) wantEmpty(t *testing.T) {
+	t.Helper()
+	e.Collect(t)
+	if all := e.Records(t); len(all) > 0 {
+		t.Errorf("records are left:\n%s", lines(all))
+	}
+	inv, err := e.store.Inventory(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(inv.blobs) > 0 {
+		t.Errorf("%d blobs are left", len(inv.blobs))
+	}
+	for name, s := range inv.snapshots {
+		if len(s) > 0 {
+			t.Errorf("%d snapshots are left in %s", len(s), name)
+		}
+	}
+	if all, err := e.Leases.List(e.ctx); err != nil || len(all) > 0 {
+		t.Errorf("leases are left: %v, %v", all, err)
+	}
+}
