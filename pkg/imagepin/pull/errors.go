@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -20,6 +21,13 @@ import (
 // complete makes err an [imagepin.Error] that says which reference and target
 // it is about. name is for an error that has none yet.
 func complete(err error, name imagepin.Name, ref string, t runtimeplatform.Target) error {
+	if errors.Is(err, errStalled) { // whatever else its end has caused
+		return &imagepin.Error{
+			Name: imagepin.PullStalled, Ref: ref, For: t.String(), Class: context.DeadlineExceeded,
+			What: "the registry sent nothing for as long as image_pull_progress_timeout",
+			Do:   "Check the network to the registry and its mirrors; what was fetched is not kept.",
+		}
+	}
 	var known *imagepin.Error
 	if errors.As(err, &known) {
 		e := *known
@@ -31,10 +39,6 @@ func complete(err error, name imagepin.Name, ref string, t runtimeplatform.Targe
 	}
 	e := &imagepin.Error{Name: name, Ref: ref, For: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
 	switch {
-	case errors.Is(err, errStalled):
-		e.Name, e.Class, e.Err = imagepin.PullStalled, context.DeadlineExceeded, nil
-		e.What = "the registry sent nothing for as long as image_pull_progress_timeout"
-		e.Do = "Check the network to the registry and its mirrors; what was fetched is not kept."
 	case corrupt(err):
 		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Do = "Check the registry and any proxy before it; pull again, or push the image again if it stays."
@@ -58,9 +62,14 @@ func corrupt(err error) bool {
 			return true
 		}
 	}
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		return true
+	}
 	text := err.Error()
 	for _, said := range []string{
 		"unexpected commit digest", "unexpected commit size", "failed size validation", "failed to copy: unexpected",
+		"expected size", "content size of zero", "negative content size",
 		"wrong diff id", "invalid tar header", "gzip: invalid", "unexpected EOF", "number of layers and diffIDs don't match",
 		"magic number mismatch", "invalid character", "unmarshal image config",
 	} {

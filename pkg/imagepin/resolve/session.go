@@ -191,21 +191,46 @@ func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
 }
 
 // Fetcher fetches the content of the session's repository.
+//
+// Errors of its readers are [imagepin.Error] where the registry refused
+// (PullAccessDenied) or was not able to answer (CannotPullImage,
+// ErrUnavailable).
 func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	f, err := s.resolver.Fetcher(ctx, s.ref.String())
 	if err != nil {
 		return nil, RedactError(err)
 	}
-	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (rc io.ReadCloser, err error) {
-		rc, err = f.Fetch(withRedactedLog(ctx), desc)
-		if err == nil {
-			return rc, nil
+	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+		rc, err := f.Fetch(withRedactedLog(ctx), desc)
+		if err != nil {
+			return nil, s.fetchError(err)
 		}
-		if host, status, denied := s.traffic.denied(); denied {
-			return nil, deniedError(s.ref, host, status, err)
-		}
-		return nil, RedactError(err)
+		return &fetched{ReadCloser: rc, session: s}, nil
 	}), nil
+}
+
+// fetched is a body whose errors are those of [Session.Fetcher]. The request is
+// not sent before the first Read, so that all of them come from there.
+type fetched struct {
+	io.ReadCloser
+	session *Session
+}
+
+func (f *fetched) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if err == nil || err == io.EOF {
+		return n, err
+	}
+	return n, f.session.fetchError(err)
+}
+
+// Seek implements io.Seeker, by which a download is resumed.
+func (f *fetched) Seek(offset int64, whence int) (int64, error) {
+	s, ok := f.ReadCloser.(io.Seeker)
+	if !ok {
+		return 0, fmt.Errorf("seek: %w", errdefs.ErrNotImplemented)
+	}
+	return s.Seek(offset, whence)
 }
 
 // SetOptions passes the transfer service's limits on to the resolver.
@@ -286,6 +311,36 @@ func (s *Session) resolveError(err error) error {
 	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
 		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Do = "Check that the registry's address is right, and that no proxy or login page answers in its place."
+	}
+	return e
+}
+
+// fetchError classifies what came instead of content.
+func (s *Session) fetchError(err error) error {
+	var unexpected remoteserrors.ErrUnexpectedStatus
+	status := 0
+	if errors.As(err, &unexpected) {
+		status = unexpected.StatusCode
+	}
+	if status != 0 || errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) {
+		// Of several hosts the error is the first one's.
+		if host, status, denied := s.traffic.denied(); denied {
+			return deniedError(s.ref, host, status, err)
+		}
+	}
+	e := &imagepin.Error{
+		Name: imagepin.CannotPullImage, Ref: s.ref.String(), Class: errdefs.ErrUnavailable, Err: RedactError(err),
+		Do: "Check the network to the registry and its mirrors, and the registry itself.",
+	}
+	switch {
+	case status == http.StatusTooManyRequests:
+		e.What = "the registry limits the rate of requests"
+		e.Do = "Wait, or configure a mirror or a credential with a higher limit."
+	case status >= 500:
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		e.What = "the connection was cut, and could not be taken up again"
+	default:
+		return RedactError(err)
 	}
 	return e
 }
