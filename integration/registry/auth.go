@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -46,6 +47,13 @@ func (r *Registry) SetAuth(a *Auth) {
 	defer r.mu.Unlock()
 	r.auth = a
 	r.tokens = map[string]grant{}
+}
+
+// Tokens are the bearer tokens given out since [Registry.SetAuth], for tests that look for them where they must not be.
+func (r *Registry) Tokens() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.tokens))
 }
 
 // userOf says whom the Authorization header names. The lock is held.
