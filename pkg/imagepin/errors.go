@@ -36,6 +36,13 @@ const (
 	// CannotMakeReady: an image that is needed by RunPodSandbox or
 	// CreateContainer could not be made ready for the target.
 	CannotMakeReady Name = "CannotMakeReady"
+	// PinnedDigestGone: the digest that a reference is pinned to is neither in
+	// the registry nor on the node.
+	PinnedDigestGone Name = "PinnedDigestGone"
+	// PinLimitReached: max_pins_per_namespace.
+	PinLimitReached Name = "PinLimitReached"
+	// RetainLimitReached: max_retained_bytes.
+	RetainLimitReached Name = "RetainLimitReached"
 	// NotVisible: the CRI service behind imagepin did not take notice of an
 	// image in time.
 	NotVisible Name = "NotVisible"

@@ -1,0 +1,179 @@
+package pin
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+const (
+	retainPurpose   = "retain"
+	labelRetainRoot = imagepin.LabelPrefix + "retain.root"
+	labelRetainSize = imagepin.LabelPrefix + "retain.bytes"
+)
+
+// Retainer keeps the content of pins: one lease per manifest, which lists the
+// manifest, the configuration, the layers (also where layers are discarded
+// otherwise) and each snapshot. What it holds outlives the removal of the
+// image.
+type Retainer struct {
+	Leases  leases.Manager
+	Content content.Store
+	// MaxBytes bounds what is retained, as the registry has it; zero does not.
+	MaxBytes int64
+
+	mu   sync.Mutex
+	held map[string]retained // by lease
+}
+
+type retained struct {
+	root digest.Digest
+	size int64
+}
+
+// Load reads which leases there are.
+func (r *Retainer) Load(ctx context.Context) error {
+	all, err := r.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
+	if err != nil {
+		return fmt.Errorf("list what is retained: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held = make(map[string]retained, len(all))
+	for _, l := range all {
+		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
+		r.held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size}
+	}
+	return nil
+}
+
+// Retain holds the image of an entry. Its content must be there, under a lease
+// of the caller: what is not cannot be held. It fails with
+// [imagepin.RetainLimitReached] (ErrResourceExhausted).
+func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := leases.Lease{ID: "imagepin-retain-" + e.Manifest.Encoded()}
+	if _, held := r.held[l.ID]; !held {
+		if err := r.create(ctx, l.ID, e); err != nil {
+			return err
+		}
+	}
+	resources, err := r.resources(ctx, e, manifest)
+	if err != nil {
+		return err
+	}
+	for _, res := range resources {
+		if err := r.Leases.AddResource(ctx, l, res); err != nil {
+			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
+		}
+	}
+	return nil
+}
+
+func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
+	var total int64
+	for _, h := range r.held {
+		total += h.size
+	}
+	if r.MaxBytes > 0 && total+e.Size > r.MaxBytes {
+		return &imagepin.Error{
+			Name: imagepin.RetainLimitReached, Ref: e.Ref, For: e.Target.String(), Class: errdefs.ErrResourceExhausted,
+			What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, r.MaxBytes),
+			Do:   "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
+		}
+	}
+	_, err := r.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
+		imagepin.LeaseLabel: retainPurpose,
+		labelRetainRoot:     e.Root.Digest.String(),
+		labelRetainSize:     strconv.FormatInt(e.Size, 10),
+	}))
+	if err != nil && !errdefs.IsAlreadyExists(err) {
+		return fmt.Errorf("retain %s: %w", e.Root.Digest, err)
+	}
+	if r.held == nil {
+		r.held = make(map[string]retained)
+	}
+	r.held[id] = retained{root: e.Root.Digest, size: e.Size}
+	return nil
+}
+
+// resources lists what there is of an image.
+func (r *Retainer) resources(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor) ([]leases.Resource, error) {
+	m, err := images.Manifest(ctx, r.Content, manifest, platforms.All)
+	if err != nil {
+		return nil, fmt.Errorf("retain %s: %w", e.Root.Digest, err)
+	}
+	blobs := []digest.Digest{e.Root.Digest, e.Manifest, m.Config.Digest}
+	for _, l := range m.Layers {
+		blobs = append(blobs, l.Digest)
+	}
+	var all []leases.Resource
+	for _, d := range blobs {
+		// A lease takes what does not exist, and then holds nothing.
+		if _, err := r.Content.Info(ctx, d); err == nil {
+			all = append(all, leases.Resource{ID: d.String(), Type: "content"})
+		}
+	}
+	if e.ChainID != "" {
+		all = append(all, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+	}
+	return all, nil
+}
+
+// Release lets go of everything held for a root.
+func (r *Retainer) Release(ctx context.Context, root digest.Digest) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, h := range r.held {
+		if h.root != root {
+			continue
+		}
+		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("release %s: %w", root, err)
+		}
+		delete(r.held, id)
+	}
+	return nil
+}
+
+// ReleaseAllBut lets go of what no pin retains any more: what was left by a kill
+// between a pin's change and its release.
+func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Digest) bool) error {
+	r.mu.Lock()
+	var gone []digest.Digest
+	for _, h := range r.held {
+		if !wanted(h.root) {
+			gone = append(gone, h.root)
+		}
+	}
+	r.mu.Unlock()
+	for _, root := range gone {
+		if err := r.Release(ctx, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Bytes is how much is held, as the registry has it.
+func (r *Retainer) Bytes() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var total int64
+	for _, h := range r.held {
+		total += h.size
+	}
+	return total
+}

@@ -1,0 +1,63 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Glob matches normalized references. "*" stands for any text without a slash,
+// "**" for any text, "?" for one character that is no slash; everything else
+// stands for itself.
+type Glob struct {
+	re *regexp.Regexp
+}
+
+// ParseGlob compiles a glob. One that no normalized reference can match is an
+// error: references begin with their registry, as in
+// docker.io/library/busybox:1.
+func ParseGlob(pattern string) (*Glob, error) {
+	if pattern == "" {
+		return nil, errors.New("is empty")
+	}
+	first, rest, slash := strings.Cut(pattern, "/")
+	wild := strings.ContainsAny(first, "*?")
+	switch {
+	case !slash && !strings.Contains(pattern, "**"):
+		return nil, fmt.Errorf("can never match: a reference begins with its registry, as in %q", "docker.io/library/"+pattern)
+	case slash && !wild && !strings.ContainsAny(first, ".:") && first != "localhost":
+		return nil, fmt.Errorf("can never match: %q is no registry; write %q", first, "docker.io/"+pattern)
+	case slash && rest == "":
+		return nil, errors.New("can never match: there is no repository")
+	case strings.ContainsAny(pattern, " \t\n"):
+		return nil, errors.New("can never match: references have no spaces")
+	}
+	if repository, _, _ := strings.Cut(rest, ":"); repository != strings.ToLower(repository) {
+		return nil, errors.New("can never match: repositories are lower case")
+	}
+	var b strings.Builder
+	b.WriteString("^")
+	for i := 0; i < len(pattern); i++ {
+		switch {
+		case strings.HasPrefix(pattern[i:], "**"):
+			b.WriteString(".*")
+			i++
+		case pattern[i] == '*':
+			b.WriteString("[^/]*")
+		case pattern[i] == '?':
+			b.WriteString("[^/]")
+		default:
+			b.WriteString(regexp.QuoteMeta(pattern[i : i+1]))
+		}
+	}
+	b.WriteString("$")
+	re, err := regexp.Compile(b.String())
+	if err != nil {
+		return nil, err
+	}
+	return &Glob{re: re}, nil
+}
+
+// Match tells whether a normalized reference matches.
+func (g *Glob) Match(ref string) bool { return g.re.MatchString(ref) }
