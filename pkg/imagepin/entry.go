@@ -48,8 +48,9 @@ type Entry struct {
 	// ChainID names the image's top snapshot. It is empty for an image
 	// without layers.
 	ChainID digest.Digest
-	// Size is the sum of the manifest, the configuration and the layers as
-	// the registry holds them, in bytes.
+	// Size is the sum of what the record's target leads to for the key's
+	// platform, in bytes: indexes, the manifest, the configuration, and the
+	// layers as the registry holds them. containerd's CRI counts the same.
 	Size int64
 	// User is the user the image's configuration asks for, as written there.
 	User string

@@ -17,6 +17,14 @@ import (
 // looks only at what is on the node. It fails with ErrNotFound where that has
 // no such manifest.
 func ChooseLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (ocispec.Descriptor, error) {
+	path, err := choosePathLocal(ctx, store, root, rt)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	return path[len(path)-1], nil
+}
+
+func choosePathLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) ([]ocispec.Descriptor, error) {
 	here := func(ctx context.Context, d ocispec.Descriptor) error {
 		_, err := store.Info(ctx, d.Digest)
 		return err
@@ -24,10 +32,25 @@ func ChooseLocal(ctx context.Context, store content.Store, root ocispec.Descript
 	c := &chooser{content: store, runtime: rt, ensure: here}
 	path, err := c.choose(ctx, root)
 	if err != nil {
-		return ocispec.Descriptor{}, err
+		return nil, err
+	}
+	return path, here(ctx, path[len(path)-1])
+}
+
+// DescribeLocal is [ChooseLocal] and then [Describe]. For the node's own
+// platform the entry's size counts the indexes above the manifest: a record of
+// such an image keeps them.
+func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (imagepin.Entry, ocispec.Descriptor, error) {
+	path, err := choosePathLocal(ctx, store, root, rt)
+	if err != nil {
+		return imagepin.Entry{}, ocispec.Descriptor{}, err
 	}
 	manifest := path[len(path)-1]
-	return manifest, here(ctx, manifest)
+	e, err := Describe(ctx, store, manifest)
+	if rt.Native {
+		e.Size += sizeOf(path[:len(path)-1])
+	}
+	return e, manifest, err
 }
 
 // Unpack unpacks an image whose layers are on the node for e's target. It

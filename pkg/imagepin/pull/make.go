@@ -106,7 +106,8 @@ func (p *Puller) describe(ctx context.Context, manifest ocispec.Descriptor) (ima
 }
 
 // Describe reads what an entry says of an image from its manifest and
-// configuration: Manifest, ImageID, ChainID, Size and User.
+// configuration: Manifest, ImageID, ChainID, Size and User. The size is without
+// the indexes above the manifest.
 //
 // It fails with ErrNotFound where content is missing and with
 // ErrFailedPrecondition ([imagepin.ContentCorrupt]) where it is not an image.
@@ -144,6 +145,15 @@ func Describe(ctx context.Context, provider content.Provider, manifest ocispec.D
 		e.ChainID = identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
 	}
 	return e, nil
+}
+
+// sizeOf is the size of descriptors together, in bytes.
+func sizeOf(descs []ocispec.Descriptor) int64 {
+	var size int64
+	for _, d := range descs {
+		size += d.Size
+	}
+	return size
 }
 
 // committed checks that the image's top snapshot is there: the transfer

@@ -189,16 +189,9 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.In
 		if !ok {
 			continue
 		}
-		manifest, err := pull.ChooseLocal(ctx, r.Content, img.Target, rt)
+		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
-		}
-		if err != nil {
-			return nil, err
-		}
-		e, err := pull.Describe(ctx, r.Content, manifest)
-		if errdefs.IsNotFound(err) {
-			continue
 		}
 		if err != nil {
 			return nil, err
