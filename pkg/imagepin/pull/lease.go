@@ -45,12 +45,13 @@ func withLease(ctx context.Context, manager leases.Manager, fn func(context.Cont
 	return err
 }
 
-// DeleteLeftovers deletes the leases of pulls that were killed. It must run
-// before the first pull.
+// DeleteLeftovers deletes the leases of calls that were killed: of pulls, and
+// those that hold an image for the length of a call (purpose "use") or start a
+// collection ("collect"). It must run before the first call.
 func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
-	all, err := manager.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, leasePurpose))
+	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|use|collect)$", imagepin.LeaseLabel, leasePurpose))
 	if err != nil {
-		return fmt.Errorf("list the leases of earlier pulls: %w", err)
+		return fmt.Errorf("list the leases of earlier calls: %w", err)
 	}
 	for i, l := range all {
 		var opts []leases.DeleteOpt
@@ -58,9 +59,9 @@ func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 			opts = append(opts, leases.SynchronousDelete)
 		}
 		if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("delete the lease of an earlier pull: %w", err)
+			return fmt.Errorf("delete the lease of an earlier call: %w", err)
 		}
-		log.G(ctx).WithField("lease", l.ID).Info("deleted what a killed pull left")
+		log.G(ctx).WithField("lease", l.ID).Info("deleted what a killed call left")
 	}
 	return nil
 }
