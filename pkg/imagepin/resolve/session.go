@@ -100,7 +100,7 @@ func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]dock
 	hosts := make([]docker.RegistryHost, len(known))
 	for i, h := range known {
 		client := *h.Client
-		client.Transport = t.watch(h.Host, h.Client.Transport)
+		client.Transport = t.watch(h.Host, h.Path, h.Client.Transport)
 		headers := maps.Clone(r.Registry.Headers)
 		for k, v := range h.Header {
 			if headers == nil {
@@ -349,7 +349,7 @@ func (s *Session) fetchError(err error) error {
 // that another's "not found" is not the last word.
 func (s *Session) unavailable() bool {
 	for _, status := range s.traffic.statuses() {
-		if status >= 500 || status == http.StatusTooManyRequests {
+		if status == 0 || status >= 500 || status == http.StatusTooManyRequests {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package resolve
 import (
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +15,8 @@ type traffic struct {
 	bytes  atomic.Int64 // bytes of answers read
 
 	mu     sync.Mutex
-	status map[string]int // host -> status of its last answer
-	asked  []string       // hosts in the order they were first asked
+	status map[string]int // host and path -> status of its last answer; 0 where there was none
+	asked  []string       // the same, in the order they were first asked
 }
 
 // denied gives the first host whose last word was 401 or 403. containerd's
@@ -26,7 +27,7 @@ func (t *traffic) denied() (host string, status int, ok bool) {
 	defer t.mu.Unlock()
 	for _, h := range t.asked {
 		if s := t.status[h]; s == http.StatusUnauthorized || s == http.StatusForbidden {
-			return h, s, true
+			return hostname(h), s, true
 		}
 	}
 	return "", 0, false
@@ -38,13 +39,14 @@ func (t *traffic) answered() string {
 	defer t.mu.Unlock()
 	for i := len(t.asked) - 1; i >= 0; i-- {
 		if s := t.status[t.asked[i]]; s >= 200 && s < 300 {
-			return t.asked[i]
+			return hostname(t.asked[i])
 		}
 	}
 	return ""
 }
 
-// statuses gives the last answer of each host in the order they were asked.
+// statuses gives the last answer of each host in the order they were asked: 0
+// for one that could not be reached.
 func (t *traffic) statuses() []int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,21 +71,41 @@ func (t *traffic) note(host string, status int) {
 
 // watch is a transport whose requests are seen by t. Only the registry hosts
 // themselves are noted with their status: what they redirect to, and where
-// tokens come from, is somebody else.
-func (t *traffic) watch(registry string, base http.RoundTripper) http.RoundTripper {
+// tokens come from, is somebody else. A server can be several of a registry's
+// hosts, each with a path of its own, and refuse under one of them.
+func (t *traffic) watch(registry, path string, base http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		t.active.Add(1)
 		resp, err := base.RoundTrip(req)
 		if err != nil {
 			t.active.Add(-1)
+			if req.URL.Host == registry && req.Context().Err() == nil {
+				t.noteSilence(registry + path)
+			}
 			return nil, err
 		}
 		if req.URL.Host == registry {
-			t.note(registry, resp.StatusCode)
+			t.note(registry+path, resp.StatusCode)
 		}
 		resp.Body = &watchedBody{ReadCloser: resp.Body, traffic: t}
 		return resp, nil
 	})
+}
+
+// noteSilence notes that a host did not answer. What it said before counts.
+func (t *traffic) noteSilence(host string) {
+	t.mu.Lock()
+	_, answered := t.status[host]
+	t.mu.Unlock()
+	if !answered {
+		t.note(host, 0)
+	}
+}
+
+// hostname is a host without its path.
+func hostname(host string) string {
+	name, _, _ := strings.Cut(host, "/")
+	return name
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
