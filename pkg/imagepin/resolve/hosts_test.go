@@ -1,0 +1,147 @@
+package resolve
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+)
+
+// resolveOnce asks what ref means and fails the test where that fails.
+func resolveOnce(t *testing.T, r *Resolver) Resolved {
+	t.Helper()
+	resolved, err := r.Resolve(quiet(t), named(t, ref), Credential{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resolved
+}
+
+func hostOf(r *registry) string { return strings.TrimPrefix(r.URL, "http://") }
+
+func TestSeveralConfigPaths(t *testing.T) {
+	inSecond := newRegistry(t)
+	first, second := t.TempDir(), t.TempDir()
+	writeHosts(t, second, server(inSecond))
+	r := withConfig(t, RegistryConfig{ConfigPath: []string{first, second}})
+	if got := resolveOnce(t, r); got.Host != hostOf(inSecond) || got.Root.Digest != inSecond.root.Digest {
+		t.Errorf("%s said %s", got.Host, got.Root.Digest)
+	}
+
+	// The first root that has the registry wins, once it has.
+	inFirst := newRegistry(t)
+	writeHosts(t, first, server(inFirst))
+	if got := resolveOnce(t, r); got.Host != hostOf(inFirst) {
+		t.Errorf("%s was asked, not the first root's", got.Host)
+	}
+}
+
+func TestHostsFileChanges(t *testing.T) {
+	a, b := newRegistry(t), newRegistry(t)
+	root := t.TempDir()
+	writeHosts(t, root, server(a))
+	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}})
+	resolveOnce(t, r)
+	writeHosts(t, root, "# moved\n"+server(b))
+	if got := resolveOnce(t, r); got.Host != hostOf(b) {
+		t.Errorf("%s was asked after the file changed", got.Host)
+	}
+	if err := os.WriteFile(filepath.Join(root, name, "hosts.toml"), []byte("not = [toml"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), name) {
+		t.Errorf("a damaged file: %v", err)
+	}
+	writeHosts(t, root, server(a))
+	resolveOnce(t, r)
+}
+
+// What hosts.toml refers to may change without it.
+func TestHostsAreReadAgainInTime(t *testing.T) {
+	a := newRegistry(t)
+	root := t.TempDir()
+	writeHosts(t, root, server(a))
+	h := hosts{config: RegistryConfig{ConfigPath: []string{root}}}
+	lookup := func() *http.Client {
+		t.Helper()
+		found, err := h.lookup(t.Context(), name)
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%v, %v", found, err)
+		}
+		return found[0].Client
+	}
+	first := lookup()
+	if lookup() != first {
+		t.Error("every look-up makes a client")
+	}
+	k := h.known[name]
+	k.read = time.Now().Add(-hostsMaxAge)
+	h.known[name] = k
+	if lookup() == first {
+		t.Error("an old configuration is not read again")
+	}
+}
+
+func TestNoConfiguration(t *testing.T) {
+	h := hosts{}
+	found, err := h.lookup(t.Context(), "docker.io")
+	if err != nil || len(found) != 1 || found[0].Host != "registry-1.docker.io" || found[0].Scheme != "https" {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+func TestMirrorsConfiguration(t *testing.T) {
+	h := hosts{config: RegistryConfig{Mirrors: map[string][]string{
+		"docker.io":        {"https://mirror.example", "http://mirror.example:5000/v2/proxy", "localhost:5000"},
+		"registry.example": {"https://other.example/path", "https://registry.example"},
+		"*":                {"https://all.example"},
+	}}}
+	const all = docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers
+	for registry, want := range map[string][]string{
+		"docker.io":        {"https://mirror.example/v2", "http://mirror.example:5000/v2/proxy", "http://localhost:5000/v2", "https://registry-1.docker.io/v2"},
+		"registry.example": {"https://other.example/path", "https://registry.example/v2"},
+		"quay.example":     {"https://all.example/v2", "https://quay.example/v2"},
+		"localhost:5001":   {"https://all.example/v2", "http://localhost:5001/v2"},
+	} {
+		found, err := h.lookup(t.Context(), registry)
+		if err != nil {
+			t.Errorf("%s: %v", registry, err)
+			continue
+		}
+		var got []string
+		for _, f := range found {
+			got = append(got, f.Scheme+"://"+f.Host+f.Path)
+			if f.Capabilities != all || f.Client == nil {
+				t.Errorf("%s: %+v", registry, f)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", registry, got, want)
+		}
+	}
+
+	h = hosts{config: RegistryConfig{Mirrors: map[string][]string{"*": {"https://u:hush@h\x7f"}}}}
+	if _, err := h.lookup(t.Context(), name); err == nil || strings.Contains(err.Error(), "hush") {
+		t.Errorf("an endpoint that is no URL: %v", err)
+	}
+
+	// config_path outweighs mirrors, as in containerd.
+	a := newRegistry(t)
+	root := t.TempDir()
+	writeHosts(t, root, server(a))
+	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}, Mirrors: map[string][]string{name: {"http://127.0.0.1:1"}}})
+	resolveOnce(t, r)
+}
+
+func TestMirrorsAreUsed(t *testing.T) {
+	a := newRegistry(t)
+	r := withConfig(t, RegistryConfig{Mirrors: map[string][]string{name: {a.URL}}})
+	if got := resolveOnce(t, r); got.Host != hostOf(a) {
+		t.Errorf("%s was asked", got.Host)
+	}
+}

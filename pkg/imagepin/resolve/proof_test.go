@@ -1,0 +1,110 @@
+package resolve
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+func TestProofs(t *testing.T) {
+	node := map[string]Credential{"registry.example": {Username: "node", Password: "1"}}
+	r := withConfig(t, RegistryConfig{Auths: node})
+	d, other := digest.FromString("a"), digest.FromString("b")
+	c := Credential{Username: "u", Password: secret}
+	app := named(t, "registry.example/team/app:1")
+	own, anonymous := r.Proof(app, c, d), r.Proof(app, Credential{}, d)
+
+	accepts := func(r *Resolver, repository string, c Credential, d digest.Digest, proof string) bool {
+		return slices.Contains(r.Proofs(named(t, repository), c, d), proof)
+	}
+	rotated := withConfig(t, RegistryConfig{Auths: map[string]Credential{"registry.example": {Username: "node", Password: "2"}}})
+	without := withConfig(t, RegistryConfig{})
+	otherKey := withConfig(t, RegistryConfig{Auths: node})
+	otherKey.Prover = &Prover{key: bytes.Repeat([]byte{1}, nodeKeySize)}
+	for name, x := range map[string]struct{ got, want bool }{
+		"own":                                {accepts(r, ref, c, d, own), true},
+		"own, another tag":                   {accepts(r, "registry.example/team/app:2", c, d, own), true},
+		"own, another repository":            {accepts(r, "registry.example/team/evil:1", c, d, own), false},
+		"own, another registry":              {accepts(r, "evil.example/team/app:1", c, d, own), false},
+		"own, another digest":                {accepts(r, ref, c, other, own), false},
+		"another's":                          {accepts(r, ref, Credential{Username: "u", Password: "guess"}, d, own), false},
+		"fields shifted":                     {accepts(r, ref, Credential{Username: "u" + secret}, d, own), false},
+		"another's, by who has none":         {accepts(r, ref, Credential{}, d, own), false},
+		"none's, by who has none":            {accepts(r, ref, Credential{}, d, anonymous), true},
+		"none's, by anybody":                 {accepts(r, ref, c, d, anonymous), true},
+		"none's, another repository":         {accepts(r, "registry.example/x:1", c, d, anonymous), false},
+		"none's, node credential rotated":    {accepts(rotated, ref, Credential{}, d, anonymous), false},
+		"none's, node credential taken away": {accepts(without, ref, Credential{}, d, anonymous), false},
+		"own, node credential rotated":       {accepts(rotated, ref, c, d, own), true},
+		"own, another node's key":            {accepts(otherKey, ref, c, d, own), false},
+	} {
+		if x.got != x.want {
+			t.Errorf("%s: accepted %v", name, x.got)
+		}
+	}
+
+	if own == anonymous || strings.Contains(own, secret) || len(own) > 40 {
+		t.Errorf("proofs: %s, %s", own, anonymous)
+	}
+	if r.Prover.Identity(c) == r.Prover.Identity(Credential{}) || r.Prover.Identity(c) == own {
+		t.Error("identities are not apart")
+	}
+	// Nobody's proof cannot be had by naming what stands for it: the auth of
+	// the node's credentials is no credential of a caller.
+	if accepts(r, ref, r.nobody, other, anonymous) {
+		t.Error("another digest is accepted")
+	}
+}
+
+func TestLoadProver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plugin", "node.key")
+	load := func() string {
+		t.Helper()
+		p, err := LoadProver(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Identity(Credential{})
+	}
+	first := load()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 || info.Size() != nodeKeySize {
+		t.Errorf("%s has mode %v and %d bytes", path, info.Mode(), info.Size())
+	}
+	if dir, err := os.Stat(filepath.Dir(path)); err != nil || dir.Mode().Perm() != 0o700 {
+		t.Errorf("its directory: %v, %v", dir, err)
+	}
+	if load() != first {
+		t.Error("the key is not read again")
+	}
+	for _, damaged := range [][]byte{nil, []byte("short"), make([]byte, nodeKeySize+1)} {
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		made := load()
+		if made == first || load() != made {
+			t.Errorf("%d bytes: no new key was made and kept", len(damaged))
+		}
+	}
+
+	if _, err := LoadProver(filepath.Dir(path)); err == nil {
+		t.Error("a directory is taken for a key")
+	}
+	if err := os.WriteFile(filepath.Join(t.TempDir(), "f"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadProver(filepath.Join(path, "below", "a-file")); err == nil {
+		t.Error("a key is made where it cannot be kept")
+	}
+	if _, err := NewProver([]byte("short")); err == nil {
+		t.Error("a short key is accepted")
+	}
+}

@@ -1,0 +1,137 @@
+package resolve
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// answers is a transport that gives a body for every request.
+func answers(body func() io.ReadCloser) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: body(), Request: req}, nil
+	})
+}
+
+func TestStalled(t *testing.T) {
+	const timeout = time.Minute
+	closed := func(c <-chan struct{}) bool {
+		synctest.Wait()
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	for name, c := range map[string]struct {
+		// run is what happens while the watch is on; it takes longer than
+		// the timeout.
+		run  func(*testing.T, *http.Client)
+		want bool
+	}{
+		"no request": {func(*testing.T, *http.Client) { time.Sleep(3 * timeout) }, false},
+		"request without an answer": {func(_ *testing.T, c *http.Client) {
+			c.Transport.(*holding).hold = true
+			go func() { _, _ = c.Get("http://h/") }()
+			time.Sleep(timeout * 3 / 2)
+		}, true},
+		"body without progress": {func(t *testing.T, c *http.Client) {
+			resp := get(t, c)
+			_, _ = resp.Body.Read(make([]byte, 1))
+			time.Sleep(timeout * 3 / 2)
+		}, true},
+		"a byte now and then": {func(t *testing.T, c *http.Client) {
+			resp := get(t, c)
+			for range 10 {
+				_, _ = resp.Body.Read(make([]byte, 1))
+				time.Sleep(timeout * 3 / 4)
+			}
+		}, false},
+		"a slow unpack after the last body": {func(t *testing.T, c *http.Client) {
+			resp := get(t, c)
+			_ = resp.Body.Close()
+			_ = resp.Body.Close()
+			time.Sleep(3 * timeout)
+		}, false},
+		"a request that fails": {func(_ *testing.T, c *http.Client) {
+			c.Transport.(*holding).err = errors.New("no route")
+			_, _ = c.Get("http://h/")
+			time.Sleep(3 * timeout)
+		}, false},
+		"one of two bodies goes on": {func(t *testing.T, c *http.Client) {
+			_, b := get(t, c), get(t, c)
+			for range 10 {
+				_, _ = b.Body.Read(make([]byte, 1))
+				time.Sleep(timeout * 3 / 4)
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tr := &traffic{}
+				h := &holding{release: make(chan struct{})}
+				client := &http.Client{Transport: h}
+				h.RoundTripper = tr.watch("h", "/v2", answers(func() io.ReadCloser { return io.NopCloser(strings.NewReader(strings.Repeat("x", 100))) }))
+				h.watch = func(base http.RoundTripper) http.RoundTripper { return tr.watch("h", "/v2", base) }
+				stop := make(chan struct{})
+				stalled := tr.stalled(timeout, stop)
+				c.run(t, client)
+				if got := closed(stalled); got != c.want {
+					t.Errorf("stalled: %v", got)
+				}
+				close(h.release)
+				close(stop)
+			})
+		})
+	}
+}
+
+// holding is a transport that can keep a request waiting, or fail it.
+type holding struct {
+	http.RoundTripper
+	watch   func(http.RoundTripper) http.RoundTripper
+	hold    bool
+	err     error
+	release chan struct{}
+}
+
+func (h *holding) RoundTrip(req *http.Request) (*http.Response, error) {
+	switch {
+	case h.hold:
+		return h.watch(roundTripper(func(*http.Request) (*http.Response, error) {
+			<-h.release
+			return nil, errors.New("released")
+		})).RoundTrip(req)
+	case h.err != nil:
+		return h.watch(roundTripper(func(*http.Request) (*http.Response, error) { return nil, h.err })).RoundTrip(req)
+	}
+	return h.RoundTripper.RoundTrip(req)
+}
+
+func get(t *testing.T, c *http.Client) *http.Response {
+	t.Helper()
+	resp, err := c.Get("http://h/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp
+}
+
+func TestStalledEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		stalled := (&traffic{}).stalled(time.Second, stop)
+		close(stop)
+		time.Sleep(time.Hour)
+		select {
+		case <-stalled:
+			t.Error("stalled after it was stopped")
+		default:
+		}
+	})
+}
