@@ -189,10 +189,29 @@ func (s *Service) cannotMakeReady(err error, ref string, t runtimeplatform.Targe
 		What: "it is needed now and not ready for this target",
 		Do:   "Pull it for this runtime handler.",
 	}
-	if s.DiscardLayers {
+	var cause *imagepin.Error
+	if !errors.As(err, &cause) {
+		return e
+	}
+	fetching := false
+	switch cause.Name {
+	case imagepin.ImageVerificationFailed:
+		return err // which would be no other for a pull
+	case imagepin.PullAccessDenied, imagepin.CannotPullImage:
+		fetching = true
+	}
+	// One advice is better than two, and the cause knows more than this, but
+	// not that a pod's pull secret does not count here.
+	bare := *cause
+	bare.Do = ""
+	e.Err = &bare
+	switch {
+	case fetching && s.DiscardLayers:
 		e.Do = fmt.Sprintf("Its layers were discarded after they were unpacked for another target, and only the node's own credentials "+
 			"can fetch them here. Set discard_unpacked_layers = false, give containerd a credential for the registry, "+
 			"or let kubelet name the handler (feature gate RuntimeClassInImageCriApi) so that it is pulled for %s.", t)
+	case cause.Do != "" && cause.Name != imagepin.PullAccessDenied:
+		e.Do = cause.Do
 	}
 	return e
 }
