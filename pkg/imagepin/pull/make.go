@@ -67,6 +67,9 @@ func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
 	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
 	e.Root, e.Host, e.Source = j.root, j.host, imagepin.SourcePull
 	e.RecordTarget = RecordTarget(ctx, p.Content, j.root, manifest, j.runtime)
+	if e.RecordTarget.Digest != manifest.Digest {
+		e.Size += sizeOf(path[:len(path)-1])
+	}
 	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
 		return imagepin.Entry{}, err
 	}
