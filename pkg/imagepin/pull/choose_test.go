@@ -1,0 +1,238 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// runtimes are those of an amd64 node: "" is native, the others configured.
+func runtimes(t *testing.T, configured ...string) *runtimeplatform.Set {
+	t.Helper()
+	handlers := []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}
+	for _, p := range configured {
+		handlers = append(handlers, runtimeplatform.Handler{Name: strings.ReplaceAll(p, "/", "-"), Platform: p, Snapshotter: "first"})
+	}
+	set, err := runtimeplatform.New("runc", handlers, runtimeplatform.Host{
+		Spec: platforms.MustParse("linux/amd64"), Matcher: platforms.Only(platforms.MustParse("linux/amd64")),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func runtimeOf(t *testing.T, platform string) runtimeplatform.Runtime {
+	t.Helper()
+	if platform == "" {
+		return runtimes(t).Default()
+	}
+	rt, err := runtimes(t, platform).Lookup(strings.ReplaceAll(platform, "/", "-"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
+}
+
+func TestChoose(t *testing.T) {
+	blobs := ctdtest.Blobs{}
+	image := func(platform string) ocispec.Descriptor { return blobs.Image(platform, "app", nil).Manifest }
+	plain := func(d ocispec.Descriptor) ocispec.Descriptor {
+		d.Platform = nil
+		return d
+	}
+	named := func(d ocispec.Descriptor, platform string) ocispec.Descriptor {
+		p := platforms.MustParse(platform)
+		d.Platform = &p
+		return d
+	}
+	amd64, i386, arm64, armv6, armv7 := image("linux/amd64"), image("linux/386"), image("linux/arm64"), image("linux/arm/v6"), image("linux/arm/v7")
+	windows := image("windows/amd64")
+	attestation := named(plain(image("linux/amd64")), "linux/amd64")
+	attestation.Annotations = map[string]string{attestationAnnotation: "attestation-manifest"}
+	artifact := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add("application/vnd.example.artifact", []byte("{}")),
+	})
+	signature := blobs.Add("application/vnd.example.signature", []byte("signed"))
+	onlyArm := blobs.Index(arm64, armv7)
+	deep := blobs.Index(blobs.Index(blobs.Index(amd64)))
+
+	for name, c := range map[string]struct {
+		root     ocispec.Descriptor
+		platform string // configured; empty is the node's own
+		want     ocispec.Descriptor
+		path     int // descriptors from the root to it
+	}{
+		"one of an index":                      {blobs.Index(arm64, amd64, windows), "", amd64, 2},
+		"another platform of it":               {blobs.Index(amd64, arm64), "linux/arm64", arm64, 2},
+		"best match first":                     {blobs.Index(i386, amd64), "", amd64, 2},
+		"386 where there is no amd64":          {blobs.Index(arm64, i386), "", i386, 2},
+		"best arm variant":                     {blobs.Index(armv6, armv7), "linux/arm/v7", armv7, 2},
+		"older arm variant":                    {blobs.Index(armv6, amd64), "linux/arm/v7", armv6, 2},
+		"arm64 can run arm":                    {blobs.Index(amd64, armv7), "linux/arm64", armv7, 2},
+		"attestation beside it":                {blobs.Index(attestation, amd64), "", amd64, 2},
+		"nested index":                         {blobs.Index(blobs.Index(arm64, amd64)), "", amd64, 3},
+		"deeply nested":                        {deep, "", amd64, 4},
+		"nested index that names its platform": {blobs.Index(named(onlyArm, "linux/arm64"), named(blobs.Index(amd64), "linux/amd64")), "", amd64, 3},
+		"back from a nested index":             {blobs.Index(onlyArm, blobs.Index(amd64)), "", amd64, 3},
+		"back from one that lies":              {blobs.Index(named(onlyArm, "linux/amd64"), blobs.Index(amd64)), "", amd64, 3},
+		"back from a nested artifact":          {blobs.Index(artifact, signature, amd64), "", amd64, 2},
+		"entry without platform":               {blobs.Index(plain(arm64), plain(amd64)), "", amd64, 2},
+		"entry without platform comes last":    {blobs.Index(plain(amd64), i386), "", i386, 2},
+		"manifest, native":                     {plain(amd64), "", amd64, 1},
+		"manifest of another platform, native": {plain(arm64), "", arm64, 1},
+		"manifest, configured and right":       {plain(arm64), "linux/arm64", arm64, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := ctdtest.New(t)
+			ctx, done := n.Lease(t)
+			defer done()
+			n.Write(ctx, t, blobs)
+			opened := 0
+			ch := &chooser{content: n.Content, runtime: runtimeOf(t, c.platform), ensure: func(context.Context, ocispec.Descriptor) error {
+				opened++
+				return nil
+			}}
+			path, err := ch.choose(ctx, c.root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(path) != c.path || path[0].Digest != c.root.Digest || path[len(path)-1].Digest != c.want.Digest {
+				t.Errorf("path %v, want %d to %s", path, c.path, c.want.Digest)
+			}
+			if c.path == 1 && c.platform == "" && opened != 0 {
+				t.Errorf("a native manifest was opened %d times", opened)
+			}
+			got, err := ChooseLocal(ctx, n.Content, c.root, runtimeOf(t, c.platform))
+			if err != nil || got.Digest != c.want.Digest {
+				t.Errorf("ChooseLocal: %s, %v", got.Digest, err)
+			}
+		})
+	}
+
+	noPlatforms := blobs.Index()
+	var loop ocispec.Descriptor
+	loop = amd64
+	for range maxNesting + 2 {
+		loop = blobs.Index(loop)
+	}
+	var many []ocispec.Descriptor
+	for range maxWalked {
+		many = append(many, plain(arm64))
+	}
+	missing := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("missing"), Size: 7}
+	noDigest := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Size: 7, Digest: "sha256:short", Platform: amd64.Platform}
+	for name, c := range map[string]struct {
+		root     ocispec.Descriptor
+		platform string
+		name     imagepin.Name // none: an error of another kind
+		class    error
+		says     string
+	}{
+		"no match":                     {blobs.Index(windows, arm64, arm64), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/arm64, windows/amd64"},
+		"no match in nested ones":      {blobs.Index(onlyArm, windows), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "linux/arm/v7, linux/arm64, windows/amd64"},
+		"only attestations":            {blobs.Index(attestation), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
+		"empty index":                  {noPlatforms, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
+		"manifest, configured, wrong":  {plain(amd64), "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/amd64"},
+		"artifact, configured":         {artifact, "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
+		"root of another kind":         {signature, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
+		"too deep":                     {loop, "", "", errdefs.ErrResourceExhausted, "too many levels"},
+		"too many":                     {blobs.Index(append(many, plain(amd64))...), "", "", errdefs.ErrResourceExhausted, "too many levels"},
+		"index that is no JSON":        {blobs.Add(ocispec.MediaTypeImageIndex, []byte("<html>")), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"index that is a manifest":     {blobs.AddJSON(ocispec.MediaTypeImageIndex, map[string]any{"config": map[string]any{}, "layers": []any{}}), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"manifest that is no JSON":     {blobs.Add(ocispec.MediaTypeImageManifest, []byte("<html>")), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "manifest"},
+		"configuration that is none":   {blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add(ocispec.MediaTypeImageConfig, []byte("!"))}), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "configuration"},
+		"entry with a damaged digest":  {blobs.Index(noDigest), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"root that cannot be had":      {missing, "", "", errdefs.ErrNotFound, "missing"},
+		"nested one that can't be had": {blobs.Index(missing, blobs.Index(amd64)), "", "", errdefs.ErrNotFound, "missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := ctdtest.New(t)
+			ctx, done := n.Lease(t)
+			defer done()
+			n.Write(ctx, t, blobs)
+			ch := &chooser{content: n.Content, runtime: runtimeOf(t, c.platform), ensure: func(ctx context.Context, d ocispec.Descriptor) error {
+				if d.Digest == missing.Digest {
+					return errors.Join(errors.New("missing"), errdefs.ErrNotFound)
+				}
+				return nil
+			}}
+			path, err := ch.choose(ctx, c.root)
+			var e *imagepin.Error
+			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Name != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, %v\nwant %s, %v that says %q", path, err, c.name, c.class, c.says)
+			}
+		})
+	}
+}
+
+func TestChooseLocalNeedsTheManifest(t *testing.T) {
+	n := ctdtest.New(t)
+	blobs := ctdtest.Blobs{}
+	amd64, arm64 := blobs.Image("linux/amd64", "a", nil), blobs.Image("linux/arm64", "a", nil)
+	root := blobs.Index(amd64.Manifest, arm64.Manifest)
+	delete(blobs, arm64.Manifest.Digest)
+	ctx, done := n.Lease(t)
+	defer done()
+	n.Write(ctx, t, blobs)
+	if got, err := ChooseLocal(ctx, n.Content, root, runtimeOf(t, "")); err != nil || got.Digest != amd64.Manifest.Digest {
+		t.Errorf("%s, %v", got.Digest, err)
+	}
+	if _, err := ChooseLocal(ctx, n.Content, root, runtimeOf(t, "linux/arm64")); !errdefs.IsNotFound(err) {
+		t.Errorf("a manifest that is not here: %v", err)
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	n := ctdtest.New(t)
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "a", nil)
+	root := blobs.Index(img.Manifest)
+	noLayers := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		MediaType: ocispec.MediaTypeImageManifest,
+		Config:    blobs.AddJSON(ocispec.MediaTypeImageConfig, map[string]any{"architecture": "amd64", "os": "linux", "config": map[string]any{"User": "1:2"}}),
+	})
+	artifact := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add("application/vnd.example", []byte("{}")),
+	})
+	damaged := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add(ocispec.MediaTypeImageConfig, []byte("{")),
+	})
+	ctx, done := n.Lease(t)
+	defer done()
+	n.Write(ctx, t, blobs)
+
+	e, err := Describe(ctx, n.Content, img.Manifest)
+	want := img.Manifest.Size + img.Config.Size + img.Layer.Size
+	if err != nil || e.Manifest != img.Manifest.Digest || e.ImageID != img.Config.Digest || e.ChainID != img.ChainID || e.Size != want {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if e, m, err := DescribeLocal(ctx, n.Content, root, runtimeOf(t, "")); err != nil || m.Digest != img.Manifest.Digest || e.Size != want+root.Size {
+		t.Errorf("local: %+v, %v", e, err)
+	}
+	if e, _, err := DescribeLocal(ctx, n.Content, root, runtimeOf(t, "linux/amd64/v2")); err != nil || e.Size != want {
+		t.Errorf("local, of a configured platform: %+v, %v", e, err)
+	}
+	if e, err := Describe(ctx, n.Content, noLayers); err != nil || e.ChainID != "" || e.User != "1:2" {
+		t.Errorf("without layers: %+v, %v", e, err)
+	}
+	for name, d := range map[string]ocispec.Descriptor{"artifact": artifact, "damaged": damaged} {
+		var ie *imagepin.Error
+		if _, err := Describe(ctx, n.Content, d); !errors.As(err, &ie) || ie.Name != imagepin.ContentCorrupt {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Describe(ctx, n.Content, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("x"), Size: 1}); !errdefs.IsNotFound(err) {
+		t.Errorf("missing: %v", err)
+	}
+}

@@ -1,0 +1,118 @@
+package pull
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+func TestErrorsOfAPull(t *testing.T) {
+	target := runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "native"}
+	const ref = "registry.example/app:1"
+	noJSON := json.Unmarshal([]byte("<html>"), &struct{}{})
+	for name, c := range map[string]struct {
+		err   error
+		name  imagepin.Name
+		class error
+	}{
+		"gzip header":           {fmt.Errorf("apply: %w", gzip.ErrHeader), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"gzip checksum":         {gzip.ErrChecksum, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"tar header":            {tar.ErrHeader, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"cut layer":             {io.ErrUnexpectedEOF, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"of the diff service":   {errors.New("rpc error: code = Unknown desc = failed to extract: gzip: invalid header"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"digest of content":     {fmt.Errorf("unexpected commit digest sha256:1, expected sha256:2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"size of content":       {fmt.Errorf("unexpected commit size 1, expected 2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"wrong diff ID":         {errors.New("wrong diff id calculated on extraction"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"layers and diff IDs":   {errors.New("number of layers and diffIDs don't match: 1 != 2"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"no JSON":               {fmt.Errorf("manifest: %w", noJSON), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"disk full":             {fmt.Errorf("write: %w", syscall.ENOSPC), imagepin.CannotPullImage, errdefs.ErrResourceExhausted},
+		"blob is gone":          {fmt.Errorf("content: %w", errdefs.ErrNotFound), imagepin.CannotPullImage, errdefs.ErrNotFound},
+		"network":               {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"anything else":         {errors.New("what"), imagepin.CannotPullImage, errdefs.ErrUnknown},
+		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"stalled":               {fmt.Errorf("%w: %w", errStalled, context.Canceled), imagepin.PullStalled, context.DeadlineExceeded},
+		"stalled, and typed":    {fmt.Errorf("%w: %w", errStalled, &imagepin.Error{Name: imagepin.CannotPullImage}), imagepin.PullStalled, context.DeadlineExceeded},
+		"typed already":         {fmt.Errorf("x: %w", &imagepin.Error{Name: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound}), imagepin.NoMatchingPlatform, errdefs.ErrNotFound},
+		"typed for another ref": {&imagepin.Error{Name: imagepin.PullAccessDenied, Ref: "r", For: "t", Class: errdefs.ErrPermissionDenied}, imagepin.PullAccessDenied, errdefs.ErrPermissionDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e *imagepin.Error
+			if err := complete(c.err, imagepin.CannotPullImage, ref, target); !errors.As(err, &e) {
+				t.Fatalf("%v is not typed", err)
+			}
+			if e.Name != c.name || e.Class != c.class || e.Ref != ref || e.For != target.String() {
+				t.Errorf("got %s, %v: %v", e.Name, e.Class, e)
+			}
+			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Do == "" {
+				t.Errorf("does not say what to do: %v", e)
+			}
+		})
+	}
+
+	if err := complete(context.Canceled, imagepin.CannotPullImage, ref, target); err != context.Canceled {
+		t.Errorf("a caller that left gets %v", err)
+	}
+	known := &imagepin.Error{Name: imagepin.NoMatchingPlatform}
+	if _ = complete(known, imagepin.CannotPullImage, ref, target); known.Ref != "" {
+		t.Error("an error that callers may share was written to")
+	}
+	leaky := complete(errors.New(`Get "https://h/p?sig=hush": EOF`), imagepin.CannotPullImage, ref, target)
+	if strings.Contains(leaky.Error(), "hush") {
+		t.Errorf("repeats a signature: %v", leaky)
+	}
+}
+
+func TestBecause(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := errors.New("came of it")
+	if because(ctx, err) != err {
+		t.Error("an error of a live context changed")
+	}
+	cancel(errStalled)
+	if got := because(ctx, err); !errors.Is(got, errStalled) || !errors.Is(got, err) {
+		t.Errorf("got %v", got)
+	}
+	left, cancel := context.WithCancelCause(t.Context())
+	cancel(nil)
+	if because(left, err) != err {
+		t.Error("the caller's leaving became a stall")
+	}
+}
+
+func TestParseReference(t *testing.T) {
+	const d = "@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for in, want := range map[string]string{
+		"busybox":                      "docker.io/library/busybox:latest",
+		"user/app:1":                   "docker.io/user/app:1",
+		"localhost:5000/app":           "localhost:5000/app:latest",
+		"registry.example/a/b/c:1" + d: "registry.example/a/b/c" + d,
+		"":                             "",
+		"registry.example/UPPER":                   "",
+		"a:b:c":                        "",
+	} {
+		got, err := ParseReference(in)
+		if want == "" {
+			var e *imagepin.Error
+			if !errors.As(err, &e) || e.Name != imagepin.InvalidReference || !errdefs.IsInvalidArgument(err) {
+				t.Errorf("%q: %v, %v", in, got, err)
+			}
+			continue
+		}
+		if err != nil || got.String() != want {
+			t.Errorf("%q: %v, %v", in, got, err)
+		}
+	}
+}

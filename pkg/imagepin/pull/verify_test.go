@@ -1,0 +1,69 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+type verifierFunc func(name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error)
+
+func (f verifierFunc) VerifyImage(_ context.Context, name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error) {
+	return f(name, desc)
+}
+
+func TestVerify(t *testing.T) {
+	const ref = "registry.example/app:1"
+	root := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("root"), Size: 4}
+	var asked []string
+	says := func(who string, ok bool, err error) imageverifier.ImageVerifier {
+		return verifierFunc(func(name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error) {
+			if name != ref || desc.Digest != root.Digest {
+				t.Errorf("%s was asked about %s, %s", who, name, desc.Digest)
+			}
+			asked = append(asked, who)
+			if err != nil {
+				return nil, err
+			}
+			return &imageverifier.Judgement{OK: ok, Reason: "because of " + who}, nil
+		})
+	}
+	broken := errors.New("no answer")
+	for name, c := range map[string]struct {
+		verifiers map[string]imageverifier.ImageVerifier
+		asked     []string
+		says      string
+	}{
+		"none":       {nil, nil, ""},
+		"all allow":  {map[string]imageverifier.ImageVerifier{"b": says("b", true, nil), "a": says("a", true, nil)}, []string{"a", "b"}, ""},
+		"one blocks": {map[string]imageverifier.ImageVerifier{"b": says("b", false, nil), "a": says("a", true, nil), "c": says("c", true, nil)}, []string{"a", "b"}, "because of b"},
+		"one fails":  {map[string]imageverifier.ImageVerifier{"a": says("a", true, broken)}, []string{"a"}, "no judgement"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked = nil
+			err := verify(t.Context(), c.verifiers, ref, root)
+			if !slices.Equal(asked, c.asked) {
+				t.Errorf("asked %v", asked)
+			}
+			if c.says == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			var e *imagepin.Error
+			if !errors.As(err, &e) || e.Name != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
