@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/errdefs"
 )
 
 // State is what containerd's metadata holds, in all namespaces. Keys begin with the namespace: "k8s.io/…".
@@ -102,6 +103,9 @@ func (n *Node) readState(ctx context.Context, s *State, ns string, snapshotters 
 	}
 	for _, l := range held {
 		resources, err := manager.ListResources(ctx, l)
+		if errdefs.IsNotFound(err) {
+			continue // it was deleted since it was listed
+		}
 		if err != nil {
 			return err
 		}
