@@ -1,0 +1,80 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+func TestToStatus(t *testing.T) {
+	behind, err := status.New(codes.ResourceExhausted, "of the service behind").WithDetails(&errdetails.ErrorInfo{Reason: "theirs"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	typed := func(name imagepin.Name, class error) error {
+		return &imagepin.Error{Name: name, Ref: "r", For: "t", Class: class}
+	}
+	const unavailable, signature = "RegistryUnavailable: ", "SignatureValidationFailed: "
+	for name, c := range map[string]struct {
+		err    error
+		code   codes.Code
+		text   string // that the message begins with
+		reason string // of the details
+		class  string
+	}{
+		"status of the service behind":   {behind.Err(), codes.ResourceExhausted, "of the service behind", "theirs", ""},
+		"wrapped status":                 {fmt.Errorf("list: %w", behind.Err()), codes.ResourceExhausted, "list: ", "theirs", ""},
+		"errdefs class":                  {fmt.Errorf("x: %w", errdefs.ErrNotFound), codes.NotFound, "x: not found", "", ""},
+		"internal":                       {fmt.Errorf("x: %w", errdefs.ErrInternal), codes.Internal, "x: ", "", ""},
+		"no class":                       {errors.New("x"), codes.Unknown, "x", "", ""},
+		"cancelled":                      {fmt.Errorf("x: %w", context.Canceled), codes.Canceled, "x: ", "", ""},
+		"late":                           {context.DeadlineExceeded, codes.DeadlineExceeded, "context", "", ""},
+		"unknown handler":                {typed(imagepin.UnknownRuntimeHandler, errdefs.ErrInvalidArgument), codes.InvalidArgument, "UnknownRuntimeHandler: r for t", "UnknownRuntimeHandler", "InvalidArgument"},
+		"no platform":                    {typed(imagepin.NoMatchingPlatform, errdefs.ErrNotFound), codes.NotFound, "NoMatchingPlatform: ", "NoMatchingPlatform", "NotFound"},
+		"denied":                         {typed(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied), codes.PermissionDenied, "PullAccessDenied: ", "PullAccessDenied", "PermissionDenied"},
+		"unauthenticated":                {typed(imagepin.PullAccessDenied, errdefs.ErrUnauthenticated), codes.Unauthenticated, "PullAccessDenied: ", "PullAccessDenied", "Unauthenticated"},
+		"no manifest there":              {typed(imagepin.CannotPullImageManifest, errdefs.ErrNotFound), codes.NotFound, "CannotPullImageManifest: ", "CannotPullImageManifest", "NotFound"},
+		"registry unavailable":           {typed(imagepin.CannotPullImageManifest, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImageManifest: ", "CannotPullImageManifest", "Unavailable"},
+		"registry unavailable later":     {typed(imagepin.CannotPullImage, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImage: ", "CannotPullImage", "Unavailable"},
+		"registry unavailable, wrapped":  {fmt.Errorf("pull: %w", typed(imagepin.CannotPullImage, errdefs.ErrUnavailable)), codes.Unknown, unavailable + "pull: ", "CannotPullImage", "Unavailable"},
+		"timeout":                        {typed(imagepin.ManifestPullTimeout, context.DeadlineExceeded), codes.Unknown, unavailable + "ManifestPullTimeout: ", "ManifestPullTimeout", "DeadlineExceeded"},
+		"stalled":                        {typed(imagepin.PullStalled, context.DeadlineExceeded), codes.Unknown, unavailable + "PullStalled: ", "PullStalled", "DeadlineExceeded"},
+		"verifier":                       {typed(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), codes.Unknown, signature + "ImageVerificationFailed: ", "ImageVerificationFailed", "PermissionDenied"},
+		"corrupt":                        {typed(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), codes.FailedPrecondition, "ContentCorrupt: ", "ContentCorrupt", "FailedPrecondition"},
+		"class before that of its cause": {&imagepin.Error{Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: behind.Err()}, codes.Unavailable, "NotVisible: ", "NotVisible", "Unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := status.Convert(toStatus(c.err))
+			if got.Code() != c.code || !strings.HasPrefix(got.Message(), c.text) {
+				t.Errorf("got %s, %q", got.Code(), got.Message())
+			}
+			if c.reason == "" {
+				return
+			}
+			if len(got.Details()) != 1 {
+				t.Fatalf("details %v", got.Details())
+			}
+			info := got.Details()[0].(*errdetails.ErrorInfo)
+			if info.GetReason() != c.reason || info.GetMetadata()["class"] != c.class {
+				t.Errorf("details %v", info)
+			}
+		})
+	}
+	if toStatus(nil) != nil {
+		t.Error("nothing became an error")
+	}
+	// The texts are those that kubelet compares with.
+	if unavailable != crierrors.ErrRegistryUnavailable.Error()+": " || signature != crierrors.ErrSignatureValidationFailed.Error()+": " {
+		t.Error("kubelet's texts have changed")
+	}
+}

@@ -1,0 +1,208 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// behind is what the service behind has, and how often it was asked.
+type behind struct {
+	sandboxes []*runtime.PodSandbox
+	lists     int
+	err       error
+}
+
+func (b *behind) list(context.Context) ([]*runtime.PodSandbox, error) {
+	b.lists++
+	return b.sandboxes, b.err
+}
+
+func podSandbox(id, handler, uid, seen string, created int64) *runtime.PodSandbox {
+	s := &runtime.PodSandbox{
+		Id: id, RuntimeHandler: handler, CreatedAt: created,
+		Metadata: &runtime.PodSandboxMetadata{Uid: uid},
+	}
+	if seen != "" {
+		s.Annotations = map[string]string{configSeenAnnotation: seen}
+	}
+	return s
+}
+
+func TestSandboxes(t *testing.T) {
+	b := &behind{sandboxes: []*runtime.PodSandbox{
+		podSandbox("new", "kata", "pod", "later", 2),
+		podSandbox("old", "runc", "pod", "earlier", 1),
+		podSandbox("other", "", "else", "", 3),
+	}}
+	x := &sandboxes{list: b.list}
+	byMark := func(want string, known bool, marks ...string) {
+		t.Helper()
+		if got, ok, err := x.byMark(t.Context(), marks); got != want || ok != known || err != nil {
+			t.Errorf("marks %v: %q, %v, %v", marks, got, ok, err)
+		}
+	}
+	handlerOf := func(want string, known bool, id string) {
+		t.Helper()
+		if got, ok, err := x.handlerOf(t.Context(), id); got != want || ok != known || err != nil {
+			t.Errorf("sandbox %s: %q, %v, %v", id, got, ok, err)
+		}
+	}
+	byMark("kata", true, "uid pod") // the newest wins, whatever the order
+	byMark("runc", true, "seen earlier")
+	byMark("kata", true, "seen later", "uid else")
+	byMark("", true, "uid else")
+	handlerOf("runc", true, "old")
+	handlerOf("kata", true, "new")
+	if b.lists != 1 {
+		t.Errorf("listed %d times for what is known", b.lists)
+	}
+	byMark("", false, "uid none")
+	handlerOf("", false, "none")
+	if b.lists != 3 {
+		t.Errorf("listed %d times", b.lists)
+	}
+
+	// One that is being made is known before the service behind has it.
+	made := &sandbox{handler: "arm", marks: []string{"uid fresh", "seen now"}}
+	x.add("", made)
+	byMark("arm", true, "uid fresh")
+	x.add("fresh", made)
+	handlerOf("arm", true, "fresh")
+	if b.lists != 3 {
+		t.Errorf("listed %d times", b.lists)
+	}
+	x.remove("fresh", nil)
+	byMark("", false, "uid fresh")
+	handlerOf("", false, "fresh")
+
+	// A failed attempt does not take away what a later one has noted.
+	first, second := &sandbox{handler: "a", marks: []string{"uid retry"}}, &sandbox{handler: "b", marks: []string{"uid retry"}}
+	x.add("", first)
+	x.add("", second)
+	x.remove("", first)
+	byMark("b", true, "uid retry")
+	x.remove("", second)
+	byMark("", false, "uid retry")
+	x.remove("unknown", nil)
+
+	b.sandboxes = nil
+	x.remove("new", nil)
+	byMark("", false, "uid pod")
+
+	b.err = errors.New("no answer")
+	if _, _, err := x.byMark(t.Context(), []string{"uid none"}); !errors.Is(err, b.err) {
+		t.Errorf("got %v", err)
+	}
+	if _, _, err := x.handlerOf(t.Context(), "none"); !errors.Is(err, b.err) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestImageRuntime(t *testing.T) {
+	set, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
+		{Name: "runc", Snapshotter: "s"}, {Name: "kata", Snapshotter: "s"}, {Name: "arm", Snapshotter: "s", Platform: "linux/arm64"},
+	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &behind{sandboxes: []*runtime.PodSandbox{podSandbox("1", "kata", "pod", "time", 1)}}
+	annotated := func(pairs ...string) map[string]string {
+		m := make(map[string]string)
+		for i := 0; i < len(pairs); i += 2 {
+			m[pairs[i]] = pairs[i+1]
+		}
+		return m
+	}
+	pod := func(uid string, annotations map[string]string) *runtime.PodSandboxConfig {
+		return &runtime.PodSandboxConfig{Metadata: &runtime.PodSandboxMetadata{Uid: uid}, Annotations: annotations}
+	}
+	for name, c := range map[string]struct {
+		spec    *runtime.ImageSpec
+		sandbox *runtime.PodSandboxConfig
+		want    string
+		strict  bool
+	}{
+		"nothing at all":                 {nil, nil, "runc", false},
+		"image only":                     {&runtime.ImageSpec{Image: "i"}, nil, "runc", false},
+		"handler":                        {&runtime.ImageSpec{RuntimeHandler: "arm"}, nil, "arm", true},
+		"handler before the sandbox":     {&runtime.ImageSpec{RuntimeHandler: "arm"}, pod("pod", nil), "arm", true},
+		"pod of a sandbox by UID":        {&runtime.ImageSpec{}, pod("pod", nil), "kata", true},
+		"pod of a sandbox by annotation": {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "time")}, nil, "kata", true},
+		"its own sandbox's annotation":   {&runtime.ImageSpec{}, pod("", annotated(configSeenAnnotation, "time")), "kata", true},
+		"sandbox before annotation":      {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "time")}, nil, "kata", true},
+		"annotation of the image":        {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm")}, nil, "arm", true},
+		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(handlerAnnotation, "arm")), "arm", true},
+		"annotations that say nothing":   {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
+		"sandbox that is not known":      {&runtime.ImageSpec{}, pod("unknown", nil), "runc", true},
+		"unknown handler":                {&runtime.ImageSpec{RuntimeHandler: "gone"}, nil, "", true},
+		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &Service{Config: Config{Runtimes: set}}
+			s.sandboxes.list = b.list
+			rt, strict, err := s.imageRuntime(t.Context(), c.spec, c.sandbox)
+			if c.want == "" {
+				var e *imagepin.Error
+				if !errors.As(err, &e) || e.Name != imagepin.UnknownRuntimeHandler || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kata") {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil || rt.Handler != c.want || strict != c.strict {
+				t.Errorf("got %q, strict %v, %v", rt.Handler, strict, err)
+			}
+		})
+	}
+}
+
+func TestSandboxHandler(t *testing.T) {
+	untrusted := map[string]string{untrustedAnnotation: "true"}
+	for want, r := range map[string]*runtime.RunPodSandboxRequest{
+		"":               {Config: &runtime.PodSandboxConfig{Annotations: map[string]string{untrustedAnnotation: "false"}}},
+		"kata":           {RuntimeHandler: "kata", Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
+		untrustedHandler: {Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
+	} {
+		if got := sandboxHandler(r); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// The cases are those of getUserFromImage in containerd's
+// internal/cri/server/images/image_status.go.
+func TestUserOf(t *testing.T) {
+	for in, want := range map[string]struct {
+		uid  int64
+		name string
+		has  bool
+	}{
+		"":                       {0, "", false},
+		"0":                      {0, "", true},
+		"1000":                   {1000, "", true},
+		"1000:2000":              {1000, "", true},
+		"-1":                     {-1, "", true},
+		"nobody":                 {0, "nobody", false},
+		"nobody:users":           {0, "nobody", false},
+		"1000:users":             {1000, "", true},
+		":2000":                  {0, "", false},
+		"a:b:c":                  {0, "a", false},
+		" 1":                     {0, " 1", false},
+		"0x10":                   {0, "0x10", false},
+		"9223372036854775808":    {0, "9223372036854775808", false},
+		"ContainerAdministrator": {0, "ContainerAdministrator", false},
+	} {
+		uid, name := userOf(in)
+		if (uid != nil) != want.has || uid.GetValue() != want.uid || name != want.name {
+			t.Errorf("%q: %v, %q", in, uid, name)
+		}
+	}
+}
