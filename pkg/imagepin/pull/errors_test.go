@@ -100,7 +100,7 @@ func TestParseReference(t *testing.T) {
 		"localhost:5000/app":           "localhost:5000/app:latest",
 		"registry.example/a/b/c:1" + d: "registry.example/a/b/c" + d,
 		"":                             "",
-		"registry.example/UPPER":                   "",
+		"registry.example/UPPER":       "",
 		"a:b:c":                        "",
 	} {
 		got, err := ParseReference(in)
