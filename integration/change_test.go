@@ -1,0 +1,109 @@
+package integration
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestHandlersComeAndGo starts containerd without the handlers that images were pulled for, and with them again: what nobody asks for
+// now is not forgotten, and the node's own images are not touched by it. There is no registry meanwhile.
+func TestHandlersComeAndGo(t *testing.T) {
+	t.Parallel()
+	handlers := append([]node.Handler{{Name: "foreign", Platform: foreign}}, onNative...)
+	r := newRig(t, node.Options{DiscardUnpackedLayers: true, Handlers: handlers})
+	opts := images.Options{}
+	tag, digest := r.push("app:v1", opts, images.HostPlatform(), foreign)
+	id := r.pull(tag, "")
+	r.pull(tag, second)
+	theirs := r.pull(tag, "foreign")
+	for _, h := range []string{"", second, "foreign"} {
+		r.removePod(r.pod(h))
+	}
+	before := r.images()
+	r.collect()
+	r.reg.Reset()
+	r.reg.Down()
+
+	r.crash(func(o *node.Options) { o.Handlers = nil })
+	r.wantNames(id, []string{tag}, []string{digest})
+	if got := r.status(tag, "").GetId(); got != id {
+		t.Errorf("without the other handlers the tag means %q, not %s", got, id)
+	}
+	if tags := r.list()[theirs].GetRepoTags(); len(tags) > 0 {
+		t.Errorf("without its handler the other platform's image is listed as %q", tags)
+	}
+	r.wantRun("", tag, opts.Line(0))
+	r.collect()
+
+	r.crash(func(o *node.Options) { o.Handlers = handlers })
+	for h, want := range map[string]string{"runc": id, second: id, "foreign": theirs} {
+		if got := r.status(tag, h).GetId(); got != want {
+			t.Errorf("with its handler back the tag means %q for %s, not %s", got, h, want)
+		}
+	}
+	for image := range before {
+		if got := r.images()[image]; !slices.Equal(got.GetRepoTags(), before[image].GetRepoTags()) {
+			t.Errorf("with the handlers back image %s is listed with %q, not %q", image, got.GetRepoTags(), before[image].GetRepoTags())
+		}
+	}
+	r.wantRun(second, tag, opts.Line(0))
+	r.wantRun("foreign", tag, line(opts, foreign))
+}
+
+// TestDefaultSnapshotterChanges starts containerd with another default snapshotter: images whose layers are here are unpacked in it.
+func TestDefaultSnapshotterChanges(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{})
+	opts := images.Options{}
+	tag, digest := r.push("app:v1", opts, images.HostPlatform(), foreign)
+	id := r.pull(tag, "")
+	r.removePod(r.pod(""))
+	r.reg.Reset()
+	r.reg.Down()
+	for _, snapshotter := range []string{"native", "overlayfs"} {
+		r.crash(func(o *node.Options) { o.Snapshotter = snapshotter })
+		r.wantNames(id, []string{tag}, []string{digest})
+		r.wantRun("", tag, opts.Line(0))
+	}
+}
+
+// TestTagMovedByCtr moves a tag by other means than CRI: CRI's view follows, the record stays as it was set, and the older image goes
+// on by its digest, and under the tag where another snapshotter was given it.
+func TestTagMovedByCtr(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Handlers: onNative})
+	v1, v2 := images.Options{Version: "v1"}, images.Options{Version: "v2"}
+	before := r.state()
+	tag, first := r.push("app:latest", v1, images.HostPlatform(), foreign)
+	id := r.pull(tag, "")
+	_, newer := r.push("app:latest", v2, images.HostPlatform(), foreign)
+	if _, err := r.Ctr(r.ctx, "images", "pull", "--local", "--plain-http", tag); err != nil {
+		t.Fatal(err)
+	}
+	testkit.EventuallyIn(t, time.Second, "the tag means the newer image", func(ctx context.Context) (bool, error) {
+		img, err := r.ImageStatus(ctx, tag, "runc")
+		return img != nil && img.Id != id, err
+	})
+	img, err := r.Client().ImageService().Get(nsctx(r.ctx), tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.reg.Ref("app@" + img.Target.Digest.String()); got != newer {
+		t.Errorf("the tag's record targets %s, not %s, as ctr had set it", got, newer)
+	}
+	r.wantNames(id, nil, []string{first})
+	r.wantRun("", tag, v2.Line(0))
+	r.wantRun("", first, v1.Line(0))
+	r.wantRun(second, tag, v2.Line(0))
+	for image := range r.list() {
+		r.remove(image, "")
+	}
+	r.remove(r.Options().SandboxImage, "")
+	r.wantState("in the end", before)
+}
