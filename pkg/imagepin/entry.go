@@ -28,8 +28,11 @@ type Source string
 const (
 	// SourcePull is an image that was pulled through imagepin.
 	SourcePull Source = "pull"
-	// SourceAdopted is an image that another tool put on the node.
+	// SourceAdopted is an image that another tool pulled.
 	SourceAdopted Source = "adopted"
+	// SourceImported is an image with no registry behind it: another tool
+	// loaded it from a file.
+	SourceImported Source = "imported"
 )
 
 // Entry is what is known of a key that is ready. It is what the key's label

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -23,6 +24,33 @@ const Section = "io.containerd.imagepin.v1.images"
 // Everything that containerd's CRI plugins know already is read from their
 // sections and not repeated here.
 type Config struct {
+	// PullBehavior is what a pull does when it is called: "default", "always",
+	// "once" or "prefer-cached".
+	PullBehavior string `toml:"pull_behavior"`
+
+	// VersionConsistency is for whom the first digest that a reference resolves
+	// to sticks: "off", "node" or "workload".
+	VersionConsistency string `toml:"version_consistency"`
+
+	// WorkloadLabels are the pod labels that name a revision of a workload, in
+	// order of preference.
+	WorkloadLabels []string `toml:"workload_labels"`
+
+	// PinTTL is how long a pin that nothing uses is kept; "0s" for ever.
+	PinTTL string `toml:"pin_ttl"`
+
+	// Retain keeps the content of what is pinned, through image GC and a
+	// registry that no longer has it.
+	Retain bool `toml:"retain"`
+
+	// MaxPinsPerNamespace bounds the pins of one Kubernetes namespace, and of
+	// the node itself; 0 does not.
+	MaxPinsPerNamespace int `toml:"max_pins_per_namespace"`
+
+	// MaxRetainedBytes bounds what is retained, as registries have it; 0 does
+	// not.
+	MaxRetainedBytes int64 `toml:"max_retained_bytes"`
+
 	// ManifestPullTimeout is how long a registry may take to say which digest
 	// a reference means. At least 30s.
 	ManifestPullTimeout string `toml:"manifest_pull_timeout"`
@@ -35,6 +63,25 @@ type Config struct {
 	// Handlers has what containerd's own configuration cannot say of a
 	// runtime handler.
 	Handlers map[string]HandlerConfig `toml:"handlers"`
+
+	// Rules say otherwise for the references they match; the first that
+	// matches wins.
+	Rules []RuleConfig `toml:"rules"`
+}
+
+// RuleConfig is how matching references are treated. What is left out is as
+// for all others.
+type RuleConfig struct {
+	// Match are globs over normalized references (docker.io/library/busybox:1).
+	// "*" stands for any text without a slash, "**" for any text.
+	Match              []string `toml:"match"`
+	PullBehavior       string   `toml:"pull_behavior,omitempty"`
+	VersionConsistency string   `toml:"version_consistency,omitempty"`
+	Retain             *bool    `toml:"retain,omitempty"`
+	// AllowPodOverride lets pods change behavior and consistency by the
+	// annotations io.imagepin.pull-behavior and
+	// io.imagepin.version-consistency.
+	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
 }
 
 // HandlerConfig is what is configured for one runtime handler.
@@ -47,12 +94,22 @@ type HandlerConfig struct {
 // minManifestPullTimeout keeps a slow registry from looking like a broken one.
 const minManifestPullTimeout = 30 * time.Second
 
+// minPinTTL is a day, which is how exactly the last use of a pin is known.
+const minPinTTL = 24 * time.Hour
+
 // DefaultConfig is what holds where the section says nothing.
 func DefaultConfig() Config {
 	return Config{
+		PullBehavior:         string(policy.Default),
+		VersionConsistency:   string(policy.Off),
+		WorkloadLabels:       []string{"pod-template-hash", "controller-revision-hash"},
+		PinTTL:               (30 * 24 * time.Hour).String(),
+		MaxPinsPerNamespace:  1000,
+		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
 		MaxConcurrentUnpacks: 4,
 		Handlers:             map[string]HandlerConfig{},
+		Rules:                []RuleConfig{},
 	}
 }
 
@@ -61,6 +118,10 @@ type settings struct {
 	manifestPullTimeout  time.Duration
 	maxConcurrentUnpacks int
 	isolation            map[string]runtimeplatform.Isolation
+	policy               *policy.Policy
+	pinTTL               time.Duration
+	maxPinsPerNamespace  int
+	maxRetainedBytes     int64
 }
 
 // section is the Config as containerd decodes it. Into a struct, containerd
@@ -115,7 +176,28 @@ func (c Config) check() (settings, error) {
 	if c.MaxConcurrentUnpacks < 1 {
 		return settings{}, keyError("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
 	}
+	ttl, err := time.ParseDuration(c.PinTTL)
+	if err != nil {
+		return settings{}, keyError("pin_ttl", err)
+	}
+	if ttl < 0 || ttl > 0 && ttl < minPinTTL {
+		return settings{}, keyError("pin_ttl", fmt.Errorf("%s is less than %s", ttl, minPinTTL))
+	}
+	if c.MaxPinsPerNamespace < 0 {
+		return settings{}, keyError("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
+	}
+	if c.MaxRetainedBytes < 0 {
+		return settings{}, keyError("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
+	}
+	rules, err := c.policy()
+	if err != nil {
+		return settings{}, err
+	}
 	s := settings{
+		policy:               rules,
+		pinTTL:               ttl,
+		maxPinsPerNamespace:  c.MaxPinsPerNamespace,
+		maxRetainedBytes:     c.MaxRetainedBytes,
 		manifestPullTimeout:  timeout,
 		maxConcurrentUnpacks: c.MaxConcurrentUnpacks,
 		isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
@@ -124,6 +206,35 @@ func (c Config) check() (settings, error) {
 		s.isolation[name] = runtimeplatform.Isolation(h.Isolation)
 	}
 	return s, nil
+}
+
+// policy compiles the rules.
+func (c Config) policy() (*policy.Policy, error) {
+	defaults := policy.Rule{
+		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
+	}
+	var rules []policy.Rule
+	for i, r := range c.Rules {
+		if len(r.Match) == 0 {
+			return nil, keyError(fmt.Sprintf("rules[%d].match", i+1), errors.New("is empty"))
+		}
+		rule := policy.Rule{
+			Number: i + 1, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
+			Retain: c.Retain, AllowPodOverride: r.AllowPodOverride,
+		}
+		if r.Retain != nil {
+			rule.Retain = *r.Retain
+		}
+		for _, glob := range r.Match {
+			rule.Match = glob
+			rules = append(rules, rule)
+		}
+	}
+	p, err := policy.New(defaults, rules, c.WorkloadLabels)
+	if err != nil {
+		return nil, keyError("", err)
+	}
+	return p, nil
 }
 
 // keyError says which key of the plugin's section is wrong.

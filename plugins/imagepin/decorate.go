@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/defaults"
@@ -21,7 +22,9 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 )
@@ -96,11 +99,15 @@ type tcpRegistrar interface {
 // front is what containerd gets in place of its CRI plugin's instance.
 type front struct {
 	service *cri.Service
+	control *control.Server
 	close   []func() error
 }
 
 // Register implements containerd's gRPC service interface.
-func (f *front) Register(s *grpc.Server) error { return f.service.Register(s) }
+func (f *front) Register(s *grpc.Server) error {
+	f.control.Register(s)
+	return f.service.Register(s)
+}
 
 // Close ends imagepin and then the CRI service behind.
 func (f *front) Close() error {
@@ -114,7 +121,8 @@ func (f *front) Close() error {
 // frontWithTCP is a front where the CRI is enabled on TCP.
 type frontWithTCP struct{ *front }
 
-// RegisterTCP implements containerd's gRPC service interface for TCP.
+// RegisterTCP implements containerd's gRPC service interface for TCP, on which
+// there is nothing for operators.
 func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.Register(s) }
 
 func serve(ctx context.Context, s *stores, behind any) (any, error) {
@@ -138,6 +146,7 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 		Namespace:           namespace,
 		Store:               s.store,
 		Puller:              puller,
+		Pins:                s.pins,
 		Content:             config.Content,
 		Leases:              config.Leases,
 		Runtimes:            s.runtimes,
@@ -149,17 +158,22 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 		DiscardLayers:       config.DiscardLayers,
 		Ready:               ready,
 	})}
+	f.control = control.New(control.Config{
+		Store: s.store, Puller: puller, Pins: s.pins, Content: config.Content, Snapshotter: s.snapshotter,
+		Runtimes: s.runtimes, Namespace: namespace, Guard: f.service.Guard,
+	})
+	if err := metrics.Register(s.state); err != nil {
+		return nil, fmt.Errorf("imagepin: register metrics: %w", err)
+	}
 	reconciler := reconcile.New(reconcile.Config{
 		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
 		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
 	})
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		follow(ctx, reconciler, ready)
-	}()
-	f.close = append(f.close, func() error { cancel(); <-done; return nil }, stop)
+	var running sync.WaitGroup
+	running.Go(func() { follow(ctx, s, reconciler, ready) })
+	running.Go(func() { s.sweep(ctx, f.service) })
+	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, stop)
 	if c, ok := behind.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}
@@ -170,7 +184,7 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 }
 
 // follow keeps the index in step with containerd until ctx ends.
-func follow(ctx context.Context, r *reconcile.Reconciler, ready chan struct{}) {
+func follow(ctx context.Context, s *stores, r *reconcile.Reconciler, ready chan struct{}) {
 	start := time.Now()
 	once := func() {
 		select {
@@ -181,7 +195,10 @@ func follow(ctx context.Context, r *reconcile.Reconciler, ready chan struct{}) {
 		}
 	}
 	for {
-		err := r.Run(ctx, once)
+		err := s.loadPins(ctx)
+		if err == nil {
+			err = r.Run(ctx, once)
+		}
 		if ctx.Err() != nil {
 			return
 		}

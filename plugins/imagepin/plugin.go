@@ -25,6 +25,7 @@ import (
 	"github.com/containerd/plugin/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -81,6 +82,8 @@ type stores struct {
 	client    *client.Client
 	store     *store.Store
 	resolver  *resolve.Resolver
+	pins      *pin.Store
+	retainer  *pin.Retainer
 	runtimes  *runtimeplatform.Set
 	verifiers map[string]imageverifier.ImageVerifier
 	unpack    []unpack.Platform
@@ -131,6 +134,11 @@ func newStores(ic *plugin.InitContext) (*stores, error) {
 		return nil, err
 	}
 	s.resolver = resolve.New(resolve.Config{Registry: cri.registry(), Timeout: own.manifestPullTimeout, Prover: prover})
+	s.pins = pin.New(pin.Config{
+		Images: metadata.NewImageStore(db), Namespaces: s.client.NamespaceService(),
+		MaxPerNamespace: own.maxPinsPerNamespace, Notify: s.notify,
+	})
+	s.retainer = &pin.Retainer{Leases: s.client.LeasesService(), Content: s.client.ContentStore(), MaxBytes: own.maxRetainedBytes}
 	if s.verifiers, err = verifiers(ic); err != nil {
 		return nil, err
 	}
@@ -216,6 +224,9 @@ func (s *stores) pullConfig() pull.Config {
 		Store:                      s.store,
 		Resolver:                   s.resolver,
 		Runtimes:                   s.runtimes,
+		Policy:                     s.own.policy,
+		Pins:                       s.pins,
+		Retainer:                   s.retainer,
 		Verifiers:                  s.verifiers,
 		UnpackPlatforms:            s.unpack,
 		DiscardLayers:              s.cri.images.DiscardUnpackedLayers,

@@ -9,10 +9,14 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -33,24 +37,22 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 		return nil, err
 	}
 	r = proto.CloneOf(r)
-	specs := imageSpecs(r)
-	var refs []reference.Named
-	for _, spec := range specs {
-		if e, ok := s.meant(spec, rt.Target); ok {
-			refs = append(refs, byDigest(e))
-		}
+	wants, err := s.wants(ctx, imageSpecs(r), podOf(r.GetSandboxConfig()), rt.Target)
+	if err != nil {
+		return nil, err
+	}
+	refs := make([]reference.Named, len(wants))
+	for i, w := range wants {
+		refs[i] = w.byDigest()
 	}
 	release, err := s.use(ctx, refs, func() ([]imagepin.Entry, error) {
 		var entries []imagepin.Entry
-		for _, spec := range specs {
-			e, ok, err := s.readyFor(ctx, spec, rt)
+		for _, w := range wants {
+			e, err := s.readyFor(ctx, w, rt)
 			if err != nil {
 				return nil, err
 			}
-			if !ok {
-				continue // nothing is known of it: the service behind answers
-			}
-			name(spec, e)
+			name(w.spec, e)
 			entries = append(entries, e)
 		}
 		return entries, nil
@@ -60,6 +62,64 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 	}
 	defer release()
 	return next(ctx, r)
+}
+
+// want is an image that a container is made of, and what it has been decided to
+// mean.
+type want struct {
+	spec *runtime.ImageSpec
+	// entry is the image that the caller was given.
+	entry imagepin.Entry
+	// root is what is to run: the entry's, unless a pin says otherwise.
+	root ocispec.Descriptor
+	pin  *pin.Pin
+}
+
+func (w want) byDigest() reference.Named {
+	e := w.entry
+	e.Root = w.root
+	return byDigest(e)
+}
+
+// wants decides what the images of a container mean. One that nothing is known
+// of is left out: the service behind answers for it.
+func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]want, error) {
+	var wants []want
+	for _, spec := range specs {
+		e, ok := s.meant(spec, t)
+		if !ok {
+			continue
+		}
+		w := want{spec: spec, entry: e, root: e.Root}
+		if ref, ok := calledBy(spec, e); ok {
+			var err error
+			if w.root, w.pin, err = s.Puller.PinUse(s.namespaced(ctx), ref, pod, e.Root); err != nil {
+				return nil, err
+			}
+		}
+		wants = append(wants, w)
+	}
+	return wants, nil
+}
+
+// calledBy is the reference by which a pod calls an image, where that is one of
+// the image's repository: an image ID alone says nothing of a reference.
+func calledBy(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, bool) {
+	for _, name := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {
+		if _, err := digest.Parse(name); name == "" || err == nil {
+			continue
+		}
+		ref, err := reference.ParseDockerRef(name)
+		if err == nil && ref.Name() == byDigest(e).Name() {
+			return ref, true
+		}
+	}
+	return nil, false
+}
+
+// podOf is what a policy needs of a sandbox.
+func podOf(c *runtime.PodSandboxConfig) policy.Pod {
+	return policy.Pod{Namespace: c.GetMetadata().GetNamespace(), Labels: c.GetLabels(), Annotations: c.GetAnnotations()}
 }
 
 // imageSpecs are the images that a container is made of.
@@ -84,23 +144,22 @@ func name(spec *runtime.ImageSpec, e imagepin.Entry) {
 	spec.Image = e.ImageID.String()
 }
 
-// readyFor finds what an image of a container means for a target, and makes it
-// ready where it is not. ok is false where nothing is known of it.
-func (s *Service) readyFor(ctx context.Context, spec *runtime.ImageSpec, rt runtimeplatform.Runtime) (_ imagepin.Entry, ok bool, _ error) {
-	e, ok := s.meant(spec, rt.Target)
-	if !ok || e.Target == rt.Target {
-		return e, ok, nil
+// readyFor gives the entry of an image for a target, and makes it ready where it
+// is not.
+func (s *Service) readyFor(ctx context.Context, w want, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
+	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {
+		return w.entry, nil
 	}
 	// The tag stays with what it means for the target, if it does already:
 	// the digest is what the caller was given.
-	ref := byDigest(e)
-	if _, taken := s.Store.Get(imagepin.Key{Ref: e.Ref, Target: rt.Target}); !taken {
-		if named, err := reference.ParseNamed(e.Ref); err == nil {
+	ref := w.byDigest()
+	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && w.pin == nil {
+		if named, err := reference.ParseNamed(w.entry.Ref); err == nil {
 			ref = named
 		}
 	}
-	made, err := s.Puller.MakeReady(s.namespaced(ctx), pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
-	return made, true, s.cannotMakeReady(err, e.Ref, rt.Target)
+	made, err := s.Puller.MakeReady(s.namespaced(ctx), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
+	return made, s.cannotMakeReady(err, w.entry.Ref, rt.Target)
 }
 
 // meant finds the entry that an image of a container means: one of the target
@@ -195,7 +254,7 @@ func (s *Service) cannotMakeReady(err error, ref string, t runtimeplatform.Targe
 	}
 	fetching := false
 	switch cause.Name {
-	case imagepin.ImageVerificationFailed:
+	case imagepin.ImageVerificationFailed, imagepin.PinnedDigestGone:
 		return err // which would be no other for a pull
 	case imagepin.PullAccessDenied, imagepin.CannotPullImage:
 		fetching = true

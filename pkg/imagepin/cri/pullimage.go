@@ -32,7 +32,7 @@ func (s *Service) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ 
 		return nil, err
 	}
 	e, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
-		Ref: r.GetImage().GetImage(), Runtime: rt, Credential: credential(r.GetAuth()),
+		Ref: r.GetImage().GetImage(), Runtime: rt, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {
 		log.G(ctx).WithError(err).WithField("target", rt.Target.String()).Error("PullImage failed")

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -30,6 +31,7 @@ type Config struct {
 
 	Store    *store.Store
 	Puller   *pull.Puller
+	Pins     *pin.Store
 	Content  content.Store
 	Leases   leases.Manager
 	Runtimes *runtimeplatform.Set
@@ -129,6 +131,12 @@ func (s *Service) guard(ctx context.Context, method string, call func() error) (
 		return fmt.Errorf("imagepin is not initialized yet: %w", errdefs.ErrUnavailable)
 	}
 	return call()
+}
+
+// Guard runs the answer to a call as this service's own calls are run, for a
+// service beside it.
+func (s *Service) Guard(ctx context.Context, method string, call func() error) error {
+	return s.guard(ctx, method, call)
 }
 
 // namespaced gives a context for containerd's stores.

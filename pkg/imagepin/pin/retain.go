@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 const (
@@ -38,8 +39,9 @@ type Retainer struct {
 }
 
 type retained struct {
-	root digest.Digest
-	size int64
+	root    digest.Digest
+	size    int64
+	targets map[runtimeplatform.Target]bool // known to be held
 }
 
 // Load reads which leases there are.
@@ -53,7 +55,7 @@ func (r *Retainer) Load(ctx context.Context) error {
 	r.held = make(map[string]retained, len(all))
 	for _, l := range all {
 		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
-		r.held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size}
+		r.held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size, targets: make(map[runtimeplatform.Target]bool)}
 	}
 	return nil
 }
@@ -61,16 +63,16 @@ func (r *Retainer) Load(ctx context.Context) error {
 // Retain holds the image of an entry. Its content must be there, under a lease
 // of the caller: what is not cannot be held. It fails with
 // [imagepin.RetainLimitReached] (ErrResourceExhausted).
-func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor) error {
+func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := leases.Lease{ID: "imagepin-retain-" + e.Manifest.Encoded()}
+	l := leases.Lease{ID: leaseID(e)}
 	if _, held := r.held[l.ID]; !held {
 		if err := r.create(ctx, l.ID, e); err != nil {
 			return err
 		}
 	}
-	resources, err := r.resources(ctx, e, manifest)
+	resources, err := r.resources(ctx, e)
 	if err != nil {
 		return err
 	}
@@ -79,8 +81,11 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry, manifest ocispe
 			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
 		}
 	}
+	r.held[l.ID].targets[e.Target] = true
 	return nil
 }
+
+func leaseID(e imagepin.Entry) string { return "imagepin-retain-" + e.Manifest.Encoded() }
 
 func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
 	var total int64
@@ -105,12 +110,14 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	if r.held == nil {
 		r.held = make(map[string]retained)
 	}
-	r.held[id] = retained{root: e.Root.Digest, size: e.Size}
+	r.held[id] = retained{root: e.Root.Digest, size: e.Size, targets: make(map[runtimeplatform.Target]bool)}
 	return nil
 }
 
 // resources lists what there is of an image.
-func (r *Retainer) resources(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor) ([]leases.Resource, error) {
+func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Resource, error) {
+	// Docker's manifests read the same.
+	manifest := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
 	m, err := images.Manifest(ctx, r.Content, manifest, platforms.All)
 	if err != nil {
 		return nil, fmt.Errorf("retain %s: %w", e.Root.Digest, err)
@@ -165,6 +172,14 @@ func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Di
 		}
 	}
 	return nil
+}
+
+// Holds tells whether an entry's manifest is held with its snapshot for the
+// entry's target, as far as this process knows.
+func (r *Retainer) Holds(e imagepin.Entry) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.held[leaseID(e)].targets[e.Target]
 }
 
 // Bytes is how much is held, as the registry has it.

@@ -50,7 +50,10 @@ const (
 type Rule struct {
 	// Match is a glob over normalized references, see [Glob]. It is empty for
 	// the defaults of the node.
-	Match            string
+	Match string
+	// Number is which rule of the configuration it is, counted from 1, for
+	// errors to say.
+	Number           int
 	Behavior         Behavior
 	Consistency      Consistency
 	Retain           bool
@@ -79,6 +82,9 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		return nil, &Error{Key: "workload_labels", Err: fmt.Errorf("must name a label where version_consistency is %q", Workload)}
 	}
 	for i, r := range rules {
+		if r.Number == 0 {
+			r.Number = i + 1
+		}
 		if r.Behavior == "" {
 			r.Behavior = defaults.Behavior
 		}
@@ -86,12 +92,12 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 			r.Consistency = defaults.Consistency
 		}
 		if err := r.check(); err != nil {
-			err.Rule = i + 1
+			err.Rule = r.Number
 			return nil, err
 		}
 		glob, err := ParseGlob(r.Match)
 		if err != nil {
-			return nil, &Error{Rule: i + 1, Key: "match", Value: r.Match, Err: err}
+			return nil, &Error{Rule: r.Number, Key: "match", Value: r.Match, Err: err}
 		}
 		r.glob = glob
 		p.rules = append(p.rules, r)

@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/leases"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/ctdtest"
 )
 
 // syncLeases tells which leases were deleted synchronously.

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/image-spec/identity"
@@ -25,15 +27,18 @@ import (
 
 // make puts in place what a key needs: manifest, configuration, layers unless
 // they are discarded, and the committed snapshot. The context carries the
-// lease that holds all of it. It returns the entry to record.
-func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
+// lease that holds all of it. It returns the entry to record, and whether
+// anything had to be fetched.
+func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched bool, _ error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	var opened atomic.Bool
 	src := &source{name: j.ref.String(), session: sync.OnceValues(func() (*resolve.Session, error) {
 		session := j.session
 		if session == nil {
 			session = p.Resolver.Session(j.ref, j.credential)
 		}
+		opened.Store(true)
 		p.endStalled(ctx, session, cancel)
 		return session, nil
 	})}
@@ -44,12 +49,12 @@ func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
 	}
 	path, err := c.choose(ctx, j.root)
 	if err != nil {
-		return imagepin.Entry{}, because(ctx, err)
+		return imagepin.Entry{}, false, because(ctx, err)
 	}
 	src.root = path[len(path)-1]
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
-	if err := p.transfer.Transfer(ctx, src, dst); err != nil {
-		return imagepin.Entry{}, because(ctx, err)
+	if err := p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress)); err != nil {
+		return imagepin.Entry{}, false, because(ctx, err)
 	}
 	manifest := src.root
 	if len(path) == 1 {
@@ -57,23 +62,40 @@ func (p *Puller) make(ctx context.Context, j job) (imagepin.Entry, error) {
 	}
 	if j.runtime.Native {
 		if err := p.keepIndexes(ctx, j.ref.String(), path); err != nil {
-			return imagepin.Entry{}, err
+			return imagepin.Entry{}, false, err
 		}
 	}
 	e, err := p.describe(ctx, manifest)
 	if err != nil {
-		return imagepin.Entry{}, err
+		return imagepin.Entry{}, false, err
 	}
 	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
-	e.Root, e.Host, e.Source = j.root, j.host, imagepin.SourcePull
+	e.Root, e.Host, e.Source = j.root, j.host, p.source(j)
 	e.RecordTarget = RecordTarget(ctx, p.Content, j.root, manifest, j.runtime)
 	if e.RecordTarget.Digest != manifest.Digest {
 		e.Size += sizeOf(path[:len(path)-1])
 	}
 	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
-		return imagepin.Entry{}, err
+		return imagepin.Entry{}, false, err
 	}
-	return e, p.committed(ctx, e)
+	return e, opened.Load(), p.committed(ctx, e)
+}
+
+// source is how a job's image came to the node. One that is made ready for one
+// more target came as it did for the others.
+func (p *Puller) source(j job) imagepin.Source {
+	byDigest, err := store.RecordName(j.ref, j.root.Digest)
+	if err != nil || j.session != nil {
+		return imagepin.SourcePull
+	}
+	for _, ref := range []string{j.ref.String(), byDigest} {
+		for _, o := range p.Store.ByRef(ref) {
+			if o.Root.Digest == j.root.Digest {
+				return o.Source
+			}
+		}
+	}
+	return imagepin.SourcePull
 }
 
 // endStalled ends a pull whose session makes no progress.

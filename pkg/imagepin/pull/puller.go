@@ -2,7 +2,10 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -20,6 +23,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -32,6 +38,9 @@ type Config struct {
 	Store    *store.Store
 	Resolver *resolve.Resolver
 	Runtimes *runtimeplatform.Set
+	Policy   *policy.Policy
+	Pins     *pin.Store
+	Retainer *pin.Retainer
 	// Verifiers are the image verifier plugins by name.
 	Verifiers map[string]imageverifier.ImageVerifier
 	// UnpackPlatforms has one entry per snapshotter; its Platform has to match all.
@@ -63,6 +72,7 @@ type Puller struct {
 	images   keyed.RWMutex // by reference: read while in use, written to remove
 	pulls    flight.Group[imagepin.Entry]
 	makes    flight.Group[imagepin.Entry]
+	unshared atomic.Uint64
 }
 
 // New makes a puller.
@@ -87,6 +97,14 @@ type Request struct {
 	Runtime runtimeplatform.Runtime
 	// Credential is the caller's; none is the node's own.
 	Credential resolve.Credential
+	// Pod is the pod that the pull is for; the zero value is none.
+	Pod policy.Pod
+	// Progress is told how far the pull is. A pull with it is not shared.
+	Progress transfer.ProgressFunc
+	// Done is told what had to be done.
+	Done func(metrics.Done)
+
+	decision policy.Decision
 }
 
 // Pull makes what a reference means now ready for a target, and returns once
@@ -103,6 +121,7 @@ func (p *Puller) Pull(ctx context.Context, r Request) (imagepin.Entry, error) {
 	if err != nil {
 		return imagepin.Entry{}, err
 	}
+	r.decision = p.Decide(ctx, ref, r.Pod)
 	return p.pulls.Do(ctx, p.pullKey(ref, r), func(ctx context.Context) (imagepin.Entry, error) {
 		return p.pull(ctx, ref, r)
 	})
@@ -115,13 +134,32 @@ func (p *Puller) PullKept(ctx context.Context, r Request) (imagepin.Entry, error
 	if err != nil {
 		return imagepin.Entry{}, err
 	}
+	r.decision = p.Decide(ctx, ref, r.Pod)
 	return p.pulls.DoKept(ctx, p.pullKey(ref, r), func(ctx context.Context) (imagepin.Entry, error) {
 		return p.pull(ctx, ref, r)
 	})
 }
 
+// Decide gives the treatment of a reference for a pod, and says in the log what
+// of the pod's annotations is not heeded.
+func (p *Puller) Decide(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
+	d, ignored := p.Policy.Decide(ref.String(), pod)
+	if len(ignored) > 0 {
+		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).
+			Warnf("annotations of the pod are not heeded: %s", strings.Join(ignored, ", "))
+	}
+	return d
+}
+
 func (p *Puller) pullKey(ref reference.Named, r Request) string {
-	return ref.String() + "\x00" + r.Runtime.Target.String() + "\x00" + p.Resolver.Prover.Identity(r.Credential)
+	key := []string{
+		ref.String(), r.Runtime.Target.String(), p.Resolver.Prover.Identity(r.Credential),
+		string(r.decision.Behavior), string(r.decision.Scope),
+	}
+	if r.Progress != nil {
+		key = append(key, fmt.Sprint(p.unshared.Add(1)))
+	}
+	return strings.Join(key, "\x00")
 }
 
 // ParseReference normalizes a reference as containerd's CRI does: short names
@@ -143,27 +181,17 @@ func (p *Puller) pull(ctx context.Context, ref reference.Named, r Request) (imag
 		return imagepin.Entry{}, err
 	}
 	defer unlock()
-	resolved, err := p.resolve(ctx, ref, r.Credential)
+	v, err := p.decide(ctx, question{ref: ref, credential: r.Credential, decision: r.decision})
 	if err != nil {
+		metrics.Pull(metrics.Error)
 		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
 	}
-	j := job{
-		ref: ref, root: resolved.Root, host: resolved.Host, runtime: r.Runtime,
-		session: resolved.Session, credential: r.Credential,
-		proof: p.Resolver.Proof(ref, r.Credential, resolved.Root.Digest),
-	}
-	return p.run(ctx, j)
-}
-
-// resolve asks the registry what ref means. It does not where ref is a digest
-// that is here, and the credential (or none) has been accepted for it before.
-func (p *Puller) resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error) {
-	if d, ok := ref.(reference.Digested); ok && p.Store.HasProof(p.Resolver.Proofs(ref, c, d.Digest())...) {
-		if es := p.Store.ByRef(ref.String()); len(es) > 0 {
-			return resolve.Resolved{Root: es[0].Root}, nil
-		}
-	}
-	return p.Resolver.Resolve(ctx, ref, c)
+	return p.run(ctx, job{
+		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
+		session: v.session, credential: r.Credential, proof: v.proof,
+		pin: v.Pin, registry: v.Registry, registryUnasked: v.Registry == nil && v.RegistryError == nil,
+		progress: r.Progress, done: r.Done,
+	})
 }
 
 // Need is an image that something on the node is about to use.
@@ -175,6 +203,8 @@ type Need struct {
 	Root ocispec.Descriptor
 	// Runtime is whose target it is needed for.
 	Runtime runtimeplatform.Runtime
+	// Pin is what decided Root; nil where none did.
+	Pin *pin.Pin
 }
 
 // MakeReady makes an image ready for another target: from what is on the node,
@@ -188,7 +218,7 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
 	return p.makes.DoKept(ctx, key, func(ctx context.Context) (imagepin.Entry, error) {
-		return p.run(ctx, job{ref: n.Ref, root: n.Root, runtime: n.Runtime})
+		return p.run(ctx, job{ref: n.Ref, root: n.Root, runtime: n.Runtime, pin: n.Pin, registryUnasked: true})
 	})
 }
 
@@ -227,6 +257,13 @@ type job struct {
 	session    *resolve.Session // where the registry was asked
 	credential resolve.Credential
 	proof      string // of the credential, where it was accepted
+
+	pin             *pin.Pin            // that decided root; nil where none did
+	registry        *ocispec.Descriptor // what the registry says that ref means
+	registryUnasked bool
+	progress        transfer.ProgressFunc
+	done            func(metrics.Done)
+	anew            bool // though it is recorded as ready
 }
 
 func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
@@ -238,14 +275,21 @@ func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
 		change store.Change
 		entry  imagepin.Entry
 		err    error
+		done   = metrics.Nothing
 	)
-	if known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target); ok {
-		entry, change, err = p.record(ctx, j, known)
+	if known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target); ok && !j.anew {
+		if entry, change, err = p.record(ctx, j, known); change.Wrote {
+			done = metrics.Recorded
+		}
 	} else {
+		done = metrics.Unpacked
 		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
-			made, err := p.make(ctx, j)
+			made, fetched, err := p.make(ctx, j)
 			if err != nil {
 				return err
+			}
+			if fetched {
+				done = metrics.Fetched
 			}
 			entry, change, err = p.record(ctx, j, made)
 			return err
@@ -255,7 +299,15 @@ func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
 		err = p.Visible(ctx, entry.ImageID, change.Names)
 	}
 	if err != nil {
+		metrics.Pull(metrics.Error)
+		if j.pin != nil && gone(err) {
+			return imagepin.Entry{}, goneError(j, err)
+		}
 		return imagepin.Entry{}, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+	}
+	metrics.Pull(done)
+	if j.done != nil {
+		j.done(done)
 	}
 	if change.Wrote {
 		log.G(ctx).WithFields(log.Fields{
@@ -266,17 +318,27 @@ func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
 	return entry, nil
 }
 
+// gone tells whether content that a pull needs is not to be had.
+func gone(err error) bool {
+	var e *imagepin.Error
+	return errdefs.IsNotFound(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
+}
+
 // record writes an image that is in place under the job's reference and under
-// its digest, so that it is found by either.
+// its digest, so that it is found by either. A reference that is pinned, but not
+// for this pull, stays with what it means.
 func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.Entry, store.Change, error) {
 	byDigest, err := reference.WithDigest(reference.TrimNamed(j.ref), j.root.Digest)
 	if err != nil {
 		return imagepin.Entry{}, store.Change{}, err
 	}
+	if err := p.retain(ctx, e); err != nil {
+		return imagepin.Entry{}, store.Change{}, err
+	}
 	e.Ref = byDigest.String()
 	entries := []imagepin.Entry{e}
-	if j.ref.String() != e.Ref {
-		e.Ref = j.ref.String()
+	if ref := j.ref.String(); ref != e.Ref && !p.holdsStill(j) {
+		e.Ref = ref
 		entries = append(entries, e)
 	}
 	change, err := p.Store.Put(ctx, j.proof, entries...)
@@ -284,4 +346,37 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.
 		return imagepin.Entry{}, store.Change{}, err
 	}
 	return e, change, nil
+}
+
+// holdsStill tells whether a job must not move what its reference means for the
+// target: it is pinned, and not by this job's pin.
+func (p *Puller) holdsStill(j job) bool {
+	if j.pin != nil || !p.Pins.Pinned(j.ref.String()) {
+		return false
+	}
+	_, meant := p.Store.Get(imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target})
+	return meant
+}
+
+// retain holds what a pin retains, while a lease of the caller still does.
+func (p *Puller) retain(ctx context.Context, e imagepin.Entry) error {
+	if !p.Pins.Retains(e.Root.Digest) || p.Retainer.Holds(e) {
+		return nil
+	}
+	return p.Retainer.Retain(ctx, e)
+}
+
+// PinUse is for a container that is made without a pull: it gives the digest
+// that a reference means for the container's pod, where root is what the caller
+// was given. The first use decides. Without a scope it is root.
+func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (ocispec.Descriptor, *pin.Pin, error) {
+	d := p.Decide(ctx, ref, pod)
+	if d.Scope == "" {
+		return root, nil, nil
+	}
+	held, err := p.Pins.Make(ctx, pin.ID{Scope: d.Scope, Ref: ref.String()}, root, pin.ByUse, d.Retain)
+	if err != nil {
+		return root, nil, err
+	}
+	return held.Root, &held, p.Pins.Touch(ctx, held.ID)
 }

@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
@@ -197,7 +200,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.In
 			return nil, err
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, imagepin.SourceAdopted, img.UpdatedAt
+		e.Root, e.Source, e.ReadyAt = img.Target, r.source(ctx, manifest), img.UpdatedAt
 		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err != nil {
 			return nil, err
@@ -216,4 +219,19 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.In
 		}
 	}
 	return entries, nil
+}
+
+// source tells whether another tool pulled an image or loaded it from a file:
+// containerd notes on every blob which registry it came from.
+func (r *Reconciler) source(ctx context.Context, manifest ocispec.Descriptor) imagepin.Source {
+	info, err := r.Content.Info(ctx, manifest.Digest)
+	if err != nil {
+		return imagepin.SourceAdopted // the stricter of the two
+	}
+	for label := range info.Labels {
+		if strings.HasPrefix(label, labels.LabelDistributionSource) {
+			return imagepin.SourceAdopted
+		}
+	}
+	return imagepin.SourceImported
 }

@@ -1,0 +1,70 @@
+package control
+
+import (
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// stateReady is the state of every key in the index: what is not ready is not
+// in it.
+const stateReady = "ready"
+
+func descriptor(d ocispec.Descriptor) *api.Descriptor {
+	return &api.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size}
+}
+
+func target(t runtimeplatform.Target) *api.Target {
+	return &api.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}
+}
+
+func (s *Server) key(e imagepin.Entry) *api.Key {
+	k := &api.Key{
+		Ref: e.Ref, Target: target(e.Target), Handlers: s.Runtimes.Handlers(e.Target),
+		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
+		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
+		Record: e.Record, State: stateReady,
+	}
+	for _, p := range s.Config.Pins.Scopes(e.Ref) {
+		if p.Root.Digest == e.Root.Digest {
+			k.Pin = string(p.Scope)
+			break
+		}
+	}
+	return k
+}
+
+// Pin is a pin as the API has it.
+func Pin(p pin.Pin) *api.Pin {
+	a := &api.Pin{
+		Scope: string(p.Scope), Ref: p.Ref, Root: descriptor(p.Root), MadeAt: timestamppb.New(p.MadeAt),
+		UsedAt: timestamppb.New(p.UsedAt), MadeBy: string(p.By), Retain: p.Retain,
+	}
+	for _, h := range p.History {
+		a.History = append(a.History, &api.PinChange{At: timestamppb.New(h.From), Digest: h.Digest.String(), By: string(h.By)})
+	}
+	if p.Drift != nil {
+		a.Drift = &api.Drift{Digest: p.Drift.Digest.String(), Since: timestamppb.New(p.Drift.Since)}
+	}
+	return a
+}
+
+func rule(r policy.Rule) *api.Rule {
+	return &api.Rule{
+		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
+		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride,
+	}
+}
+
+func credential(c *api.Credential) resolve.Credential {
+	return resolve.Credential{
+		Username: c.GetUsername(), Password: c.GetPassword(), Auth: c.GetAuth(),
+		ServerAddress: c.GetServerAddress(), IdentityToken: c.GetIdentityToken(),
+	}
+}

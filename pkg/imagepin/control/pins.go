@@ -1,0 +1,109 @@
+package control
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+)
+
+// listPins lists the pins that a filter lets through.
+func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
+	matches, err := matcher(r.GetRefGlob())
+	if err != nil {
+		return nil, err
+	}
+	var scope policy.Scope
+	if r.GetScope() != "" {
+		if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+			return nil, err
+		}
+	}
+	resp := &api.PinsResponse{}
+	for _, p := range s.Config.Pins.List() {
+		if matches(p.Ref) && (scope == "" || scope == p.Scope) {
+			resp.Pins = append(resp.Pins, Pin(p))
+		}
+	}
+	return resp, nil
+}
+
+// Pins implements the API.
+func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsResponse, error) {
+	return guarded(ctx, s, "Pins", func(context.Context) (*api.PinsResponse, error) { return s.listPins(r) })
+}
+
+// SetPin implements the API.
+func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {
+	return guarded(ctx, s, "SetPin", func(ctx context.Context) (*api.SetPinResponse, error) {
+		scope, err := policy.ParseScope(r.GetScope())
+		if err != nil {
+			return nil, err
+		}
+		d, err := digest.Parse(r.GetDigest())
+		if err != nil {
+			return nil, fmt.Errorf("digest %q: %v: %w", r.GetDigest(), err, errdefs.ErrInvalidArgument)
+		}
+		p, previous, err := s.Puller.SetPin(ctx, r.GetRef(), scope, d, r.GetRetain(), credential(r.GetCredential()))
+		if err != nil {
+			return nil, err
+		}
+		return &api.SetPinResponse{Pin: Pin(p), Previous: previous.String()}, nil
+	})
+}
+
+// RemovePin implements the API.
+func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.RemovePinResponse, error) {
+	return guarded(ctx, s, "RemovePin", func(ctx context.Context) (*api.RemovePinResponse, error) {
+		scope, err := policy.ParseScope(r.GetScope())
+		if err != nil {
+			return nil, err
+		}
+		ref, err := pull.ParseReference(r.GetRef())
+		if err != nil {
+			return nil, err
+		}
+		p, err := s.Config.Pins.Remove(ctx, pin.ID{Scope: scope, Ref: ref.String()})
+		if err != nil {
+			return nil, err
+		}
+		return &api.RemovePinResponse{Pin: Pin(p)}, nil
+	})
+}
+
+// Refresh implements the API.
+func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.RefreshResponse, error) {
+	return guarded(ctx, s, "Refresh", func(ctx context.Context) (*api.RefreshResponse, error) {
+		var scope policy.Scope
+		if r.GetScope() != "" {
+			var err error
+			if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+				return nil, err
+			}
+		}
+		done, err := s.Puller.Refresh(ctx, r.GetRef(), scope, credential(r.GetCredential()))
+		if err != nil {
+			return nil, err
+		}
+		resp := &api.RefreshResponse{Ref: done.Ref.String(), Registry: descriptor(done.Registry), Changed: done.Changed()}
+		for _, p := range done.Pins {
+			resp.Refreshed = append(resp.Refreshed, &api.Refreshed{
+				Scope: string(p.ID.Scope), Before: p.Before.String(), After: p.After.String(),
+			})
+		}
+		for _, t := range done.Targets {
+			a := &api.Refreshed{Target: target(t.Target), Before: t.Before.String(), After: t.After.String()}
+			if t.Err != nil {
+				a.Error = t.Err.Error()
+			}
+			resp.Refreshed = append(resp.Refreshed, a)
+		}
+		return resp, nil
+	})
+}

@@ -1,0 +1,235 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/transfer"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Config is what a Server works with. All fields are required.
+type Config struct {
+	Store       *store.Store
+	Puller      *pull.Puller
+	Pins        *pin.Store
+	Content     content.Store
+	Snapshotter func(name string) snapshots.Snapshotter
+	Runtimes    *runtimeplatform.Set
+	// Namespace is the containerd namespace of the CRI's images.
+	Namespace string
+	// Guard runs a call: once the index stands, without a panic reaching
+	// containerd, and with errors as statuses.
+	Guard func(ctx context.Context, method string, call func() error) error
+}
+
+// Server is the control service.
+type Server struct {
+	api.UnimplementedControlServer
+	Config
+}
+
+// New makes a server.
+func New(c Config) *Server { return &Server{Config: c} }
+
+// Register makes the service's methods those of a gRPC server.
+func (s *Server) Register(g *grpc.Server) { api.RegisterControlServer(g, s) }
+
+// guarded runs one call, and gives its answer.
+func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx context.Context) (T, error)) (resp T, err error) {
+	err = s.Guard(ctx, method, func() (err error) {
+		resp, err = call(namespaces.WithNamespace(ctx, s.Namespace))
+		return err
+	})
+	return resp, err
+}
+
+// Images implements the API.
+func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesResponse, error) {
+	return guarded(ctx, s, "Images", func(context.Context) (*api.ImagesResponse, error) {
+		matches, err := matcher(r.GetRefGlob())
+		if err != nil {
+			return nil, err
+		}
+		var of *runtimeplatform.Target
+		if h := r.GetHandler(); h != "" {
+			rt, err := s.Runtimes.Lookup(h)
+			if err != nil {
+				return nil, err
+			}
+			of = &rt.Target
+		}
+		if st := r.GetState(); st != "" && st != stateReady {
+			return nil, fmt.Errorf("state %q: a key is %q or not listed: %w", st, stateReady, errdefs.ErrInvalidArgument)
+		}
+		resp := &api.ImagesResponse{}
+		for _, img := range s.Store.Images() {
+			for _, e := range img.Entries {
+				if matches(e.Ref) && (of == nil || *of == e.Target) {
+					resp.Keys = append(resp.Keys, s.key(e))
+				}
+			}
+		}
+		slices.SortFunc(resp.Keys, func(a, b *api.Key) int {
+			return strings.Compare(a.Ref+"\x00"+a.Target.String(), b.Ref+"\x00"+b.Target.String())
+		})
+		return resp, nil
+	})
+}
+
+// matcher compiles the glob of a filter; empty matches all.
+func matcher(glob string) (func(ref string) bool, error) {
+	if glob == "" {
+		return func(string) bool { return true }, nil
+	}
+	g, err := policy.ParseGlob(glob)
+	if err != nil {
+		return nil, fmt.Errorf("reference glob %q: %v: %w", glob, err, errdefs.ErrInvalidArgument)
+	}
+	return g.Match, nil
+}
+
+// Inspect implements the API.
+func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
+	return guarded(ctx, s, "Inspect", func(context.Context) (*api.InspectResponse, error) {
+		name := r.GetRef()
+		if ref, err := pull.ParseReference(name); err == nil && !isID(name) {
+			name = ref.String()
+		}
+		resp := &api.InspectResponse{Ref: name, Rule: rule(s.Puller.Policy.Rule(name))}
+		for _, e := range s.Store.Find(r.GetRef()) {
+			resp.Keys = append(resp.Keys, s.key(e))
+		}
+		for _, p := range s.Config.Pins.Scopes(name) {
+			resp.Pins = append(resp.Pins, Pin(p))
+		}
+		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
+			return nil, fmt.Errorf("%s: this node has neither a key nor a pin of it: %w", name, errdefs.ErrNotFound)
+		}
+		return resp, nil
+	})
+}
+
+func isID(name string) bool {
+	_, err := digest.Parse(name)
+	return err == nil
+}
+
+// Resolve implements the API.
+func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.ResolveResponse, error) {
+	return guarded(ctx, s, "Resolve", func(ctx context.Context) (*api.ResolveResponse, error) {
+		ref, err := pull.ParseReference(r.GetRef())
+		if err != nil {
+			return nil, err
+		}
+		rt, err := s.Runtimes.Lookup(r.GetHandler())
+		if err != nil {
+			return nil, err
+		}
+		var scope policy.Scope
+		if r.GetScope() != "" {
+			if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+				return nil, err
+			}
+		}
+		v, by, err := s.Puller.WouldPull(ctx, ref, scope, credential(r.GetCredential()))
+		if err != nil {
+			return nil, err
+		}
+		resp := &api.ResolveResponse{
+			Ref: ref.String(), Target: target(rt.Target), Rule: rule(by), Host: v.Host,
+			Root: descriptor(v.Root), Why: v.Why,
+		}
+		if v.Pin != nil {
+			resp.Pin = Pin(*v.Pin)
+		}
+		if v.Registry != nil {
+			resp.Registry = descriptor(*v.Registry)
+		}
+		if v.RegistryError != nil {
+			resp.RegistryError = v.RegistryError.Error()
+		}
+		return resp, s.missing(ctx, ref, v, rt, resp)
+	})
+}
+
+// Pull implements the API.
+func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.PullResponse]) error {
+	_, err := guarded(stream.Context(), s, "Pull", func(ctx context.Context) (struct{}, error) {
+		rt, err := s.Runtimes.Lookup(r.GetHandler())
+		if err != nil {
+			return struct{}{}, err
+		}
+		var done metrics.Done
+		progress := &progress{stream: stream}
+		e, err := s.Puller.Pull(ctx, pull.Request{
+			Ref: r.GetRef(), Runtime: rt, Credential: credential(r.GetCredential()),
+			Progress: progress.report, Done: func(d metrics.Done) { done = d },
+		})
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, progress.send(&api.PullResponse{Result: &api.PullResult{Key: s.key(e), Done: string(done)}})
+	})
+	return err
+}
+
+// progress sends what the transfer service reports, from several goroutines.
+type progress struct {
+	mu     sync.Mutex
+	stream grpc.ServerStreamingServer[api.PullResponse]
+}
+
+func (p *progress) report(t transfer.Progress) {
+	a := &api.Progress{Event: t.Event, Offset: t.Progress, Total: t.Total}
+	if t.Desc != nil {
+		a.Digest, a.MediaType = t.Desc.Digest.String(), t.Desc.MediaType
+	}
+	// A caller that has gone is noticed by its context.
+	_ = p.send(&api.PullResponse{Progress: []*api.Progress{a}})
+}
+
+func (p *progress) send(m *api.PullResponse) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stream.Send(m)
+}
+
+// missing fills in what a target lacks to run a verdict's root.
+func (s *Server) missing(ctx context.Context, ref reference.Named, v pull.Verdict, rt runtimeplatform.Runtime, resp *api.ResolveResponse) error {
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), v.Root.Digest)
+	if err != nil {
+		return err
+	}
+	if e, ok := s.Store.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
+		resp.Manifest, resp.Ready = e.Manifest.String(), true
+		return nil
+	}
+	m, err := pull.Missing(ctx, s.Content, s.Snapshotter(rt.Target.Snapshotter), v.Root, rt)
+	if err != nil {
+		return err
+	}
+	resp.Manifest = m.Manifest.String()
+	for _, b := range m.Blobs {
+		resp.Missing = append(resp.Missing, &api.Missing{What: b.What, Name: b.Name, Size: b.Size})
+	}
+	return nil
+}

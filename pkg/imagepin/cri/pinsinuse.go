@@ -1,0 +1,47 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+)
+
+// PinsInUse finds the pins that the containers of the node, in any state, were
+// made by.
+func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
+	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("which pins are in use: %w", err)
+	}
+	containers, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("which pins are in use: %w", err)
+	}
+	pods := make(map[string]policy.Pod)
+	for _, sb := range sandboxes.GetItems() {
+		pods[sb.GetId()] = policy.Pod{
+			Namespace: sb.GetMetadata().GetNamespace(), Labels: sb.GetLabels(), Annotations: sb.GetAnnotations(),
+		}
+	}
+	used := make(map[pin.ID]bool)
+	for _, c := range containers.GetContainers() {
+		names := []string{c.GetImage().GetUserSpecifiedImage()}
+		for _, e := range s.Store.Find(c.GetImageRef()) {
+			names = append(names, e.Ref)
+		}
+		for _, name := range names {
+			ref, err := pull.ParseReference(name)
+			if err != nil {
+				continue
+			}
+			d, _ := s.Puller.Policy.Decide(ref.String(), pods[c.GetPodSandboxId()])
+			used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
+		}
+	}
+	return used, nil
+}

@@ -1,0 +1,258 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// Verdict is which digest a reference means for one pull, and why.
+type Verdict struct {
+	// Root is what to run.
+	Root ocispec.Descriptor
+	// Why says how Root was decided, in words.
+	Why string
+	// Registry is what the registry says that the reference means; nil where
+	// it was not asked, or could not say.
+	Registry *ocispec.Descriptor
+	// RegistryError is why it could not.
+	RegistryError error
+	// Host is the registry host that was asked.
+	Host string
+	// Pin is the pin that holds; nil where there is none.
+	Pin *pin.Pin
+
+	session *resolve.Session
+	proof   string // of the caller's credential, where it was accepted
+}
+
+// question is what has to be decided.
+type question struct {
+	ref        reference.Named
+	credential resolve.Credential
+	decision   policy.Decision
+	// dry leaves pins as they are.
+	dry bool
+}
+
+func (q question) pinID() pin.ID { return pin.ID{Scope: q.decision.Scope, Ref: q.ref.String()} }
+
+// decide finds the digest that a reference means: by the pin that holds for its
+// scope, by what is on the node where the behavior does without the registry,
+// or by asking. The first digest that a scope uses becomes its pin.
+func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
+	if d, ok := q.ref.(reference.Digested); ok {
+		return p.decideDigest(ctx, q, d.Digest())
+	}
+	pinned := p.pinFor(q)
+	v, err := p.meaning(ctx, q, pinned)
+	if err != nil {
+		return v, err
+	}
+	if q.decision.Scope == "" {
+		return v, nil
+	}
+	if pinned == nil && !q.dry {
+		made, err := p.Pins.Make(ctx, q.pinID(), v.Root, pin.ByUse, q.decision.Retain)
+		if err != nil {
+			return v, err
+		}
+		pinned = &made
+	}
+	if pinned == nil {
+		v.Why += "; it would be pinned"
+		return v, nil
+	}
+	return v, p.follow(ctx, q, pinned, &v)
+}
+
+// follow makes a verdict that of a pin, and notes what was seen of the tag.
+func (p *Puller) follow(ctx context.Context, q question, held *pin.Pin, v *Verdict) error {
+	if v.Root.Digest != held.Root.Digest {
+		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
+	}
+	v.Root, v.Pin = held.Root, held
+	if v.proof != "" {
+		v.proof = p.Resolver.Proof(q.ref, q.credential, held.Root.Digest)
+	}
+	if q.dry {
+		return nil
+	}
+	if v.Registry != nil {
+		if err := p.Pins.Saw(ctx, held.ID, v.Registry.Digest); err != nil {
+			return err
+		}
+	}
+	return p.Pins.Touch(ctx, held.ID)
+}
+
+func (p *Puller) pinFor(q question) *pin.Pin {
+	if q.decision.Scope == "" {
+		return nil
+	}
+	if held, ok := p.Pins.Get(q.pinID()); ok {
+		return &held
+	}
+	return nil
+}
+
+// decideDigest is for a reference that says itself what it means: the registry
+// is asked only where the digest is not here, or the credential is not proved.
+func (p *Puller) decideDigest(ctx context.Context, q question, d digest.Digest) (Verdict, error) {
+	if es := p.Store.ByRef(q.ref.String()); len(es) > 0 && p.proved(q, es[0]) {
+		return Verdict{Root: es[0].Root, Why: "the reference is a digest that is here"}, nil
+	}
+	return p.ask(ctx, q, q.ref, "the reference is a digest")
+}
+
+// meaning finds what a tag means, pins aside: with a pin, what stands for "is
+// here" is the pinned digest.
+func (p *Puller) meaning(ctx context.Context, q question, pinned *pin.Pin) (Verdict, error) {
+	local, here := p.local(q, pinned)
+	switch behavior := q.decision.Behavior; {
+	case behavior == policy.PreferCached && here,
+		behavior == policy.Once && here && local.Source == imagepin.SourcePull:
+		return p.unasked(ctx, q, local, fmt.Sprintf("it is here, and pull_behavior is %q", behavior))
+	case behavior == policy.Default && here:
+		v, err := p.ask(ctx, q, q.ref, "the registry says so")
+		if err == nil || !Unavailable(err) || !p.proved(q, local) {
+			return v, err
+		}
+		metrics.Fallback()
+		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.ref.String(), "digest": local.Root.Digest}).
+			Warn("the registry cannot be reached: what is here is used")
+		return Verdict{Root: local.Root, RegistryError: err, Why: "the registry cannot be reached, and it is here"}, nil
+	}
+	return p.ask(ctx, q, q.ref, "the registry says so")
+}
+
+// local is what the node has of a reference: the pinned digest, or else what it
+// has meant last.
+func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
+	entries := p.Store.ByRef(q.ref.String())
+	if pinned != nil {
+		byDigest, err := reference.WithDigest(reference.TrimNamed(q.ref), pinned.Root.Digest)
+		if err != nil {
+			return imagepin.Entry{}, false
+		}
+		entries = p.Store.ByRef(byDigest.String())
+	}
+	if len(entries) == 0 {
+		return imagepin.Entry{}, false
+	}
+	return slices.MaxFunc(entries, func(a, b imagepin.Entry) int {
+		// What was pulled counts before what came by other ways.
+		if pulled := compareBool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull); pulled != 0 {
+			return pulled
+		}
+		return a.ReadyAt.Compare(b.ReadyAt)
+	}), true
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// unasked takes what is here for a reference. A credential that is not proved
+// for it is sent to the registry with the digest, and has to be accepted.
+func (p *Puller) unasked(ctx context.Context, q question, local imagepin.Entry, why string) (Verdict, error) {
+	if p.proved(q, local) {
+		return Verdict{Root: local.Root, Why: why}, nil
+	}
+	byDigest, err := reference.WithDigest(reference.TrimNamed(q.ref), local.Root.Digest)
+	if err != nil {
+		return Verdict{}, err
+	}
+	v, err := p.ask(ctx, q, byDigest, why)
+	v.Registry = nil // it was not asked what the tag means
+	return v, err
+}
+
+// proved tells whether an image may be handed out without asking its registry:
+// this credential, or none, has been accepted for it, or there is no registry
+// behind it.
+func (p *Puller) proved(q question, e imagepin.Entry) bool {
+	return e.Source == imagepin.SourceImported ||
+		p.Store.HasProof(p.Resolver.Proofs(q.ref, q.credential, e.Root.Digest)...)
+}
+
+// ask sends the question to the registry.
+func (p *Puller) ask(ctx context.Context, q question, ref reference.Named, why string) (Verdict, error) {
+	start := time.Now()
+	r, err := p.Resolver.Resolve(ctx, ref, q.credential)
+	metrics.Resolve(resultOf(err), time.Since(start))
+	if err != nil {
+		return Verdict{RegistryError: err}, err
+	}
+	return Verdict{
+		Root: r.Root, Registry: &r.Root, Host: r.Host, Why: why,
+		session: r.Session, proof: p.Resolver.Proof(q.ref, q.credential, r.Root.Digest),
+	}, nil
+}
+
+func resultOf(err error) metrics.Result {
+	var e *imagepin.Error
+	switch {
+	case err == nil:
+		return metrics.Resolved
+	case errors.As(err, &e) && e.Name == imagepin.PullAccessDenied:
+		return metrics.Denied
+	case Unavailable(err):
+		return metrics.Unavailable
+	case errdefs.IsNotFound(err):
+		return metrics.NotFound
+	}
+	return metrics.Failed
+}
+
+// Unavailable tells whether a resolve failed because no registry could be
+// asked: it was not reached, did not answer in time, or answered 429 or 5xx.
+// One that refused the credential was reached.
+func Unavailable(err error) bool {
+	var e *imagepin.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	return e.Name == imagepin.ManifestPullTimeout ||
+		e.Name == imagepin.CannotPullImageManifest && errdefs.IsUnavailable(e.Class)
+}
+
+// goneError says that a pinned digest is nowhere to be had.
+func goneError(j job, err error) error {
+	now := "nothing: the registry has no such tag either"
+	switch {
+	case j.registry != nil && j.registry.Digest == j.root.Digest:
+		now = "still this digest, but a part of it is missing there"
+	case j.registry != nil:
+		now = j.registry.Digest.String()
+	case j.registryUnasked:
+		now = "not known: it was not asked"
+	}
+	return &imagepin.Error{
+		Name: imagepin.PinnedDigestGone, Ref: j.pin.Ref, For: j.runtime.Target.String(), Class: errdefs.ErrNotFound, Err: err,
+		What: fmt.Sprintf("it is pinned to %s since %s in scope %s, which is neither on the node nor in the registry; the tag means %s",
+			j.root.Digest, j.pin.MadeAt.UTC().Format(time.RFC3339), j.pin.Scope, now),
+		Do: fmt.Sprintf("To run what the tag means now: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
+			j.pin.Ref, j.pin.Scope, j.pin.Ref, j.pin.Scope),
+	}
+}

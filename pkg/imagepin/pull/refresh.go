@@ -1,0 +1,206 @@
+package pull
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Refreshed is what a refresh did.
+type Refreshed struct {
+	Ref      reference.Named
+	Registry ocispec.Descriptor // what the tag means now
+	Pins     []RefreshedPin
+	Targets  []RefreshedTarget
+}
+
+// RefreshedPin is a pin before and after.
+type RefreshedPin struct {
+	ID            pin.ID
+	Before, After digest.Digest
+}
+
+// RefreshedTarget is what a reference means for a target before and after. Err
+// is why it could not be made ready.
+type RefreshedTarget struct {
+	Target        runtimeplatform.Target
+	Before, After digest.Digest
+	Err           error
+}
+
+// Changed tells whether anything is another digest than before.
+func (r Refreshed) Changed() bool {
+	for _, p := range r.Pins {
+		if p.Before != p.After {
+			return true
+		}
+	}
+	for _, t := range r.Targets {
+		if t.Before != t.After {
+			return true
+		}
+	}
+	return false
+}
+
+// Failed gives the first error of a target.
+func (r Refreshed) Failed() error {
+	for _, t := range r.Targets {
+		if t.Err != nil {
+			return t.Err
+		}
+	}
+	return nil
+}
+
+// Refresh asks the registry anew what a tag means, makes that ready for every
+// target that has the tag, and then moves its pins: those of one scope, or all
+// where scope is empty. Where a target cannot be made ready, no pin moves, and
+// nothing that is here is lost.
+//
+// It fails with ErrNotFound where the node has neither a pin nor a key of the
+// reference, and as [resolve.Resolver.Resolve] does.
+func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c resolve.Credential) (Refreshed, error) {
+	ref, err := ParseReference(name)
+	if err != nil {
+		return Refreshed{}, err
+	}
+	if _, ok := ref.(reference.Digested); ok {
+		return Refreshed{}, fmt.Errorf("%s is a digest, which means what it says: only a tag can be refreshed: %w", ref, errdefs.ErrInvalidArgument)
+	}
+	unlock, err := p.images.RLock(ctx, ref.String())
+	if err != nil {
+		return Refreshed{}, err
+	}
+	defer unlock()
+	var pins []pin.Pin
+	for _, held := range p.Pins.Scopes(ref.String()) {
+		if scope == "" || held.Scope == scope {
+			pins = append(pins, held)
+		}
+	}
+	had := p.Store.ByRef(ref.String())
+	if len(pins) == 0 && (scope != "" || len(had) == 0) {
+		return Refreshed{}, fmt.Errorf("%s has no pin in scope %q and was never pulled on this node: %w", ref, scope, errdefs.ErrNotFound)
+	}
+	found, err := p.Resolver.Resolve(ctx, ref, c)
+	if err != nil {
+		return Refreshed{}, err
+	}
+	r := Refreshed{Ref: ref, Registry: found.Root}
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), found.Root.Digest)
+	if err != nil {
+		return Refreshed{}, err
+	}
+	j := job{
+		ref: byDigest, root: found.Root, host: found.Host, session: found.Session, credential: c,
+		proof: p.Resolver.Proof(ref, c, found.Root.Digest), registry: &found.Root,
+	}
+	for _, e := range had {
+		t := RefreshedTarget{Target: e.Target, Before: e.Root.Digest, After: e.Root.Digest}
+		j.runtime, _ = p.Runtimes.ForTarget(e.Target)
+		_, t.Err = p.run(ctx, j)
+		r.Targets = append(r.Targets, t)
+	}
+	if r.Failed() != nil {
+		for _, held := range pins {
+			r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: held.Root.Digest})
+		}
+		return r, nil
+	}
+	return r, p.moveTo(ctx, j, ref, pins, had, &r)
+}
+
+// moveTo moves pins, and what a tag means for the targets, to what a job has
+// made ready.
+func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []pin.Pin, had []imagepin.Entry, r *Refreshed) error {
+	for _, held := range pins {
+		moved, err := p.Pins.Move(ctx, held.ID, j.root, pin.ByRefresh, held.Retain)
+		if err != nil {
+			return err
+		}
+		j.pin = &moved
+		r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: moved.Root.Digest})
+	}
+	j.ref = ref
+	for i, e := range had {
+		j.runtime, _ = p.Runtimes.ForTarget(e.Target)
+		moved, err := p.run(ctx, j)
+		if err != nil {
+			return err
+		}
+		r.Targets[i].After = moved.Root.Digest
+	}
+	return nil
+}
+
+// SetPin decides by hand which digest a tag means in a scope. The registry is
+// asked for the digest, unless it is on the node and the credential is proved
+// for it. previous is what the pin said before; empty where it is new.
+func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d digest.Digest, retain bool, c resolve.Credential) (_ pin.Pin, previous digest.Digest, _ error) {
+	ref, err := ParseReference(name)
+	if err != nil {
+		return pin.Pin{}, "", err
+	}
+	if _, ok := ref.(reference.Digested); ok {
+		return pin.Pin{}, "", fmt.Errorf("%s is a digest, which means what it says: only a tag can be pinned: %w", ref, errdefs.ErrInvalidArgument)
+	}
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), d)
+	if err != nil {
+		return pin.Pin{}, "", fmt.Errorf("digest %q: %v: %w", d, err, errdefs.ErrInvalidArgument)
+	}
+	v, err := p.decideDigest(ctx, question{ref: byDigest, credential: c}, d)
+	if err != nil {
+		return pin.Pin{}, "", err
+	}
+	id := pin.ID{Scope: scope, Ref: ref.String()}
+	if old, ok := p.Pins.Get(id); ok {
+		previous = old.Root.Digest
+	}
+	held, err := p.Pins.Move(ctx, id, v.Root, pin.ByOperator, retain)
+	if err != nil {
+		return pin.Pin{}, "", err
+	}
+	for _, e := range p.Store.ByRef(byDigest.String()) {
+		if err := p.retain(ctx, e); err != nil {
+			return held, previous, err
+		}
+	}
+	return held, previous, nil
+}
+
+// WouldPull says what a pull would run, and changes nothing. scope is that of
+// the pods it is for; empty where they have none.
+func (p *Puller) WouldPull(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (Verdict, policy.Rule, error) {
+	d, _ := p.Policy.Decide(ref.String(), policy.Pod{})
+	if scope != "" {
+		d.Scope = scope
+	}
+	v, err := p.decide(ctx, question{ref: ref, credential: c, decision: d, dry: true})
+	return v, d.Rule, err
+}
+
+// Remake makes a key ready that has lost something: from what is on the node,
+// and else from the registry with the node's own credentials.
+func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) error {
+	ref, err := reference.ParseNamed(e.Ref)
+	if err != nil {
+		return err
+	}
+	rt, ok := p.Runtimes.ForTarget(e.Target)
+	if !ok {
+		return fmt.Errorf("no runtime handler has target %s: %w", e.Target, errdefs.ErrNotFound)
+	}
+	_, err = p.run(ctx, job{ref: ref, root: e.Root, runtime: rt, anew: true})
+	return err
+}

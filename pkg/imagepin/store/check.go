@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/images"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Report is what a check found.
+type Report struct {
+	// Checked is how many keys were looked at.
+	Checked  int
+	Findings []Finding
+}
+
+// Finding is something that is not as it is recorded.
+type Finding struct {
+	// Subject is the key or the record.
+	Subject string
+	// Problem is what is wrong, in words.
+	Problem string
+
+	store *Store
+	entry imagepin.Entry
+	kind  findingKind
+}
+
+type findingKind int
+
+const (
+	// lost: content or snapshot of a key is gone.
+	lost findingKind = iota
+	// astray: the record of a key is not as it should be.
+	astray
+	// unclaimed: a label cannot be read, or is for a target that no handler has.
+	unclaimed
+)
+
+// Repair says what would mend it.
+func (f Finding) Repair() string {
+	switch f.kind {
+	case lost:
+		return "fetch and unpack what is gone, or else drop the key"
+	case astray:
+		return "write the record again"
+	}
+	return "none: it is left alone"
+}
+
+// Mend repairs a finding. remake makes a key ready that has lost something; where
+// it cannot, the key is dropped, so that the image is not taken for present.
+func (f Finding) Mend(ctx context.Context, remake func(context.Context, imagepin.Entry) error) error {
+	switch f.kind {
+	case lost:
+		if err := remake(ctx, f.entry); err != nil {
+			if _, derr := f.store.Remove(ctx, f.entry.Key); derr != nil {
+				return fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+			}
+			return fmt.Errorf("the key is dropped: %w", err)
+		}
+		return nil
+	case astray:
+		return f.store.Realign(ctx, f.entry)
+	}
+	return nil
+}
+
+// Check compares the keys with what there is: manifest, configuration, snapshot,
+// and the records. It writes nothing.
+func (s *Store) Check(ctx context.Context) (Report, error) {
+	have, err := s.Inventory(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	all, err := s.Records.List(ctx)
+	if err != nil {
+		return Report{}, fmt.Errorf("list images: %w", err)
+	}
+	records := make(map[string]images.Image, len(all))
+	for _, img := range all {
+		records[img.Name] = img
+	}
+	var r Report
+	for _, img := range s.Images() {
+		for _, e := range img.Entries {
+			r.Checked++
+			if why := have.Missing(e); why != "" {
+				r.add(s, lost, e, why)
+			}
+			if why := s.misrecorded(e, records); why != "" {
+				r.add(s, astray, e, why)
+			}
+		}
+	}
+	for _, img := range all {
+		s.checkLabels(img, &r)
+	}
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return compareEntries(&a.entry, &b.entry) })
+	return r, nil
+}
+
+func (r *Report) add(s *Store, kind findingKind, e imagepin.Entry, problem string) {
+	r.Findings = append(r.Findings, Finding{Subject: e.Key.String(), Problem: problem, store: s, entry: e, kind: kind})
+}
+
+// misrecorded says what is wrong with the records of an entry.
+func (s *Store) misrecorded(e imagepin.Entry, records map[string]images.Image) string {
+	img, ok := records[e.Record]
+	switch {
+	case !ok:
+		return "its record " + e.Record + " is gone"
+	case img.Target.Digest != e.RecordTarget.Digest:
+		return fmt.Sprintf("its record %s targets %s, not %s", e.Record, img.Target.Digest, e.RecordTarget.Digest)
+	case img.Labels[imagepin.KeyLabelName(e.Key)] == "":
+		return "its record " + e.Record + " does not carry its label"
+	}
+	if _, ok := records[e.ImageID.String()]; !ok {
+		return "the record of its image ID " + e.ImageID.String() + " is gone"
+	}
+	return ""
+}
+
+// checkLabels reports the key labels of a record that are in no index.
+func (s *Store) checkLabels(img images.Image, r *Report) {
+	for name, value := range img.Labels {
+		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		e, err := imagepin.DecodeKeyLabel(name, value)
+		if err != nil {
+			r.Findings = append(r.Findings, Finding{Subject: img.Name, Problem: err.Error(), store: s, kind: unclaimed})
+			continue
+		}
+		known, ok := s.Get(e.Key)
+		switch {
+		case ok && known.Record == img.Name:
+		case ok:
+			r.add(s, unclaimed, e, fmt.Sprintf("record %s claims it too; %s is what counts", img.Name, known.Record))
+		default:
+			r.add(s, unclaimed, e, "it is recorded on "+img.Name+" but not in use: its content is gone, or no runtime handler has its target")
+		}
+	}
+}
+
+// Realign writes the records of an entry again, as far as they differ.
+func (s *Store) Realign(ctx context.Context, e imagepin.Entry) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, ok := s.Get(e.Key)
+	if !ok {
+		return nil
+	}
+	_, err = s.apply(ctx, nil, []imagepin.Entry{now}, "")
+	return err
+}

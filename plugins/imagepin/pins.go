@@ -1,0 +1,102 @@
+package imagepin
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/control"
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+)
+
+// sweepPeriod is how often unused pins are looked for.
+const sweepPeriod = time.Hour
+
+// notify tells of what happened to a pin: in the log, a metric and an event of
+// containerd, and by letting go of what it retained.
+func (s *stores) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	metrics.PinEvent(string(e))
+	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
+	switch e {
+	case pin.Drifted:
+		entry.WithField("tag", p.Drift.Digest).Warn("a pinned tag has moved in its registry; the pin holds")
+	case pin.Moved:
+		entry.WithField("previous", previous).Info("pin is moved")
+	default:
+		entry.Infof("pin is %s", e)
+	}
+	event := &api.PinEvent{Pin: control.Pin(p), Previous: previous.String()}
+	if err := s.client.EventService().Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
+		entry.WithError(err).Warn("cannot publish the event of a pin")
+	}
+	if e == pin.Made || e == pin.Drifted {
+		return
+	}
+	if err := s.retainer.ReleaseAllBut(ctx, s.pins.Retains); err != nil {
+		entry.WithError(err).Warn("what the pin retained is let go of at the next start")
+	}
+}
+
+// loadPins reads the pins, and lets go of what none retains any more.
+func (s *stores) loadPins(ctx context.Context) error {
+	if err := s.pins.Load(ctx); err != nil {
+		return err
+	}
+	if err := s.retainer.Load(ctx); err != nil {
+		return err
+	}
+	return s.retainer.ReleaseAllBut(ctx, s.pins.Retains)
+}
+
+// sweep removes the pins that nothing has used for their time to live, until
+// ctx ends.
+func (s *stores) sweep(ctx context.Context, service *cri.Service) {
+	if s.own.pinTTL == 0 {
+		return
+	}
+	tick := time.NewTicker(sweepPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		used, err := service.PinsInUse(ctx)
+		if err == nil {
+			err = s.pins.Expire(ctx, time.Now().Add(-s.own.pinTTL), func(id pin.ID) bool { return used[id] })
+		}
+		if err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("cannot look for pins that nothing uses")
+		}
+	}
+}
+
+// state is what the node's metrics say.
+func (s *stores) state() metrics.State {
+	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
+	for _, img := range s.store.Images() {
+		for _, e := range img.Entries {
+			st.Keys[metrics.Target{Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter}]++
+		}
+	}
+	for _, p := range s.pins.List() {
+		kind := "workload"
+		if p.Scope.Namespace() == "" {
+			kind = "node"
+		}
+		st.Pins[kind]++
+		if p.Drift != nil {
+			st.Drifted++
+		}
+	}
+	st.RetainedBytes = s.retainer.Bytes()
+	return st
+}
