@@ -12,8 +12,9 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 20
 
 .PHONY: build
-build: ## bin/containerd (with imagepin), bin/ctr, bin/containerd-shim-runc-v2
+build: ## bin/containerd (with imagepin), bin/imagepin, bin/ctr, bin/containerd-shim-runc-v2
 	$(GOBUILD) -o bin/containerd ./cmd/containerd
+	$(GOBUILD) -o bin/imagepin ./cmd/imagepin
 	$(GOBUILD) -o bin/ctr github.com/containerd/containerd/v2/cmd/ctr
 	$(GOBUILD) -o bin/containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 

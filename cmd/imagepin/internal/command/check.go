@@ -1,0 +1,84 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const checkDescription = `Compares what is recorded (images and pins) with what there is (content,
+snapshots, labels) and prints what differs. With --repair it is mended.
+
+Exit code:
+  0  nothing differs, or all of it was repaired
+  1  something differs
+
+Examples:
+  imagepin check
+  imagepin check --repair`
+
+func (a *app) checkCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "check",
+		Usage:       "Compare what is recorded with what there is",
+		Description: checkDescription,
+		Flags:       []cli.Flag{&cli.BoolFlag{Name: "repair", Usage: "mend what differs"}},
+		Action:      a.check,
+	}
+}
+
+func (a *app) check(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	var response *api.CheckResponse
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		response, err = c.Check(ctx, &api.CheckRequest{Repair: cmd.Bool("repair")})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.print(cmd, response, func() error { return a.printCheck(response) }); err != nil {
+		return err
+	}
+	if repaired(response) < len(response.GetFindings()) {
+		return exitError(exitFailed)
+	}
+	return nil
+}
+
+func repaired(r *api.CheckResponse) int {
+	n := 0
+	for _, f := range r.GetFindings() {
+		if f.GetRepaired() {
+			n++
+		}
+	}
+	return n
+}
+
+func (a *app) printCheck(r *api.CheckResponse) error {
+	for _, f := range r.GetFindings() {
+		fmt.Fprintln(a.Out, f.GetSubject())
+		if err := block(a.Out, "  ", findingFields(f)...); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(a.Out, "%d checked, %d differ, %d repaired\n", r.GetChecked(), len(r.GetFindings()), repaired(r))
+	return err
+}
+
+func findingFields(f *api.Finding) []field {
+	fields := []field{{"Problem", f.GetProblem()}}
+	switch {
+	case f.GetRepaired():
+		return append(fields, field{"Repaired", f.GetRepair()})
+	case f.GetError() != "":
+		return append(fields, field{"Not repaired", firstLine(f.GetError())})
+	}
+	return append(fields, field{"Repair would", f.GetRepair()})
+}

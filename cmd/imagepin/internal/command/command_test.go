@@ -1,0 +1,355 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// golden compares with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	ok := func(change func(*control)) *control {
+		c := recorded()
+		change(c)
+		return c
+	}
+	for _, test := range []struct {
+		name    string
+		control *control
+		code    int
+		args    string
+	}{
+		{"images", recorded(), 0, "images"},
+		{"images-no-trunc", recorded(), 0, "images --no-trunc"},
+		{"images-none", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images"},
+		{"inspect", recorded(), 0, "inspect " + appRef},
+		{"inspect-none", ok(func(c *control) {
+			c.inspect = &api.InspectResponse{Ref: appRef, Rule: &api.Rule{PullBehavior: "default", VersionConsistency: "off"}}
+		}), 0, "inspect " + appRef},
+		{"resolve", recorded(), 0, "resolve " + appRef},
+		{"resolve-offline", ok(func(c *control) {
+			c.resolve.Registry, c.resolve.Host, c.resolve.Pin, c.resolve.Missing = nil, "", nil, nil
+			c.resolve.RegistryError, c.resolve.Ready = "CannotPullImageManifest: no route to host\nis it up?", true
+		}), 0, "resolve " + appRef},
+		{"pull", recorded(), 0, "pull " + appRef},
+		{"pin-ls", recorded(), 0, "pin ls"},
+		{"pin-set", recorded(), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
+		{"pin-rm", recorded(), 0, "pin rm " + appRef},
+		{"refresh", recorded(), 10, "refresh " + appRef},
+		{"refresh-unchanged", ok(func(c *control) {
+			c.refresh.Changed, c.refresh.Refreshed = false, c.refresh.Refreshed[2:]
+		}), 0, "refresh " + appRef},
+		{"refresh-failed", ok(func(c *control) { c.refresh.Refreshed[1].Error = "NoMatchingPlatform: none\ntry another" }), 1, "refresh " + appRef},
+		{"check", recorded(), 1, "check"},
+		{"check-repaired", ok(func(c *control) {
+			c.check.Findings = c.check.Findings[:1]
+			c.check.Findings[0].Repaired, c.check.Findings[0].Repair = true, "unpacked it again"
+		}), 0, "check --repair"},
+		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
+	} {
+		for _, format := range []string{outputTable, outputJSON} {
+			t.Run(test.name+"/"+format, func(t *testing.T) {
+				got := run(t, test.control, append(strings.Fields(test.args), "--output", format)...)
+				if got.code != test.code {
+					t.Errorf("exit code %d, want %d: %s", got.code, test.code, got.err)
+				}
+				golden(t, test.name+"."+format, got.out)
+			})
+		}
+	}
+}
+
+func TestRequests(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		want proto.Message
+	}{
+		{"images --ref a/* --handler kata --state ready", &api.ImagesRequest{RefGlob: "a/*", Handler: "kata", State: "ready"}},
+		{"inspect app", &api.InspectRequest{Ref: "app"}},
+		{"resolve app --handler kata --scope node", &api.ResolveRequest{Ref: "app", Handler: "kata", Scope: "node"}},
+		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},
+		{"pull app --handler kata --user bob:se:cret", &api.PullRequest{Ref: "app", Handler: "kata", Credential: &api.Credential{Username: "bob", Password: "se:cret"}}},
+		{"pin ls --ref a/* --scope node", &api.PinsRequest{RefGlob: "a/*", Scope: "node"}},
+		{"pin set --scope node --retain app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: true}},
+		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
+		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
+		{"check --repair", &api.CheckRequest{Repair: true}},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			c := recorded()
+			if got := run(t, c, strings.Fields(test.args)...); got.err != "" {
+				t.Error(got.err)
+			}
+			if !proto.Equal(c.asked, test.want) {
+				t.Errorf("asked %v, want %v", c.asked, test.want)
+			}
+			if len(c.namespace) != 1 || c.namespace[0] != "k8s.io" {
+				t.Errorf("asked in namespace %q", c.namespace)
+			}
+		})
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	c := recorded()
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	t.Setenv("CONTAINERD_ADDRESS", "unix://"+address)
+	var out, errOut bytes.Buffer
+	if code := Run(t.Context(), Stdio{In: &out, Out: &out, Err: &errOut}, []string{"imagepin", "images", "-n", "other"}); code != 0 {
+		t.Fatal(errOut.String())
+	}
+	if c.namespace[0] != "other" {
+		t.Errorf("asked in namespace %q", c.namespace)
+	}
+}
+
+// everyCall has each command that calls.
+var everyCall = []string{
+	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check",
+}
+
+// failed checks that a command printed one message and nothing else.
+func failed(t *testing.T, got ran, want string) {
+	t.Helper()
+	if got.code != 1 || got.out != "" || got.err != "imagepin: "+want+"\n" {
+		t.Errorf("exit code %d, printed %q and %q, want 1 and %q", got.code, got.out, got.err, want)
+	}
+}
+
+func TestServerErrors(t *testing.T) {
+	text := "CannotPullImageManifest: app: the registry is down\nis it?"
+	for _, code := range []codes.Code{codes.Unavailable, codes.NotFound, codes.Unknown} {
+		for _, args := range everyCall {
+			t.Run(code.String()+"/"+args, func(t *testing.T) {
+				c := &control{err: status.Error(code, text)}
+				failed(t, run(t, c, strings.Fields(args)...), text)
+			})
+		}
+	}
+}
+
+func TestContainerdStopped(t *testing.T) {
+	l, refused := listen(t)
+	l.(interface{ SetUnlinkOnClose(bool) }).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for address, why := range map[string]string{
+		refused: "connection refused",
+		filepath.Join(t.TempDir(), "absent.sock"): "no such file or directory",
+	} {
+		for _, args := range everyCall {
+			t.Run(why+"/"+args, func(t *testing.T) {
+				got := runAt(t, address, nil, strings.Fields(args)...)
+				failed(t, got, "containerd cannot be reached, is it running? dial unix "+address+": connect: "+why)
+			})
+		}
+	}
+}
+
+func TestContainerdStopsDuringACall(t *testing.T) {
+	c := &control{}
+	s, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	stopped := make(chan struct{})
+	c.during = func(ctx context.Context) {
+		go func() { defer close(stopped); s.Stop() }()
+		<-ctx.Done()
+	}
+	got := runAt(t, address, nil, "refresh", "app")
+	<-stopped
+	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: containerd cannot be reached, is it running?") {
+		t.Errorf("exit code %d, printed %q", got.code, got.err)
+	}
+}
+
+func TestContainerdWithoutImagepin(t *testing.T) {
+	_, address := serve(t, func(*grpc.Server) {})
+	for _, args := range everyCall {
+		t.Run(args, func(t *testing.T) {
+			got := runAt(t, address, nil, strings.Fields(args)...)
+			failed(t, got, "the containerd at "+address+" runs without imagepin, or imagepin is disabled or failed to load (ctr plugins ls says which)")
+		})
+	}
+}
+
+func TestContainerdWithOlderImagepin(t *testing.T) {
+	older := grpc.ServiceDesc{ServiceName: api.Control_ServiceDesc.ServiceName, HandlerType: (*any)(nil)}
+	_, address := serve(t, func(s *grpc.Server) { s.RegisterService(&older, struct{}{}) })
+	failed(t, runAt(t, address, nil, "images"),
+		"the imagepin in the containerd at "+address+" is older than this command: unknown method Images for service imagepin.v1.Control")
+}
+
+func TestTimeout(t *testing.T) {
+	release := make(chan struct{})
+	c := &control{during: func(context.Context) { <-release }}
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	defer close(release)
+	failed(t, runAt(t, address, nil, "check", "--timeout", "20ms"), "not done within 20ms (--timeout)")
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	c := &control{during: func(ctx context.Context) {
+		interrupt()
+		<-ctx.Done()
+	}}
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	for _, args := range [][]string{{"check"}, {"pull", "app", "-u", "bob", "--password-stdin"}} {
+		var out, errOut bytes.Buffer
+		in, _ := io.Pipe() // on which nothing comes
+		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, append([]string{"imagepin", "-a", address}, args...))
+		if code != 1 || !strings.HasSuffix(errOut.String(), "interrupted\n") {
+			t.Errorf("%s: exit code %d, printed %q", args, code, errOut.String())
+		}
+	}
+}
+
+func TestWrongUse(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                      "",
+		"nonsense":                              "there is no such command, see imagepin --help",
+		"pin nonsense":                          "there is no such command, see imagepin pin --help",
+		"images x":                              "imagepin images takes no arguments, but got 1 arguments, see imagepin images --help",
+		"pull":                                  "imagepin pull takes REF, but got 0 arguments, see imagepin pull --help",
+		"pull app --user bob secret":            "imagepin pull takes REF, but got 2 arguments, see imagepin pull --help",
+		"pin set app":                           "imagepin pin set takes REF DIGEST, but got 1 arguments, see imagepin pin set --help",
+		"images --nonsense":                     "flag provided but not defined: -nonsense, see imagepin images --help",
+		"images -o xml":                         `invalid value "xml" for flag -o: it is table or json, see imagepin images --help`,
+		"pull app --user bob":                   "read the password: there is no terminal to ask at, use --password-stdin",
+		"pull app --password-stdin":             "a password needs a name: --user NAME",
+		"pull app --user :secret":               "a password needs a name: --user NAME",
+		"pull app -u b:secret --password-stdin": "the password is given twice: with --user and with --password-stdin",
+		"pull app -u bob --password-stdin":      "read the password: there is none on standard input",
+	} {
+		t.Run(args, func(t *testing.T) {
+			got := runAt(t, "/absent", bytes.NewReader(nil), strings.Fields(args)...)
+			if want == "" {
+				if got.code != 0 || !strings.Contains(got.out, "COMMANDS:") {
+					t.Errorf("exit code %d, printed %q", got.code, got.out)
+				}
+				return
+			}
+			failed(t, got, want)
+		})
+	}
+}
+
+func TestPasswordFromStandardInput(t *testing.T) {
+	for name, in := range map[string]string{"line": "secret\n", "windows line": "secret\r\n", "no end": "secret"} {
+		t.Run(name, func(t *testing.T) {
+			c := recorded()
+			_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+			got := runAt(t, address, strings.NewReader(in), "pull", "app", "--user", "bob", "--password-stdin")
+			if got.code != 0 {
+				t.Fatal(got.err)
+			}
+			if p := c.asked.(*api.PullRequest).GetCredential().GetPassword(); p != "secret" {
+				t.Errorf("the password is %q", p)
+			}
+		})
+	}
+}
+
+func TestPasswordIsNotEchoed(t *testing.T) {
+	for _, args := range []string{"resolve app", "pull app", "pin set app sha256:1", "refresh app"} {
+		c := &control{err: status.Error(codes.Unauthenticated, "denied: bob hunter2")}
+		failed(t, run(t, c, append(strings.Fields(args), "--user", "bob:hunter2")...), "denied: bob [password]")
+	}
+}
+
+// commands gives every command and its full name.
+func commands(c *cli.Command, path string) map[string]*cli.Command {
+	all := map[string]*cli.Command{path: c}
+	for _, sub := range c.Commands {
+		for name, c := range commands(sub, path+" "+sub.Name) {
+			all[name] = c
+		}
+	}
+	return all
+}
+
+func TestHelpTeaches(t *testing.T) {
+	root := (&app{}).root()
+	for name, c := range commands(root, "imagepin") {
+		args := append(strings.Fields(name)[1:], "--help")
+		got := runAt(t, "/absent", nil, args...)
+		if got.code != 0 || !strings.Contains(got.out, c.Usage) {
+			t.Errorf("%s --help: exit code %d, printed %s%s", name, got.code, got.out, got.err)
+		}
+		_, examples, _ := strings.Cut(got.out, "\nDESCRIPTION:")
+		if !strings.Contains(examples, "  "+name) {
+			t.Errorf("the help of %s has no example of it", name)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
+		got := runAt(t, "/absent", nil, "completion", shell)
+		if got.code != 0 || len(got.out) < 100 {
+			t.Errorf("%s: exit code %d, printed %q", shell, got.code, got.out)
+		}
+	}
+	got := runAt(t, "/absent", nil, "pin", "--generate-shell-completion")
+	for _, name := range []string{"ls", "set", "rm"} {
+		if !strings.Contains(got.out, name) {
+			t.Errorf("%s is not completed: %q", name, got.out)
+		}
+	}
+}
+
+// TestImports keeps the client a client: all that it has of imagepin is the
+// contract, and the configuration that it checks offline.
+func TestImports(t *testing.T) {
+	const module = "github.com/imagepin/imagepin/"
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, module+"cmd/imagepin/...").Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		t.Fatalf("go list: %s", exit.Stderr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := []string{"api/imagepin/v1", "plugins/imagepin", "cmd/imagepin/internal/command"}
+	for imp := range strings.Lines(string(out)) {
+		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
+		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {
+			t.Errorf("imports %s", ours)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// write writes files and gives the path of the first.
+func write(t *testing.T, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := 0; i < len(files); i += 2 {
+		path := filepath.Join(dir, files[i])
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(files[i+1]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, files[0])
+}
+
+const ours = `[plugins."io.containerd.imagepin.v1.images"]` + "\n"
+
+func TestConfigCheckOfExamples(t *testing.T) {
+	files, err := filepath.Glob("../../../../contrib/config/*.toml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("there are no examples: %v", err)
+	}
+	for _, file := range files {
+		got := runAt(t, "/absent", nil, "config", "check", file)
+		if got.code != 0 || !strings.HasPrefix(got.out, file+": right") {
+			t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+		}
+	}
+}
+
+func TestConfigDefaultIsRight(t *testing.T) {
+	printed := runAt(t, "/absent", nil, "config", "default")
+	if !strings.Contains(printed.out, "manifest_pull_timeout = '1m0s'") {
+		t.Errorf("printed %q", printed.out)
+	}
+	got := runAt(t, "/absent", nil, "config", "check", write(t, "config.toml", printed.out))
+	if got.code != 0 {
+		t.Error(got.err)
+	}
+}
+
+func TestConfigCheck(t *testing.T) {
+	for name, test := range map[string]struct {
+		files []string
+		right string // what is printed where it is right
+		wrong string // what the error says where it is not
+	}{
+		"empty":    {files: []string{"c.toml", ""}, right: "runs with its defaults"},
+		"disabled": {files: []string{"c.toml", `disabled_plugins = ["io.containerd.imagepin.v1.images"]`}, right: "is disabled"},
+		"no file":  {files: []string{"x/y", ""}, wrong: "x: is a directory"},
+		"no toml":  {files: []string{"c.toml", "a = 1\nb = = 2"}, wrong: "c.toml:2:5: toml:"},
+		"version":  {files: []string{"c.toml", "version = 99"}, wrong: "version 99 is newer"},
+		"unknown key": {
+			files: []string{"c.toml", ours + "max_concurrent_unpack = 4"},
+			wrong: `[plugins."io.containerd.imagepin.v1.images"] max_concurrent_unpack: no such key`,
+		},
+		"value": {files: []string{"c.toml", ours + `manifest_pull_timeout = "1s"`}, wrong: "manifest_pull_timeout: 1s is less than 30s"},
+		"section": {
+			files: []string{"c.toml", `[plugins."io.containerd.imagepin.v1.image"]`},
+			wrong: `there is no such section, imagepin's is "io.containerd.imagepin.v1.images"`,
+		},
+		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "it is not a table"},
+		"no handler": {
+			files: []string{"c.toml", ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
+			wrong: "handlers.kata: there is no such runtime handler",
+		},
+		"handler of another file": {
+			files: []string{
+				"c.toml", "imports = ['conf.d/*.toml', 'b.toml']\n" + ours,
+				"conf.d/a.toml", "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\"",
+				"b.toml", "imports = ['c.toml']\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nruntime_type = \"x\"",
+			},
+			right: "right\n",
+		},
+		"handler of version 2": {
+			files: []string{
+				"c.toml", "version = 2\n" + ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\n" +
+					"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.kata]\nruntime_type = \"x\"",
+			},
+			right: "right\n",
+		},
+		"platform": {
+			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"x/y/z/z\""},
+			wrong: "runtime_platforms.runc.platform",
+		},
+		"a later file wins": {
+			files: []string{
+				"c.toml", "imports = ['b.toml']\n" + ours + "max_concurrent_unpacks = 2", "b.toml", ours + "max_concurrent_unpacks = 0",
+			},
+			wrong: "max_concurrent_unpacks: 0 is less than 1",
+		},
+		"import that is not there": {files: []string{"c.toml", "imports = ['absent.toml']"}, wrong: "absent.toml: no such file or directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, test.files...)
+			if name == "no file" {
+				path = filepath.Dir(path)
+			}
+			got := runAt(t, "/absent", nil, "config", "check", path)
+			if test.wrong == "" {
+				if got.code != 0 || !strings.Contains(got.out, test.right) {
+					t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+				}
+				return
+			}
+			if got.code != 1 || got.out != "" || !strings.Contains(got.err, test.wrong) {
+				t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+			}
+		})
+	}
+}

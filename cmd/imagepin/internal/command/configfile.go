@@ -1,0 +1,102 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/version"
+	"github.com/pelletier/go-toml/v2"
+)
+
+// config is what is read of containerd's config.toml. Its own type is in a
+// package of containerd that may change.
+type config struct {
+	Version         int            `toml:"version"`
+	Imports         []string       `toml:"imports"`
+	DisabledPlugins []string       `toml:"disabled_plugins"`
+	Plugins         map[string]any `toml:"plugins"`
+}
+
+// loadConfig reads a file and what it imports, each once, and merges them as
+// containerd does (cmd/containerd/server/config): a later file wins, tables are
+// merged key by key, anything else in them is replaced.
+func loadConfig(path string) (*config, error) {
+	merged := &config{Plugins: make(map[string]any)}
+	read := make(map[string]bool)
+	for pending := []string{path}; len(pending) > 0; {
+		next := pending[0]
+		pending = pending[1:]
+		if read[next] {
+			continue
+		}
+		read[next] = true
+		c, err := readConfig(next)
+		if err != nil {
+			return nil, err
+		}
+		imports, err := importedFiles(next, c.Imports)
+		if err != nil {
+			return nil, fmt.Errorf("%s: imports: %w", next, err)
+		}
+		pending = append(pending, imports...)
+		merged.DisabledPlugins = append(merged.DisabledPlugins, c.DisabledPlugins...)
+		merge(merged.Plugins, c.Plugins)
+	}
+	return merged, nil
+}
+
+func readConfig(path string) (*config, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var c config
+	err = toml.Unmarshal(b, &c)
+	var decode *toml.DecodeError
+	switch {
+	case errors.As(err, &decode):
+		row, column := decode.Position()
+		return nil, fmt.Errorf("%s:%d:%d: %w", path, row, column, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	case c.Version > version.ConfigVersion:
+		return nil, fmt.Errorf("%s: version %d is newer than this containerd knows, %d", path, c.Version, version.ConfigVersion)
+	}
+	return &c, nil
+}
+
+// importedFiles are relative to the file that imports them, and may be globs.
+func importedFiles(from string, imports []string) ([]string, error) {
+	var files []string
+	for _, path := range imports {
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(filepath.Dir(from), path)
+		}
+		if !strings.Contains(path, "*") {
+			files = append(files, filepath.Clean(path))
+			continue
+		}
+		matches, err := filepath.Glob(path)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, matches...)
+	}
+	return files, nil
+}
+
+// merge puts from over to.
+func merge(to, from map[string]any) {
+	for key, value := range from {
+		table, isTable := value.(map[string]any)
+		old, wasTable := to[key].(map[string]any)
+		if isTable && wasTable {
+			merge(old, table)
+			continue
+		}
+		to[key] = value
+	}
+}

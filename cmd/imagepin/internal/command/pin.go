@@ -1,0 +1,172 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const pinDescription = `A pin says which digest a reference means, whatever its tag means by now. Pins
+are made when a reference is first used (version_consistency in the
+configuration), or here. A pin holds for the node, or for one revision of a
+workload: scope workload/<namespace>/<label>=<value>.
+
+Examples:
+  imagepin pin ls
+  imagepin pin set docker.io/library/nginx:1.29 sha256:5f1… --retain
+  imagepin pin rm docker.io/library/nginx:1.29`
+
+func (a *app) pinCommand() *cli.Command {
+	return group(&cli.Command{
+		Name:        "pin",
+		Usage:       "List, set and remove pins",
+		Description: pinDescription,
+		Commands:    []*cli.Command{a.pinListCommand(), a.pinSetCommand(), a.pinRemoveCommand()},
+	})
+}
+
+const pinListDescription = `Lists the pins of the node. DRIFT is the digest that the tag was last seen to
+mean, where that is another one.
+
+Examples:
+  imagepin pin ls
+  imagepin pin ls --ref '**/shop:*' --scope node
+  imagepin pin ls -o json | jq '.pins[] | select(.drift)'`
+
+func (a *app) pinListCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "ls",
+		Aliases:     []string{"list"},
+		Usage:       "List pins",
+		Description: pinListDescription,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "ref", Usage: "only pins of references that match `GLOB`: * is any text without a slash, ** any text"},
+			scopeFlag("all"),
+			noTruncFlag(),
+		},
+		Action: a.pinList,
+	}
+}
+
+func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		response, err := c.Pins(ctx, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
+		if err != nil {
+			return err
+		}
+		return a.print(cmd, response, func() error { return a.printPins(a.style(cmd), response.GetPins()) })
+	})
+}
+
+func (a *app) printPins(s style, pins []*api.Pin) error {
+	rows := make([][]string, len(pins))
+	for i, p := range pins {
+		rows[i] = []string{
+			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), p.GetMadeBy(),
+			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()),
+		}
+	}
+	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, rows)
+}
+
+const pinSetDescription = `Decides which digest a reference means, from the next pull or container on. The
+digest is the one that the registry gives for a tag (imagepin inspect prints it),
+not that of one platform's manifest where there are several. What runs already
+goes on as it is.
+
+Examples:
+  imagepin pin set docker.io/library/nginx:1.29 sha256:5f1…
+  imagepin pin set shop:v7 sha256:5f1… --scope workload/shop/pod-template-hash=7d4b9c
+  imagepin pin set shop:v7 sha256:5f1… --retain    # keep its content, whatever happens` + credentialHelp
+
+func (a *app) pinSetCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "set",
+		Usage:       "Decide which digest a reference means",
+		ArgsUsage:   "REF DIGEST",
+		Description: pinSetDescription,
+		Flags: append([]cli.Flag{
+			scopeFlag("node"),
+			&cli.BoolFlag{Name: "retain", Usage: "keep the content too: through image removal, and if the registry loses it"},
+		}, credentialFlags()...),
+		Action: a.pinSet,
+	}
+}
+
+func (a *app) pinSet(ctx context.Context, cmd *cli.Command) error {
+	args, err := arguments(cmd, "REF", "DIGEST")
+	if err != nil {
+		return err
+	}
+	credential, err := a.credential(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		response, err := c.SetPin(ctx, &api.SetPinRequest{
+			Scope: cmd.String("scope"), Ref: args[0], Digest: args[1], Retain: cmd.Bool("retain"), Credential: credential,
+		})
+		if err != nil {
+			return err
+		}
+		return a.print(cmd, response, func() error { return a.printPinSet(response) })
+	})
+	return hidden(err, credential)
+}
+
+func (a *app) printPinSet(r *api.SetPinResponse) error {
+	p := r.GetPin()
+	line := fmt.Sprintf("%s means %s for scope %s", p.GetRef(), p.GetRoot().GetDigest(), p.GetScope())
+	switch r.GetPrevious() {
+	case "":
+	case p.GetRoot().GetDigest():
+		line += ", as before"
+	default:
+		line += ", before it was " + r.GetPrevious()
+	}
+	_, err := fmt.Fprintln(a.Out, line)
+	return err
+}
+
+const pinRemoveDescription = `Lets a reference mean again what its registry says, from the next pull on. If
+version_consistency holds for it, that pull pins it anew.
+
+Examples:
+  imagepin pin rm docker.io/library/nginx:1.29
+  imagepin pin rm shop:v7 --scope workload/shop/pod-template-hash=7d4b9c`
+
+func (a *app) pinRemoveCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "rm",
+		Aliases:     []string{"remove"},
+		Usage:       "Let a reference mean again what its registry says",
+		ArgsUsage:   "REF",
+		Description: pinRemoveDescription,
+		Flags:       []cli.Flag{scopeFlag("node")},
+		Action:      a.pinRemove,
+	}
+}
+
+func (a *app) pinRemove(ctx context.Context, cmd *cli.Command) error {
+	args, err := arguments(cmd, "REF")
+	if err != nil {
+		return err
+	}
+	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		response, err := c.RemovePin(ctx, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: args[0]})
+		if err != nil {
+			return err
+		}
+		return a.print(cmd, response, func() error {
+			p := response.GetPin()
+			_, err := fmt.Fprintf(a.Out, "%s is not pinned for scope %s anymore, it was %s\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
+			return err
+		})
+	})
+}

@@ -1,0 +1,174 @@
+package command
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/console"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+func TestPullProgressIsNotInJSON(t *testing.T) {
+	got := run(t, recorded(), "pull", appRef, "-o", "json")
+	if !strings.HasPrefix(got.out, "{") || strings.Contains(got.out, "downloading") {
+		t.Errorf("standard output has %s", got.out)
+	}
+	if !strings.Contains(got.err, "layer 666666666666: downloading 5.0 MiB\n") {
+		t.Errorf("standard error has %s", got.err)
+	}
+}
+
+func TestPullThatFailsHalfway(t *testing.T) {
+	c := recorded()
+	c.pull = c.pull[:2]
+	c.err = status.Error(codes.Unavailable, "PullStalled: app")
+	got := run(t, c, "pull", "app")
+	if got.code != 1 || got.err != "imagepin: PullStalled: app\n" || !strings.Contains(got.out, "downloading") {
+		t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+	}
+}
+
+func TestPullWithoutResult(t *testing.T) {
+	c := recorded()
+	c.pull = c.pull[:2]
+	got := run(t, c, "pull", "app")
+	if got.code != 1 || got.err != "imagepin: containerd ended the pull without a result\n" {
+		t.Errorf("exit code %d, printed %q", got.code, got.err)
+	}
+}
+
+// newBars are bars on a screen of that size, and what is drawn on it.
+func newBars(width, height int) (*bars, *bytes.Buffer) {
+	var out bytes.Buffer
+	return &bars{
+		blobs: blobs{ref: appRef, byDigest: make(map[string]*blob)}, w: &out,
+		size: func() (int, int) { return width, height }, now: func() time.Time { return testNow }, start: testNow.Add(-2 * time.Second),
+	}, &out
+}
+
+func TestBars(t *testing.T) {
+	b, out := newBars(80, 24)
+	if err := b.redraw(); err != nil || out.Len() > 0 {
+		t.Fatalf("drew %q before anything happened: %v", out, err)
+	}
+	for _, message := range pulled() {
+		if err := b.update(message.GetProgress()); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.redraw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	golden(t, "bars", strings.ReplaceAll(out.String(), "\x1b", "^"))
+	if n := strings.Count(out.String(), clearLine); n != 2+5*4 {
+		t.Errorf("%d lines were replaced", n)
+	}
+}
+
+// visibleText is a line without colors.
+func visibleText(line string) string {
+	return strings.NewReplacer("\x1b[32m", "", "\x1b[0m", "", clearLine, "").Replace(line)
+}
+
+func TestBarsDoNotWrap(t *testing.T) {
+	for _, width := range []int{62, 80, 120, 300} {
+		b, out := newBars(width, 24)
+		long := strings.Repeat("very-", 30)
+		b.ref = "registry.example.com/" + long + "long:v1"
+		for _, message := range pulled()[:4] {
+			if err := b.update(message.GetProgress()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.redraw(); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := len([]rune(visibleText(strings.TrimRight(line, "\n")))); n > width {
+				t.Errorf("a line of %d in %d columns: %q", n, width, line)
+			}
+		}
+	}
+}
+
+func TestBarsOnALowScreen(t *testing.T) {
+	b, out := newBars(80, 5)
+	var changes []*api.Progress
+	for i, event := range []string{"done", "downloading", "exists", "downloading", "waiting", "waiting"} {
+		d := "sha256:" + strings.Repeat(string(rune('a'+i)), 64)
+		changes = append(changes, &api.Progress{Digest: d, MediaType: layerType, Event: event, Total: 100})
+	}
+	if err := b.update(changes); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.redraw(); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 4 {
+		t.Errorf("%d lines on 5: %q", n, out)
+	}
+	if strings.Contains(out.String(), "done") || strings.Contains(out.String(), "exists") {
+		t.Errorf("what is finished takes room: %q", out)
+	}
+}
+
+// TestOnATerminal pulls at a terminal: the password is asked for and not
+// echoed, and there are bars.
+func TestOnATerminal(t *testing.T) {
+	pty, path, err := console.NewPty()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pty.Close()
+	tty, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := recorded()
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	code := make(chan int, 1)
+	go func() {
+		a := &app{Stdio: Stdio{In: tty, Out: tty, Err: tty}, now: time.Now}
+		code <- a.run(t.Context(), []string{"imagepin", "-a", address, "pull", appRef, "-u", "bob"})
+		tty.Close()
+	}()
+	screen := readUntil(t, pty, "Password: ")
+	if _, err := pty.Write([]byte("hunter2\n")); err != nil {
+		t.Fatal(err)
+	}
+	screen += readUntil(t, pty, "Pinned by")
+	if got := <-code; got != 0 {
+		t.Fatalf("exit code %d: %s", got, screen)
+	}
+	if p := c.asked.(*api.PullRequest).GetCredential().GetPassword(); p != "hunter2" {
+		t.Errorf("the password is %q", p)
+	}
+	if strings.Contains(screen, "hunter2") {
+		t.Error("the password is echoed")
+	}
+	if !strings.Contains(screen, "\x1b[32m+++") {
+		t.Errorf("there are no bars: %q", screen)
+	}
+}
+
+// readUntil reads from a terminal until it shows text.
+func readUntil(t *testing.T, pty console.Console, text string) string {
+	t.Helper()
+	var screen strings.Builder
+	buf := make([]byte, 4096)
+	for !strings.Contains(screen.String(), text) {
+		n, err := pty.Read(buf)
+		screen.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("%v: %q", err, screen.String())
+		}
+	}
+	return screen.String()
+}

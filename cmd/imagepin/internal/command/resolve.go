@@ -1,0 +1,103 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const resolveDescription = `Says what a pull would do now and why: the rule that holds, the pin, what the
+registry says, the digest and manifest that would run, and what of it is missing
+on the node. It changes nothing.
+
+Examples:
+  imagepin resolve docker.io/library/nginx:1.29
+  imagepin resolve nginx:1.29 --handler kata
+  imagepin resolve nginx:1.29 --scope workload/shop/pod-template-hash=7d4b9c` + credentialHelp
+
+func (a *app) resolveCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "resolve",
+		Usage:       "Say what a pull would do now, and why",
+		ArgsUsage:   "REF",
+		Description: resolveDescription,
+		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("node")}, credentialFlags()...),
+		Action:      a.resolve,
+	}
+}
+
+func (a *app) resolve(ctx context.Context, cmd *cli.Command) error {
+	args, err := arguments(cmd, "REF")
+	if err != nil {
+		return err
+	}
+	credential, err := a.credential(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		response, err := c.Resolve(ctx, &api.ResolveRequest{
+			Ref: args[0], Handler: cmd.String("handler"), Scope: cmd.String("scope"), Credential: credential,
+		})
+		if err != nil {
+			return err
+		}
+		return a.print(cmd, response, func() error { return a.printResolve(response) })
+	})
+	return hidden(err, credential)
+}
+
+func (a *app) printResolve(r *api.ResolveResponse) error {
+	if err := block(a.Out, "",
+		field{"Reference", r.GetRef()},
+		field{"For", targetName(r.GetTarget())},
+		field{"Rule", ruleText(r.GetRule())},
+		field{"Pin", pinText(r.GetPin())},
+		field{"Registry", registryText(r)},
+		field{"Would run", orNone(descriptor(r.GetRoot()))},
+		field{"Because", r.GetWhy()},
+		field{"Manifest", manifestText(r)},
+		field{"Ready", yesNo(r.GetReady())},
+		field{"Missing", noneOf(len(r.GetMissing()))},
+	); err != nil {
+		return err
+	}
+	if len(r.GetMissing()) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.Out)
+	rows := make([][]string, len(r.GetMissing()))
+	for i, m := range r.GetMissing() {
+		rows[i] = []string{m.GetWhat(), m.GetName(), orNone(size(m.GetSize()))}
+	}
+	return table(a.Out, []string{"MISSING", "NAME", "SIZE"}, rows)
+}
+
+func pinText(p *api.Pin) string {
+	if p == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s, scope %s, since %s by %s", p.GetRoot().GetDigest(), p.GetScope(), stamp(p.GetMadeAt()), p.GetMadeBy())
+}
+
+func registryText(r *api.ResolveResponse) string {
+	switch {
+	case r.GetRegistryError() != "":
+		return "failed: " + firstLine(r.GetRegistryError())
+	case r.GetRegistry() == nil:
+		return "not asked"
+	case r.GetHost() == "":
+		return descriptor(r.GetRegistry())
+	}
+	return descriptor(r.GetRegistry()) + ", from " + r.GetHost()
+}
+
+func manifestText(r *api.ResolveResponse) string {
+	if r.GetManifest() == "" {
+		return "not known until the index is fetched"
+	}
+	return r.GetManifest()
+}

@@ -1,0 +1,256 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const (
+	appRef     = "registry.example.com/shop/app:v1"
+	digestOld  = "sha256:1111111111111111aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	digestNew  = "sha256:2222222222222222bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	manifestD  = "sha256:3333333333333333cccccccccccccccccccccccccccccccccccccccccccccccc"
+	imageID    = "sha256:4444444444444444dddddddddddddddddddddddddddddddddddddddddddddddd"
+	chainID    = "sha256:5555555555555555eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"
+	layerD     = "sha256:6666666666666666ffffffffffffffffffffffffffffffffffffffffffffffff"
+	indexType  = "application/vnd.oci.image.index.v1+json"
+	layerType  = "application/vnd.oci.image.layer.v1.tar+gzip"
+	workload   = "workload/shop/pod-template-hash=7d4b9c"
+	theirHost  = "registry.example.com"
+	bothOnHost = "linux/amd64"
+)
+
+// testNow is when tests run.
+var testNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(testNow.Add(-d)) }
+
+// control answers as it was recorded, and keeps what it was asked.
+type control struct {
+	api.UnimplementedControlServer
+	images    *api.ImagesResponse
+	inspect   *api.InspectResponse
+	resolve   *api.ResolveResponse
+	pull      []*api.PullResponse
+	pins      *api.PinsResponse
+	setPin    *api.SetPinResponse
+	removePin *api.RemovePinResponse
+	refresh   *api.RefreshResponse
+	check     *api.CheckResponse
+	err       error                 // of every call, after what pull sends
+	during    func(context.Context) // while a call is served
+
+	asked     proto.Message
+	namespace []string
+}
+
+func (c *control) answer(ctx context.Context, request proto.Message) error {
+	c.asked = request
+	md, _ := metadata.FromIncomingContext(ctx)
+	c.namespace = md.Get("containerd-namespace")
+	if c.during != nil {
+		c.during(ctx)
+	}
+	return c.err
+}
+
+func (c *control) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesResponse, error) {
+	return c.images, c.answer(ctx, r)
+}
+
+func (c *control) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
+	return c.inspect, c.answer(ctx, r)
+}
+
+func (c *control) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.ResolveResponse, error) {
+	return c.resolve, c.answer(ctx, r)
+}
+
+func (c *control) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.PullResponse]) error {
+	for _, message := range c.pull {
+		if err := stream.Send(message); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
+}
+
+func (c *control) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsResponse, error) {
+	return c.pins, c.answer(ctx, r)
+}
+
+func (c *control) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {
+	return c.setPin, c.answer(ctx, r)
+}
+
+func (c *control) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.RemovePinResponse, error) {
+	return c.removePin, c.answer(ctx, r)
+}
+
+func (c *control) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.RefreshResponse, error) {
+	return c.refresh, c.answer(ctx, r)
+}
+
+func (c *control) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
+	return c.check, c.answer(ctx, r)
+}
+
+// listen gives a socket as containerd has one. Its path is short, as the system
+// wants it.
+func listen(t *testing.T) (net.Listener, string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "imagepin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	address := filepath.Join(dir, "containerd.sock")
+	l, err := net.Listen("unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, address
+}
+
+// serve serves what register registers on a socket.
+func serve(t *testing.T, register func(*grpc.Server)) (s *grpc.Server, address string) {
+	t.Helper()
+	l, address := listen(t)
+	s = grpc.NewServer()
+	register(s)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s, address
+}
+
+// ran is what a command left.
+type ran struct {
+	code     int
+	out, err string
+}
+
+// runAt runs the command against an address.
+func runAt(t *testing.T, address string, in io.Reader, args ...string) ran {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	a := &app{Stdio: Stdio{In: in, Out: &out, Err: &errOut}, now: func() time.Time { return testNow }}
+	code := a.run(t.Context(), append([]string{"imagepin", "--address", address}, args...))
+	return ran{code, out.String(), errOut.String()}
+}
+
+// run runs the command against c.
+func run(t *testing.T, c *control, args ...string) ran {
+	t.Helper()
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	return runAt(t, address, bytes.NewReader(nil), args...)
+}
+
+func appKey() *api.Key {
+	return &api.Key{
+		Ref:      appRef,
+		Target:   &api.Target{Platform: bothOnHost, Snapshotter: "overlayfs"},
+		Handlers: []string{"runc", "runc-debug"},
+		Root:     &api.Descriptor{MediaType: indexType, Digest: digestOld, Size: 607},
+		Manifest: manifestD, ImageId: imageID, ChainId: chainID,
+		Size: 880359, User: "65532", ReadyAt: ago(3 * time.Hour),
+		Source: "pull", Host: theirHost, Record: "registry.example.com/shop/app@" + digestOld,
+		State: "ready", Pin: "node",
+	}
+}
+
+func armKey() *api.Key {
+	k := appKey()
+	k.Ref = "registry.example.com/shop/app@" + digestOld
+	k.Target = &api.Target{Platform: "linux/arm64", Snapshotter: "native"}
+	k.Handlers, k.Pin, k.User, k.Host, k.Source = nil, "", "", "", "adopted"
+	return k
+}
+
+func appPin() *api.Pin {
+	return &api.Pin{
+		Scope: "node", Ref: appRef,
+		Root:   &api.Descriptor{MediaType: indexType, Digest: digestOld, Size: 607},
+		MadeAt: ago(50 * time.Hour), UsedAt: ago(24 * time.Hour), MadeBy: "use", Retain: true,
+		History: []*api.PinChange{{At: ago(60 * time.Hour), Digest: digestNew, By: "operator"}},
+		Drift:   &api.Drift{Digest: digestNew, Since: ago(time.Hour)},
+	}
+}
+
+func workloadPin() *api.Pin {
+	return &api.Pin{
+		Scope: workload, Ref: appRef, Root: &api.Descriptor{Digest: digestNew}, MadeAt: ago(time.Minute), MadeBy: "operator",
+	}
+}
+
+func appRule() *api.Rule {
+	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true}
+}
+
+// recorded is a node on which something of everything happened.
+func recorded() *control {
+	return &control{
+		images:  &api.ImagesResponse{Keys: []*api.Key{appKey(), armKey()}},
+		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{appPin(), workloadPin()}, Rule: appRule()},
+		resolve: &api.ResolveResponse{
+			Ref: appRef, Target: appKey().Target, Rule: appRule(), Pin: appPin(),
+			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: theirHost,
+			Root: appPin().Root, Why: "the pin of scope node holds", Manifest: manifestD,
+			Missing: []*api.Missing{{What: "layer", Name: layerD, Size: 5 << 20}, {What: "snapshot", Name: chainID}},
+		},
+		pull:      pulled(),
+		pins:      &api.PinsResponse{Pins: []*api.Pin{appPin(), workloadPin()}},
+		setPin:    &api.SetPinResponse{Pin: workloadPin(), Previous: digestOld},
+		removePin: &api.RemovePinResponse{Pin: appPin()},
+		refresh: &api.RefreshResponse{
+			Ref: appRef, Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Changed: true,
+			Refreshed: []*api.Refreshed{
+				{Scope: "node", Before: digestOld, After: digestNew},
+				{Target: appKey().Target, Before: digestOld, After: digestNew},
+				{Target: armKey().Target, Before: digestNew, After: digestNew},
+			},
+		},
+		check: &api.CheckResponse{Checked: 7, Findings: []*api.Finding{
+			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
+			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
+		}},
+	}
+}
+
+// pulled is a pull of one layer, with the index here already.
+func pulled() []*api.PullResponse {
+	index := &api.Progress{Digest: digestOld, MediaType: indexType}
+	layer := &api.Progress{Digest: layerD, MediaType: layerType, Total: 5 << 20}
+	at := func(p *api.Progress, event string, offset int64) *api.Progress {
+		p = proto.CloneOf(p)
+		p.Event, p.Offset = event, offset
+		return p
+	}
+	return []*api.PullResponse{
+		{Progress: []*api.Progress{{Event: "resolving"}}},
+		{Progress: []*api.Progress{{Event: "resolved"}, at(index, "exists", 0), at(layer, "downloading", 0)}},
+		{Progress: []*api.Progress{at(layer, "downloading", 1<<20)}},
+		{Progress: []*api.Progress{at(layer, "downloading", 5<<20)}},
+		{Progress: []*api.Progress{at(layer, "extracting", 0)}},
+		{Progress: []*api.Progress{at(layer, "done", 5<<20), {Event: "done"}}},
+		{Result: &api.PullResult{Key: appKey(), Done: "fetched"}},
+	}
+}
