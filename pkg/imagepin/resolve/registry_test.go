@@ -20,7 +20,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sirupsen/logrus"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
 const (

@@ -1,0 +1,107 @@
+package imagepin
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// parse reads a section as containerd does.
+func parse(t *testing.T, text string) section {
+	t.Helper()
+	s, err := defaultSection()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := toml.Unmarshal([]byte(text), s); err != nil {
+		t.Fatal(err)
+	}
+	return *s
+}
+
+// What `containerd config default` prints names every key.
+func TestDefaultSectionHasEveryKey(t *testing.T) {
+	s, err := defaultSection()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := reflect.TypeFor[Config]()
+	for i := range c.NumField() {
+		key, _, _ := strings.Cut(c.Field(i).Tag.Get("toml"), ",")
+		if _, ok := (*s)[key]; !ok || key == "" {
+			t.Errorf("%s: key %q is missing", c.Field(i).Name, key)
+		}
+	}
+	if len(*s) != c.NumField() {
+		t.Errorf("%d keys of %d", len(*s), c.NumField())
+	}
+	b, err := toml.Marshal(*s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := parse(t, string(b)).check(); err != nil || again.manifestPullTimeout != time.Minute || again.maxConcurrentUnpacks != 4 {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if _, err := (section{}).check(); err != nil {
+		t.Errorf("a section that says nothing: %v", err)
+	}
+	other, err := defaultSection()
+	if err != nil {
+		t.Fatal(err)
+	}
+	(*other)["manifest_pull_timeout"] = "2m"
+	if (*s)["manifest_pull_timeout"] != "1m0s" {
+		t.Error("sections share memory")
+	}
+}
+
+func TestSection(t *testing.T) {
+	good, err := parse(t, "manifest_pull_timeout = '90s'\nmax_concurrent_unpacks = 1\n[handlers.win]\nisolation = 'hypervisor'").check()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if good.manifestPullTimeout != 90*time.Second || good.maxConcurrentUnpacks != 1 || good.isolation["win"] != runtimeplatform.IsolationHypervisor {
+		t.Errorf("%+v", good)
+	}
+	for text, says := range map[string]string{
+		"no_such_key = 1":                              "no_such_key: no such key",
+		"one = 1\ntwo = 2":                             "one, two: no such key",
+		"[handlers.kata]\nsnapshotter = 'x'":           "handlers.kata.snapshotter: no such key",
+		"[no_such_table]\na = 1":                       "no_such_table",
+		"manifest_pull_timeout = ''":                   "manifest_pull_timeout",
+		"manifest_pull_timeout = 'soon'":               "manifest_pull_timeout",
+		"manifest_pull_timeout = 60":                   "manifest_pull_timeout",
+		"manifest_pull_timeout = '29s'":                "manifest_pull_timeout: 29s is less than 30s",
+		"manifest_pull_timeout = '-1m'":                "manifest_pull_timeout",
+		"max_concurrent_unpacks = 0":                   "max_concurrent_unpacks: 0 is less than 1",
+		"max_concurrent_unpacks = '4'":                 "max_concurrent_unpacks",
+		"max_concurrent_unpacks = 1.5":                 "max_concurrent_unpacks",
+		"handlers = 'kata'":                            "handlers",
+		"pull_behavior = 'sometimes'":                  "sometimes",
+		"version_consistency = 'cluster'":              "cluster",
+		"pin_ttl = '1h'":                               "pin_ttl: 1h0m0s is less than 24h0m0s",
+		"pin_ttl = 'soon'":                             "pin_ttl",
+		"max_pins_per_namespace = -1":                  "max_pins_per_namespace",
+		"max_retained_bytes = -1":                      "max_retained_bytes",
+		"workload_labels = 'a'":                        "workload_labels",
+		"retain = 'yes'":                               "retain",
+		"[[rules]]\npull_behavior = 'once'":            "rules[1].match",
+		"[[rules]]\nmatch = ['**']\nbehaviour = 'x'":   "behaviour",
+		"[[rules]]\nmatch = ['**']\npull_behavior='x'": `"x"`,
+	} {
+		_, err := parse(t, text).check()
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q is accepted: %v", text, err)
+			continue
+		}
+		if !strings.Contains(err.Error(), `[plugins."`+Section+`"]`) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v\ndoes not say %q", text, err, says)
+		}
+	}
+}
