@@ -163,7 +163,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 				carried = append(carried, e)
 			}
 		}
-		return nil, s.forget(ctx, carried)
+		return nil, s.unseat(ctx, carried)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read image record %s: %w", name, err)
@@ -183,6 +183,36 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 		return nil, nil
 	}
 	return &img, nil
+}
+
+// unseat takes keys off a record that is gone. Those of a tag whose own record is
+// still there move to that, which keeps the image as well; the others are
+// removed.
+func (s *Store) unseat(ctx context.Context, entries []imagepin.Entry) error {
+	var moved []imagepin.Entry
+	for _, e := range entries {
+		if e.Ref == e.Record || !s.native(e) {
+			continue
+		}
+		img, err := s.Records.Get(ctx, e.Ref)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read image record %s: %w", e.Ref, err)
+		}
+		if img.Target.Digest == e.RecordTarget.Digest {
+			e.Record = e.Ref
+			moved = append(moved, e)
+		}
+	}
+	if len(moved) == 0 {
+		return s.forget(ctx, entries)
+	}
+	if _, err := s.apply(ctx, entries, moved, ""); err != nil {
+		return err
+	}
+	return s.releaseSnapshots(ctx, entries)
 }
 
 // forget removes keys that another tool has taken the ground from under.
