@@ -107,3 +107,57 @@ func TestTagMovedByCtr(t *testing.T) {
 	r.remove(r.Options().SandboxImage, "")
 	r.wantState("in the end", before)
 }
+
+// TestTagAndDigestOfCtr removes the record of an image's digest by ctr, which carries its keys, and then that of its tag; and pulls
+// through CRI what ctr had pulled, before and after its tag moves.
+func TestTagAndDigestOfCtr(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Handlers: onNative})
+	opts := images.Options{}
+	tag, digest := r.push("app:v1", opts, images.HostPlatform(), foreign)
+	r.removePod(r.pod(""))
+	r.removePod(r.pod(second))
+	r.collect()
+	before := r.state()
+	id := r.pull(tag, "")
+	r.pull(tag, second)
+	if _, err := r.Ctr(r.ctx, "images", "rm", "--sync", digest); err != nil {
+		t.Fatal(err)
+	}
+	testkit.EventuallyIn(t, time.Second, "the image is listed with its tag alone", func(context.Context) (bool, error) {
+		img := r.list()[id]
+		return slices.Equal(img.GetRepoTags(), []string{tag}) && len(img.GetRepoDigests()) == 0, nil
+	})
+	r.reg.Down()
+	r.crash(nil)
+	for _, h := range []string{"runc", second} {
+		if got := r.status(tag, h).GetId(); got != id {
+			t.Errorf("handler %s: the tag, whose record is there, means %q, not %s", h, got, id)
+		}
+		r.wantRun(h, tag, opts.Line(0))
+	}
+	if err := r.reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	r.pull(tag, "")
+	r.wantNames(id, []string{tag}, []string{digest})
+	r.remove(tag, "")
+	r.wantState("after the removal", before)
+
+	if _, err := r.Ctr(r.ctx, "images", "pull", "--local", "--plain-http", tag); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("what ctr pulled is there", func() bool { return r.status(tag, "runc").GetId() == id })
+	r.pull(tag, "")
+	r.wantNames(id, []string{tag}, []string{digest})
+	v2 := images.Options{Version: "v2"}
+	_, newer := r.push("app:v1", v2, images.HostPlatform(), foreign)
+	newerID := r.pull(tag, "")
+	r.wantNames(id, nil, []string{digest})
+	r.wantNames(newerID, []string{tag}, []string{newer})
+	// The tag's record has followed, or stock would run the old one.
+	r.crash(func(o *node.Options) { o.Binary = node.Stock })
+	if got := r.status(tag, "").GetId(); got != newerID {
+		t.Errorf("to stock the tag means %q, not %s", got, newerID)
+	}
+}
