@@ -156,7 +156,15 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image) error
 				log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be read")
 				continue
 			}
-			entries = append(entries, found...)
+			for _, e := range found {
+				// What cannot be written (a user of 4 KB, say) must not keep
+				// the others from being adopted, and the CRI from starting.
+				if _, _, err := imagepin.EncodeKeyLabel(e); err != nil {
+					log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be recorded")
+					continue
+				}
+				entries = append(entries, e)
+			}
 		}
 		if len(entries) == 0 {
 			continue
