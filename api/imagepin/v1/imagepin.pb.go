@@ -1262,12 +1262,14 @@ func (x *PullResponse) GetResult() *PullResult {
 }
 
 type Progress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Event         string                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`   // resolving, downloading, extracting, exists, done, …
-	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the blob; empty for the image as a whole
-	MediaType     string                 `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	Offset        int64                  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // bytes
-	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`   // bytes
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As containerd's transfer service says it: waiting, downloading, complete,
+	// already exists, extracting, extracted; anything for the image as a whole.
+	Event         string `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	Digest        string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the blob; empty for the image as a whole
+	MediaType     string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
+	Offset        int64  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // bytes
+	Total         int64  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`   // bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

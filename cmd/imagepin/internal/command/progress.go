@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/containerd/console"
@@ -27,7 +27,7 @@ type progress interface {
 }
 
 func newProgress(w io.Writer, ref string, now func() time.Time) progress {
-	b := blobs{ref: ref, byDigest: make(map[string]*blob)}
+	b := newBlobs(ref)
 	if t, ok := terminal(w); ok {
 		return &bars{blobs: b, w: w, size: func() (int, int) { return terminalSize(t) }, now: now, start: now()}
 	}
@@ -43,15 +43,18 @@ func terminalSize(t console.Console) (width, height int) {
 	return int(size.Width), int(size.Height)
 }
 
-// blob is how far one blob is, or the image as a whole.
+// finishedEvents are those of containerd's transfer service after which, for
+// now, nothing is being done to a blob.
+var finishedEvents = []string{"already exists", "complete", "extracted"}
+
+// blob is how far one blob is.
 type blob struct {
 	name          string
 	event         string
 	offset, total int64
 }
 
-// finished tells whether nothing more will happen to it.
-func (b *blob) finished() bool { return b.event == "done" || b.event == "exists" }
+func (b *blob) finished() bool { return slices.Contains(finishedEvents, b.event) }
 
 // part is how much of it is done, 0 to 1.
 func (b *blob) part() float64 {
@@ -64,21 +67,21 @@ func (b *blob) part() float64 {
 	return 0
 }
 
-// blobs are the blobs of a pull, in the order in which they were heard of.
+// blobs are the blobs of a pull, in the order in which they were heard of, and
+// the image as a whole.
 type blobs struct {
-	ref      string
+	image    *blob
 	order    []*blob
 	byDigest map[string]*blob
 }
 
+func newBlobs(ref string) blobs {
+	return blobs{image: &blob{name: ref}, byDigest: make(map[string]*blob)}
+}
+
 // apply notes a change and tells whether it is more than a number of bytes.
 func (bs *blobs) apply(p *api.Progress) (b *blob, isNew bool) {
-	b, ok := bs.byDigest[p.GetDigest()]
-	if !ok {
-		b = &blob{name: bs.name(p)}
-		bs.byDigest[p.GetDigest()] = b
-		bs.order = append(bs.order, b)
-	}
+	b = bs.get(p)
 	isNew = b.event != p.GetEvent()
 	b.event, b.offset = p.GetEvent(), p.GetOffset()
 	if p.GetTotal() > 0 {
@@ -87,11 +90,17 @@ func (bs *blobs) apply(p *api.Progress) (b *blob, isNew bool) {
 	return b, isNew
 }
 
-func (bs *blobs) name(p *api.Progress) string {
+func (bs *blobs) get(p *api.Progress) *blob {
 	if p.GetDigest() == "" {
-		return bs.ref
+		return bs.image
 	}
-	return kind(p.GetMediaType()) + " " + short(p.GetDigest())
+	b, ok := bs.byDigest[p.GetDigest()]
+	if !ok {
+		b = &blob{name: kind(p.GetMediaType()) + " " + short(p.GetDigest())}
+		bs.byDigest[p.GetDigest()] = b
+		bs.order = append(bs.order, b)
+	}
+	return b
 }
 
 func kind(mediaType string) string {
@@ -152,36 +161,32 @@ func (b *bars) update(changes []*api.Progress) error {
 }
 
 const (
-	clearLine         = "\x1b[1A\x1b[2K\r"
-	minBar, maxBar    = 10, 40
-	usualBar          = 20 // long names are cut rather than this one
-	sizesWidth        = 19 // "100.0 MiB/100.0 MiB"
-	minName, maxEvent = 20, 11
+	clearLine      = "\x1b[1A\x1b[2K\r"
+	nameWidth      = 22 // "manifest 0123456789ab:"
+	eventWidth     = 14 // "already exists"
+	sizesWidth     = 19 // "100.0 MiB/100.0 MiB"
+	minBar, maxBar = 10, 40
 )
 
 // redraw replaces the last picture. Unlike containerd's progress.Writer, which
-// counts the lines that wrap at the width of standard input, it makes bars so
-// short that no line wraps: standard input may be where a password came from.
+// counts the lines that wrap at the width of standard input, it makes lines that
+// do not wrap: standard input may be where a password came from.
 func (b *bars) redraw() error {
-	if len(b.order) == 0 {
+	if len(b.order) == 0 && b.image.event == "" {
 		return nil
 	}
 	width, height := b.size()
+	shown := b.visible(height - 3) // with two lines around them, and the cursor's
+	barWidth := min(max(width-nameWidth-eventWidth-sizesWidth-3, minBar), maxBar)
 	var picture bytes.Buffer
 	picture.WriteString(strings.Repeat(clearLine, b.drawn))
-	shown := b.visible(height - 2)
-	nameWidth := b.nameWidth(shown, width)
-	barWidth := min(max(width-nameWidth-maxEvent-sizesWidth-5, minBar), maxBar)
-	tw := tabwriter.NewWriter(&picture, 0, 8, 1, ' ', 0)
+	fmt.Fprintln(&picture, cut(b.image.name+": "+b.image.event, width))
 	for _, blob := range shown {
-		fmt.Fprintf(tw, "%s\t%-*s\t%*r\t%s\n", cut(blob.name+":", nameWidth), maxEvent, blob.event,
+		fmt.Fprintf(&picture, "%-*s %-*s %*r %s\n", nameWidth, blob.name+":", eventWidth, blob.event,
 			barWidth, ctdprogress.Bar(blob.part()), sizes(blob))
 	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
 	fmt.Fprintf(&picture, "elapsed: %.1fs\n", b.now().Sub(b.start).Seconds())
-	b.drawn = len(shown) + 1
+	b.drawn = len(shown) + 2
 	_, err := picture.WriteTo(b.w)
 	return err
 }
@@ -205,20 +210,12 @@ func (b *bars) visible(n int) []*blob {
 	return shown[:min(len(shown), n)]
 }
 
-func (b *bars) nameWidth(shown []*blob, width int) int {
-	widest := minName
-	for _, blob := range shown {
-		widest = max(widest, len(blob.name)+1)
+// cut leaves the beginning of a line that is too long.
+func cut(line string, width int) string {
+	if runes := []rune(line); len(runes) > width {
+		return string(runes[:width-1]) + "…"
 	}
-	return min(widest, max(width-maxEvent-sizesWidth-usualBar-5, minName))
-}
-
-// cut leaves the end of a name, which is what tells names apart.
-func cut(name string, width int) string {
-	if len(name) <= width {
-		return name
-	}
-	return "…" + name[len(name)-width+1:]
+	return line
 }
 
 func sizes(b *blob) string {

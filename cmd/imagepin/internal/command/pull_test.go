@@ -27,7 +27,7 @@ func TestPullProgressIsNotInJSON(t *testing.T) {
 
 func TestPullThatFailsHalfway(t *testing.T) {
 	c := recorded()
-	c.pull = c.pull[:2]
+	c.pull = c.pull[:3]
 	c.err = status.Error(codes.Unavailable, "PullStalled: app")
 	got := run(t, c, "pull", "app")
 	if got.code != 1 || got.err != "imagepin: PullStalled: app\n" || !strings.Contains(got.out, "downloading") {
@@ -37,7 +37,7 @@ func TestPullThatFailsHalfway(t *testing.T) {
 
 func TestPullWithoutResult(t *testing.T) {
 	c := recorded()
-	c.pull = c.pull[:2]
+	c.pull = c.pull[:3]
 	got := run(t, c, "pull", "app")
 	if got.code != 1 || got.err != "imagepin: containerd ended the pull without a result\n" {
 		t.Errorf("exit code %d, printed %q", got.code, got.err)
@@ -48,7 +48,7 @@ func TestPullWithoutResult(t *testing.T) {
 func newBars(width, height int) (*bars, *bytes.Buffer) {
 	var out bytes.Buffer
 	return &bars{
-		blobs: blobs{ref: appRef, byDigest: make(map[string]*blob)}, w: &out,
+		blobs: newBlobs(appRef), w: &out,
 		size: func() (int, int) { return width, height }, now: func() time.Time { return testNow }, start: testNow.Add(-2 * time.Second),
 	}, &out
 }
@@ -67,7 +67,7 @@ func TestBars(t *testing.T) {
 		}
 	}
 	golden(t, "bars", strings.ReplaceAll(out.String(), "\x1b", "^"))
-	if n := strings.Count(out.String(), clearLine); n != 2+5*4 {
+	if n := strings.Count(out.String(), clearLine); n != 2+6*4 {
 		t.Errorf("%d lines were replaced", n)
 	}
 }
@@ -78,10 +78,9 @@ func visibleText(line string) string {
 }
 
 func TestBarsDoNotWrap(t *testing.T) {
-	for _, width := range []int{62, 80, 120, 300} {
+	for _, width := range []int{70, 80, 120, 300} {
 		b, out := newBars(width, 24)
-		long := strings.Repeat("very-", 30)
-		b.ref = "registry.example.com/" + long + "long:v1"
+		b.image.name = "registry.example.com/" + strings.Repeat("very-", 60) + "long:v1"
 		for _, message := range pulled()[:4] {
 			if err := b.update(message.GetProgress()); err != nil {
 				t.Fatal(err)
@@ -101,7 +100,7 @@ func TestBarsDoNotWrap(t *testing.T) {
 func TestBarsOnALowScreen(t *testing.T) {
 	b, out := newBars(80, 5)
 	var changes []*api.Progress
-	for i, event := range []string{"done", "downloading", "exists", "downloading", "waiting", "waiting"} {
+	for i, event := range []string{"complete", "downloading", "already exists", "downloading", "waiting", "waiting"} {
 		d := "sha256:" + strings.Repeat(string(rune('a'+i)), 64)
 		changes = append(changes, &api.Progress{Digest: d, MediaType: layerType, Event: event, Total: 100})
 	}
@@ -114,7 +113,7 @@ func TestBarsOnALowScreen(t *testing.T) {
 	if n := strings.Count(out.String(), "\n"); n != 4 {
 		t.Errorf("%d lines on 5: %q", n, out)
 	}
-	if strings.Contains(out.String(), "done") || strings.Contains(out.String(), "exists") {
+	if strings.Contains(out.String(), "complete") || strings.Contains(out.String(), "exists") {
 		t.Errorf("what is finished takes room: %q", out)
 	}
 }

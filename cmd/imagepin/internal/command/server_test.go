@@ -245,12 +245,13 @@ func pulled() []*api.PullResponse {
 		return p
 	}
 	return []*api.PullResponse{
-		{Progress: []*api.Progress{{Event: "resolving"}}},
-		{Progress: []*api.Progress{{Event: "resolved"}, at(index, "exists", 0), at(layer, "downloading", 0)}},
+		{Progress: []*api.Progress{{Event: "Resolving from registry.example.com"}}},
+		{Progress: []*api.Progress{{Event: "fetching image content"}, at(index, "already exists", 0), at(layer, "waiting", 0)}},
 		{Progress: []*api.Progress{at(layer, "downloading", 1<<20)}},
 		{Progress: []*api.Progress{at(layer, "downloading", 5<<20)}},
+		{Progress: []*api.Progress{at(layer, "complete", 5<<20)}},
 		{Progress: []*api.Progress{at(layer, "extracting", 0)}},
-		{Progress: []*api.Progress{at(layer, "done", 5<<20), {Event: "done"}}},
+		{Progress: []*api.Progress{at(layer, "extracted", 5<<20), {Event: "saved"}}},
 		{Result: &api.PullResult{Key: appKey(), Done: "fetched"}},
 	}
 }
