@@ -415,7 +415,7 @@ func TestSync(t *testing.T) {
 		"nothing":                       {func(*env, *testing.T, image, image) {}, "digest", 2, false},
 		"nothing with the ID":           {func(*env, *testing.T, image, image) {}, "ID", 2, false},
 		"tag was deleted":               {(*env).deleteTag, "tag", 1, false},
-		"record with keys was deleted":  {(*env).deleteDigest, "digest", 0, false},
+		"record with keys was deleted":  {(*env).deleteDigest, "digest", 1, false},
 		"tag was moved":                 {(*env).moveTag, "tag", 2, true},
 		"record with keys was moved":    {(*env).moveDigest, "digest", 0, true},
 		"labels of the record wiped":    {(*env).wipeDigest, "digest", 2, false},
