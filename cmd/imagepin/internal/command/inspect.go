@@ -111,9 +111,9 @@ func (a *app) printPin(s style, p *api.Pin) error {
 	if len(p.GetHistory()) == 0 {
 		return nil
 	}
-	fmt.Fprintln(a.Out, "  History:")
+	fmt.Fprintln(a.Out, "  Before:")
 	for _, h := range p.GetHistory() {
-		fmt.Fprintf(a.Out, "    until %s it was %s, changed by %s\n", stamp(h.GetAt()), h.GetDigest(), h.GetBy())
+		fmt.Fprintf(a.Out, "    from %s it was %s, by %s\n", stamp(h.GetAt()), h.GetDigest(), h.GetBy())
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func (s style) ref(ref string) string {
 
 func (s style) time(t *timestamppb.Timestamp) string {
 	switch {
-	case t == nil:
+	case unset(t):
 		return none
 	case s.whole:
 		return stamp(t)
@@ -124,11 +124,14 @@ func (s style) ago(t *timestamppb.Timestamp) string {
 
 // since is a time both ways, empty where there is none.
 func (s style) since(t *timestamppb.Timestamp) string {
-	if t == nil {
+	if unset(t) {
 		return ""
 	}
 	return fmt.Sprintf("%s (%s)", stamp(t), s.ago(t))
 }
+
+// unset also takes Go's zero time, which has a form of its own in protobuf.
+func unset(t *timestamppb.Timestamp) bool { return t == nil || t.AsTime().IsZero() }
 
 func stamp(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 

@@ -67,6 +67,14 @@ func (b *blob) part() float64 {
 	return 0
 }
 
+// headline says what happened to it last. Some events of an image name it.
+func (b *blob) headline() string {
+	if strings.Contains(b.event, b.name) {
+		return b.event
+	}
+	return b.name + ": " + b.event
+}
+
 // blobs are the blobs of a pull, in the order in which they were heard of, and
 // the image as a whole.
 type blobs struct {
@@ -130,7 +138,7 @@ func (l *lines) update(changes []*api.Progress) error {
 		if !isNew {
 			continue
 		}
-		line := b.name + ": " + b.event
+		line := b.headline()
 		if b.total > 0 && !b.finished() {
 			line += " " + ctdprogress.Bytes(b.total).String()
 		}
@@ -180,7 +188,7 @@ func (b *bars) redraw() error {
 	barWidth := min(max(width-nameWidth-eventWidth-sizesWidth-3, minBar), maxBar)
 	var picture bytes.Buffer
 	picture.WriteString(strings.Repeat(clearLine, b.drawn))
-	fmt.Fprintln(&picture, cut(b.image.name+": "+b.image.event, width))
+	fmt.Fprintln(&picture, cut(b.image.headline(), width))
 	for _, blob := range shown {
 		fmt.Fprintf(&picture, "%-*s %-*s %*r %s\n", nameWidth, blob.name+":", eventWidth, blob.event,
 			barWidth, ctdprogress.Bar(blob.part()), sizes(blob))

@@ -198,6 +198,7 @@ func appPin() *api.Pin {
 func workloadPin() *api.Pin {
 	return &api.Pin{
 		Scope: workload, Ref: appRef, Root: &api.Descriptor{Digest: digestNew}, MadeAt: ago(time.Minute), MadeBy: "operator",
+		UsedAt: timestamppb.New(time.Time{}), // never
 	}
 }
 
@@ -245,7 +246,7 @@ func pulled() []*api.PullResponse {
 		return p
 	}
 	return []*api.PullResponse{
-		{Progress: []*api.Progress{{Event: "Resolving from registry.example.com"}}},
+		{Progress: []*api.Progress{{Event: "Resolving from " + appRef}}},
 		{Progress: []*api.Progress{{Event: "fetching image content"}, at(index, "already exists", 0), at(layer, "waiting", 0)}},
 		{Progress: []*api.Progress{at(layer, "downloading", 1<<20)}},
 		{Progress: []*api.Progress{at(layer, "downloading", 5<<20)}},
