@@ -82,6 +82,9 @@ func (s *stores) sweep(ctx context.Context, service *cri.Service) {
 // state is what the node's metrics say.
 func (s *stores) state() metrics.State {
 	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
+	for _, t := range s.runtimes.Targets() {
+		st.Keys[metrics.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}] = 0
+	}
 	for _, img := range s.store.Images() {
 		for _, e := range img.Entries {
 			st.Keys[metrics.Target{Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter}]++

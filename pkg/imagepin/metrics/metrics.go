@@ -20,6 +20,8 @@ const (
 	NotFound    Result = "not_found"
 	Unavailable Result = "unavailable"
 	Failed      Result = "failed"
+	// GivenUp is a question whose callers had all gone before its answer.
+	GivenUp Result = "canceled"
 )
 
 // Done is what a pull had to do.
@@ -32,6 +34,8 @@ const (
 	Unpacked Done = "unpacked"
 	Fetched  Done = "fetched"
 	Error    Done = "failed"
+	// Canceled is a pull whose callers had all gone before its end.
+	Canceled Done = "canceled"
 )
 
 var (
@@ -42,7 +46,7 @@ var (
 	resolveSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Namespace: namespace, Name: "resolve_seconds",
 		Help:    "How long registries took to say which digest a reference means.",
-		Buckets: prometheus.ExponentialBuckets(0.005, 2, 14),
+		Buckets: prometheus.ExponentialBuckets(0.002, 2, 16), // to a little more than a minute, the default timeout
 	})
 	fallbacks = prometheus.NewCounter(prometheus.CounterOpts{
 		Namespace: namespace, Name: "registry_fallbacks_total",
@@ -50,7 +54,7 @@ var (
 	})
 	pulls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: namespace, Name: "pulls_total",
-		Help: "Pulls, by what had to be done.",
+		Help: "Pulls, and images made ready for what needed them, by what had to be done. Equal ones at one time are one.",
 	}, []string{"done"})
 	pinEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: namespace, Name: "pin_events_total",
@@ -60,11 +64,15 @@ var (
 
 func init() {
 	prometheus.MustRegister(resolves, resolveSeconds, fallbacks, pulls, pinEvents)
-	for _, r := range []Result{Resolved, Denied, NotFound, Unavailable, Failed} {
+	// What has not happened yet is 0, not unknown.
+	for _, r := range []Result{Resolved, Denied, NotFound, Unavailable, Failed, GivenUp} {
 		resolves.WithLabelValues(string(r))
 	}
-	for _, d := range []Done{Nothing, Recorded, Unpacked, Fetched, Error} {
+	for _, d := range []Done{Nothing, Recorded, Unpacked, Fetched, Error, Canceled} {
 		pulls.WithLabelValues(string(d))
+	}
+	for _, event := range []string{"made", "moved", "removed", "expired", "drift"} {
+		pinEvents.WithLabelValues(event)
 	}
 }
 

@@ -2,7 +2,6 @@ package pull
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -129,12 +128,14 @@ func (p *Puller) meaning(ctx context.Context, q question, pinned *pin.Pin) (Verd
 		return p.unasked(ctx, q, local, fmt.Sprintf("it is here, and pull_behavior is %q", behavior))
 	case behavior == policy.Default && here:
 		v, err := p.ask(ctx, q, q.ref, "the registry says so")
-		if err == nil || !Unavailable(err) || !p.proved(q, local) {
+		if err == nil || !resolve.Unavailable(err) || !p.proved(q, local) {
 			return v, err
 		}
-		metrics.Fallback()
-		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.ref.String(), "digest": local.Root.Digest}).
-			Warn("the registry cannot be reached: what is here is used")
+		if !q.dry {
+			metrics.Fallback()
+			log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.ref.String(), "digest": local.Root.Digest}).
+				Warn("the registry cannot be reached: what is here is used")
+		}
 		return Verdict{Root: local.Root, RegistryError: err, Why: "the registry cannot be reached, and it is here"}, nil
 	}
 	return p.ask(ctx, q, q.ref, "the registry says so")
@@ -198,9 +199,7 @@ func (p *Puller) proved(q question, e imagepin.Entry) bool {
 
 // ask sends the question to the registry.
 func (p *Puller) ask(ctx context.Context, q question, ref reference.Named, why string) (Verdict, error) {
-	start := time.Now()
 	r, err := p.Resolver.Resolve(ctx, ref, q.credential)
-	metrics.Resolve(resultOf(err), time.Since(start))
 	if err != nil {
 		return Verdict{RegistryError: err}, err
 	}
@@ -208,33 +207,6 @@ func (p *Puller) ask(ctx context.Context, q question, ref reference.Named, why s
 		Root: r.Root, Registry: &r.Root, Host: r.Host, Why: why,
 		session: r.Session, proof: p.Resolver.Proof(q.ref, q.credential, r.Root.Digest),
 	}, nil
-}
-
-func resultOf(err error) metrics.Result {
-	var e *imagepin.Error
-	switch {
-	case err == nil:
-		return metrics.Resolved
-	case errors.As(err, &e) && e.Name == imagepin.PullAccessDenied:
-		return metrics.Denied
-	case Unavailable(err):
-		return metrics.Unavailable
-	case errdefs.IsNotFound(err):
-		return metrics.NotFound
-	}
-	return metrics.Failed
-}
-
-// Unavailable tells whether a resolve failed because no registry could be
-// asked: it was not reached, did not answer in time, or answered 429 or 5xx.
-// One that refused the credential was reached.
-func Unavailable(err error) bool {
-	var e *imagepin.Error
-	if !errors.As(err, &e) {
-		return false
-	}
-	return e.Name == imagepin.ManifestPullTimeout ||
-		e.Name == imagepin.CannotPullImageManifest && errdefs.IsUnavailable(e.Class)
 }
 
 // goneError says that a pinned digest is nowhere to be had.

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/transfer"
+	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/image-spec/identity"
@@ -47,13 +48,18 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 		runtime: j.runtime,
 		ensure:  func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) },
 	}
-	path, err := c.choose(ctx, j.root)
-	if err != nil {
+	var path []ocispec.Descriptor
+	if err := traced(ctx, "choose", func(ctx context.Context) (err error) {
+		path, err = c.choose(ctx, j.root)
+		return err
+	}); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
 	src.root = path[len(path)-1]
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
-	if err := p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress)); err != nil {
+	if err := traced(ctx, "fetch", func(ctx context.Context) error {
+		return p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress))
+	}, tracing.WithAttribute("image.digest", src.root.Digest.String())); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
 	manifest := src.root

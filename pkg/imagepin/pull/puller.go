@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer/local"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
@@ -175,15 +176,24 @@ func ParseReference(name string) (reference.Named, error) {
 	return ref, nil
 }
 
-func (p *Puller) pull(ctx context.Context, ref reference.Named, r Request) (imagepin.Entry, error) {
+func (p *Puller) pull(ctx context.Context, ref reference.Named, r Request) (e imagepin.Entry, err error) {
+	err = traced(ctx, "pull", func(ctx context.Context) error {
+		e, err = p.pullOne(ctx, ref, r)
+		return err
+	}, tracing.WithAttribute("image.ref", ref.String()), tracing.WithAttribute("image.target", r.Runtime.Target.String()))
+	return e, err
+}
+
+func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (imagepin.Entry, error) {
 	unlock, err := p.images.RLock(ctx, ref.String())
 	if err != nil {
+		metrics.Pull(failure(ctx))
 		return imagepin.Entry{}, err
 	}
 	defer unlock()
 	v, err := p.decide(ctx, question{ref: ref, credential: r.Credential, decision: r.decision})
 	if err != nil {
-		metrics.Pull(metrics.Error)
+		metrics.Pull(failure(ctx))
 		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
 	}
 	return p.run(ctx, job{
@@ -264,21 +274,47 @@ type job struct {
 	progress        transfer.ProgressFunc
 	done            func(metrics.Done)
 	anew            bool // though it is recorded as ready
+	counted         bool // already, as a part of the same pull
 }
 
-func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
+// run makes a key ready, and counts it.
+func (p *Puller) run(ctx context.Context, j job) (entry imagepin.Entry, err error) {
+	done := metrics.Nothing
+	err = traced(ctx, "ready", func(ctx context.Context) error {
+		entry, done, err = p.makeKey(ctx, j)
+		tracing.SpanFromContext(ctx).SetAttributes(tracing.Attribute("done", string(done)))
+		return err
+	}, tracing.WithAttribute("image.ref", j.ref.String()), tracing.WithAttribute("image.target", j.runtime.Target.String()),
+		tracing.WithAttribute("image.digest", j.root.Digest.String()))
+	if !j.counted {
+		metrics.Pull(done)
+	}
+	if err == nil && j.done != nil {
+		j.done(done)
+	}
+	return entry, err
+}
+
+// makeKey verifies, makes, records and shows the key of a job. done is what had to
+// be done, or how that failed.
+func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
 	if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
-		return imagepin.Entry{}, complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
+		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
 	}
 	start := time.Now()
 	var (
 		change store.Change
-		entry  imagepin.Entry
 		err    error
-		done   = metrics.Nothing
 	)
+	record := func(ctx context.Context, e imagepin.Entry) error {
+		return traced(ctx, "record", func(ctx context.Context) (err error) {
+			entry, change, err = p.record(ctx, j, e)
+			return err
+		})
+	}
 	if known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target); ok && !j.anew {
-		if entry, change, err = p.record(ctx, j, known); change.Wrote {
+		done = metrics.Nothing
+		if err = record(ctx, known); change.Wrote {
 			done = metrics.Recorded
 		}
 	} else {
@@ -291,23 +327,17 @@ func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
 			if fetched {
 				done = metrics.Fetched
 			}
-			entry, change, err = p.record(ctx, j, made)
-			return err
+			return record(ctx, made)
 		})
 	}
 	if err == nil && len(change.Names) > 0 {
-		err = p.Visible(ctx, entry.ImageID, change.Names)
+		err = traced(ctx, "visible", func(ctx context.Context) error { return p.Visible(ctx, entry.ImageID, change.Names) })
 	}
 	if err != nil {
-		metrics.Pull(metrics.Error)
 		if j.pin != nil && gone(err) {
-			return imagepin.Entry{}, goneError(j, err)
+			return imagepin.Entry{}, failure(ctx), goneError(j, err)
 		}
-		return imagepin.Entry{}, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
-	}
-	metrics.Pull(done)
-	if j.done != nil {
-		j.done(done)
+		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
 	}
 	if change.Wrote {
 		log.G(ctx).WithFields(log.Fields{
@@ -315,7 +345,7 @@ func (p *Puller) run(ctx context.Context, j job) (imagepin.Entry, error) {
 			"manifest": entry.Manifest, "image": entry.ImageID, "host": entry.Host, "took": time.Since(start),
 		}).Info("image is ready")
 	}
-	return entry, nil
+	return entry, done, nil
 }
 
 // gone tells whether content that a pull needs is not to be had.

@@ -132,7 +132,7 @@ func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []
 		j.pin = &moved
 		r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: moved.Root.Digest})
 	}
-	j.ref = ref
+	j.ref, j.counted = ref, true
 	for i, e := range had {
 		j.runtime, _ = p.Runtimes.ForTarget(e.Target)
 		moved, err := p.run(ctx, j)

@@ -164,7 +164,7 @@ func nodeCredentials(auths map[string]Credential) Credential {
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
 	key := ref.String() + "\x00" + r.Prover.Identity(c)
 	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
-		return r.resolve(ctx, r.Session(ref, c))
+		return r.observed(ctx, r.Session(ref, c))
 	})
 }
 

@@ -1,0 +1,57 @@
+package resolve
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/tracing"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+)
+
+// observed is resolve, counted and traced: once per question to a registry,
+// however many have asked it.
+func (r *Resolver) observed(ctx context.Context, s *Session) (Resolved, error) {
+	sctx, span := tracing.StartSpan(ctx, "imagepin.resolve", tracing.WithAttribute("image.ref", s.ref.String()))
+	defer span.End()
+	start := time.Now()
+	found, err := r.resolve(sctx, s)
+	metrics.Resolve(resultOf(ctx, err), time.Since(start))
+	span.SetStatus(err)
+	if err == nil {
+		span.SetAttributes(tracing.Attribute("image.digest", found.Root.Digest.String()), tracing.Attribute("registry.host", found.Host))
+	}
+	return found, err
+}
+
+func resultOf(ctx context.Context, err error) metrics.Result {
+	var e *imagepin.Error
+	switch {
+	case err == nil:
+		return metrics.Resolved
+	case ctx.Err() != nil:
+		return metrics.GivenUp
+	case errors.As(err, &e) && e.Name == imagepin.PullAccessDenied:
+		return metrics.Denied
+	case Unavailable(err):
+		return metrics.Unavailable
+	case errdefs.IsNotFound(err):
+		return metrics.NotFound
+	}
+	return metrics.Failed
+}
+
+// Unavailable tells whether a resolve failed because no registry could be
+// asked: it was not reached, did not answer in time, or answered 429 or 5xx.
+// One that refused the credential was reached.
+func Unavailable(err error) bool {
+	var e *imagepin.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	return e.Name == imagepin.ManifestPullTimeout ||
+		e.Name == imagepin.CannotPullImageManifest && errdefs.IsUnavailable(e.Class)
+}
