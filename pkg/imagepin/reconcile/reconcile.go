@@ -19,6 +19,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
@@ -69,17 +70,22 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
 		return err
 	}
-	unknown, err := r.Store.Load(ctx)
+	found, err := r.Store.Load(ctx)
 	if err != nil {
 		return err
 	}
-	if err := r.adoptAll(ctx, unknown); err != nil {
-		return err
-	}
-	if err := r.Store.ReleaseOrphans(ctx); err != nil {
+	if err := r.adoptAll(ctx, found.Unexplained, found.Have); err != nil {
 		return err
 	}
 	ready()
+	var behind errgroup.Group
+	defer func() { err = errors.Join(err, behind.Wait()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	behind.Go(func() error {
+		r.heal(ctx, found)
+		return nil
+	})
 	for {
 		select {
 		case <-ctx.Done():
@@ -128,7 +134,10 @@ func (r *Reconciler) Record(ctx context.Context, name string) {
 	}()
 	unknown, err := r.Store.Sync(ctx, name)
 	if err == nil && unknown != nil {
-		err = r.adoptAll(ctx, []images.Image{*unknown})
+		var have *store.Inventory
+		if have, err = r.Store.Inventory(ctx); err == nil {
+			err = r.adoptAll(ctx, []images.Image{*unknown}, have)
+		}
 	}
 	if err != nil && ctx.Err() == nil {
 		log.G(ctx).WithError(err).WithField("image", name).Error("cannot reconcile an image record")
@@ -136,17 +145,13 @@ func (r *Reconciler) Record(ctx context.Context, name string) {
 }
 
 // adoptAll gives keys to the images that others have put on the node.
-func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image) error {
+func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *store.Inventory) error {
 	unknown = slices.DeleteFunc(unknown, func(img images.Image) bool {
 		_, ok := adoptable(img)
 		return !ok
 	})
 	if len(unknown) == 0 {
 		return nil
-	}
-	have, err := r.Store.Inventory(ctx)
-	if err != nil {
-		return err
 	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var entries []imagepin.Entry

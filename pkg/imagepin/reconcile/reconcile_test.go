@@ -52,12 +52,12 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	unknown, err := s.Load(ctx)
-	if err != nil || len(unknown) != 2 {
-		t.Fatalf("%v, %v", unknown, err)
+	loaded, err := s.Load(ctx)
+	if err != nil || len(loaded.Unexplained) != 2 {
+		t.Fatalf("%v, %v", loaded, err)
 	}
 	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
-	if err := r.adoptAll(ctx, unknown); err != nil {
+	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
 		t.Fatal(err)
 	}
 	if len(s.ByRef("registry.example/good:1")) != 1 || len(s.ByRef("registry.example/bad:1")) != 0 {

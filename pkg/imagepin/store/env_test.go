@@ -197,12 +197,12 @@ func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Tar
 
 func (e *env) load(t *testing.T) []string {
 	t.Helper()
-	unknown, err := e.store.Load(e.ctx)
+	loaded, err := e.store.Load(e.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, img := range unknown {
+	for _, img := range loaded.Unexplained {
 		names = append(names, img.Name)
 	}
 	slices.Sort(names)

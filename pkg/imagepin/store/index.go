@@ -42,7 +42,9 @@ func (x *index) replace(removed, added []imagepin.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, e := range removed {
-		x.remove(e.Key)
+		if now := x.byKey[e.Key]; now != nil && now.Record == e.Record {
+			x.remove(e.Key)
+		}
 	}
 	for _, e := range added {
 		x.remove(e.Key)

@@ -16,18 +16,36 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
+// Loaded is what a start found besides the keys that are ready.
+type Loaded struct {
+	// Unexplained are the records that no key in the index speaks of: what
+	// another tool put on the node.
+	Unexplained []images.Image
+	// Lost are keys that are recorded, but are not ready: they are not in the
+	// index.
+	Lost []Loss
+	// Have is what the keys were compared with.
+	Have *Inventory
+}
+
+// Loss is a key that is recorded, and why it is not ready.
+type Loss struct {
+	Entry imagepin.Entry
+	Why   string
+	// Mendable tells that only the snapshot is gone: the layers may be here.
+	Mendable bool
+	// Wait tells that it cannot be told now: the snapshotter does not answer.
+	Wait bool
+}
+
 // Load builds the index from the labels on the image records. It takes one
 // listing of the images, one walk of the content and one walk of each
-// snapshotter. A key whose manifest, configuration or snapshot is gone stays
-// out of the index.
+// snapshotter.
 //
 // It writes nothing, but for the labels that a crash between two writes has
 // left where they do not belong any more: they would come back to life once
 // the key is removed from where it does.
-//
-// It returns the records that no key in the index speaks of: what another tool
-// put on the node.
-func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
+func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, err
@@ -45,16 +63,13 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 	for _, img := range all {
 		names[img.Name] = struct{}{}
 	}
+	loaded := &Loaded{Have: have}
 	x := newIndex()
 	var stale []imagepin.Entry
 	for _, img := range all {
-		entries := decode(ctx, img)
-		for _, e := range entries {
-			if _, ok := s.Runtimes.ForTarget(e.Target); !ok {
-				continue // no handler asks for this target now
-			}
-			if why := have.Missing(e); why != "" {
-				log.G(ctx).WithField("key", e.Key.String()).Warnf("a key is not ready any more: %s", why)
+		for _, e := range decode(ctx, img) {
+			if loss, lost := s.lost(e, have); lost {
+				loaded.Lost = append(loaded.Lost, loss)
 				continue
 			}
 			if _, ok := names[e.Ref]; !ok && s.tagged(e) {
@@ -87,7 +102,49 @@ func (s *Store) Load(ctx context.Context) ([]images.Image, error) {
 			return nil, fmt.Errorf("take key %s off image record %s: %w", e.Key, e.Record, err)
 		}
 	}
-	return slices.DeleteFunc(all, s.Explained), nil
+	lost := make(map[string]bool, len(loaded.Lost))
+	for _, l := range loaded.Lost {
+		lost[l.Entry.Record] = true
+	}
+	loaded.Unexplained = slices.DeleteFunc(all, func(img images.Image) bool { return s.Explained(img) || lost[img.Name] })
+	return loaded, nil
+}
+
+// lost tells whether a recorded key is not ready.
+func (s *Store) lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
+	if _, ok := s.Runtimes.ForTarget(e.Target); !ok {
+		return Loss{Entry: e, Why: "no runtime handler has its target"}, true
+	}
+	why := have.Missing(e)
+	if why == "" {
+		return Loss{}, false
+	}
+	whole := have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
+	_, silent := have.silent[e.Target.Snapshotter]
+	return Loss{Entry: e, Why: why, Mendable: whole, Wait: whole && silent}, true
+}
+
+// Recheck looks again at a key that was lost. ok is false where it is ready now.
+func (s *Store) Recheck(e imagepin.Entry, have *Inventory) (_ Loss, ok bool) { return s.lost(e, have) }
+
+// Drop takes a key that is recorded but not in the index off its record, and
+// frees what only it held.
+func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if now, ok := s.Get(e.Key); ok && now.Record == e.Record {
+		return nil // it has been made ready meanwhile
+	}
+	if _, err := s.apply(ctx, []imagepin.Entry{e}, nil, ""); err != nil {
+		return err
+	}
+	if err := s.releaseSnapshots(ctx, []imagepin.Entry{e}); err != nil {
+		return err
+	}
+	return s.Collect(ctx)
 }
 
 // tagged tells whether an entry comes with a record of its tag, besides the one
@@ -115,19 +172,26 @@ func (s *Store) Explained(img images.Image) bool {
 
 // Inventory is what content and which snapshots there are at one moment.
 type Inventory struct {
-	blobs     map[digest.Digest]struct{}
+	blobs     map[digest.Digest][]string     // the snapshotters that a blob names a snapshot in
 	snapshots map[string]map[string]struct{} // snapshotter -> committed names
+	silent    map[string]error               // snapshotters that do not answer
 }
 
 // Inventory walks the content and the snapshotters of all handlers. A
 // snapshotter that does not answer has no snapshots.
 func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
-		blobs:     make(map[digest.Digest]struct{}),
+		blobs:     make(map[digest.Digest][]string),
 		snapshots: make(map[string]map[string]struct{}),
+		silent:    make(map[string]error),
 	}
 	if err := s.Content.Walk(ctx, func(i content.Info) error {
-		inv.blobs[i.Digest] = struct{}{}
+		inv.blobs[i.Digest] = nil
+		for label := range i.Labels {
+			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
+				inv.blobs[i.Digest] = append(inv.blobs[i.Digest], name)
+			}
+		}
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("walk content: %w", err)
@@ -142,6 +206,7 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 		})
 		if err != nil && !errdefs.IsNotFound(err) {
 			log.G(ctx).WithError(err).WithField("snapshotter", name).Error("its images are not available: cannot list snapshots")
+			inv.silent[name] = err
 		}
 		inv.snapshots[name] = committed
 	}
@@ -171,6 +236,8 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 		return "manifest " + e.Manifest.String() + " is gone"
 	case !inv.HasBlob(e.ImageID):
 		return "configuration " + e.ImageID.String() + " is gone"
+	case e.ChainID != "" && inv.silent[e.Target.Snapshotter] != nil:
+		return "snapshotter " + e.Target.Snapshotter + " does not answer"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
 	}

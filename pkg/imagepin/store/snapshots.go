@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -61,27 +60,22 @@ func (s *Store) release(ctx context.Context, u unpacked) error {
 // ReleaseOrphans lets go of the snapshots of images that have keys, but none
 // for the snapshotter: what a removal leaves that was killed after its records
 // were written. It writes nothing where there are none.
-func (s *Store) ReleaseOrphans(ctx context.Context) error {
+func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	var orphans []unpacked
-	err = s.Content.Walk(ctx, func(i content.Info) error {
-		if len(s.ByID(i.Digest)) == 0 {
-			return nil
+	for blob, snapshotters := range have.blobs {
+		if len(snapshotters) == 0 || len(s.ByID(blob)) == 0 {
+			continue
 		}
-		for label := range i.Labels {
-			name, ok := strings.CutPrefix(label, snapshotRefPrefix)
-			if u := (unpacked{i.Digest, name}); ok && slices.Contains(s.Runtimes.Snapshotters(), name) && !s.keeps(u) {
+		for _, name := range snapshotters {
+			if u := (unpacked{blob, name}); !s.keeps(u) && s.Snapshotter(name) != nil {
 				orphans = append(orphans, u)
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("walk content: %w", err)
 	}
 	for _, u := range orphans {
 		if err := s.release(ctx, u); err != nil {

@@ -297,7 +297,10 @@ func (s *Store) view(removed, added []imagepin.Entry) view {
 		}
 	}
 	for _, e := range removed {
-		delete(about, e.Key)
+		// Another record may carry the same key, and keeps it.
+		if o, ok := about[e.Key]; ok && o.Record == e.Record {
+			delete(about, e.Key)
+		}
 	}
 	for _, e := range added {
 		about[e.Key] = e

@@ -843,7 +843,11 @@ func TestReleaseOrphans(t *testing.T) {
 	e.restart()
 	e.load(t)
 	for range 2 {
-		if err := e.store.ReleaseOrphans(e.ctx); err != nil {
+		have, err := e.store.Inventory(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.store.ReleaseOrphans(e.ctx, have); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -853,8 +857,12 @@ func TestReleaseOrphans(t *testing.T) {
 	e.sound(t)
 
 	// Where there are none, nothing is written.
+	have, err := e.store.Inventory(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	e.store.Content = failingContent{e.Content, cause}
-	if err := e.store.ReleaseOrphans(e.ctx); err != nil {
+	if err := e.store.ReleaseOrphans(e.ctx, have); err != nil {
 		t.Errorf("writes where nothing differs: %v", err)
 	}
 }
