@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/opencontainers/go-digest"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
@@ -211,10 +212,12 @@ func follow(ctx context.Context, s *stores, r *reconcile.Reconciler, ready chan 
 	}
 }
 
-// pipe serves the CRI service behind on a connection within the process.
+// pipe serves the CRI service behind on a connection within the process, which
+// carries the caller's trace on.
 func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
 	listener := bufconn.Listen(pipeSize)
 	server := grpc.NewServer(
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
 	)
@@ -224,6 +227,7 @@ func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
 	conn, err := grpc.NewClient("passthrough:///cri",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+	"go.opentelemetry.io/otel/trace"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -65,7 +66,7 @@ func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 // WaitVisible waits until the service behind knows an image under names.
 // It fails with [imagepin.NotVisible].
 func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, visibleTimeout, errNotVisible)
+	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
 	defer tick.Stop()
@@ -90,6 +91,12 @@ func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id dige
 		}
 	}
 	return nil
+}
+
+// untraced keeps the calls of a poll out of the caller's trace.
+func untraced(ctx context.Context) context.Context {
+	span := trace.SpanContextFromContext(ctx)
+	return trace.ContextWithSpanContext(ctx, span.WithTraceFlags(span.TraceFlags().WithSampled(false)))
 }
 
 var errNotVisible = errors.New("not visible in time")
