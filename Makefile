@@ -4,7 +4,7 @@ CONTAINERD   = $(shell $(GO) list -m -f '{{.Version}}' github.com/containerd/con
 CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
-OURS         = ./cmd/... ./internal/... ./pkg/... ./plugins/...
+OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . integration tools
 
 .PHONY: help

@@ -1,7 +1,10 @@
 package imagepin
 
 import (
+	"fmt"
 	"strings"
+
+	"github.com/containerd/errdefs"
 )
 
 // Name is the word by which an operator finds an error in a log and in the
@@ -43,6 +46,12 @@ const (
 	PinLimitReached Name = "PinLimitReached"
 	// RetainLimitReached: max_retained_bytes.
 	RetainLimitReached Name = "RetainLimitReached"
+	// InvalidRequest: a request of an operator cannot be read.
+	InvalidRequest Name = "InvalidRequest"
+	// UnknownImage: the node has neither a key nor a pin of it.
+	UnknownImage Name = "UnknownImage"
+	// UnknownPin: there is no such pin.
+	UnknownPin Name = "UnknownPin"
 	// NotVisible: the CRI service behind imagepin did not take notice of an
 	// image in time.
 	NotVisible Name = "NotVisible"
@@ -96,4 +105,12 @@ func (e *Error) Unwrap() []error {
 		errs = append(errs, e.Err)
 	}
 	return errs
+}
+
+// Invalid is an error for a request that cannot be read: what names the part of
+// it, value is that part, and why what is wrong with it.
+func Invalid(what, value string, why error) error {
+	return &Error{
+		Name: InvalidRequest, Class: errdefs.ErrInvalidArgument, Err: why, What: fmt.Sprintf("%s %q", what, value),
+	}
 }

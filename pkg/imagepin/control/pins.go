@@ -2,12 +2,11 @@ package control
 
 import (
 	"context"
-	"fmt"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -21,7 +20,7 @@ func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 	}
 	var scope policy.Scope
 	if r.GetScope() != "" {
-		if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+		if scope, err = parseScope(r.GetScope()); err != nil {
 			return nil, err
 		}
 	}
@@ -42,13 +41,13 @@ func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsRespons
 // SetPin implements the API.
 func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {
 	return guarded(ctx, s, "SetPin", func(ctx context.Context) (*api.SetPinResponse, error) {
-		scope, err := policy.ParseScope(r.GetScope())
+		scope, err := parseScope(r.GetScope())
 		if err != nil {
 			return nil, err
 		}
 		d, err := digest.Parse(r.GetDigest())
 		if err != nil {
-			return nil, fmt.Errorf("digest %q: %v: %w", r.GetDigest(), err, errdefs.ErrInvalidArgument)
+			return nil, imagepin.Invalid("digest", r.GetDigest(), err)
 		}
 		p, previous, err := s.Puller.SetPin(ctx, r.GetRef(), scope, d, r.GetRetain(), credential(r.GetCredential()))
 		if err != nil {
@@ -61,7 +60,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 // RemovePin implements the API.
 func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.RemovePinResponse, error) {
 	return guarded(ctx, s, "RemovePin", func(ctx context.Context) (*api.RemovePinResponse, error) {
-		scope, err := policy.ParseScope(r.GetScope())
+		scope, err := parseScope(r.GetScope())
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +82,7 @@ func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refre
 		var scope policy.Scope
 		if r.GetScope() != "" {
 			var err error
-			if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+			if scope, err = parseScope(r.GetScope()); err != nil {
 				return nil, err
 			}
 		}

@@ -71,14 +71,14 @@ func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesR
 		}
 		var of *runtimeplatform.Target
 		if h := r.GetHandler(); h != "" {
-			rt, err := s.Runtimes.Lookup(h)
+			rt, err := s.lookup(h)
 			if err != nil {
 				return nil, err
 			}
 			of = &rt.Target
 		}
 		if st := r.GetState(); st != "" && st != stateReady {
-			return nil, fmt.Errorf("state %q: a key is %q or not listed: %w", st, stateReady, errdefs.ErrInvalidArgument)
+			return nil, imagepin.Invalid("state", st, fmt.Errorf("a key is %q or not listed", stateReady))
 		}
 		resp := &api.ImagesResponse{}
 		for _, img := range s.Store.Images() {
@@ -95,6 +95,26 @@ func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesR
 	})
 }
 
+// lookup gives the runtime of a handler; its error names the known ones.
+func (s *Server) lookup(handler string) (runtimeplatform.Runtime, error) {
+	rt, err := s.Runtimes.Lookup(handler)
+	if err != nil {
+		return rt, &imagepin.Error{
+			Name: imagepin.UnknownRuntimeHandler, Class: errdefs.ErrInvalidArgument, Err: err, Do: "Name one of these.",
+		}
+	}
+	return rt, nil
+}
+
+// parseScope reads a scope as an operator writes it.
+func parseScope(text string) (policy.Scope, error) {
+	scope, err := policy.ParseScope(text)
+	if err != nil {
+		return "", imagepin.Invalid("scope", text, err)
+	}
+	return scope, nil
+}
+
 // matcher compiles the glob of a filter; empty matches all.
 func matcher(glob string) (func(ref string) bool, error) {
 	if glob == "" {
@@ -102,7 +122,7 @@ func matcher(glob string) (func(ref string) bool, error) {
 	}
 	g, err := policy.ParseGlob(glob)
 	if err != nil {
-		return nil, fmt.Errorf("reference glob %q: %v: %w", glob, err, errdefs.ErrInvalidArgument)
+		return nil, imagepin.Invalid("reference glob", glob, err)
 	}
 	return g.Match, nil
 }
@@ -122,7 +142,10 @@ func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.Inspe
 			resp.Pins = append(resp.Pins, Pin(p))
 		}
 		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
-			return nil, fmt.Errorf("%s: this node has neither a key nor a pin of it: %w", name, errdefs.ErrNotFound)
+			return nil, &imagepin.Error{
+				Name: imagepin.UnknownImage, Ref: name, Class: errdefs.ErrNotFound,
+				What: "this node has neither a key nor a pin of it", Do: "imagepin images lists what it has.",
+			}
 		}
 		return resp, nil
 	})
@@ -140,13 +163,13 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 		if err != nil {
 			return nil, err
 		}
-		rt, err := s.Runtimes.Lookup(r.GetHandler())
+		rt, err := s.lookup(r.GetHandler())
 		if err != nil {
 			return nil, err
 		}
 		var scope policy.Scope
 		if r.GetScope() != "" {
-			if scope, err = policy.ParseScope(r.GetScope()); err != nil {
+			if scope, err = parseScope(r.GetScope()); err != nil {
 				return nil, err
 			}
 		}
@@ -174,7 +197,7 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 // Pull implements the API.
 func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.PullResponse]) error {
 	_, err := guarded(stream.Context(), s, "Pull", func(ctx context.Context) (struct{}, error) {
-		rt, err := s.Runtimes.Lookup(r.GetHandler())
+		rt, err := s.lookup(r.GetHandler())
 		if err != nil {
 			return struct{}{}, err
 		}

@@ -249,7 +249,10 @@ func (s *Store) remove(ctx context.Context, id ID, why Event) (Pin, error) {
 	defer s.write.Unlock(id.String())
 	p, ok := s.Get(id)
 	if !ok {
-		return Pin{}, fmt.Errorf("no pin of %s in scope %s: %w", id.Ref, id.Scope, errdefs.ErrNotFound)
+		return Pin{}, &imagepin.Error{
+			Name: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
+			What: fmt.Sprintf("it has no pin in scope %s", id.Scope), Do: "imagepin pin ls lists the pins of this node.",
+		}
 	}
 	if err := s.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
 		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)

@@ -2,6 +2,7 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -76,7 +77,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		return Refreshed{}, err
 	}
 	if _, ok := ref.(reference.Digested); ok {
-		return Refreshed{}, fmt.Errorf("%s is a digest, which means what it says: only a tag can be refreshed: %w", ref, errdefs.ErrInvalidArgument)
+		return Refreshed{}, imagepin.Invalid("reference", ref.String(), errIsDigest)
 	}
 	unlock, err := p.images.RLock(ctx, ref.String())
 	if err != nil {
@@ -91,7 +92,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	}
 	had := p.Store.ByRef(ref.String())
 	if len(pins) == 0 && (scope != "" || len(had) == 0) {
-		return Refreshed{}, fmt.Errorf("%s has no pin in scope %q and was never pulled on this node: %w", ref, scope, errdefs.ErrNotFound)
+		return Refreshed{}, neverHad(ref, scope)
 	}
 	found, err := p.Resolver.Resolve(ctx, ref, c)
 	if err != nil {
@@ -119,6 +120,21 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		return r, nil
 	}
 	return r, p.moveTo(ctx, j, ref, pins, had, &r)
+}
+
+var errIsDigest = errors.New("is a digest, which means what it says: only a tag can be pinned or refreshed")
+
+func neverHad(ref reference.Named, scope policy.Scope) error {
+	if scope != "" {
+		return &imagepin.Error{
+			Name: imagepin.UnknownPin, Ref: ref.String(), Class: errdefs.ErrNotFound,
+			What: fmt.Sprintf("it has no pin in scope %s", scope), Do: "imagepin pin ls lists the pins of this node.",
+		}
+	}
+	return &imagepin.Error{
+		Name: imagepin.UnknownImage, Ref: ref.String(), Class: errdefs.ErrNotFound,
+		What: "it was never pulled on this node, and has no pin", Do: "Pull it: imagepin pull " + ref.String(),
+	}
 }
 
 // moveTo moves pins, and what a tag means for the targets, to what a job has
@@ -153,11 +169,11 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 		return pin.Pin{}, "", err
 	}
 	if _, ok := ref.(reference.Digested); ok {
-		return pin.Pin{}, "", fmt.Errorf("%s is a digest, which means what it says: only a tag can be pinned: %w", ref, errdefs.ErrInvalidArgument)
+		return pin.Pin{}, "", imagepin.Invalid("reference", ref.String(), errIsDigest)
 	}
 	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), d)
 	if err != nil {
-		return pin.Pin{}, "", fmt.Errorf("digest %q: %v: %w", d, err, errdefs.ErrInvalidArgument)
+		return pin.Pin{}, "", imagepin.Invalid("digest", d.String(), err)
 	}
 	v, err := p.decideDigest(ctx, question{ref: byDigest, credential: c}, d)
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/containerd/v2/version"
 	"github.com/urfave/cli/v3"
+
+	"github.com/imagepin/imagepin/version"
 )
 
 // Exit codes.
