@@ -52,6 +52,7 @@ type Config struct {
 // Reconciler keeps the index in step with containerd.
 type Reconciler struct {
 	Config
+	started bool
 }
 
 // New makes a reconciler.
@@ -59,7 +60,8 @@ func New(c Config) *Reconciler { return &Reconciler{Config: c} }
 
 // Run builds the index, calls ready, adopts what other tools have put on the
 // node, and follows their changes until ctx ends. It subscribes before it
-// lists, so that nothing falls between.
+// lists, so that nothing falls between. It is run again, one after the other,
+// where it lost track.
 func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -67,8 +69,12 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		}
 	}()
 	changes, failed := r.Events.Subscribe(ctx, `topic~="^/images/"`)
-	if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
-		return err
+	if !r.started {
+		// Later, there are the leases of calls that are under way.
+		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
+			return err
+		}
+		r.started = true
 	}
 	found, err := r.Store.Load(ctx)
 	if err != nil {
