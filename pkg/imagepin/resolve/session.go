@@ -60,6 +60,11 @@ type Session struct {
 	ref      reference.Named
 	resolver remotes.Resolver
 	traffic  *traffic
+
+	// Pulls for several targets share a session, and each has the same limits
+	// to set: the resolver takes them unguarded.
+	mu      sync.Mutex
+	limited bool
 }
 
 // Resolved is what a registry says that a reference means.
@@ -196,7 +201,9 @@ func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
 // (PullAccessDenied) or was not able to answer (CannotPullImage,
 // ErrUnavailable).
 func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
+	s.mu.Lock()
 	f, err := s.resolver.Fetcher(ctx, s.ref.String())
+	s.mu.Unlock()
 	if err != nil {
 		return nil, RedactError(err)
 	}
@@ -233,10 +240,14 @@ func (f *fetched) Seek(offset int64, whence int) (int64, error) {
 	return s.Seek(offset, whence)
 }
 
-// SetOptions passes the transfer service's limits on to the resolver.
+// SetOptions passes the transfer service's limits on to the resolver, the first
+// time that there are any.
 func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
-	if r, ok := s.resolver.(remotes.ResolverWithOptions); ok {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r, ok := s.resolver.(remotes.ResolverWithOptions); ok && len(options) > 0 && !s.limited {
 		r.SetOptions(options...)
+		s.limited = true
 	}
 }
 
