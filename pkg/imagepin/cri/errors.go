@@ -63,16 +63,16 @@ func kubeletPrefix(e *imagepin.Error, c codes.Code) error {
 
 // code gives the gRPC code of an error's class.
 func code(err error) codes.Code {
-	switch {
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
-	}
+	class := err
 	var e *imagepin.Error
-	class := errdefs.Resolve(err)
 	if errors.As(err, &e) && e.Class != nil {
 		class = e.Class // what it was decided to be outweighs its cause
 	}
-	return status.Code(errgrpc.ToGRPC(class))
+	switch {
+	case errors.Is(class, context.Canceled):
+		return codes.Canceled
+	case errors.Is(class, context.DeadlineExceeded):
+		return codes.DeadlineExceeded
+	}
+	return status.Code(errgrpc.ToGRPC(errdefs.Resolve(class)))
 }

@@ -39,7 +39,8 @@ type RegistryConfig struct {
 // hosts finds the hosts that serve a registry. It keeps one client, and so one
 // pool of connections, per host.
 type hosts struct {
-	config RegistryConfig
+	config  RegistryConfig
+	timeout time.Duration // of a resolve
 
 	mu    sync.Mutex
 	known map[string]knownHosts
@@ -81,7 +82,25 @@ func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHos
 	if len(h.config.ConfigPath) == 0 && len(h.config.Mirrors) > 0 {
 		return h.mirrors(registry)
 	}
-	return config.ConfigureHosts(ctx, config.HostOptions{HostDir: h.dir})(registry)
+	var transports []*http.Transport
+	found, err := config.ConfigureHosts(ctx, config.HostOptions{HostDir: h.dir, UpdateClient: func(c *http.Client) error {
+		if t, ok := c.Transport.(*http.Transport); ok {
+			transports = append(transports, t)
+		}
+		return nil
+	}})(registry)
+	h.wait(len(found), transports...)
+	return found, err
+}
+
+// wait gives each of n hosts its share of the time for a resolve. containerd's
+// own limit of 30s would make a longer manifest_pull_timeout mean nothing; the
+// whole of it for each would let a host that hangs keep the next from being
+// asked.
+func (h *hosts) wait(n int, transports ...*http.Transport) {
+	for _, t := range transports {
+		t.ResponseHeaderTimeout = max(t.ResponseHeaderTimeout, h.timeout/time.Duration(max(n, 1)))
+	}
 }
 
 // dir finds a registry's directory in the first root that has one.
@@ -137,6 +156,7 @@ func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 		return nil, err
 	}
 	var found []docker.RegistryHost
+	var transports []*http.Transport
 	for _, e := range append(append([]string{}, endpoints...), self) {
 		u, err := endpointURL(e)
 		if err != nil {
@@ -145,14 +165,17 @@ func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 		if e == self && containsHost(found, self) {
 			continue
 		}
+		t := docker.DefaultHTTPTransport(nil)
+		transports = append(transports, t)
 		found = append(found, docker.RegistryHost{
-			Client:       &http.Client{Transport: docker.DefaultHTTPTransport(nil)},
+			Client:       &http.Client{Transport: t},
 			Host:         u.Host,
 			Scheme:       u.Scheme,
 			Path:         u.Path,
 			Capabilities: docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers,
 		})
 	}
+	h.wait(len(found), transports...)
 	return found, nil
 }
 

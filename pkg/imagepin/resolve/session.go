@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -49,7 +51,7 @@ type Resolver struct {
 func New(c Config) *Resolver {
 	return &Resolver{
 		Config: c,
-		hosts:  hosts{config: c.Registry},
+		hosts:  hosts{config: c.Registry, timeout: c.Timeout},
 		nobody: nodeCredentials(c.Registry.Auths),
 	}
 }
@@ -181,7 +183,7 @@ func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
 		return Resolved{}, deniedError(s.ref, host, status, err)
 	}
 	if err != nil {
-		if errors.Is(context.Cause(ctx), errTimeout) {
+		if errors.Is(context.Cause(ctx), errTimeout) || silent(err) {
 			return Resolved{}, timeoutError(s.ref, r.Timeout)
 		}
 		if ctx.Err() != nil {
@@ -261,6 +263,14 @@ func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan str
 func (s *Session) Bytes() int64 { return s.traffic.bytes.Load() }
 
 var errTimeout = errors.New("the registry did not answer in time")
+
+// silent tells whether a host was reached and did not answer in its share of
+// the time.
+func silent(err error) bool {
+	var request *url.Error
+	var network *net.OpError
+	return errors.As(err, &request) && request.Timeout() && !errors.As(err, &network)
+}
 
 func deniedError(ref reference.Named, host string, status int, err error) error {
 	var class error = errdefs.ErrPermissionDenied
