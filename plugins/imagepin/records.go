@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/log"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
 )
 
 // records is containerd's image store in this process. Several records change
@@ -39,11 +41,13 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	}); err != nil {
 		return err
 	}
+	failpoint.Reach("store.committed")
 	for _, n := range noted.events {
 		if err := r.publisher.Publish(ctx, n.topic, n.event); err != nil {
 			log.G(ctx).WithError(err).WithField("topic", n.topic).Warn("cannot publish an image event")
 		}
 	}
+	failpoint.Reach("store.notified")
 	return nil
 }
 

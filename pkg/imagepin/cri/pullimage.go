@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -127,5 +128,6 @@ func (s *Service) hold(ctx context.Context, entries ...imagepin.Entry) (release 
 			return nil, fmt.Errorf("hold image %s: %w", e.ImageID, err)
 		}
 	}
+	failpoint.Reach("use.leased")
 	return release, nil
 }

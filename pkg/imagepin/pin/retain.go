@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -77,10 +78,12 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 		return err
 	}
 	for _, res := range resources {
+		failpoint.Reach("retain.add")
 		if err := r.Leases.AddResource(ctx, l, res); err != nil {
 			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
 		}
 	}
+	failpoint.Reach("retain.done")
 	r.held[l.ID].targets[e.Target] = true
 	return nil
 }
@@ -107,6 +110,7 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("retain %s: %w", e.Root.Digest, err)
 	}
+	failpoint.Reach("retain.leased")
 	if r.held == nil {
 		r.held = make(map[string]retained)
 	}
@@ -147,9 +151,11 @@ func (r *Retainer) Release(ctx context.Context, root digest.Digest) error {
 		if h.root != root {
 			continue
 		}
+		failpoint.Reach("retain.release")
 		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("release %s: %w", root, err)
 		}
+		failpoint.Reach("retain.dropped")
 		delete(r.held, id)
 	}
 	return nil

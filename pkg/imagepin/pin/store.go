@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
@@ -254,9 +255,11 @@ func (s *Store) remove(ctx context.Context, id ID, why Event) (Pin, error) {
 			What: fmt.Sprintf("it has no pin in scope %s", id.Scope), Do: "imagepin pin ls lists the pins of this node.",
 		}
 	}
+	failpoint.Reach("pin.remove")
 	if err := s.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
 		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)
 	}
+	failpoint.Reach("pin.removed")
 	s.set(id, nil)
 	s.Notify(ctx, why, p, "")
 	return p, nil
@@ -284,6 +287,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	if err != nil {
 		return Pin{}, err
 	}
+	failpoint.Reach("pin.write")
 	if old == nil {
 		_, err = s.Images.Create(namespaced(ctx), img)
 		if errdefs.IsAlreadyExists(err) { // one that could not be read
@@ -295,6 +299,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	if err != nil {
 		return Pin{}, fmt.Errorf("write pin %s: %w", id, err)
 	}
+	failpoint.Reach("pin.written")
 	s.set(id, want)
 	if event != "" {
 		var previous digest.Digest

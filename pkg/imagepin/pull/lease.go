@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -31,6 +32,7 @@ func withLease(ctx context.Context, manager leases.Manager, fn func(context.Cont
 	if err != nil {
 		return fmt.Errorf("lease for what is pulled: %w", err)
 	}
+	failpoint.Reach("pull.leased")
 	err = fn(leases.WithLease(ctx, l.ID))
 
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
@@ -42,6 +44,7 @@ func withLease(ctx context.Context, manager leases.Manager, fn func(context.Cont
 	if derr := manager.Delete(cleanup, l, opts...); derr != nil && !errdefs.IsNotFound(derr) {
 		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("a lease stays until it expires")
 	}
+	failpoint.Reach("pull.released")
 	return err
 }
 
@@ -58,6 +61,7 @@ func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 		if i == len(all)-1 {
 			opts = append(opts, leases.SynchronousDelete)
 		}
+		failpoint.Reach("start.leftover")
 		if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the lease of an earlier call: %w", err)
 		}

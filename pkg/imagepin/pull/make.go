@@ -20,6 +20,7 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -55,6 +56,7 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 	}); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
+	failpoint.Reach("pull.chosen")
 	src.root = path[len(path)-1]
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
 	if err := traced(ctx, "fetch", func(ctx context.Context) error {
@@ -62,6 +64,7 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 	}, tracing.WithAttribute("image.digest", src.root.Digest.String())); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
+	failpoint.Reach("pull.unpacked")
 	manifest := src.root
 	if len(path) == 1 {
 		manifest = dst.manifest

@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
@@ -327,11 +328,17 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 			if fetched {
 				done = metrics.Fetched
 			}
-			return record(ctx, made)
+			failpoint.Reach("pull.made")
+			if err := record(ctx, made); err != nil {
+				return err
+			}
+			failpoint.Reach("pull.recorded")
+			return nil
 		})
 	}
 	if err == nil && len(change.Names) > 0 {
 		err = traced(ctx, "visible", func(ctx context.Context) error { return p.Visible(ctx, entry.ImageID, change.Names) })
+		failpoint.Reach("pull.visible")
 	}
 	if err != nil {
 		if j.pin != nil && gone(err) {

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -119,6 +120,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		}
 		return r, nil
 	}
+	failpoint.Reach("refresh.pulled")
 	return r, p.moveTo(ctx, j, ref, pins, had, &r)
 }
 
@@ -145,6 +147,7 @@ func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []
 		if err != nil {
 			return err
 		}
+		failpoint.Reach("refresh.pinned")
 		j.pin = &moved
 		r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: moved.Root.Digest})
 	}
@@ -155,6 +158,7 @@ func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []
 		if err != nil {
 			return err
 		}
+		failpoint.Reach("refresh.moved")
 		r.Targets[i].After = moved.Root.Digest
 	}
 	return nil

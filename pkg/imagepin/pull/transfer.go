@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -60,6 +61,7 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 				err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 			}
 		}()
+		failpoint.Reach("pull.fetch")
 		f, err := open()
 		if err != nil {
 			return nil, err
@@ -144,6 +146,7 @@ func (p *Puller) keepIndexes(ctx context.Context, name string, path []ocispec.De
 		if _, err := images.SetChildrenLabels(p.Content, next)(ctx, desc); err != nil {
 			return fmt.Errorf("keep manifest of %s: %w", desc.Digest, err)
 		}
+		failpoint.Reach("pull.kept")
 		if _, err := note(ctx, desc); err != nil {
 			return fmt.Errorf("note source of %s: %w", desc.Digest, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -90,9 +91,11 @@ func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
 	var err error
 	if loss.Mendable {
 		if err = r.Puller.Unpack(ctx, e); err == nil {
+			failpoint.Reach("heal.unpacked")
 			_, err = r.Store.Put(ctx, "", e)
 		}
 		if err == nil {
+			failpoint.Reach("heal.recorded")
 			entry.Infof("a key is ready again: %s, and it was unpacked from what is here", loss.Why)
 			return true
 		}
@@ -104,9 +107,11 @@ func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
 		}
 	}
 	entry.Warnf("a key is dropped: %s, and cannot be made ready from what is here", loss.Why)
+	failpoint.Reach("heal.drop")
 	if err := r.Store.Drop(ctx, e); err != nil && ctx.Err() == nil {
 		entry.WithError(err).Warnf("cannot drop a key; it is tried again in %s", healAgain)
 		return false
 	}
+	failpoint.Reach("heal.dropped")
 	return true
 }

@@ -23,6 +23,7 @@ import (
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -180,9 +181,11 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 		if len(entries) == 0 {
 			continue
 		}
+		failpoint.Reach("adopt.found")
 		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
 			return err
 		}
+		failpoint.Reach("adopt.recorded")
 	}
 	return nil
 }

@@ -3,8 +3,11 @@ package store
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -13,13 +16,20 @@ import (
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
+
+// walkTimeout is how long a snapshotter may take to list its snapshots: 10,000
+// take containerd's own a second.
+const walkTimeout = 10 * time.Second
 
 // Loaded is what a start found besides the keys that are ready.
 type Loaded struct {
 	// Unexplained are the records that no key in the index speaks of: what
-	// another tool put on the node.
+	// another tool put on the node. Where there is an image in a snapshotter
+	// that no key accounts for, the records of images that were adopted are
+	// among them too: it may be one of those, for one more target.
 	Unexplained []images.Image
 	// Lost are keys that are recorded, but are not ready: they are not in the
 	// index.
@@ -68,6 +78,10 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	var stale []imagepin.Entry
 	for _, img := range all {
 		for _, e := range decode(ctx, img) {
+			if d := e.RecordTarget.Digest; d != e.Root.Digest && d != e.Manifest {
+				stale = append(stale, e) // the record has come to mean another image
+				continue
+			}
 			if loss, lost := s.lost(e, have); lost {
 				loaded.Lost = append(loaded.Lost, loss)
 				continue
@@ -91,9 +105,11 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	}
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
-	s.index.byRecord, s.index.ids, s.index.proofs = x.byRecord, x.ids, x.proofs
+	s.index.byRecord, s.index.bySnapshot = x.byRecord, x.bySnapshot
+	s.index.ids, s.index.proofs = x.ids, x.proofs
 	s.index.mu.Unlock()
 	for _, e := range stale {
+		failpoint.Reach("start.astray")
 		label := imagepin.KeyLabelName(e.Key)
 		_, err := s.Records.Update(ctx, images.Image{
 			Name: e.Record, Labels: map[string]string{label: deletedLabel},
@@ -106,7 +122,10 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	for _, l := range loaded.Lost {
 		lost[l.Entry.Record] = true
 	}
-	loaded.Unexplained = slices.DeleteFunc(all, func(img images.Image) bool { return s.Explained(img) || lost[img.Name] })
+	news := s.unclaimed(have)
+	loaded.Unexplained = slices.DeleteFunc(all, func(img images.Image) bool {
+		return lost[img.Name] || s.Explained(img) && !(news && s.Adopted(img.Name))
+	})
 	return loaded, nil
 }
 
@@ -119,7 +138,7 @@ func (s *Store) lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	if why == "" {
 		return Loss{}, false
 	}
-	whole := have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
+	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
 	_, silent := have.silent[e.Target.Snapshotter]
 	return Loss{Entry: e, Why: why, Mendable: whole, Wait: whole && silent}, true
 }
@@ -196,21 +215,48 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("walk content: %w", err)
 	}
+	var (
+		walks sync.WaitGroup
+		mu    sync.Mutex
+	)
 	for _, name := range s.Runtimes.Snapshotters() {
-		committed := make(map[string]struct{})
-		err := s.Snapshotter(name).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
-			if i.Kind == snapshots.KindCommitted {
-				committed[i.Name] = struct{}{}
+		walks.Go(func() {
+			committed, err := s.committed(ctx, name)
+			if err != nil {
+				log.G(ctx).WithError(err).WithField("snapshotter", name).Error("its images are not available: cannot list snapshots")
 			}
-			return nil
+			mu.Lock()
+			defer mu.Unlock()
+			if inv.snapshots[name] = committed; err != nil {
+				inv.silent[name] = err
+			}
 		})
-		if err != nil && !errdefs.IsNotFound(err) {
-			log.G(ctx).WithError(err).WithField("snapshotter", name).Error("its images are not available: cannot list snapshots")
-			inv.silent[name] = err
-		}
-		inv.snapshots[name] = committed
 	}
-	return inv, nil
+	walks.Wait()
+	return inv, ctx.Err()
+}
+
+// committed walks a snapshotter. One that hangs must not keep the images of the
+// others from being served.
+func (s *Store) committed(ctx context.Context, snapshotter string) (_ map[string]struct{}, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
+	defer cancel()
+	names := make(map[string]struct{})
+	err = s.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+		if i.Kind == snapshots.KindCommitted {
+			names[i.Name] = struct{}{}
+		}
+		return nil
+	})
+	if errdefs.IsNotFound(err) {
+		err = nil // it has never had any
+	}
+	return names, err
 }
 
 // HasBlob tells whether the content store has a blob.
@@ -232,6 +278,8 @@ func (inv *Inventory) HasSnapshot(snapshotter string, chainID digest.Digest) boo
 // Missing says what an entry lacks to be ready; nothing where it is.
 func (inv *Inventory) Missing(e imagepin.Entry) string {
 	switch {
+	case !inv.HasBlob(e.RecordTarget.Digest):
+		return "index or manifest " + e.RecordTarget.Digest.String() + " is gone"
 	case !inv.HasBlob(e.Manifest):
 		return "manifest " + e.Manifest.String() + " is gone"
 	case !inv.HasBlob(e.ImageID):

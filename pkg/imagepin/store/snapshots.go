@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -33,10 +34,12 @@ func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) 
 			continue
 		}
 		seen[u] = true
+		failpoint.Reach("remove.release")
 		if err := s.release(ctx, u); err != nil {
 			return err
 		}
 	}
+	failpoint.Reach("remove.released")
 	return nil
 }
 
@@ -78,6 +81,7 @@ func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory) error {
 		}
 	}
 	for _, u := range orphans {
+		failpoint.Reach("start.orphan")
 		if err := s.release(ctx, u); err != nil {
 			return err
 		}

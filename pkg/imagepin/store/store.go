@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -135,6 +136,7 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	if err != nil {
 		return ch, err
 	}
+	failpoint.Reach("remove.recorded")
 	// The keys are gone: what they held has to go too, whoever still waits.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
 	defer cancel()
@@ -212,6 +214,7 @@ func (s *Store) unseat(ctx context.Context, entries []imagepin.Entry) error {
 	if _, err := s.apply(ctx, entries, moved, ""); err != nil {
 		return err
 	}
+	failpoint.Reach("sync.unseated")
 	return s.releaseSnapshots(ctx, entries)
 }
 
@@ -223,6 +226,7 @@ func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
 	if _, err := s.apply(ctx, entries, nil, ""); err != nil {
 		return err
 	}
+	failpoint.Reach("sync.forgotten")
 	return s.releaseSnapshots(ctx, entries)
 }
 
@@ -261,10 +265,12 @@ func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proo
 				return err
 			}
 			for i := range changes {
+				failpoint.Reach("store.write")
 				if err := changes[i].write(ctx, store); err != nil {
 					return err
 				}
 			}
+			failpoint.Reach("store.commit")
 			return nil
 		})
 		if err != nil {
@@ -389,9 +395,11 @@ func (s *Store) Collect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("collect garbage: %w", err)
 	}
+	failpoint.Reach("collect.leased")
 	if err := s.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("collect garbage: %w", err)
 	}
+	failpoint.Reach("collect.done")
 	return nil
 }
 
