@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -183,10 +181,9 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.removePod(p)
-	refresh := exec.CommandContext(r.ctx, filepath.Join(r.Options().BinDir, "imagepin"), "--address", r.Address(), "refresh", pinned)
 	const hasChanged = 10
-	if out, _ := refresh.CombinedOutput(); refresh.ProcessState.ExitCode() != hasChanged {
-		t.Fatalf("imagepin refresh: %s: %s", refresh.ProcessState, out)
+	if out, code := r.operator("refresh", pinned); code != hasChanged {
+		t.Fatalf("imagepin refresh: %d: %s", code, out)
 	}
 	retains := scrape(t, address)["imagepin_retained_bytes"]
 	if retains == 0 {

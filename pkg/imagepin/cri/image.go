@@ -1,19 +1,13 @@
 package cri
 
 import (
-	"context"
-	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/distribution/reference"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -80,52 +74,4 @@ func normalized(name string) string {
 		return ref.String()
 	}
 	return name
-}
-
-// verboseInfo is what ImageStatus tells besides the image itself. "info" is as
-// containerd's CRI has it; "imagepin" is what is known of the keys.
-func (s *Service) verboseInfo(ctx context.Context, e imagepin.Entry) (map[string]string, error) {
-	b, err := content.ReadBlob(s.namespaced(ctx), s.Content, ocispec.Descriptor{Digest: e.ImageID})
-	if err != nil {
-		return nil, err
-	}
-	var spec ocispec.Image
-	if err := json.Unmarshal(b, &spec); err != nil {
-		return nil, err
-	}
-	stock, err := json.Marshal(struct {
-		ChainID   string        `json:"chainID"`
-		ImageSpec ocispec.Image `json:"imageSpec"`
-	}{e.ChainID.String(), spec})
-	if err != nil {
-		return nil, err
-	}
-	type key struct {
-		Ref         string    `json:"ref"`
-		Platform    string    `json:"platform"`
-		Snapshotter string    `json:"snapshotter"`
-		Handlers    []string  `json:"handlers"`
-		Digest      string    `json:"digest"`
-		Manifest    string    `json:"manifest"`
-		ReadyAt     time.Time `json:"readyAt"`
-		Source      string    `json:"source"`
-		Host        string    `json:"host,omitempty"`
-		Record      string    `json:"record"`
-	}
-	var keys []key
-	for _, o := range s.Store.ByID(e.ImageID) {
-		keys = append(keys, key{
-			Ref: o.Ref, Platform: o.Target.Platform, Snapshotter: o.Target.Snapshotter,
-			Handlers: s.Runtimes.Handlers(o.Target), Digest: o.Root.Digest.String(),
-			Manifest: o.Manifest.String(), ReadyAt: o.ReadyAt, Source: string(o.Source),
-			Host: o.Host, Record: o.Record,
-		})
-	}
-	ours, err := json.Marshal(struct {
-		Keys []key `json:"keys"`
-	}{keys})
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{"info": string(stock), "imagepin": string(ours)}, nil
 }

@@ -1,0 +1,104 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// verboseInfo is what ImageStatus tells besides the image itself. "info" is as
+// containerd's CRI has it; "imagepin" is what is known of the keys.
+func (s *Service) verboseInfo(ctx context.Context, e imagepin.Entry) (map[string]string, error) {
+	b, err := content.ReadBlob(s.namespaced(ctx), s.Content, ocispec.Descriptor{Digest: e.ImageID})
+	if err != nil {
+		return nil, err
+	}
+	var spec ocispec.Image
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return nil, err
+	}
+	stock, err := json.Marshal(struct {
+		ChainID   string        `json:"chainID"`
+		ImageSpec ocispec.Image `json:"imageSpec"`
+	}{e.ChainID.String(), spec})
+	if err != nil {
+		return nil, err
+	}
+	var keys []verboseKey
+	for _, o := range s.Store.ByID(e.ImageID) {
+		keys = append(keys, s.verboseKey(o))
+	}
+	ours, err := json.Marshal(struct {
+		Keys []verboseKey `json:"keys"`
+	}{keys})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"info": string(stock), "imagepin": string(ours)}, nil
+}
+
+// verboseKey is what crictl inspecti shows of a key.
+type verboseKey struct {
+	Ref         string       `json:"ref"`
+	Platform    string       `json:"platform"`
+	Snapshotter string       `json:"snapshotter"`
+	Handlers    []string     `json:"handlers"`
+	Digest      string       `json:"digest"`
+	Manifest    string       `json:"manifest"`
+	ReadyAt     time.Time    `json:"readyAt"`
+	Source      string       `json:"source"`
+	Host        string       `json:"host,omitempty"`
+	Record      string       `json:"record"`
+	Rule        verboseRule  `json:"rule"`
+	Pins        []verbosePin `json:"pins,omitempty"`
+}
+
+// verboseRule is the rule of the policy for a key's reference.
+type verboseRule struct {
+	Match              string `json:"match,omitempty"` // empty for the defaults
+	PullBehavior       string `json:"pullBehavior"`
+	VersionConsistency string `json:"versionConsistency"`
+	Retain             bool   `json:"retain"`
+	AllowPodOverride   bool   `json:"allowPodOverride"`
+}
+
+// verbosePin is what a key's reference is pinned to in one scope, which can be
+// another digest than the key's.
+type verbosePin struct {
+	Scope  string     `json:"scope"`
+	Digest string     `json:"digest"`
+	Since  time.Time  `json:"since"`
+	By     string     `json:"by"`
+	Retain bool       `json:"retain"`
+	Drift  *pin.Drift `json:"drift,omitempty"`
+}
+
+func (s *Service) verboseKey(e imagepin.Entry) verboseKey {
+	k := verboseKey{
+		Ref: e.Ref, Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter,
+		Handlers: s.Runtimes.Handlers(e.Target), Digest: e.Root.Digest.String(),
+		Manifest: e.Manifest.String(), ReadyAt: e.ReadyAt, Source: string(e.Source),
+		Host: e.Host, Record: e.Record, Rule: ruleOf(s.Puller.Policy.Rule(e.Ref)),
+	}
+	for _, p := range s.Pins.Scopes(e.Ref) {
+		k.Pins = append(k.Pins, verbosePin{
+			Scope: string(p.Scope), Digest: p.Root.Digest.String(), Since: p.MadeAt.UTC(), By: string(p.By),
+			Retain: p.Retain, Drift: p.Drift,
+		})
+	}
+	return k
+}
+
+func ruleOf(r policy.Rule) verboseRule {
+	return verboseRule{
+		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
+		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride,
+	}
+}
