@@ -303,7 +303,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	s.set(id, want)
 	if event != "" {
 		var previous digest.Digest
-		if old != nil {
+		if event == Moved {
 			previous = old.Root.Digest
 		}
 		s.Notify(ctx, event, *want, previous)
