@@ -208,6 +208,18 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 	return c, len(c.fieldpaths) > 0
 }
 
+// strip takes the labels called gone off a record, and leaves the rest of it.
+func strip(current images.Image, gone map[string]struct{}) (change, bool) {
+	c := change{image: images.Image{Name: current.Name, Labels: map[string]string{}}}
+	for label := range gone {
+		if _, here := current.Labels[label]; here {
+			c.image.Labels[label] = deletedLabel
+			c.fieldpaths = append(c.fieldpaths, "labels."+label)
+		}
+	}
+	return c, len(c.fieldpaths) > 0
+}
+
 // surplusProofs are the oldest proofs of a record that has no room for one
 // more: credentials that rotate must not fill a label map.
 func surplusProofs(labels map[string]string, proof string) []string {

@@ -19,21 +19,32 @@ type index struct {
 	byRef    map[string]group
 	byID     map[digest.Digest]group
 	byRecord map[string]group
-	ids      *digestset.Set
-	proofs   proofs
+	// bySnapshot has the entries that need a snapshot.
+	bySnapshot map[snapshot]group
+	ids        *digestset.Set
+	proofs     proofs
 }
+
+// snapshot is one that is committed, by its chain ID.
+type snapshot struct {
+	snapshotter string
+	chainID     digest.Digest
+}
+
+func snapshotOf(e *imagepin.Entry) snapshot { return snapshot{e.Target.Snapshotter, e.ChainID} }
 
 // group is a set of entries in a stable order.
 type group []*imagepin.Entry
 
 func newIndex() *index {
 	return &index{
-		byKey:    make(map[imagepin.Key]*imagepin.Entry),
-		byRef:    make(map[string]group),
-		byID:     make(map[digest.Digest]group),
-		byRecord: make(map[string]group),
-		ids:      digestset.NewSet(),
-		proofs:   newProofs(),
+		byKey:      make(map[imagepin.Key]*imagepin.Entry),
+		byRef:      make(map[string]group),
+		byID:       make(map[digest.Digest]group),
+		byRecord:   make(map[string]group),
+		bySnapshot: make(map[snapshot]group),
+		ids:        digestset.NewSet(),
+		proofs:     newProofs(),
 	}
 }
 
@@ -56,6 +67,7 @@ func (x *index) add(e *imagepin.Entry) {
 	x.byKey[e.Key] = e
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
+	x.bySnapshot[snapshotOf(e)] = x.bySnapshot[snapshotOf(e)].with(e)
 	if len(x.byID[e.ImageID]) == 0 {
 		// The digest was validated when the entry was made: Add cannot fail.
 		_ = x.ids.Add(e.ImageID)
@@ -71,6 +83,7 @@ func (x *index) remove(k imagepin.Key) {
 	delete(x.byKey, k)
 	take(x.byRef, e.Ref, e)
 	take(x.byRecord, e.Record, e)
+	take(x.bySnapshot, snapshotOf(e), e)
 	take(x.byID, e.ImageID, e)
 	if len(x.byID[e.ImageID]) == 0 {
 		_ = x.ids.Remove(e.ImageID)

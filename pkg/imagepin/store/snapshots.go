@@ -62,20 +62,25 @@ func (s *Store) release(ctx context.Context, u unpacked) error {
 
 // ReleaseOrphans lets go of the snapshots of images that have keys, but none
 // for the snapshotter: what a removal leaves that was killed after its records
-// were written. It writes nothing where there are none.
-func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory) error {
+// were written. Those of lost keys stay: they may be wanted yet. It writes
+// nothing where there are none.
+func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory, lost ...Loss) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	wanted := make(map[unpacked]bool)
+	for _, l := range lost {
+		wanted[unpacked{l.Entry.ImageID, l.Entry.Target.Snapshotter}] = true
+	}
 	var orphans []unpacked
 	for blob, snapshotters := range have.blobs {
 		if len(snapshotters) == 0 || len(s.ByID(blob)) == 0 {
 			continue
 		}
 		for _, name := range snapshotters {
-			if u := (unpacked{blob, name}); !s.keeps(u) && s.Snapshotter(name) != nil {
+			if u := (unpacked{blob, name}); !wanted[u] && !s.keeps(u) && s.Snapshotter(name) != nil {
 				orphans = append(orphans, u)
 			}
 		}

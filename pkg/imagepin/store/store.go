@@ -174,7 +174,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
-	if err := s.forget(ctx, moved); err != nil {
+	if err := s.unseat(ctx, moved); err != nil {
 		return nil, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
@@ -187,7 +187,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	return &img, nil
 }
 
-// unseat takes keys off a record that is gone. Those of a tag whose own record is
+// unseat takes keys off a record that is gone, or means another image. Those of a tag whose own record is
 // still there move to that, which keeps the image as well; the others are
 // removed.
 func (s *Store) unseat(ctx context.Context, entries []imagepin.Entry) error {
@@ -379,8 +379,9 @@ func planRecord(ctx context.Context, store images.Store, v view, name string, go
 	}
 	if want == nil && current != nil && !ours[current.Target.Digest] {
 		// Another tool has moved it, and it is not for a removal to take away
-		// what no key speaks of.
-		return change{}, false, nil
+		// what no key speaks of. What it carried of ours speaks of something else.
+		c, needed = strip(*current, gone)
+		return c, needed, nil
 	}
 	c, needed = diff(name, current, want, gone, proof)
 	return c, needed, nil

@@ -417,7 +417,7 @@ func TestSync(t *testing.T) {
 		"tag was deleted":               {(*env).deleteTag, "tag", 1, false},
 		"record with keys was deleted":  {(*env).deleteDigest, "digest", 1, false},
 		"tag was moved":                 {(*env).moveTag, "tag", 2, true},
-		"record with keys was moved":    {(*env).moveDigest, "digest", 0, true},
+		"record with keys was moved":    {(*env).moveDigest, "digest", 1, true},
 		"labels of the record wiped":    {(*env).wipeDigest, "digest", 2, false},
 		"an unknown record was created": {(*env).createOther, "other", 2, true},
 	} {

@@ -1,0 +1,187 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// SnapshotGone takes notice that a snapshot may have been removed. The keys that
+// need it leave the index, so that they are not reported as present, and are
+// returned to be healed. Their labels stay.
+func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]Loss, error) {
+	id := snapshot{snapshotter, digest.Digest(name)}
+	if !s.needs(id) {
+		return nil, nil // most are those of containers
+	}
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	here, err := s.HasSnapshot(ctx, snapshotter, id.chainID)
+	if err != nil || here {
+		return nil, err
+	}
+	s.index.mu.RLock()
+	entries := s.index.bySnapshot[id].values()
+	s.index.mu.RUnlock()
+	var losses []Loss
+	for _, e := range entries {
+		whole, err := s.whole(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		losses = append(losses, Loss{Entry: e, Why: "snapshot " + name + " is gone", Mendable: whole})
+	}
+	s.index.replace(entries, nil)
+	return losses, nil
+}
+
+func (s *Store) needs(id snapshot) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return len(s.index.bySnapshot[id]) > 0
+}
+
+// ContentGone takes notice that a blob may have been deleted. The keys that
+// need it leave the index, and are returned. Layers are not needed once they
+// are unpacked.
+func (s *Store) ContentGone(ctx context.Context, d digest.Digest) ([]Loss, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var entries []imagepin.Entry
+	s.index.mu.RLock()
+	for _, e := range s.index.byKey {
+		if e.Manifest == d || e.ImageID == d || e.RecordTarget.Digest == d {
+			entries = append(entries, *e)
+		}
+	}
+	s.index.mu.RUnlock()
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	if here, err := s.hasBlob(ctx, d); err != nil || here {
+		return nil, err
+	}
+	var losses []Loss
+	for _, e := range entries {
+		losses = append(losses, Loss{Entry: e, Why: "content " + d.String() + " is gone"})
+	}
+	s.index.replace(entries, nil)
+	return losses, nil
+}
+
+// whole tells whether there is all of an entry but its snapshot and layers.
+func (s *Store) whole(ctx context.Context, e imagepin.Entry) (bool, error) {
+	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
+		if here, err := s.hasBlob(ctx, d); err != nil || !here {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (s *Store) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
+	_, err := s.Content.Info(ctx, d)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// HasSnapshot tells whether chainID is committed in a snapshotter now. An image
+// without layers has no chain ID, and needs no snapshot.
+func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error) {
+	if chainID == "" {
+		return true, nil
+	}
+	info, err := s.Snapshotter(snapshotter).Stat(ctx, chainID.String())
+	switch {
+	case errdefs.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("snapshot %s in %s: %w", chainID, snapshotter, err)
+	}
+	return info.Kind == snapshots.KindCommitted, nil
+}
+
+// Restore records a key that has been made ready again, if the record called
+// witness still means it: another tool, or a removal, may have been there
+// meanwhile. What it needs must be held by a lease of the caller.
+func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	img, err := s.Records.Get(ctx, witness)
+	if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != e.Root.Digest && img.Target.Digest != e.RecordTarget.Digest {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read image record %s: %w", witness, err)
+	}
+	if whole, err := s.whole(ctx, e); err != nil || !whole {
+		return false, err
+	}
+	if here, err := s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID); err != nil || !here {
+		return false, err
+	}
+	if _, ok := s.Get(e.Key); ok {
+		return true, nil // a pull came first, and knows better
+	}
+	_, err = s.apply(ctx, nil, []imagepin.Entry{e}, "")
+	return err == nil, err
+}
+
+// Hold makes an image's configuration keep its snapshot alive, as unpacking it
+// does last: another tool may be between the two.
+func (s *Store) Hold(ctx context.Context, e imagepin.Entry) error {
+	if e.ChainID == "" {
+		return nil
+	}
+	label := snapshotRefPrefix + e.Target.Snapshotter
+	info, err := s.Content.Info(ctx, e.ImageID)
+	if err != nil || info.Labels[label] == e.ChainID.String() {
+		return err
+	}
+	_, err = s.Content.Update(ctx, content.Info{
+		Digest: e.ImageID,
+		Labels: map[string]string{label: e.ChainID.String()},
+	}, "labels."+label)
+	return err
+}
+
+// Adopted tells whether the keys of a reference are of an image that came by
+// another tool, and a target that could have it has none.
+func (s *Store) Adopted(ref string) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	g := s.index.byRef[ref]
+	return len(g) > 0 && len(g) < len(s.Runtimes.Targets()) &&
+		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
+}
+
+// unclaimed tells whether a configuration names a snapshot, in a snapshotter of
+// the node's, that no key accounts for.
+func (s *Store) unclaimed(have *Inventory) bool {
+	for blob, snapshotters := range have.blobs {
+		for _, name := range snapshotters {
+			if _, ours := have.snapshots[name]; ours && !s.keeps(unpacked{blob, name}) {
+				return true
+			}
+		}
+	}
+	return false
+}
