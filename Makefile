@@ -5,7 +5,7 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration tools
+MODULES      = . integration integration/lazy tools
 
 .PHONY: help
 help: ## List the targets
@@ -41,6 +41,11 @@ test-unit: ## Unit tests, under the race detector
 test-integration: build test-binaries ## Real containerd, registry, runc and snapshotters
 	cd integration && $(GO) test -timeout 30m ./...
 
+.PHONY: test-lazy
+test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (stargz's) beside overlayfs; needs FUSE
+	GO=$(GO) hack/lazy-binaries.sh
+	cd integration/lazy && $(GO) test -timeout 10m ./...
+
 .PHONY: check
 check: check-format check-vet check-lint check-windows check-tidy check-generate ## Everything that is checked without running it
 
@@ -52,6 +57,7 @@ check-format:
 check-vet:
 	$(GO) vet $(OURS)
 	cd integration && $(GO) vet ./...
+	cd integration/lazy && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:

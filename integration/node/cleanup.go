@@ -22,6 +22,9 @@ func (n *Node) Close() error {
 	return errors.Join(n.Kill9(), cleanup(n.root, n.ownsRoot))
 }
 
+// Cgroup is the cgroup of everything that runs on the node; what else is put below it is ended and removed with the node.
+func (n *Node) Cgroup() string { return cgroupParent(n.root) }
+
 // cgroupParent is the cgroup of a node's pods. Being the root's name, it tells a node's processes from all others.
 func cgroupParent(root string) string { return "/" + filepath.Base(root) }
 
@@ -45,7 +48,7 @@ func cleanup(root string, removeRoot bool) error {
 		// They are not our children, so that their end cannot be waited for, only looked for.
 		time.Sleep(2 * time.Millisecond)
 	}
-	if err := unmountBelow(root); err != nil {
+	if err := UnmountBelow(root); err != nil {
 		errs = append(errs, err)
 	}
 	if err := removeCgroups(cgroupParent(root)); err != nil {
@@ -88,7 +91,8 @@ func processes(root string) []int {
 	return pids
 }
 
-func unmountBelow(root string) error {
+// UnmountBelow unmounts everything that is mounted below a directory, also what its filesystem no longer answers for.
+func UnmountBelow(root string) error {
 	var errs []error
 	for range 3 { // mounts may be stacked
 		info, err := os.ReadFile("/proc/self/mountinfo")

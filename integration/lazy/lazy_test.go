@@ -1,0 +1,197 @@
+package lazy
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// TestSideBySide runs pods of one image on overlayfs and on the lazy snapshotter, in both orders, with layers kept and discarded;
+// removes one side and then the other; and looks that each is freed. Stock fails most of these.
+func TestSideBySide(t *testing.T) {
+	t.Parallel()
+	for _, discard := range []bool{false, true} {
+		for _, order := range [][]string{{eagerHandler, lazyHandler}, {lazyHandler, eagerHandler}} {
+			t.Run(fmt.Sprintf("discard=%t/%s-first", discard, order[0]), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, node.Options{DiscardUnpackedLayers: discard})
+				opts := options("v1")
+				ref, layers := r.push("app:v1", opts), r.layers(opts)
+				var pods []*node.Pod
+				for i, handler := range order {
+					r.gc()
+					r.reg.Reset()
+					res := r.run(handler, ref, opts.Line(0))
+					pods = append(pods, res.Pod)
+					if handler != lazyHandler {
+						continue
+					}
+					r.wantLazy(layers)
+					if i == 0 {
+						r.wantBlobs("after the lazy pod", layers, false)
+					}
+				}
+				r.gc()
+				r.wantBlobs("after both", layers, !discard)
+
+				// The image of one side goes, and only its snapshots.
+				images, err := r.ListImages(r.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, handler := range order {
+					r.remove(pods[i])
+					if err := r.RemoveImage(r.ctx, ref, handler); err != nil {
+						t.Fatal(err)
+					}
+					r.gc()
+					// What is left is the sandbox image's one layer.
+					if left := r.layersIn(snapshotterOf(handler)); len(left) > 1 {
+						t.Errorf("removal on %s leaves snapshots %q", snapshotterOf(handler), left)
+					}
+					if i == 0 {
+						r.remove(r.run(order[1], ref, opts.Line(0)).Pod)
+					}
+				}
+				r.wantBlobs("after both were removed", layers, false)
+				now, err := r.ListImages(r.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(now) != len(images)-1 {
+					t.Errorf("%d images are listed after the removal, of %d", len(now), len(images))
+				}
+			})
+		}
+	}
+}
+
+func snapshotterOf(handler string) string {
+	if handler == lazyHandler {
+		return snapshotter
+	}
+	return "overlayfs"
+}
+
+// TestSecondPlatform runs the image of another platform from the lazy snapshotter beside this machine's on overlayfs.
+func TestSecondPlatform(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{
+		DiscardUnpackedLayers: true,
+		Handlers:              []node.Handler{{Name: "foreign", Snapshotter: snapshotter, Platform: foreign}},
+	})
+	opts := options("v1")
+	ref := r.push("app:v1", opts)
+	r.run(eagerHandler, ref, opts.Line(0))
+	r.reg.Reset()
+	other := opts
+	other.Platform = foreign
+	r.run("foreign", ref, other.Line(0))
+	r.wantLazy(r.layers(other))
+	r.run(lazyHandler, ref, opts.Line(0))
+}
+
+// TestRestarts ends and kills containerd and the snapshotter. Running containers live through containerd's end; what they read
+// is gone with the snapshotter, by its nature, but new pods run when it is back.
+func TestRestarts(t *testing.T) {
+	t.Parallel()
+	for _, discard := range []bool{false, true} {
+		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, node.Options{DiscardUnpackedLayers: discard})
+			opts := options("v1")
+			ref, layers := r.push("app:v1", opts), r.layers(opts)
+			running := []*node.KubeletResult{r.run(lazyHandler, ref, opts.Line(0)), r.run(eagerHandler, ref, opts.Line(0))}
+			id := running[0].ImageID
+
+			for _, end := range []func() error{r.Stop, r.Kill9} {
+				if err := end(); err != nil {
+					t.Fatal(err)
+				}
+				if err := r.Restart(r.ctx, nil); err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range running {
+					lines, err := c.Container.Output(r.ctx, 1)
+					if err != nil || lines[0] != opts.Line(0) {
+						t.Errorf("a container that ran before says %q, %v", lines, err)
+					}
+				}
+				r.wantHere(ref, id)
+				r.reg.Reset()
+				r.run(lazyHandler, ref, opts.Line(0))
+				r.wantNoWholeLayer(layers)
+			}
+			if err := r.RemovePods(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+
+			// In the order of units: the snapshotter is stopped after containerd and started before it.
+			if err := r.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.sn.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			r.startSnapshotter()
+			if err := r.Restart(r.ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+			r.wantHere(ref, id)
+			r.runBoth(ref, opts.Line(0))
+
+			// The snapshotter alone is killed, under a pod. The other side goes on, and this one when it is back.
+			if err := r.sn.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+			r.run(eagerHandler, ref, opts.Line(0))
+			if _, err := r.RunPod(r.ctx, node.PodOptions{Handler: lazyHandler}); err == nil {
+				t.Error("a lazy pod starts although its snapshotter is down")
+			}
+			r.startSnapshotter()
+			r.reconnected()
+			r.runBoth(ref, opts.Line(0))
+
+			// Both are, as when the machine loses its power.
+			if err := r.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.sn.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+			r.startSnapshotter()
+			if err := r.Restart(r.ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+			r.wantHere(ref, id)
+			r.reg.Reset()
+			r.runBoth(ref, opts.Line(0))
+			r.wantNoWholeLayer(layers)
+			if err := r.RemovePods(r.ctx); err != nil {
+				t.Error(err)
+			}
+			r.check()
+		})
+	}
+}
+
+func (r *rig) runBoth(ref, line string) {
+	r.t.Helper()
+	r.run(lazyHandler, ref, line)
+	r.run(eagerHandler, ref, line)
+}
+
+// wantHere fails the test unless the image is present for both handlers under the same ID.
+func (r *rig) wantHere(ref, id string) {
+	r.t.Helper()
+	for _, handler := range []string{eagerHandler, lazyHandler} {
+		img, err := r.ImageStatus(r.ctx, ref, handler)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if img.GetId() != id {
+			r.t.Errorf("after a restart the image of handler %s is %q, not %q", handler, img.GetId(), id)
+		}
+	}
+}
