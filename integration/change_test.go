@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestHandlersComeAndGo starts containerd without the handlers that images were pulled for, and with them again: what nobody asks for
-// now is not forgotten, and the node's own images are not touched by it. There is no registry meanwhile.
+// TestHandlersComeAndGo starts containerd without the handlers that images were pulled for, and with them again: what was there for
+// them alone is gone and its space is freed, and the node's own images are not touched by it. There is no registry meanwhile.
 func TestHandlersComeAndGo(t *testing.T) {
 	t.Parallel()
 	handlers := append([]node.Handler{{Name: "foreign", Platform: foreign}}, onNative...)
@@ -25,7 +26,6 @@ func TestHandlersComeAndGo(t *testing.T) {
 	for _, h := range []string{"", second, "foreign"} {
 		r.removePod(r.pod(h))
 	}
-	before := r.images()
 	r.collect()
 	r.reg.Reset()
 	r.reg.Down()
@@ -39,20 +39,35 @@ func TestHandlersComeAndGo(t *testing.T) {
 		t.Errorf("without its handler the other platform's image is listed as %q", tags)
 	}
 	r.wantRun("", tag, opts.Line(0))
-	r.collect()
+	r.eventually("what was there for the other handlers is freed", func() bool {
+		s := r.state()
+		_, theirRecord := s.Images[node.Namespace+"/"+theirs]
+		_, theirConfig := s.Content[node.Namespace+"/"+theirs]
+		return len(s.SnapshotsOf("native")) == 0 && !theirRecord && !theirConfig
+	})
+	freed := r.state()
+	for name, i := range freed.Images {
+		for label, value := range i.Labels {
+			if strings.Contains(value, `"snapshotter":"native"`) || strings.Contains(value, foreign) {
+				t.Errorf("record %s has %s=%s", name, label, value)
+			}
+		}
+	}
 
 	r.crash(func(o *node.Options) { o.Handlers = handlers })
-	for h, want := range map[string]string{"runc": id, second: id, "foreign": theirs} {
+	for h, want := range map[string]string{"runc": id, second: "", "foreign": ""} {
 		if got := r.status(tag, h).GetId(); got != want {
-			t.Errorf("with its handler back the tag means %q for %s, not %s", got, h, want)
+			t.Errorf("with its handler back the tag means %q for %s, not %q", got, h, want)
 		}
 	}
-	for image := range before {
-		if got := r.images()[image]; !slices.Equal(got.GetRepoTags(), before[image].GetRepoTags()) {
-			t.Errorf("with the handlers back image %s is listed with %q, not %q", image, got.GetRepoTags(), before[image].GetRepoTags())
-		}
+	if d := node.Diff(freed, r.state()); d != "" {
+		t.Errorf("something was unpacked or fetched for handlers that no pod has asked for:\n%s", d)
 	}
-	r.wantRun(second, tag, opts.Line(0))
+	if err := r.reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	r.wantRun(second, tag, opts.Line(0)) // by digest, with the node's own credentials
+	r.pull(tag, "foreign")
 	r.wantRun("foreign", tag, line(opts, foreign))
 }
 
@@ -68,9 +83,12 @@ func TestDefaultSnapshotterChanges(t *testing.T) {
 	r.reg.Down()
 	for _, snapshotter := range []string{"native", "overlayfs"} {
 		r.crash(func(o *node.Options) { o.Snapshotter = snapshotter })
+		r.eventually("the images are unpacked in "+snapshotter, func() bool { return len(r.images()) == 2 })
 		r.wantNames(id, []string{tag}, []string{digest})
 		r.wantRun("", tag, opts.Line(0))
 	}
+	r.offline("images that are unpacked elsewhere")
+	r.eventually("the other snapshotter's are freed", func() bool { return len(r.state().SnapshotsOf("native")) == 0 })
 }
 
 // TestTagMovedByCtr moves a tag by other means than CRI: CRI's view follows, the record stays as it was set, and the older image goes

@@ -159,17 +159,18 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 		DiscardLayers:       config.DiscardLayers,
 		Ready:               ready,
 	})}
+	reconciler := reconcile.New(reconcile.Config{
+		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
+		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
+	})
 	f.control = control.New(control.Config{
+		Mend:  reconciler.Mend,
 		Store: s.store, Puller: puller, Pins: s.pins, Content: config.Content, Snapshotter: s.snapshotter,
 		Runtimes: s.runtimes, Namespace: namespace, Guard: f.service.Guard,
 	})
 	if err := metrics.Register(s.state); err != nil {
 		return nil, fmt.Errorf("imagepin: register metrics: %w", err)
 	}
-	reconciler := reconcile.New(reconcile.Config{
-		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
-		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
-	})
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
 	var running sync.WaitGroup
 	running.Go(func() { follow(ctx, s, reconciler, ready) })

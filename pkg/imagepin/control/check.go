@@ -17,7 +17,7 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 		for _, f := range report.Findings {
 			a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
 			if r.GetRepair() {
-				if err := f.Mend(ctx, s.Puller.Remake); err != nil {
+				if err := s.Mend(ctx, f); err != nil {
 					a.Error = err.Error()
 				} else {
 					a.Repaired = true

@@ -36,6 +36,8 @@ type Config struct {
 	Runtimes    *runtimeplatform.Set
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
+	// Mend repairs what a check has found.
+	Mend func(context.Context, store.Finding) error
 	// Guard runs a call: once the index stands, without a panic reaching
 	// containerd, and with errors as statuses.
 	Guard func(ctx context.Context, method string, call func() error) error

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -53,10 +54,33 @@ func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descri
 	return e, manifest, err
 }
 
-// Unpack unpacks an image whose layers are on the node for e's target. It
-// fails with ErrNotFound where a layer is not, and asks no registry. What it
-// unpacks is kept by the image's configuration.
-func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry) error {
+// Hold runs fn under a lease that holds what entries need.
+func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
+	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+		id, _ := leases.FromContext(ctx)
+		for _, e := range entries {
+			needs := []leases.Resource{
+				{ID: e.RecordTarget.Digest.String(), Type: "content"},
+				{ID: e.Manifest.String(), Type: "content"},
+			}
+			if e.ChainID != "" {
+				needs = append(needs, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+			}
+			for _, r := range needs {
+				if err := p.Leases.AddResource(ctx, leases.Lease{ID: id}, r); err != nil {
+					return fmt.Errorf("hold %s: %w", r.ID, err)
+				}
+			}
+		}
+		return fn(ctx)
+	})
+}
+
+// Unpack unpacks an image whose layers are on the node for e's target, and runs
+// record while a lease holds it. It fails with ErrNotFound where a layer is not
+// here, and asks no registry. What it unpacks is kept by the image's
+// configuration.
+func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error {
 	rt, ok := p.Runtimes.ForTarget(e.Target)
 	if !ok {
 		return fmt.Errorf("target %s: %w", e.Target, errdefs.ErrNotFound)
@@ -77,6 +101,9 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry) error {
 		if err := p.transfer.Transfer(ctx, src, dst); err != nil {
 			return err
 		}
-		return p.committed(ctx, e)
+		if err := p.committed(ctx, e); err != nil {
+			return err
+		}
+		return record(ctx)
 	})
 }

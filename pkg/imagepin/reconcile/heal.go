@@ -11,17 +11,21 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// healers is how many keys are healed at once.
-const healers = 2
+const (
+	// healers is how many keys of a snapshotter are healed at once.
+	healers = 2
+	// healFirst and healLast bound how long to wait before what could not be
+	// healed is tried again: twice as long each time.
+	healFirst = 250 * time.Millisecond
+	healLast  = 10 * time.Second
+)
 
-// healAgain is how long to wait before what could not be healed is tried again.
-const healAgain = 10 * time.Second
-
-// heal sees to the keys that were recorded but not ready when the index was
-// built. It goes on behind the service: a key is reported as present when it is.
+// healing sees to the keys that were recorded but are not ready. It goes on
+// behind the service: a key is reported as present when it is.
 //
 //   - Where only the snapshot is gone and the layers are here, it is unpacked
 //     again.
@@ -29,31 +33,96 @@ const healAgain = 10 * time.Second
 //     a disk that is full), it is tried again until it can.
 //   - Everything else is dropped: what is gone is fetched, by digest, when it is
 //     next asked for. So is a key whose target no runtime handler has any more.
-func (r *Reconciler) heal(ctx context.Context, found *store.Loaded) {
-	waiting := r.healAll(ctx, found.Lost)
-	if err := r.Store.ReleaseOrphans(ctx, found.Have); err != nil && ctx.Err() == nil {
-		log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
+//
+// Each snapshotter is seen to by itself: one that hangs does not keep the keys
+// of another from being healed.
+type healing struct {
+	r      *Reconciler
+	mu     sync.Mutex
+	queues map[string]*queue
+	owned  sync.WaitGroup
+}
+
+// queue is what there is to heal in one snapshotter.
+type queue struct {
+	healing *healing
+	losses  []store.Loss  // guarded by the healing's lock
+	more    chan struct{} // has one element where there are new losses
+}
+
+func newHealing(r *Reconciler) *healing { return &healing{r: r, queues: make(map[string]*queue)} }
+
+// wait waits until what add started has ended, which the end of its context
+// brings about.
+func (h *healing) wait() { h.owned.Wait() }
+
+// add has losses healed until ctx ends.
+func (h *healing) add(ctx context.Context, losses ...store.Loss) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range losses {
+		name := l.Entry.Target.Snapshotter
+		q := h.queues[name]
+		if q == nil {
+			q = &queue{healing: h, more: make(chan struct{}, 1)}
+			h.queues[name] = q
+			h.owned.Go(func() { q.run(ctx) })
+		}
+		q.losses = append(q.losses, l)
+		select {
+		case q.more <- struct{}{}:
+		default:
+		}
 	}
-	for len(waiting) > 0 {
+}
+
+func (q *queue) take() []store.Loss {
+	q.healing.mu.Lock()
+	defer q.healing.mu.Unlock()
+	losses := q.losses
+	q.losses = nil
+	return losses
+}
+
+func (q *queue) run(ctx context.Context) {
+	var (
+		waiting []store.Loss
+		again   <-chan time.Time
+		pause   = healFirst
+	)
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(healAgain):
+		case <-q.more:
+			pause = healFirst
+		case <-again:
+			waiting = q.healing.r.recheck(ctx, waiting)
+			pause = min(2*pause, healLast)
 		}
-		have, err := r.Store.Inventory(ctx)
-		if err != nil {
-			continue
+		again = nil
+		waiting = q.healing.r.healAll(ctx, append(waiting, q.take()...))
+		if len(waiting) > 0 {
+			again = time.After(pause)
 		}
-		var still []store.Loss
-		for _, w := range waiting {
-			loss, lost := r.Store.Recheck(w.Entry, have)
-			if !lost {
-				loss = store.Loss{Entry: w.Entry, Why: w.Why, Mendable: true} // its snapshot is there after all
-			}
-			still = append(still, loss)
-		}
-		waiting = r.healAll(ctx, still)
 	}
+}
+
+// recheck looks whether what had to wait still has to.
+func (r *Reconciler) recheck(ctx context.Context, waiting []store.Loss) []store.Loss {
+	have, err := r.Store.Inventory(ctx)
+	if err != nil {
+		return waiting
+	}
+	for i, w := range waiting {
+		loss, lost := r.Store.Recheck(w.Entry, have)
+		if !lost {
+			loss = store.Loss{Entry: w.Entry, Why: w.Why, Mendable: true} // its snapshot is there after all
+		}
+		loss.Record = w.Record
+		waiting[i] = loss
+	}
+	return waiting
 }
 
 // healAll heals what it can, and gives what has to be tried again.
@@ -88,30 +157,84 @@ func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
 			done = true
 		}
 	}()
-	var err error
 	if loss.Mendable {
-		if err = r.Puller.Unpack(ctx, e); err == nil {
-			failpoint.Reach("heal.unpacked")
-			_, err = r.Store.Put(ctx, "", e)
-		}
+		restored, err := r.unpack(ctx, loss)
 		if err == nil {
-			failpoint.Reach("heal.recorded")
-			entry.Infof("a key is ready again: %s, and it was unpacked from what is here", loss.Why)
+			if restored {
+				entry.Infof("a key is ready again: %s, and it was unpacked from what is here", loss.Why)
+			}
 			return true
 		}
 		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warnf("a key is not ready: %s; it is tried again in %s", loss.Why, healAgain)
+				entry.WithError(err).Warnf("a key is not ready: %s; it is tried again", loss.Why)
 			}
 			return false
 		}
 	}
+	if moved, ok := r.toDefault(e); ok {
+		_, err := r.unpack(ctx, moved)
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+			if ctx.Err() == nil {
+				entry.WithError(err).Warn("an image cannot be unpacked where the default runtime handler wants it now; it is tried again")
+			}
+			return false
+		}
+	}
+	if loss.Record != "" {
+		return true // another tool's image, which is none of ours without its layers
+	}
 	entry.Warnf("a key is dropped: %s, and cannot be made ready from what is here", loss.Why)
 	failpoint.Reach("heal.drop")
-	if err := r.Store.Drop(ctx, e); err != nil && ctx.Err() == nil {
-		entry.WithError(err).Warnf("cannot drop a key; it is tried again in %s", healAgain)
+	if err := r.Store.Drop(ctx, e); err != nil {
+		if ctx.Err() == nil {
+			entry.WithError(err).Warn("cannot drop a key; it is tried again")
+		}
 		return false
 	}
 	failpoint.Reach("heal.dropped")
 	return true
+}
+
+// toDefault gives what becomes of a key whose target no runtime handler has any
+// more: where the node's images go into another snapshotter now, it goes there
+// too, before what it held is let go of.
+func (r *Reconciler) toDefault(e imagepin.Entry) (store.Loss, bool) {
+	to := r.Runtimes.Default().Target
+	if _, ok := r.Runtimes.ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
+		return store.Loss{}, false
+	}
+	e.Target = to
+	_, ready := r.Store.Get(e.Key)
+	return store.Loss{Entry: e, Why: "the default snapshotter is another one", Mendable: true}, !ready
+}
+
+// unpack makes a key ready from what is here. It is not restored where nobody
+// wants it any more.
+func (r *Reconciler) unpack(ctx context.Context, loss store.Loss) (restored bool, _ error) {
+	witness := loss.Record
+	if witness == "" {
+		witness = loss.Entry.Record
+	}
+	err := r.Puller.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
+		failpoint.Reach("heal.unpacked")
+		restored, err = r.Store.Restore(ctx, loss.Entry, witness)
+		failpoint.Reach("heal.recorded")
+		return err
+	})
+	return restored, err
+}
+
+// Mend repairs what a check has found, as it is done behind the service. What
+// cannot be made ready from what is here is fetched by its digest; where that
+// fails too the key is dropped, so that the image is not taken for present.
+func (r *Reconciler) Mend(ctx context.Context, f store.Finding) error {
+	return f.Mend(ctx, func(ctx context.Context, loss store.Loss) error {
+		if loss.Mendable {
+			if _, err := r.unpack(ctx, loss); err == nil {
+				return nil
+			}
+		}
+		return r.Puller.Remake(ctx, loss.Entry)
+	})
 }

@@ -2,40 +2,34 @@ package reconcile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/errgroup"
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
-	"github.com/imagepin/imagepin/internal/failpoint"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// adoptBatch is how many images are adopted in one transaction.
-const adoptBatch = 50
-
 // Subscriber is containerd's event service.
 type Subscriber interface {
 	Subscribe(ctx context.Context, filters ...string) (ch <-chan *events.Envelope, errs <-chan error)
+}
+
+// topics are the events that can make labels, content and snapshots disagree.
+// There is none of content that is collected: a record that goes comes first.
+var topics = []string{
+	`topic~="^/images/"`, `topic=="/snapshot/commit"`, `topic=="/snapshot/remove"`, `topic=="/content/delete"`,
 }
 
 // Config is what a Reconciler works with. All fields are required.
@@ -54,10 +48,20 @@ type Config struct {
 type Reconciler struct {
 	Config
 	started bool
+	// awaited are the snapshots that images of other tools have not been
+	// unpacked to yet, by record.
+	awaited map[string][]place
+	healing *healing
+}
+
+// place is where an image of another tool may yet be unpacked.
+type place struct {
+	snapshotter string
+	chainID     string
 }
 
 // New makes a reconciler.
-func New(c Config) *Reconciler { return &Reconciler{Config: c} }
+func New(c Config) *Reconciler { return &Reconciler{Config: c, awaited: make(map[string][]place)} }
 
 // Run builds the index, calls ready, adopts what other tools have put on the
 // node, and follows their changes until ctx ends. It subscribes before it
@@ -69,7 +73,13 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	changes, failed := r.Events.Subscribe(ctx, `topic~="^/images/"`)
+	ctx, cancel := context.WithCancel(ctx)
+	r.healing = newHealing(r)
+	defer func() {
+		cancel()
+		r.healing.wait()
+	}()
+	changes, failed := r.Events.Subscribe(ctx, topics...)
 	if !r.started {
 		// Later, there are the leases of calls that are under way.
 		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
@@ -85,14 +95,10 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	ready()
-	var behind errgroup.Group
-	defer func() { err = errors.Join(err, behind.Wait()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	behind.Go(func() error {
-		r.heal(ctx, found)
-		return nil
-	})
+	if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
+		log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
+	}
+	r.healing.add(ctx, found.Lost...)
 	for {
 		select {
 		case <-ctx.Done():
@@ -101,159 +107,82 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("follow image events: %w", err)
+			return fmt.Errorf("follow containerd's events: %w", err)
 		case e := <-changes:
-			if name := r.image(ctx, e); name != "" {
-				r.Record(ctx, name)
+			if e != nil && e.Namespace == r.Namespace {
+				r.notice(ctx, e)
 			}
 		}
 	}
 }
 
-// image gives the name of the record that an event is about.
-func (r *Reconciler) image(ctx context.Context, e *events.Envelope) string {
-	if e == nil || e.Namespace != r.Namespace {
-		return ""
-	}
-	v, err := typeurl.UnmarshalAny(e.Event)
-	if err != nil {
-		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot read an image event")
-		return ""
-	}
-	switch event := v.(type) {
-	case *eventsapi.ImageCreate:
-		return event.Name
-	case *eventsapi.ImageUpdate:
-		return event.Name
-	case *eventsapi.ImageDelete:
-		return event.Name
-	}
-	return ""
-}
-
-// Record looks at one image record as it is now. It does not fail: what cannot
-// be mended is logged, and looked at again with the next change or start.
-func (r *Reconciler) Record(ctx context.Context, name string) {
+// notice looks at what an event is about, as it is now. It does not fail: what
+// cannot be mended is logged, and looked at again with the next change or start.
+func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
 	defer func() {
 		if p := recover(); p != nil {
-			log.G(ctx).WithField("image", name).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
+			log.G(ctx).WithField("topic", e.Topic).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
 		}
 	}()
-	unknown, err := r.Store.Sync(ctx, name)
-	if err == nil && unknown != nil {
-		var have *store.Inventory
-		if have, err = r.Store.Inventory(ctx); err == nil {
-			err = r.adoptAll(ctx, []images.Image{*unknown}, have)
-		}
+	v, err := typeurl.UnmarshalAny(e.Event)
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot read an event of containerd's")
+		return
+	}
+	about := ""
+	switch event := v.(type) {
+	case *eventsapi.ImageCreate:
+		about, err = event.Name, r.record(ctx, event.Name)
+	case *eventsapi.ImageUpdate:
+		about, err = event.Name, r.record(ctx, event.Name)
+	case *eventsapi.ImageDelete:
+		about, err = event.Name, r.record(ctx, event.Name)
+	case *eventsapi.SnapshotCommit:
+		about, err = event.Name, r.committed(ctx, place{event.Snapshotter, event.Name})
+	case *eventsapi.SnapshotRemove:
+		var lost []store.Loss
+		lost, err = r.Store.SnapshotGone(ctx, event.Snapshotter, event.Key)
+		about = event.Key
+		r.healing.add(ctx, lost...)
+	case *eventsapi.ContentDelete:
+		var lost []store.Loss
+		lost, err = r.Store.ContentGone(ctx, digest.Digest(event.Digest))
+		about = event.Digest
+		r.healing.add(ctx, lost...)
 	}
 	if err != nil && ctx.Err() == nil {
-		log.G(ctx).WithError(err).WithField("image", name).Error("cannot reconcile an image record")
+		log.G(ctx).WithError(err).WithField("topic", e.Topic).WithField("about", about).Error("cannot reconcile what another tool has changed")
 	}
 }
 
-// adoptAll gives keys to the images that others have put on the node.
-func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *store.Inventory) error {
-	unknown = slices.DeleteFunc(unknown, func(img images.Image) bool {
-		_, ok := adoptable(img)
-		return !ok
-	})
-	if len(unknown) == 0 {
-		return nil
+// record looks at one image record.
+func (r *Reconciler) record(ctx context.Context, name string) error {
+	delete(r.awaited, name)
+	unknown, err := r.Store.Sync(ctx, name)
+	if err != nil || unknown == nil {
+		return err
 	}
-	for batch := range slices.Chunk(unknown, adoptBatch) {
-		var entries []imagepin.Entry
-		for _, img := range batch {
-			found, err := r.adopt(ctx, img, have)
-			if err != nil {
-				log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be read")
-				continue
-			}
-			for _, e := range found {
-				// What cannot be written (a user of 4 KB, say) must not keep
-				// the others from being adopted, and the CRI from starting.
-				if _, _, err := imagepin.EncodeKeyLabel(e); err != nil {
-					log.G(ctx).WithError(err).WithField("image", img.Name).Warn("an image is left alone that cannot be recorded")
-					continue
-				}
-				entries = append(entries, e)
-			}
-		}
-		if len(entries) == 0 {
+	return r.adoptNow(ctx, *unknown)
+}
+
+// committed looks at the images of other tools that a snapshot may be the top
+// of: ctr unpacks an image after it has made its record.
+func (r *Reconciler) committed(ctx context.Context, p place) error {
+	for name, places := range r.awaited {
+		if !slices.Contains(places, p) {
 			continue
 		}
-		failpoint.Reach("adopt.found")
-		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
-			return err
-		}
-		failpoint.Reach("adopt.recorded")
-	}
-	return nil
-}
-
-// adoptable tells whether a record's name is a reference that a pod could use.
-// An image ID is not: it goes with its references.
-func adoptable(img images.Image) (reference.Named, bool) {
-	if _, err := digest.Parse(img.Name); err == nil {
-		return nil, false
-	}
-	ref, err := reference.ParseDockerRef(img.Name)
-	if err != nil || ref.String() != img.Name {
-		return nil, false
-	}
-	return ref, true
-}
-
-// adopt finds the targets that an image is unpacked for. Where it is not
-// unpacked for the default target but could be, it is: that is where stock
-// would start it.
-func (r *Reconciler) adopt(ctx context.Context, img images.Image, have *store.Inventory) ([]imagepin.Entry, error) {
-	ref, _ := adoptable(img)
-	var entries []imagepin.Entry
-	for _, t := range r.Runtimes.Targets() {
-		rt, ok := r.Runtimes.ForTarget(t)
-		if !ok {
-			continue
-		}
-		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
+		img, err := r.Store.Records.Get(ctx, name)
 		if errdefs.IsNotFound(err) {
-			continue // this platform is not on the node
+			delete(r.awaited, name)
+			continue
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, r.source(ctx, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
-		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err != nil {
-			return nil, err
-		}
-		if have.HasSnapshot(t.Snapshotter, e.ChainID) {
-			entries = append(entries, e)
-			continue
-		}
-		if t == r.Runtimes.Default().Target {
-			err := r.Puller.Unpack(ctx, e)
-			if err == nil {
-				entries = append(entries, e)
-			} else if !errdefs.IsNotFound(err) && !errors.Is(err, context.Canceled) {
-				log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot unpack an image that is on the node")
-			}
+		if err := r.adoptNow(ctx, img); err != nil {
+			return err
 		}
 	}
-	return entries, nil
-}
-
-// source tells whether another tool pulled an image or loaded it from a file:
-// containerd notes on every blob which registry it came from.
-func (r *Reconciler) source(ctx context.Context, manifest ocispec.Descriptor) imagepin.Source {
-	info, err := r.Content.Info(ctx, manifest.Digest)
-	if err != nil {
-		return imagepin.SourceAdopted // the stricter of the two
-	}
-	for label := range info.Labels {
-		if strings.HasPrefix(label, labels.LabelDistributionSource) {
-			return imagepin.SourceAdopted
-		}
-	}
-	return imagepin.SourceImported
+	return nil
 }

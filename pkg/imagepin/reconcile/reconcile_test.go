@@ -57,6 +57,7 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRecorded(t *testing.T) {
 		t.Fatalf("%v, %v", loaded, err)
 	}
 	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r.healing = newHealing(r)
 	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ type Finding struct {
 
 	store *Store
 	entry imagepin.Entry
+	loss  Loss // of a lost key
 	kind  findingKind
 }
 
@@ -53,11 +54,11 @@ func (f Finding) Repair() string {
 
 // Mend repairs a finding. remake makes a key ready that has lost something; where
 // it cannot, the key is dropped, so that the image is not taken for present.
-func (f Finding) Mend(ctx context.Context, remake func(context.Context, imagepin.Entry) error) error {
+func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) error) error {
 	switch f.kind {
 	case lost:
-		if err := remake(ctx, f.entry); err != nil {
-			if _, derr := f.store.Remove(ctx, f.entry.Key); derr != nil {
+		if err := remake(ctx, f.loss); err != nil {
+			if derr := f.store.giveUp(ctx, f.entry); derr != nil {
 				return fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
 			}
 			return fmt.Errorf("the key is dropped: %w", err)
@@ -88,8 +89,8 @@ func (s *Store) Check(ctx context.Context) (Report, error) {
 	for _, img := range s.Images() {
 		for _, e := range img.Entries {
 			r.Checked++
-			if why := have.Missing(e); why != "" {
-				r.add(s, lost, e, why)
+			if loss, gone := s.lost(e, have); gone {
+				r.lost(s, loss)
 			}
 			if why := s.misrecorded(e, records); why != "" {
 				r.add(s, astray, e, why)
@@ -97,10 +98,23 @@ func (s *Store) Check(ctx context.Context) (Report, error) {
 		}
 	}
 	for _, img := range all {
-		s.checkLabels(img, &r)
+		s.checkLabels(img, have, &r)
 	}
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return compareEntries(&a.entry, &b.entry) })
 	return r, nil
+}
+
+// giveUp drops a key, whether it is in the index or only recorded.
+func (s *Store) giveUp(ctx context.Context, e imagepin.Entry) error {
+	if _, err := s.Remove(ctx, e.Key); err != nil {
+		return err
+	}
+	return s.Drop(ctx, e)
+}
+
+func (r *Report) lost(s *Store, l Loss) {
+	r.add(s, lost, l.Entry, l.Why)
+	r.Findings[len(r.Findings)-1].loss = l
 }
 
 func (r *Report) add(s *Store, kind findingKind, e imagepin.Entry, problem string) {
@@ -125,7 +139,7 @@ func (s *Store) misrecorded(e imagepin.Entry, records map[string]images.Image) s
 }
 
 // checkLabels reports the key labels of a record that are in no index.
-func (s *Store) checkLabels(img images.Image, r *Report) {
+func (s *Store) checkLabels(img images.Image, have *Inventory, r *Report) {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
 			continue
@@ -135,13 +149,18 @@ func (s *Store) checkLabels(img images.Image, r *Report) {
 			r.Findings = append(r.Findings, Finding{Subject: img.Name, Problem: err.Error(), store: s, kind: unclaimed})
 			continue
 		}
+		e.Record, e.RecordTarget = img.Name, img.Target
 		known, ok := s.Get(e.Key)
 		switch {
 		case ok && known.Record == img.Name:
 		case ok:
 			r.add(s, unclaimed, e, fmt.Sprintf("record %s claims it too; %s is what counts", img.Name, known.Record))
 		default:
-			r.add(s, unclaimed, e, "it is recorded on "+img.Name+" but not in use: its content is gone, or no runtime handler has its target")
+			loss, gone := s.lost(e, have)
+			if !gone {
+				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in use", Mendable: true}
+			}
+			r.lost(s, loss)
 		}
 	}
 }

@@ -46,6 +46,9 @@ type Loss struct {
 	Mendable bool
 	// Wait tells that it cannot be told now: the snapshotter does not answer.
 	Wait bool
+	// Record is the record of another tool's image that is not a key yet and
+	// may become one. It is empty for what has been one.
+	Record string
 }
 
 // Load builds the index from the labels on the image records. It takes one

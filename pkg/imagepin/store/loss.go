@@ -132,17 +132,36 @@ func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (
 	if err != nil {
 		return false, fmt.Errorf("read image record %s: %w", witness, err)
 	}
-	if whole, err := s.whole(ctx, e); err != nil || !whole {
+	if present, err := s.Present(ctx, e); err != nil || !present {
 		return false, err
 	}
-	if here, err := s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID); err != nil || !here {
+	var replaced []imagepin.Entry
+	if now, ok := s.Get(e.Key); ok {
+		if now.Root.Digest == e.Root.Digest || witness != e.Ref {
+			return true, nil // a pull came first, and knows better
+		}
+		replaced = append(replaced, now) // the tag's record has moved on
+	} else if meant, err := s.tagMeans(ctx, e); err != nil || !meant {
 		return false, err
 	}
-	if _, ok := s.Get(e.Key); ok {
-		return true, nil // a pull came first, and knows better
-	}
-	_, err = s.apply(ctx, nil, []imagepin.Entry{e}, "")
+	_, err = s.apply(ctx, replaced, []imagepin.Entry{e}, "")
 	return err == nil, err
+}
+
+// tagMeans tells whether the record of an entry's tag, where it has one, is
+// there and as the keys have it.
+func (s *Store) tagMeans(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if !s.tagged(e) {
+		return true, nil
+	}
+	tag, err := s.Records.Get(ctx, e.Ref)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read image record %s: %w", e.Ref, err)
+	}
+	return tag.Target.Digest == e.RecordTarget.Digest || s.Explained(tag), nil
 }
 
 // Hold makes an image's configuration keep its snapshot alive, as unpacking it
@@ -184,4 +203,12 @@ func (s *Store) unclaimed(have *Inventory) bool {
 		}
 	}
 	return false
+}
+
+// Present tells whether there is all that an entry needs, now.
+func (s *Store) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if whole, err := s.whole(ctx, e); err != nil || !whole {
+		return false, err
+	}
+	return s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
 }

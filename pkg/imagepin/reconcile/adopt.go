@@ -1,0 +1,175 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// adoptBatch is how many images are adopted in one transaction.
+const adoptBatch = 50
+
+// hasSnapshot tells whether an image is unpacked in a snapshotter.
+type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
+
+// adoptAll gives keys to the images that others have put on the node before the
+// start. Nothing else writes yet, and their records hold them.
+func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *store.Inventory) error {
+	has := func(snapshotter string, chainID digest.Digest) (bool, error) {
+		return have.HasSnapshot(snapshotter, chainID), nil
+	}
+	for batch := range slices.Chunk(unknown, adoptBatch) {
+		var entries []imagepin.Entry
+		for _, img := range batch {
+			entries = append(entries, r.adopt(ctx, img, has)...)
+		}
+		if len(entries) == 0 {
+			continue
+		}
+		failpoint.Reach("adopt.found")
+		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
+			return err
+		}
+		failpoint.Reach("adopt.recorded")
+	}
+	return ctx.Err()
+}
+
+// adoptNow gives keys to an image while others may remove it: it is held, looked
+// at again, and then recorded.
+func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
+	entries := r.adopt(ctx, img, func(snapshotter string, chainID digest.Digest) (bool, error) {
+		return r.Store.HasSnapshot(ctx, snapshotter, chainID)
+	})
+	if len(entries) == 0 {
+		return nil
+	}
+	return r.Puller.Hold(ctx, entries, func(ctx context.Context) error {
+		now, err := r.Store.Records.Get(ctx, img.Name)
+		if errdefs.IsNotFound(err) || err == nil && now.Target.Digest != img.Target.Digest {
+			return nil // there is an event of that, too
+		}
+		if err != nil {
+			return fmt.Errorf("read image record %s: %w", img.Name, err)
+		}
+		for _, e := range entries {
+			if ok, err := r.Store.Present(ctx, e); err != nil || !ok {
+				return err
+			}
+		}
+		failpoint.Reach("adopt.found")
+		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
+			return err
+		}
+		failpoint.Reach("adopt.recorded")
+		return nil
+	})
+}
+
+// adoptable tells whether a record's name is a reference that a pod could use.
+// An image ID is not: it goes with its references.
+func adoptable(img images.Image) (reference.Named, bool) {
+	if _, err := digest.Parse(img.Name); err == nil {
+		return nil, false
+	}
+	ref, err := reference.ParseDockerRef(img.Name)
+	if err != nil || ref.String() != img.Name {
+		return nil, false
+	}
+	return ref, true
+}
+
+// adopt finds the targets that an image is unpacked for. Where it is not
+// unpacked for the default target but could be, that is done behind: it is where
+// stock would start it. What cannot be read or recorded (a user of 4 KB, say)
+// must not keep the others from being adopted, and the CRI from starting.
+func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
+	ref, ok := adoptable(img)
+	if !ok {
+		return nil
+	}
+	delete(r.awaited, img.Name)
+	var entries []imagepin.Entry
+	entry := log.G(ctx).WithField("image", img.Name)
+	for _, e := range r.candidates(ctx, img, ref) {
+		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
+		if err != nil {
+			entry.WithError(err).Warn("cannot tell whether an image is unpacked")
+		}
+		if !unpacked {
+			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
+			if e.Target == r.Runtimes.Default().Target {
+				r.healing.add(ctx, store.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
+			}
+			continue
+		}
+		if err := r.Store.Hold(ctx, e); err != nil {
+			entry.WithError(err).Warn("cannot keep the snapshot of an image that another tool has unpacked")
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// candidates are the keys that an image could have with the content that is on
+// the node.
+func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) []imagepin.Entry {
+	var all []imagepin.Entry
+	entry := log.G(ctx).WithField("image", img.Name)
+	for _, t := range r.Runtimes.Targets() {
+		rt, ok := r.Runtimes.ForTarget(t)
+		if !ok {
+			continue
+		}
+		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
+		if errdefs.IsNotFound(err) {
+			continue // this platform is not on the node
+		}
+		if err != nil {
+			entry.WithError(err).Warn("an image is left alone that cannot be read")
+			return nil
+		}
+		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
+		e.Root, e.Source, e.ReadyAt = img.Target, r.source(ctx, manifest), img.UpdatedAt
+		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
+		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
+			_, _, err = imagepin.EncodeKeyLabel(e)
+		}
+		if err != nil {
+			entry.WithError(err).Warn("an image is left alone that cannot be recorded")
+			continue
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// source tells whether another tool pulled an image or loaded it from a file:
+// containerd notes on every blob which registry it came from.
+func (r *Reconciler) source(ctx context.Context, manifest ocispec.Descriptor) imagepin.Source {
+	info, err := r.Content.Info(ctx, manifest.Digest)
+	if err != nil {
+		return imagepin.SourceAdopted // the stricter of the two
+	}
+	for label := range info.Labels {
+		if strings.HasPrefix(label, labels.LabelDistributionSource) {
+			return imagepin.SourceAdopted
+		}
+	}
+	return imagepin.SourceImported
+}
