@@ -60,7 +60,12 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 	pinned := p.pinFor(q)
 	v, err := p.meaning(ctx, q, pinned)
 	if err != nil {
-		return v, err
+		return v, p.withoutTag(ctx, q, pinned, err)
+	}
+	if v.Registry != nil && !q.dry {
+		if err := p.saw(ctx, q.ref, v.Registry.Digest); err != nil {
+			return v, err
+		}
 	}
 	if q.decision.Scope == "" {
 		return v, nil
@@ -91,12 +96,37 @@ func (p *Puller) follow(ctx context.Context, q question, held *pin.Pin, v *Verdi
 	if q.dry {
 		return nil
 	}
-	if v.Registry != nil {
-		if err := p.Pins.Saw(ctx, held.ID, v.Registry.Digest); err != nil {
+	return p.Pins.Touch(ctx, held.ID)
+}
+
+// saw notes, on every pin of a tag, what the registry says that it means.
+func (p *Puller) saw(ctx context.Context, ref reference.Named, now digest.Digest) error {
+	if !p.Pins.Pinned(ref.String()) {
+		return nil
+	}
+	for _, held := range p.Pins.Scopes(ref.String()) {
+		if err := p.Pins.Saw(ctx, held.ID, now); err != nil {
 			return err
 		}
 	}
-	return p.Pins.Touch(ctx, held.ID)
+	return nil
+}
+
+// withoutTag is the error of a pull whose tag the registry does not have. Where
+// the digest that it is pinned to is nowhere either, that is what there is to
+// say: a registry takes the tags away with the digest.
+func (p *Puller) withoutTag(ctx context.Context, q question, pinned *pin.Pin, err error) error {
+	if pinned == nil || !errdefs.IsNotFound(err) {
+		return err
+	}
+	byDigest, derr := reference.WithDigest(reference.TrimNamed(q.ref), pinned.Root.Digest)
+	if derr != nil || len(p.of(q.ref, pinned.Root.Digest)) > 0 {
+		return err
+	}
+	if _, derr := p.ask(ctx, q, byDigest, ""); !errdefs.IsNotFound(derr) {
+		return err
+	}
+	return goneError(pinned, "", nowNothing, err)
 }
 
 func (p *Puller) pinFor(q question) *pin.Pin {
@@ -146,11 +176,7 @@ func (p *Puller) meaning(ctx context.Context, q question, pinned *pin.Pin) (Verd
 func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := p.Store.ByRef(q.ref.String())
 	if pinned != nil {
-		byDigest, err := reference.WithDigest(reference.TrimNamed(q.ref), pinned.Root.Digest)
-		if err != nil {
-			return imagepin.Entry{}, false
-		}
-		entries = p.Store.ByRef(byDigest.String())
+		entries = p.of(q.ref, pinned.Root.Digest)
 	}
 	if len(entries) == 0 {
 		return imagepin.Entry{}, false
@@ -209,22 +235,41 @@ func (p *Puller) ask(ctx context.Context, q question, ref reference.Named, why s
 	}, nil
 }
 
-// goneError says that a pinned digest is nowhere to be had.
-func goneError(j job, err error) error {
-	now := "nothing: the registry has no such tag either"
-	switch {
-	case j.registry != nil && j.registry.Digest == j.root.Digest:
-		now = "still this digest, but a part of it is missing there"
-	case j.registry != nil:
-		now = j.registry.Digest.String()
-	case j.registryUnasked:
-		now = "not known: it was not asked"
-	}
+// nowNothing is what a tag means that the registry does not have.
+const nowNothing = "nothing: the registry has no such tag either"
+
+// goneError says that a pinned digest is nowhere to be had. now is what the tag
+// means instead.
+func goneError(held *pin.Pin, target, now string, err error) error {
 	return &imagepin.Error{
-		Name: imagepin.PinnedDigestGone, Ref: j.pin.Ref, For: j.runtime.Target.String(), Class: errdefs.ErrNotFound, Err: err,
+		Name: imagepin.PinnedDigestGone, Ref: held.Ref, For: target, Class: errdefs.ErrNotFound, Err: err,
 		What: fmt.Sprintf("it is pinned to %s since %s in scope %s, which is neither on the node nor in the registry; the tag means %s",
-			j.root.Digest, j.pin.MadeAt.UTC().Format(time.RFC3339), j.pin.Scope, now),
+			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, now),
 		Do: fmt.Sprintf("To run what the tag means now: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
-			j.pin.Ref, j.pin.Scope, j.pin.Ref, j.pin.Scope),
+			held.Ref, held.Scope, held.Ref, held.Scope),
 	}
+}
+
+// tagNow says what the tag of a job means, for an error. The registry is asked
+// where it has not been.
+func (p *Puller) tagNow(ctx context.Context, j job) string {
+	meant := j.registry
+	if meant == nil {
+		tag, err := reference.ParseNamed(j.pin.Ref)
+		if err != nil {
+			return "not known: " + err.Error()
+		}
+		v, err := p.ask(ctx, question{ref: tag, credential: j.credential}, tag, "")
+		switch {
+		case errdefs.IsNotFound(err):
+			return nowNothing
+		case err != nil:
+			return "not known: the registry did not say"
+		}
+		meant = v.Registry
+	}
+	if meant.Digest == j.root.Digest {
+		return "still this digest, but a part of it is missing there"
+	}
+	return meant.Digest.String()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -200,7 +201,7 @@ func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (i
 	return p.run(ctx, job{
 		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
 		session: v.session, credential: r.Credential, proof: v.proof,
-		pin: v.Pin, registry: v.Registry, registryUnasked: v.Registry == nil && v.RegistryError == nil,
+		pin: v.Pin, registry: v.Registry,
 		progress: r.Progress, done: r.Done,
 	})
 }
@@ -229,7 +230,7 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
 	return p.makes.DoKept(ctx, key, func(ctx context.Context) (imagepin.Entry, error) {
-		return p.run(ctx, job{ref: n.Ref, root: n.Root, runtime: n.Runtime, pin: n.Pin, registryUnasked: true})
+		return p.run(ctx, job{ref: n.Ref, root: n.Root, runtime: n.Runtime, pin: n.Pin})
 	})
 }
 
@@ -269,13 +270,12 @@ type job struct {
 	credential resolve.Credential
 	proof      string // of the credential, where it was accepted
 
-	pin             *pin.Pin            // that decided root; nil where none did
-	registry        *ocispec.Descriptor // what the registry says that ref means
-	registryUnasked bool
-	progress        transfer.ProgressFunc
-	done            func(metrics.Done)
-	anew            bool // though it is recorded as ready
-	counted         bool // already, as a part of the same pull
+	pin      *pin.Pin            // that decided root; nil where none did
+	registry *ocispec.Descriptor // what the registry says that ref means
+	progress transfer.ProgressFunc
+	done     func(metrics.Done)
+	anew     bool // though it is recorded as ready
+	counted  bool // already, as a part of the same pull
 }
 
 // run makes a key ready, and counts it.
@@ -342,7 +342,7 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 	}
 	if err != nil {
 		if j.pin != nil && gone(err) {
-			return imagepin.Entry{}, failure(ctx), goneError(j, err)
+			return imagepin.Entry{}, failure(ctx), goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)
 		}
 		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
 	}
@@ -370,7 +370,12 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.
 		return imagepin.Entry{}, store.Change{}, err
 	}
 	if err := p.retain(ctx, e); err != nil {
-		return imagepin.Entry{}, store.Change{}, err
+		if j.pin != nil && j.pin.Retain {
+			return imagepin.Entry{}, store.Change{}, err
+		}
+		// Somebody else's pin retains it: that there is no room is not this
+		// caller's failure.
+		log.G(ctx).WithError(err).WithField("ref", j.ref.String()).Warn("an image is not retained")
 	}
 	e.Ref = byDigest.String()
 	entries := []imagepin.Entry{e}
@@ -403,6 +408,38 @@ func (p *Puller) retain(ctx context.Context, e imagepin.Entry) error {
 	return p.Retainer.Retain(ctx, e)
 }
 
+// of gives what the node has of one digest of a reference. What another tool
+// has put here is found by the tag alone.
+func (p *Puller) of(ref reference.Named, root digest.Digest) []imagepin.Entry {
+	entries := p.Store.ByRef(ref.String())
+	if byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root); err == nil && byDigest.String() != ref.String() {
+		entries = append(p.Store.ByRef(byDigest.String()), entries...)
+	}
+	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
+}
+
+// retainHere holds what of one digest of a reference is on the node.
+func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root digest.Digest) error {
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
+	if err != nil {
+		return err
+	}
+	unlock, err := p.images.RLock(ctx, ref.String(), byDigest.String())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, e := range p.of(ref, root) {
+		if p.Retainer.Holds(e) {
+			continue
+		}
+		if err := p.Retainer.Retain(ctx, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // PinUse is for a container that is made without a pull: it gives the digest
 // that a reference means for the container's pod, where root is what the caller
 // was given. The first use decides. Without a scope it is root.
@@ -414,6 +451,11 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 	held, err := p.Pins.Make(ctx, pin.ID{Scope: d.Scope, Ref: ref.String()}, root, pin.ByUse, d.Retain)
 	if err != nil {
 		return root, nil, err
+	}
+	if held.Retain {
+		if err := p.retainHere(ctx, ref, held.Root.Digest); err != nil {
+			return root, nil, err
+		}
 	}
 	return held.Root, &held, p.Pins.Touch(ctx, held.ID)
 }

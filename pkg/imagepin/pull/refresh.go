@@ -187,16 +187,21 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	if old, ok := p.Pins.Get(id); ok {
 		previous = old.Root.Digest
 	}
-	held, err := p.Pins.Move(ctx, id, v.Root, pin.ByOperator, retain)
-	if err != nil {
-		return pin.Pin{}, "", err
-	}
-	for _, e := range p.Store.ByRef(byDigest.String()) {
-		if err := p.retain(ctx, e); err != nil {
-			return held, previous, err
+	if retain {
+		// First, so that the pin stays as it was where there is no room.
+		if err := p.retainHere(ctx, ref, d); err != nil {
+			return pin.Pin{}, "", errors.Join(err, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains))
 		}
 	}
-	return held, previous, nil
+	held, err := p.Pins.Move(ctx, id, v.Root, pin.ByOperator, retain)
+	if err != nil {
+		return pin.Pin{}, "", errors.Join(err, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains))
+	}
+	if retain {
+		// Another pin's change may have let go of it in between.
+		return held, previous, p.retainHere(ctx, ref, d)
+	}
+	return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
 }
 
 // WouldPull says what a pull would run, and changes nothing. scope is that of
