@@ -1,0 +1,560 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// consistencyRules pins by the first parts of a reference's repository.
+const consistencyRules = `
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/node/**"]
+version_consistency = "node"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/kept/**"]
+version_consistency = "node"
+retain = true
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/workload/**"]
+version_consistency = "workload"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/open/**"]
+version_consistency = "node"
+allow_pod_override = true
+`
+
+// control is a client of the control service.
+func (r *rig) control() api.ControlClient { return api.NewControlClient(r.Conn()) }
+
+// pins are the pins of a reference by scope.
+func (r *rig) pins(ref string) map[string]*api.Pin {
+	r.t.Helper()
+	resp, err := r.control().Pins(r.ctx, &api.PinsRequest{RefGlob: ref})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	pins := make(map[string]*api.Pin)
+	for _, p := range resp.Pins {
+		pins[p.Scope] = p
+	}
+	return pins
+}
+
+// wantPins fails the test unless a reference has just these pins, by scope.
+func (r *rig) wantPins(ref string, want map[string]string) {
+	r.t.Helper()
+	got := map[string]string{}
+	for scope, p := range r.pins(ref) {
+		got[scope] = p.Root.Digest
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		r.t.Errorf("%s is pinned %v, not %v", ref, got, want)
+	}
+}
+
+// version puts an App image of a version under a reference of the registry, for the node's platform and another, and gives its digest.
+func (r *rig) version(ref, version string) string {
+	r.t.Helper()
+	_, d := r.push(ref, images.Options{Version: version}, images.HostPlatform(), "linux/arm64")
+	_, d, _ = strings.Cut(d, "@")
+	return d
+}
+
+// revision is a pod of a revision of a workload.
+func revision(namespace, label, value string) node.PodOptions {
+	return node.PodOptions{Namespace: namespace, Labels: map[string]string{label: value, "app": "app"}}
+}
+
+// wantVersion runs a pod as kubelet does and fails the test unless it is made of a version. It gives back the pod.
+func (r *rig) wantVersion(k node.KubeletPod, version string) *node.KubeletResult {
+	r.t.Helper()
+	res, err := r.RunAsKubelet(r.ctx, k)
+	if err != nil {
+		r.t.Fatalf("a pod of %s: %v", k.Image, err)
+	}
+	platform := images.HostPlatform()
+	if k.Handler == "arm" {
+		platform = "linux/arm64"
+	}
+	if want := line(images.Options{Version: version}, platform); res.Line != want {
+		r.t.Errorf("a pod %v of %s for handler %q prints %q, not %q", k.Labels, k.Image, k.Handler, res.Line, want)
+	}
+	return res
+}
+
+var otherTargets = []node.Handler{{Name: "native", Snapshotter: "native"}, {Name: "arm", Platform: "linux/arm64"}}
+
+// TestNodePin pins a tag by the first pull, and runs what it meant then for every target, whatever the tag means later.
+func TestNodePin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets})
+	old := r.version("node/app:v1", "old")
+	ref := r.reg.Ref("node/app:v1")
+	r.wantVersion(node.KubeletPod{Image: ref}, "old")
+	r.wantPins(ref, map[string]string{"node": old})
+	if p := r.pins(ref)["node"]; p.MadeBy != "use" || p.Retain || p.Drift != nil || len(p.History) > 0 || p.MadeAt.AsTime().IsZero() {
+		t.Errorf("the pin of a first use is %v", p)
+	}
+	moved := r.version("node/app:v1", "moved")
+	for _, always := range []bool{false, true} {
+		for _, handler := range []string{"", "native", "arm"} {
+			for _, gate := range []bool{false, true} {
+				res := r.wantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: always, Gate: gate}, "old")
+				r.removePod(res.Pod)
+			}
+		}
+	}
+	// A pull asks for the tag once and runs the pinned digest.
+	r.reg.Reset()
+	r.pull(ref, "")
+	r.wantRequests("a pull of a pinned tag that is here", "HEAD manifest")
+	if got := r.status(ref, "").GetRepoDigests(); !slices.Equal(got, []string{r.reg.Ref("node/app@" + old)}) {
+		t.Errorf("ImageStatus says %q after the tag moved", got)
+	}
+	if p := r.pins(ref)["node"]; p.Drift.GetDigest() != moved {
+		t.Errorf("the drift of the pin is %v, not to %s", p.Drift, moved)
+	}
+
+	// It is still what the tag means when the image is gone, and containerd was killed.
+	if err := r.RemovePods(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if id := r.status(ref, "").GetId(); id != "" {
+		r.remove(id, "")
+	}
+	for id := range r.list() {
+		r.remove(id, "")
+	}
+	if err := r.GC(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.wantPins(ref, map[string]string{"node": old})
+	r.crash(nil)
+	r.wantPins(ref, map[string]string{"node": old})
+	if p := r.pins(ref)["node"]; p.Drift.GetDigest() != moved {
+		t.Errorf("the drift of the pin is %v after a crash, not to %s", p.Drift, moved)
+	}
+	r.removePod(r.wantVersion(node.KubeletPod{Image: ref}, "old").Pod)
+	if err := r.Restart(r.ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.wantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: "arm"}, Image: ref, Gate: true}, "old")
+
+	// Without the pin the tag means what the registry says.
+	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: ref}); err != nil {
+		t.Fatal(err)
+	}
+	r.wantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")
+	r.wantPins(ref, map[string]string{"node": moved})
+}
+
+// TestWorkloadPins gives every revision of a workload what its first pod ran, while others have other digests of the same tag.
+func TestWorkloadPins(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets})
+	const deployment, set = "pod-template-hash", "controller-revision-hash"
+	one := r.version("workload/app:v1", "one")
+	ref := r.reg.Ref("workload/app:v1")
+	r.wantVersion(node.KubeletPod{PodOptions: revision("shop", deployment, "r1"), Image: ref}, "one")
+	// Pods of no revision are as without consistency.
+	r.wantVersion(node.KubeletPod{Image: ref}, "one")
+	r.wantPins(ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
+	two := r.version("workload/app:v1", "two")
+	r.wantVersion(node.KubeletPod{PodOptions: revision("shop", deployment, "r2"), Image: ref, Always: true}, "two")
+	three := r.version("workload/app:v1", "three")
+	// The same hash in another namespace, and by another label, are others.
+	r.wantVersion(node.KubeletPod{PodOptions: revision("till", deployment, "r1"), Image: ref, Always: true}, "three")
+	r.wantVersion(node.KubeletPod{PodOptions: revision("shop", set, "r1"), Image: ref, Always: true}, "three")
+	r.wantPins(ref, map[string]string{
+		"workload/shop/pod-template-hash=r1": one, "workload/shop/pod-template-hash=r2": two,
+		"workload/till/pod-template-hash=r1": three, "workload/shop/controller-revision-hash=r1": three,
+	})
+	for _, p := range r.pins(ref) {
+		if p.Root.Digest == three && p.Drift != nil || p.Root.Digest != three && p.Drift.GetDigest() != three {
+			t.Errorf("the pin of %s has drift %v although the tag means %s", p.Scope, p.Drift, three)
+		}
+	}
+	again := func() {
+		t.Helper()
+		for _, always := range []bool{false, true} {
+			for _, handler := range []string{"", "arm"} {
+				for hash, version := range map[string]string{"r1": "one", "r2": "two"} {
+					opts := revision("shop", deployment, hash)
+					opts.Handler = handler
+					r.removePod(r.wantVersion(node.KubeletPod{PodOptions: opts, Image: ref, Always: always}, version).Pod)
+				}
+			}
+		}
+	}
+	again()
+	r.crash(nil)
+	again()
+	r.wantVersion(node.KubeletPod{Image: ref, Always: true}, "three")
+	again()
+}
+
+// TestPinByContainer makes the pin where kubelet does not pull: the image is here before the first pod of the revision.
+func TestPinByContainer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets})
+	ref := r.reg.Ref("workload/app:v1")
+	one := r.version("workload/app:v1", "one")
+	r.pull(ref, "")
+	r.removePod(r.pod(""))
+	r.reg.Reset()
+	res := r.wantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, "one")
+	if res.Pulled {
+		t.Error("kubelet pulled what is here")
+	}
+	r.offline("a pod whose image is here")
+	r.wantPins(ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
+
+	// The image moves with a pull that is nobody's; the revision does not, nor where it has to be fetched for another target.
+	two := r.version("workload/app:v1", "two")
+	r.wantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, "two")
+	r.wantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, "one")
+	opts := revision("shop", "pod-template-hash", "r1")
+	opts.Handler = "arm"
+	r.wantVersion(node.KubeletPod{PodOptions: opts, Image: ref}, "one")
+	opts.Handler = "native"
+	r.wantVersion(node.KubeletPod{PodOptions: opts, Image: ref}, "one")
+	r.wantPins(ref, map[string]string{"workload/shop/pod-template-hash=r1": one, "workload/shop/pod-template-hash=r2": two})
+
+	// So is a node's pin, and what it retains is held.
+	plain, kept := r.reg.Ref("plain/app:v1"), r.reg.Ref("kept/app:v1")
+	three := r.version("plain/app:v1", "three")
+	r.pull(plain, "")
+	if _, err := r.Ctr(r.ctx, "images", "tag", plain, kept); err != nil {
+		t.Fatal(err)
+	}
+	noticed(t, r.Node, kept)
+	r.wantVersion(node.KubeletPod{Image: kept}, "three")
+	r.wantPins(kept, map[string]string{"node": three})
+	if len(retained(t, r)) != 1 {
+		t.Error("what a pin of a container retains is not held")
+	}
+}
+
+// TestUnpinnedPullMovesNothing pulls a tag that is pinned for others: what it means for the pinned stays, by record too.
+func TestUnpinnedPullMovesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules})
+	old := r.version("open/app:v1", "old")
+	ref := r.reg.Ref("open/app:v1")
+	id := r.pull(ref, "")
+	r.wantPins(ref, map[string]string{"node": old})
+	now := r.version("open/app:v1", "now")
+	off := map[string]string{"io.imagepin.version-consistency": "off"}
+	pod, err := r.RunPod(r.ctx, node.PodOptions{Annotations: off})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := r.PullWith(r.ctx, ref, node.PullOptions{Pod: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other == id {
+		t.Error("a pod that opts out of the pin gets what is pinned")
+	}
+	r.wantLine(pod, node.ContainerOptions{Image: other, UserImage: ref}, line(images.Options{Version: "now"}, images.HostPlatform()))
+	if got := r.status(ref, "").GetId(); got != id {
+		t.Errorf("the pull has moved what the tag means to %s", got)
+	}
+	if img := testkit.State(t, r.Node).Images["k8s.io/"+ref]; img.Target.Digest.String() != old {
+		t.Errorf("the pull has moved the record of the tag to %s", img.Target.Digest)
+	}
+	r.wantPins(ref, map[string]string{"node": old})
+	if p := r.pins(ref)["node"]; p.Drift.GetDigest() != now {
+		t.Errorf("the drift that the pull has seen is %v", p.Drift)
+	}
+	r.wantVersion(node.KubeletPod{Image: ref}, "old")
+}
+
+// TestDriftIsTold once for every change: in the pin, in the log and as an event; and it ends when the tag comes back.
+func TestDriftIsTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true, Extra: consistencyRules})
+	events, errs := r.Client().Subscribe(r.ctx, `topic~="/imagepin/pin/.*"`)
+	next := func(topic string) *api.PinEvent {
+		t.Helper()
+		select {
+		case e := <-events:
+			if e.Topic != topic || e.Namespace != node.Namespace {
+				t.Fatalf("the event is %s in %s, not %s", e.Topic, e.Namespace, topic)
+			}
+			var told api.PinEvent
+			if err := proto.Unmarshal(e.Event.GetValue(), &told); err != nil {
+				t.Fatal(err)
+			}
+			return &told
+		case err := <-errs:
+			t.Fatal(err)
+		case <-r.ctx.Done():
+			t.Fatalf("no event %s", topic)
+		}
+		return nil
+	}
+	one := r.version("node/app:v1", "one")
+	ref := r.reg.Ref("node/app:v1")
+	r.pull(ref, "")
+	if e := next("/imagepin/pin/made"); e.Pin.GetRef() != ref || e.Pin.GetRoot().GetDigest() != one {
+		t.Errorf("the event is %v", e)
+	}
+	for _, version := range []string{"two", "three"} {
+		d := r.version("node/app:v1", version)
+		for range 3 {
+			r.pull(ref, "")
+		}
+		if e := next("/imagepin/pin/drift"); e.Pin.GetDrift().GetDigest() != d || e.Pin.GetRoot().GetDigest() != one {
+			t.Errorf("the event is %v", e)
+		}
+		if p := r.pins(ref)["node"]; p.Drift.GetDigest() != d || p.Drift.GetSince().AsTime().IsZero() {
+			t.Errorf("the drift is %v", p.Drift)
+		}
+	}
+	r.version("node/app:v1", "one")
+	r.pull(ref, "")
+	if p := r.pins(ref)["node"]; p.Drift != nil {
+		t.Errorf("the tag is back, and the drift is %v", p.Drift)
+	}
+	if got := strings.Count(r.Logs(), "a pinned tag has moved in its registry"); got != 2 {
+		t.Errorf("two changes are logged %d times", got)
+	}
+	// Nothing else was told: what comes next is the removal.
+	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: ref, Scope: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	next("/imagepin/pin/removed")
+}
+
+// TestRacingFirstPulls has two first pulls that the registry tells different digests: one makes the pin, and both run it.
+func TestRacingFirstPulls(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true, Extra: consistencyRules, Handlers: otherTargets})
+	for i := range 5 {
+		repo := fmt.Sprintf("node/race%d", i)
+		digests := []string{r.version(repo+":v1", "one of "+repo), r.version(repo+":v1", "two of "+repo)}
+		arrived := make(chan struct{})
+		var mu sync.Mutex
+		asked := 0
+		r.reg.SetFault(func(q registry.Request) *registry.Fault {
+			if q.Method != http.MethodHead {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			d := digests[asked%2]
+			if asked++; asked == 2 {
+				close(arrived)
+			}
+			return &registry.Fault{Hang: arrived, Status: http.StatusOK, Header: http.Header{
+				"Content-Type": {"application/vnd.oci.image.index.v1+json"}, "Docker-Content-Digest": {d},
+				"Content-Length": {fmt.Sprint(r.size(repo, d))},
+			}}
+		})
+		ref := r.reg.Ref(repo + ":v1")
+		// Another credential makes another question of it.
+		other := soon(func() (string, error) { return r.PullWith(r.ctx, ref, node.PullOptions{Auth: asAlice()}) })
+		a, err := r.Pull(r.ctx, ref, "")
+		b, err2 := other()
+		if err != nil || err2 != nil || a != b {
+			t.Fatalf("the two first pulls give %q and %q (%v, %v)", a, b, err, err2)
+		}
+		r.reg.SetFault(nil)
+		p := r.pins(ref)["node"]
+		if !slices.Contains(digests, p.GetRoot().GetDigest()) {
+			t.Errorf("the pin is %v", p)
+		}
+		if got := r.status(ref, "").GetRepoDigests(); !slices.Equal(got, []string{r.reg.Ref(repo + "@" + p.Root.Digest)}) {
+			t.Errorf("the tag means %q, and the pin is %s", got, p.Root.Digest)
+		}
+	}
+}
+
+// size is that of a manifest in the registry.
+func (r *rig) size(repo, digest string) int64 {
+	resp, err := http.Get(r.reg.URL() + "/v2/" + repo + "/manifests/" + digest)
+	if err != nil {
+		return -1
+	}
+	defer resp.Body.Close()
+	return resp.ContentLength
+}
+
+// retained are the leases that hold what pins retain.
+func retained(t *testing.T, r *rig) []string {
+	t.Helper()
+	var held []string
+	for name := range testkit.State(t, r.Node).Leases {
+		if strings.HasPrefix(name, "k8s.io/imagepin-retain-") {
+			held = append(held, name)
+		}
+	}
+	return held
+}
+
+// TestRetain keeps what is pinned through its removal and a registry that has deleted it, until the pin goes.
+func TestRetain(t *testing.T) {
+	t.Parallel()
+	for _, discard := range []bool{false, true} {
+		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
+			r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets, DiscardUnpackedLayers: discard})
+			r.removePod(r.pod(""))
+			if err := r.GC(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+			before := testkit.State(t, r.Node)
+			d := r.version("kept/app:v1", "kept")
+			ref := r.reg.Ref("kept/app:v1")
+			pod := r.wantVersion(node.KubeletPod{Image: ref}, "kept").Pod
+			r.pull(ref, "arm")
+			r.removePod(pod)
+			pinned := func() {
+				t.Helper()
+				for _, handler := range []string{"runc", "arm"} {
+					if img := r.status(ref, handler); img == nil || !img.Pinned {
+						t.Errorf("ImageStatus for %s: %v", handler, img)
+					}
+				}
+				for _, img := range r.list() {
+					if !img.Pinned {
+						t.Errorf("ListImages: %s is not pinned", img.Id)
+					}
+				}
+			}
+			pinned()
+			if err := r.reg.Delete("kept/app@" + d); err != nil {
+				t.Fatal(err)
+			}
+			for id := range r.list() {
+				r.remove(id, "")
+			}
+			r.crash(nil)
+			if err := r.GC(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(retained(t, r)); n != 2 {
+				t.Errorf("%d leases hold the two manifests", n)
+			}
+			// What it means is known by the pin, and it is here by the lease: all that is asked is what the tag means.
+			r.version("kept/app:v1", "another")
+			r.reg.Reset()
+			for _, handler := range []string{"", "arm"} {
+				r.removePod(r.wantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref}, "kept").Pod)
+			}
+			r.wantRequests("what is retained", "HEAD manifest", "HEAD manifest")
+			pinned()
+			r.reg.Down()
+			for _, handler := range []string{"", "arm"} {
+				r.removePod(r.wantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Gate: true}, "kept").Pod)
+			}
+			for id := range r.list() {
+				r.remove(id, "")
+			}
+			if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: ref}); err != nil {
+				t.Fatal(err)
+			}
+			testkit.NoLeaks(t, r.Node, before)
+		})
+	}
+}
+
+// TestPinLimits refuses what would be too much, by name, and loses nothing.
+func TestPinLimits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true, Extra: consistencyRules + `
+[plugins."io.containerd.imagepin.v1.images"]
+max_pins_per_namespace = 2
+max_retained_bytes = 3000000
+`})
+	full := failure{name: "PinLimitReached", code: codes.ResourceExhausted}
+	big := failure{name: "RetainLimitReached", code: codes.ResourceExhausted}
+	r.version("workload/app:v1", "one")
+	ref := r.reg.Ref("workload/app:v1")
+	pull := func(namespace, hash string) error {
+		pod := &node.Pod{Config: r.PodConfig(revision(namespace, "pod-template-hash", hash))}
+		_, err := r.PullWith(r.ctx, ref, node.PullOptions{Pod: pod})
+		return err
+	}
+	for _, hash := range []string{"a", "b"} {
+		if err := pull("shop", hash); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full.check(t, pull("shop", "c"), ref, targetOf(""))
+	if err := pull("shop", "a"); err != nil {
+		t.Errorf("a pin that there is: %v", err)
+	}
+	if err := pull("till", "c"); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	if len(r.pins(ref)) != 3 {
+		t.Errorf("the pins are %v", r.pins(ref))
+	}
+	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: ref, Scope: "workload/shop/pod-template-hash=a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := pull("shop", "c"); err != nil {
+		t.Errorf("there is room: %v", err)
+	}
+
+	small := r.version("kept/small:v1", "small")
+	r.pull(r.reg.Ref("kept/small:v1"), "")
+	if len(retained(t, r)) != 1 {
+		t.Fatal("nothing is retained")
+	}
+	_, d := r.push("kept/big:v1", images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}, images.HostPlatform())
+	_, err := r.Pull(r.ctx, r.reg.Ref("kept/big:v1"), "")
+	big.check(t, err, r.reg.Ref("kept/big:v1"), targetOf(""))
+	if len(retained(t, r)) != 1 {
+		t.Error("what is too big is held")
+	}
+	r.wantPins(r.reg.Ref("kept/small:v1"), map[string]string{"node": small})
+
+	// It does not keep others from the same image. By hand it is the same, and the pin that was there stays.
+	r.push("free/big:v1", images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}, images.HostPlatform())
+	free := r.reg.Ref("free/big:v1")
+	r.pull(free, "")
+	_, d, _ = strings.Cut(d, "@")
+	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: r.reg.Ref("kept/big:v1")}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.control().SetPin(r.ctx, &api.SetPinRequest{Ref: free, Digest: d, Retain: true})
+	if err == nil || !strings.Contains(err.Error(), "RetainLimitReached") {
+		t.Errorf("retaining too much by hand: %v", err)
+	}
+	r.wantPins(free, map[string]string{})
+	if len(retained(t, r)) != 1 {
+		t.Error("what was refused is held")
+	}
+}
+
+// TestNoLongerRetained frees what a pin held when it only stops to retain.
+func TestNoLongerRetained(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true})
+	d := r.version("app:v1", "one")
+	ref := r.reg.Ref("app:v1")
+	r.pull(ref, "")
+	for _, retain := range []bool{true, false} {
+		if _, err := r.control().SetPin(r.ctx, &api.SetPinRequest{Ref: ref, Digest: d, Retain: retain}); err != nil {
+			t.Fatal(err)
+		}
+		if held := len(retained(t, r)) == 1; held != retain || r.status(ref, "").GetPinned() != retain {
+			t.Errorf("retain=%t: held is %t, pinned %t", retain, held, r.status(ref, "").GetPinned())
+		}
+	}
+}
