@@ -27,21 +27,33 @@ const errorDomain = "imagepin.io"
 // pkg/kubelet/images/image_manager.go). For these the class stands in the
 // details.
 func toStatus(err error) error {
+	var e *imagepin.Error
+	if errors.As(err, &e) {
+		if prefix := kubeletPrefix(e, code(err)); prefix != nil {
+			return withDetails(e, code(err), codes.Unknown, fmt.Sprintf("%s: %s", prefix, err))
+		}
+	}
+	return plainStatus(err)
+}
+
+// plainStatus is toStatus without what is only for kubelet.
+func plainStatus(err error) error {
 	if err == nil {
 		return nil
 	}
 	var e *imagepin.Error
-	if !errors.As(err, &e) {
-		if s, ok := status.FromError(err); ok {
-			return s.Err()
-		}
-		return status.Error(code(err), err.Error())
+	if errors.As(err, &e) {
+		return withDetails(e, code(err), code(err), err.Error())
 	}
-	c, text := code(err), err.Error()
-	info := &errdetails.ErrorInfo{Reason: string(e.Name), Domain: errorDomain, Metadata: map[string]string{"class": c.String()}}
-	if prefix := kubeletPrefix(e, c); prefix != nil {
-		c, text = codes.Unknown, fmt.Sprintf("%s: %s", prefix, text)
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
 	}
+	return status.Error(code(err), err.Error())
+}
+
+// withDetails makes a status whose details say the error's name and class.
+func withDetails(e *imagepin.Error, class, c codes.Code, text string) error {
+	info := &errdetails.ErrorInfo{Reason: string(e.Name), Domain: errorDomain, Metadata: map[string]string{"class": class.String()}}
 	s, derr := status.New(c, text).WithDetails(info)
 	if derr != nil {
 		return status.Error(c, text)

@@ -39,7 +39,7 @@ func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 			if err != nil {
 				continue
 			}
-			d, _ := s.Puller.Policy.Decide(ref.String(), pods[c.GetPodSandboxId()])
+			d, _ := s.Puller.Treatment(ref.String(), pods[c.GetPodSandboxId()])
 			used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
 		}
 	}

@@ -117,13 +117,16 @@ func (s *Service) Register(server *grpc.Server) error {
 
 // guard runs the answer to an intercepted call: once the index stands, without
 // a panic reaching containerd, and with errors as statuses.
-func (s *Service) guard(ctx context.Context, method string, call func() error) (err error) {
+func (s *Service) guard(ctx context.Context, method string, call func() error) error {
+	return toStatus(s.run(ctx, method, call))
+}
+
+func (s *Service) run(ctx context.Context, method string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.G(ctx).WithField("method", method).Errorf("panic: %v\n%s", p, debug.Stack())
 			err = fmt.Errorf("imagepin: panic in %s: %w", method, errdefs.ErrInternal)
 		}
-		err = toStatus(err)
 	}()
 	select {
 	case <-s.Ready:
@@ -134,9 +137,9 @@ func (s *Service) guard(ctx context.Context, method string, call func() error) (
 }
 
 // Guard runs the answer to a call as this service's own calls are run, for a
-// service beside it.
+// service beside it. Its errors are for people, not for kubelet.
 func (s *Service) Guard(ctx context.Context, method string, call func() error) error {
-	return s.guard(ctx, method, call)
+	return plainStatus(s.run(ctx, method, call))
 }
 
 // namespaced gives a context for containerd's stores.

@@ -155,6 +155,9 @@ func read(img images.Image) (Pin, error) {
 	if t, err := time.Parse(time.DateOnly, img.Labels[labelUsed]); err == nil {
 		p.UsedAt = t
 	}
+	if p.UsedAt.Before(p.MadeAt) {
+		p.UsedAt = p.MadeAt // the label is of the day
+	}
 	var drift Drift
 	if json.Unmarshal([]byte(img.Labels[labelDrift]), &drift) == nil && drift.Digest.Validate() == nil {
 		p.Drift = &drift

@@ -163,6 +163,9 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 		p := *old
 		p.Retain, p.Drift = retain, nil
 		if old.Root.Digest == root.Digest {
+			if by == ByOperator {
+				p.By = by
+			}
 			return &p, "", nil
 		}
 		p.History = append(slices.Clone(old.History), Change{Digest: old.Root.Digest, From: old.MadeAt, By: old.By})

@@ -33,6 +33,9 @@ func ParseGlob(pattern string) (*Glob, error) {
 	case strings.ContainsAny(pattern, " \t\n"):
 		return nil, errors.New("can never match: references have no spaces")
 	}
+	if last := pattern[strings.LastIndex(pattern, "/")+1:]; !strings.ContainsAny(last, ":@*") {
+		return nil, fmt.Errorf("can never match: a reference has a tag or a digest; write %q", pattern+":*")
+	}
 	if repository, _, _ := strings.Cut(rest, ":"); repository != strings.ToLower(repository) {
 		return nil, errors.New("can never match: repositories are lower case")
 	}

@@ -192,6 +192,18 @@ func (d Decision) overridden(by Rule, annotation string, ignored []string) (Rule
 	return by, ignored
 }
 
+// Scopes are those that a pin set by an operator may have for a call, the
+// narrowest first, whatever the rule says of consistency.
+func (p *Policy) Scopes(ref string, pod Pod) []Scope {
+	if strings.Contains(ref, "@") {
+		return nil
+	}
+	if s := p.scope(Workload, pod); s != "" {
+		return []Scope{s, NodeScope}
+	}
+	return []Scope{NodeScope}
+}
+
 // scope derives for whom a digest sticks. A pod that names no revision, and a
 // call that is for no pod, have no workload.
 func (p *Policy) scope(c Consistency, pod Pod) Scope {

@@ -115,7 +115,7 @@ func TestGlob(t *testing.T) {
 			}
 		}
 	}
-	for _, pattern := range []string{"", "busybox", "busybox:*", "library/busybox", "docker.io/", "docker.io/Library/*", "docker.io/a b"} {
+	for _, pattern := range []string{"", "busybox", "busybox:*", "library/busybox", "docker.io/", "docker.io/Library/*", "docker.io/a b", "docker.io/library/busybox"} {
 		if _, err := ParseGlob(pattern); err == nil {
 			t.Errorf("%q can never match and is accepted", pattern)
 		}

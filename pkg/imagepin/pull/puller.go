@@ -146,12 +146,29 @@ func (p *Puller) PullKept(ctx context.Context, r Request) (imagepin.Entry, error
 // Decide gives the treatment of a reference for a pod, and says in the log what
 // of the pod's annotations is not heeded.
 func (p *Puller) Decide(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
-	d, ignored := p.Policy.Decide(ref.String(), pod)
+	d, ignored := p.Treatment(ref.String(), pod)
 	if len(ignored) > 0 {
 		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).
 			Warnf("annotations of the pod are not heeded: %s", strings.Join(ignored, ", "))
 	}
 	return d
+}
+
+// Treatment is what the policy decides for a reference and a pod, and what an
+// operator has pinned: that holds also where no rule would pin the reference,
+// until the pod's own scope has a pin.
+func (p *Puller) Treatment(ref string, pod policy.Pod) (d policy.Decision, ignored []string) {
+	d, ignored = p.Policy.Decide(ref, pod)
+	if _, pinned := p.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref}); pinned || !p.Pins.Pinned(ref) {
+		return d, ignored
+	}
+	for _, scope := range p.Policy.Scopes(ref, pod) {
+		if held, ok := p.Pins.Get(pin.ID{Scope: scope, Ref: ref}); ok && held.By == pin.ByOperator {
+			d.Scope = scope
+			break
+		}
+	}
+	return d, ignored
 }
 
 func (p *Puller) pullKey(ref reference.Named, r Request) string {

@@ -143,7 +143,11 @@ func neverHad(ref reference.Named, scope policy.Scope) error {
 // made ready.
 func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []pin.Pin, had []imagepin.Entry, r *Refreshed) error {
 	for _, held := range pins {
-		moved, err := p.Pins.Move(ctx, held.ID, j.root, pin.ByRefresh, held.Retain)
+		by := pin.ByRefresh
+		if held.By == pin.ByOperator {
+			by = held.By // it goes on to hold whatever the rules say
+		}
+		moved, err := p.Pins.Move(ctx, held.ID, j.root, by, held.Retain)
 		if err != nil {
 			return err
 		}
@@ -184,6 +188,7 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 		return pin.Pin{}, "", err
 	}
 	id := pin.ID{Scope: scope, Ref: ref.String()}
+	retain = retain || p.Policy.Rule(ref.String()).Retain
 	if old, ok := p.Pins.Get(id); ok {
 		previous = old.Root.Digest
 	}
@@ -207,7 +212,7 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 // WouldPull says what a pull would run, and changes nothing. scope is that of
 // the pods it is for; empty where they have none.
 func (p *Puller) WouldPull(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (Verdict, policy.Rule, error) {
-	d, _ := p.Policy.Decide(ref.String(), policy.Pod{})
+	d, _ := p.Treatment(ref.String(), policy.Pod{})
 	if scope != "" {
 		d.Scope = scope
 	}

@@ -24,7 +24,7 @@ func (a *app) resolveCommand() *cli.Command {
 		Usage:       "Say what a pull would do now, and why",
 		ArgsUsage:   "REF",
 		Description: resolveDescription,
-		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("node")}, credentialFlags()...),
+		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("what the rules say for a pull that is for no pod")}, credentialFlags()...),
 		Action:      a.resolve,
 	}
 }
