@@ -4,12 +4,15 @@
 // be made good by the next start. Production binaries have none: [Reach] does
 // something only in binaries built with the tag failpoints.
 //
-// In those the environment says, when the process starts, where it dies:
+// In those the environment says where the process dies:
 //
 //	IMAGEPIN_FAILPOINT=pull.recorded     the first time pull.recorded is reached
 //	IMAGEPIN_FAILPOINT=store.write:3     the third time
 //	IMAGEPIN_FAILPOINT=*:17              at the seventeenth failpoint, whichever it is
-//	IMAGEPIN_FAILPOINT_TRACE=/some/file  append the name of each that is reached to a file
+//	IMAGEPIN_FAILPOINT=@/some/file       as the file says, which may come, go and change
+//
+// With a file, the names of the failpoints that are reached are appended to
+// /some/file.trace, and the one at which the process dies to /some/file.died.
 package failpoint
 
 // Names are all failpoints, as they are written in calls of [Reach]. What

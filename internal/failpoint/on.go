@@ -11,56 +11,58 @@ import (
 	"syscall"
 )
 
-// anyName is the name that means every failpoint.
-const anyName = "*"
+// every is the name that means every failpoint.
+const every = "*"
 
 var (
-	mu    sync.Mutex
-	name  string
-	left  int
-	trace *os.File
+	spec = os.Getenv("IMAGEPIN_FAILPOINT")
+	mu   sync.Mutex
+	last string // the last specification, which seen belongs to
+	seen int    // how often it was met
 )
-
-func init() {
-	if err := configure(os.Getenv("IMAGEPIN_FAILPOINT"), os.Getenv("IMAGEPIN_FAILPOINT_TRACE")); err != nil {
-		fmt.Fprintln(os.Stderr, "failpoint:", err)
-		os.Exit(2)
-	}
-}
-
-func configure(spec, path string) error {
-	left = 1
-	var n string
-	var counted bool
-	if name, n, counted = strings.Cut(spec, ":"); counted {
-		var err error
-		if left, err = strconv.Atoi(n); err != nil || left < 1 {
-			return fmt.Errorf("IMAGEPIN_FAILPOINT=%s: %q is no count", spec, n)
-		}
-	}
-	if path == "" {
-		return nil
-	}
-	var err error
-	trace, err = os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	return err
-}
 
 // Reach kills the process where the environment says so.
 func Reach(at string) {
 	mu.Lock()
 	defer mu.Unlock()
-	if trace != nil {
-		_, _ = fmt.Fprintln(trace, at) // a test that reads it will miss it
+	now := spec
+	path, inFile := strings.CutPrefix(spec, "@")
+	if inFile {
+		note(path+".trace", at)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return
+		}
+		now = string(b)
 	}
-	if name != at && name != anyName {
+	if now != last {
+		last, seen = now, 0
+	}
+	name, count, counted := strings.Cut(now, ":")
+	if name != at && name != every {
 		return
 	}
-	if left--; left != 0 {
+	n := 1
+	if counted {
+		n, _ = strconv.Atoi(count) // never, where it is no number: the test will notice
+	}
+	if seen++; seen != n {
 		return
 	}
-	// As a machine that loses power has it: nothing is closed, flushed or
-	// deferred.
+	if inFile {
+		note(path+".died", at)
+	}
+	// As a machine that loses power has it: nothing is closed or deferred.
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
+}
+
+// note appends the name of a failpoint to a file.
+func note(path, at string) {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return // the test that reads it will miss the name
+	}
+	_, _ = fmt.Fprintln(f, at)
+	_ = f.Close()
 }

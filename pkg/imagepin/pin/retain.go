@@ -16,7 +16,6 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 const (
@@ -40,24 +39,34 @@ type Retainer struct {
 }
 
 type retained struct {
-	root    digest.Digest
-	size    int64
-	targets map[runtimeplatform.Target]bool // known to be held
+	root  digest.Digest
+	size  int64
+	holds map[leases.Resource]bool
 }
 
-// Load reads which leases there are.
+// Load reads which leases there are, and what they hold: a kill may have come
+// before one held everything.
 func (r *Retainer) Load(ctx context.Context) error {
 	all, err := r.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
 		return fmt.Errorf("list what is retained: %w", err)
 	}
+	held := make(map[string]retained, len(all))
+	for _, l := range all {
+		resources, err := r.Leases.ListResources(ctx, l)
+		if err != nil {
+			return fmt.Errorf("list what lease %s retains: %w", l.ID, err)
+		}
+		holds := make(map[leases.Resource]bool, len(resources))
+		for _, res := range resources {
+			holds[res] = true
+		}
+		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
+		held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size, holds: holds}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.held = make(map[string]retained, len(all))
-	for _, l := range all {
-		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
-		r.held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size, targets: make(map[runtimeplatform.Target]bool)}
-	}
+	r.held = held
 	return nil
 }
 
@@ -82,9 +91,9 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 		if err := r.Leases.AddResource(ctx, l, res); err != nil {
 			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
 		}
+		r.held[l.ID].holds[res] = true
 	}
 	failpoint.Reach("retain.done")
-	r.held[l.ID].targets[e.Target] = true
 	return nil
 }
 
@@ -114,7 +123,7 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	if r.held == nil {
 		r.held = make(map[string]retained)
 	}
-	r.held[id] = retained{root: e.Root.Digest, size: e.Size, targets: make(map[runtimeplatform.Target]bool)}
+	r.held[id] = retained{root: e.Root.Digest, size: e.Size, holds: make(map[leases.Resource]bool)}
 	return nil
 }
 
@@ -137,10 +146,16 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 			all = append(all, leases.Resource{ID: d.String(), Type: "content"})
 		}
 	}
-	if e.ChainID != "" {
-		all = append(all, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+	return append(all, last(e)), nil
+}
+
+// last is the resource that an entry's lease is given last: where it is held,
+// everything is.
+func last(e imagepin.Entry) leases.Resource {
+	if e.ChainID == "" {
+		return leases.Resource{ID: e.ImageID.String(), Type: "content"}
 	}
-	return all, nil
+	return leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter}
 }
 
 // Release lets go of everything held for a root.
@@ -181,11 +196,11 @@ func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Di
 }
 
 // Holds tells whether an entry's manifest is held with its snapshot for the
-// entry's target, as far as this process knows.
+// entry's target.
 func (r *Retainer) Holds(e imagepin.Entry) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.held[leaseID(e)].targets[e.Target]
+	return r.held[leaseID(e)].holds[last(e)]
 }
 
 // Bytes is how much is held, as the registry has it.

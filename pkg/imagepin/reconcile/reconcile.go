@@ -94,6 +94,9 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err := r.adoptAll(ctx, found.Unexplained, found.Have); err != nil {
 		return err
 	}
+	if err := r.Puller.RetainPinned(ctx); err != nil {
+		return err
+	}
 	ready()
 	if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
 		log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
