@@ -90,6 +90,10 @@ func adoptable(img images.Image) (reference.Named, bool) {
 	if err != nil || ref.String() != img.Name {
 		return nil, false
 	}
+	// A record can be made to target anything; a digest means what it says.
+	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
+		return nil, false
+	}
 	return ref, true
 }
 

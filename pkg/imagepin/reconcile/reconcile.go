@@ -98,9 +98,11 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	ready()
-	if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
-		log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
-	}
+	r.healing.owned.Go(func() {
+		if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
+		}
+	})
 	r.healing.add(ctx, found.Lost...)
 	for {
 		select {

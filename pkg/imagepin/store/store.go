@@ -391,6 +391,9 @@ func planRecord(ctx context.Context, store images.Store, v view, name string, go
 // image record synchronously would do, but a label that is dropped triggers
 // nothing: a lease that is made and deleted does.
 func (s *Store) Collect(ctx context.Context) error {
+	// A snapshotter that hangs keeps a collection from ending.
+	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
+	defer cancel()
 	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
 		leases.WithLabel(imagepin.LeaseLabel, "collect"))
 	if err != nil {
