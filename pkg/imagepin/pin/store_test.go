@@ -1,0 +1,393 @@
+package pin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+const ref = "registry.example/team/app:1"
+
+// env is a Store on a real metadata database, what it has told, and how often
+// it wrote.
+type env struct {
+	*Store
+	node  *ctdtest.Node
+	ctx   context.Context
+	mu    sync.Mutex
+	told  []string
+	wrote int
+}
+
+// counting counts the writes of an image store.
+type counting struct {
+	images.Store
+	e *env
+}
+
+func (c counting) Create(ctx context.Context, img images.Image) (images.Image, error) {
+	c.e.mu.Lock()
+	c.e.wrote++
+	c.e.mu.Unlock()
+	return c.Store.Create(ctx, img)
+}
+
+func (c counting) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
+	c.e.mu.Lock()
+	c.e.wrote++
+	c.e.mu.Unlock()
+	return c.Store.Update(ctx, img, fields...)
+}
+
+// spaces makes namespaces in a metadata database.
+type spaces struct{ db *metadata.DB }
+
+func (s spaces) Create(ctx context.Context, name string, labels map[string]string) error {
+	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
+}
+
+func newEnv(t *testing.T, maxPerNamespace int) *env {
+	t.Helper()
+	e := &env{node: ctdtest.New(t, "first")}
+	e.ctx = e.node.Context(t)
+	e.Store = New(Config{
+		Images: counting{e.node.Images, e}, Namespaces: spaces{e.node.DB}, MaxPerNamespace: maxPerNamespace,
+		Notify: func(_ context.Context, ev Event, p Pin, previous digest.Digest) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.told = append(e.told, string(ev)+" "+p.Ref)
+		},
+	})
+	e.reload(t)
+	return e
+}
+
+// reload is what a restart does.
+func (e *env) reload(t *testing.T) {
+	t.Helper()
+	if err := e.Load(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func root(text string) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(text), Size: int64(len(text))}
+}
+
+func must(t *testing.T) func(Pin, error) Pin {
+	return func(p Pin, err error) Pin {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+}
+
+func wantEqual(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+var scopes = []policy.Scope{policy.NodeScope, policy.WorkloadScope("shop", "pod-template-hash", "5f4d")}
+
+// TestRoundTrip reads every fact of a pin back as it was written.
+func TestRoundTrip(t *testing.T) {
+	e := newEnv(t, 0)
+	for _, scope := range scopes {
+		id := ID{Scope: scope, Ref: ref}
+		must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+		must(t)(e.Move(e.ctx, id, root("two"), ByOperator, true))
+		if err := e.Saw(e.ctx, id, root("three").Digest); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := e.Get(id)
+		e.reload(t)
+		after, ok := e.Get(id)
+		if !ok {
+			t.Fatalf("%s is lost", id)
+		}
+		wantEqual(t, "root", after.Root, before.Root)
+		wantEqual(t, "made", after.MadeAt.Unix(), before.MadeAt.Unix())
+		wantEqual(t, "by", after.By, ByOperator)
+		wantEqual(t, "used", after.UsedAt.Format(time.DateOnly), before.UsedAt.UTC().Format(time.DateOnly))
+		wantEqual(t, "retain", after.Retain, true)
+		wantEqual(t, "drift", after.Drift.Digest, root("three").Digest)
+		wantEqual(t, "history", after.History[0].Digest, root("one").Digest)
+		wantEqual(t, "history", len(after.History), 1)
+	}
+	wantEqual(t, "pins", len(e.Scopes(ref)), len(scopes))
+	wantEqual(t, "pins of others", len(e.Scopes("registry.example/other:1")), 0)
+	wantEqual(t, "pinned", e.Pinned(ref), true)
+	wantEqual(t, "retains", e.Retains(root("two").Digest), true)
+	wantEqual(t, "retains what was before", e.Retains(root("one").Digest), false)
+	for _, scope := range scopes {
+		must(t)(e.Remove(e.ctx, ID{Scope: scope, Ref: ref}))
+	}
+	wantEqual(t, "pinned", e.Pinned(ref), false)
+	if _, err := e.Remove(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}); !errdefs.IsNotFound(err) {
+		t.Errorf("removing what is not there: %v", err)
+	}
+	e.reload(t)
+	wantEqual(t, "pins", len(e.List()), 0)
+}
+
+// TestPinsOutliveGarbageCollection although their content is not there.
+func TestPinsOutliveGarbageCollection(t *testing.T) {
+	e := newEnv(t, 0)
+	must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, false))
+	e.node.Collect(t)
+	e.reload(t)
+	wantEqual(t, "pins", len(e.List()), 1)
+	if len(e.node.Records(t)) != 0 {
+		t.Error("a pin is a record among the images of the CRI")
+	}
+}
+
+// TestDamagedRecords leaves alone what cannot be read, reads what can be, and
+// writes a decision over what could not be read.
+func TestDamagedRecords(t *testing.T) {
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	for _, test := range []struct {
+		label, value string
+		class        func(error) bool // nil where the pin is read
+	}{
+		{labelVersion, "", errdefs.IsInvalidArgument},
+		{labelVersion, "one", errdefs.IsInvalidArgument},
+		{labelVersion, "2", errdefs.IsNotImplemented},
+		{labelScope, "cluster", errdefs.IsInvalidArgument},
+		{labelRef, "UPPER", errdefs.IsInvalidArgument},
+		{labelRef, "registry.example/other:1", errdefs.IsInvalidArgument},
+		{labelMade, "yesterday", nil},
+		{labelUsed, "never", nil},
+		{labelDrift, "{", nil},
+		{labelDrift, `{"digest":"sha256:short"}`, nil},
+		{labelHistory, "[{]", nil},
+		{labelRetain, "perhaps", nil},
+	} {
+		t.Run(test.label+"="+test.value, func(t *testing.T) {
+			e := newEnv(t, 0)
+			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			ctx := namespaced(e.ctx)
+			damaged := images.Image{Name: id.String(), Labels: map[string]string{test.label: test.value}}
+			if _, err := e.node.Images.Update(ctx, damaged, "labels."+test.label); err != nil {
+				t.Fatal(err)
+			}
+			e.reload(t)
+			p, ok := e.Get(id)
+			wantEqual(t, "is read", ok, test.class == nil)
+			img, err := e.node.Images.Get(ctx, id.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.class == nil {
+				wantEqual(t, "root", p.Root.Digest, root("one").Digest)
+				if p.MadeAt.IsZero() || p.UsedAt.IsZero() || p.Drift != nil || len(p.History) > 0 {
+					t.Errorf("the pin is read as %+v", p)
+				}
+				return
+			}
+			if _, err := read(img); !test.class(err) {
+				t.Errorf("the error is %v", err)
+			}
+			wantEqual(t, "the record that is left alone", img.Target.Digest, root("one").Digest)
+			must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
+			e.reload(t)
+			p, ok = e.Get(id)
+			wantEqual(t, "is read", ok, true)
+			wantEqual(t, "root", p.Root.Digest, root("two").Digest)
+		})
+	}
+}
+
+// TestMakeRace has many make one pin: the first decides, and all get it.
+func TestMakeRace(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	got := make([]digest.Digest, 16)
+	var wg sync.WaitGroup
+	for i := range got {
+		wg.Go(func() {
+			p, err := e.Make(e.ctx, id, root(fmt.Sprint(i)), ByUse, false)
+			if err != nil {
+				t.Error(err)
+			}
+			got[i] = p.Root.Digest
+		})
+	}
+	wg.Wait()
+	wantEqual(t, "different pins", len(slices.Compact(slices.Sorted(slices.Values(got)))), 1)
+	wantEqual(t, "told", e.told, []string{"made " + ref})
+	wantEqual(t, "writes", e.wrote, 1)
+	e.reload(t)
+	p, _ := e.Get(id)
+	wantEqual(t, "after a restart", p.Root.Digest, got[0])
+}
+
+// TestMove remembers what was before, and no more of it than it has room for.
+func TestMove(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.WorkloadScope(strings.Repeat("n", 63), "controller-revision-hash", strings.Repeat("v", 63)), Ref: "registry.example/" + strings.Repeat("a", 200) + ":" + strings.Repeat("t", 128)}
+	for i := range 40 {
+		must(t)(e.Move(e.ctx, id, root(fmt.Sprint(i)), ByRefresh, false))
+	}
+	e.reload(t)
+	p, ok := e.Get(id)
+	wantEqual(t, "is there", ok, true)
+	wantEqual(t, "root", p.Root.Digest, root("39").Digest)
+	wantEqual(t, "history", len(p.History), maxHistory)
+	wantEqual(t, "the last before", p.History[maxHistory-1].Digest, root("38").Digest)
+	wantEqual(t, "the first that is remembered", p.History[0].Digest, root("23").Digest)
+	if err := e.Saw(e.ctx, id, root("drift").Digest); err != nil {
+		t.Fatal(err)
+	}
+	told := len(e.told)
+	p = must(t)(e.Move(e.ctx, id, root("39"), ByOperator, true))
+	wantEqual(t, "history", len(p.History), maxHistory)
+	wantEqual(t, "retain", p.Retain, true)
+	if p.Drift != nil || p.By != ByOperator || len(e.told) != told {
+		t.Errorf("a move to the same digest made %+v, and told %q", p, e.told[told:])
+	}
+}
+
+// TestSaw notes a drift once for each change, and the end of it.
+func TestSaw(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	if err := e.Saw(e.ctx, id, root("two").Digest); err != nil {
+		t.Fatal(err)
+	}
+	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+	for _, tag := range []string{"one", "two", "two", "three", "two", "one", "one", "two"} {
+		if err := e.Saw(e.ctx, id, root(tag).Digest); err != nil {
+			t.Fatal(err)
+		}
+		p, _ := e.Get(id)
+		if drifted := p.Drift != nil; drifted != (tag != "one") || drifted && p.Drift.Digest != root(tag).Digest {
+			t.Errorf("the drift to %s is %v", tag, p.Drift)
+		}
+	}
+	wantEqual(t, "told", e.told, []string{"made " + ref, "drift " + ref, "drift " + ref, "drift " + ref, "drift " + ref})
+	wantEqual(t, "writes", e.wrote, 6)
+	e.reload(t)
+	p, _ := e.Get(id)
+	wantEqual(t, "after a restart", p.Drift.Digest, root("two").Digest)
+}
+
+// age makes a pin look as if it was made, and used last, so long ago.
+func (e *env) age(t *testing.T, id ID, ago time.Duration) {
+	t.Helper()
+	when := time.Now().Add(-ago).UTC()
+	img := images.Image{Name: id.String(), Labels: map[string]string{
+		labelUsed: when.Format(time.DateOnly), labelMade: when.Format(time.RFC3339),
+	}}
+	if _, err := e.node.Images.Update(namespaced(e.ctx), img, "labels."+labelUsed, "labels."+labelMade); err != nil {
+		t.Fatal(err)
+	}
+	e.reload(t)
+}
+
+// TestTouch writes at most once a day.
+func TestTouch(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+	touch := func() int {
+		t.Helper()
+		before := e.wrote
+		for range 3 {
+			if err := e.Touch(e.ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return e.wrote - before
+	}
+	wantEqual(t, "writes on the day it was made", touch(), 0)
+	e.age(t, id, 48*time.Hour)
+	wantEqual(t, "writes two days later", touch(), 1)
+	e.reload(t)
+	wantEqual(t, "writes after a restart", touch(), 0)
+	wantEqual(t, "told", e.told, []string{"made " + ref})
+	if err := e.Touch(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/none:1"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestExpire removes what was not used for long and is not in use.
+func TestExpire(t *testing.T) {
+	e := newEnv(t, 0)
+	pins := map[string]time.Duration{"old": 40 * 24 * time.Hour, "used": 40 * 24 * time.Hour, "new": time.Hour}
+	idOf := func(name string) ID { return ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"} }
+	for _, name := range slices.Sorted(maps.Keys(pins)) {
+		must(t)(e.Make(e.ctx, idOf(name), root(name), ByUse, false))
+	}
+	for name, ago := range pins {
+		e.age(t, idOf(name), ago)
+	}
+	e.told = nil
+	inUse := map[ID]bool{idOf("used"): true}
+	expire := func() {
+		t.Helper()
+		if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), func(id ID) bool { return inUse[id] }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expire()
+	wantEqual(t, "told", e.told, []string{"expired " + idOf("old").Ref})
+	e.reload(t)
+	for name, want := range map[string]bool{"old": false, "used": true, "new": true} {
+		_, ok := e.Get(idOf(name))
+		wantEqual(t, name+" is there", ok, want)
+	}
+	// Having been in use counts as use.
+	inUse = nil
+	expire()
+	wantEqual(t, "pins", len(e.List()), 2)
+}
+
+// TestRoom bounds the pins of each Kubernetes namespace, and of the node.
+func TestRoom(t *testing.T) {
+	e := newEnv(t, 2)
+	id := func(namespace, name string) ID {
+		scope := policy.NodeScope
+		if namespace != "" {
+			scope = policy.WorkloadScope(namespace, "hash", name)
+		}
+		return ID{Scope: scope, Ref: "registry.example/" + name + ":1"}
+	}
+	for _, namespace := range []string{"", "shop", "till"} {
+		for _, name := range []string{"a", "b"} {
+			must(t)(e.Make(e.ctx, id(namespace, name), root(name), ByUse, false))
+		}
+		for _, add := range []func(context.Context, ID, ocispec.Descriptor, By, bool) (Pin, error){e.Make, e.Move} {
+			_, err := add(e.ctx, id(namespace, "c"), root("c"), ByUse, false)
+			var known *imagepin.Error
+			if !errors.As(err, &known) || known.Name != imagepin.PinLimitReached || !errdefs.IsResourceExhausted(err) {
+				t.Errorf("one pin too many in %q: %v", namespace, err)
+			}
+		}
+		must(t)(e.Make(e.ctx, id(namespace, "a"), root("other"), ByUse, false))
+		must(t)(e.Move(e.ctx, id(namespace, "a"), root("other"), ByUse, false))
+		must(t)(e.Remove(e.ctx, id(namespace, "b")))
+		must(t)(e.Make(e.ctx, id(namespace, "c"), root("c"), ByUse, false))
+	}
+}
