@@ -77,14 +77,14 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := leases.Lease{ID: leaseID(e)}
+	resources, err := r.resources(ctx, e)
+	if err != nil {
+		return err
+	}
 	if _, held := r.held[l.ID]; !held {
 		if err := r.create(ctx, l.ID, e); err != nil {
 			return err
 		}
-	}
-	resources, err := r.resources(ctx, e)
-	if err != nil {
-		return err
 	}
 	for _, res := range resources {
 		failpoint.Reach("retain.add")

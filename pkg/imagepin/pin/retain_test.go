@@ -176,4 +176,9 @@ func TestRetainHoldsWhatThereIs(t *testing.T) {
 	if err := r.Retain(n.Context(t), gone); !errdefs.IsNotFound(err) {
 		t.Errorf("retaining what is not here: %v", err)
 	}
+	held, err := n.Leases.List(n.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "leases", len(held), 1)
 }
