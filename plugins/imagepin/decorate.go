@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
@@ -163,19 +164,29 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
 		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
 	})
+	background, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
+	var running sync.WaitGroup
+	end := func() error { cancel(); running.Wait(); return nil }
 	f.control = control.New(control.Config{
-		Mend:  reconciler.Mend,
+		Mend: reconciler.Mend,
+		Uninstall: func(ctx context.Context, dry bool) (resp *api.UninstallResponse, err error) {
+			err = f.service.GuardRetired(ctx, "Uninstall", func() (err error) {
+				resp, err = s.uninstall(ctx, dry, func(ctx context.Context) error {
+					return errors.Join(f.service.Retire(ctx), end(), s.store.End(ctx))
+				})
+				return err
+			})
+			return resp, err
+		},
 		Store: s.store, Puller: puller, Pins: s.pins, Content: config.Content, Snapshotter: s.snapshotter,
 		Runtimes: s.runtimes, Namespace: namespace, Guard: f.service.Guard,
 	})
 	if err := metrics.Register(s.state); err != nil {
 		return nil, fmt.Errorf("imagepin: register metrics: %w", err)
 	}
-	ctx, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
-	var running sync.WaitGroup
-	running.Go(func() { follow(ctx, s, reconciler, ready) })
-	running.Go(func() { s.sweep(ctx, f.service) })
-	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, stop)
+	running.Go(func() { follow(background, s, reconciler, ready) })
+	running.Go(func() { s.sweep(background, f.service) })
+	f.close = append(f.close, end, stop)
 	if c, ok := behind.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}

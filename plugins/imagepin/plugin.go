@@ -81,6 +81,9 @@ type stores struct {
 	cri       inherited
 	client    *client.Client
 	store     *store.Store
+	db        *metadata.DB
+	records   *records
+	nodeKey   string // the file
 	resolver  *resolve.Resolver
 	pins      *pin.Store
 	retainer  *pin.Retainer
@@ -110,7 +113,10 @@ func newStores(ic *plugin.InitContext) (*stores, error) {
 		return nil, err
 	}
 	cri.warnUnheeded(ic)
-	s := &stores{own: own, cri: cri, runtimes: runtimes, roots: make(map[string]string)}
+	s := &stores{
+		own: own, cri: cri, runtimes: runtimes, db: db, roots: make(map[string]string),
+		nodeKey: filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
+	}
 	if s.progress, err = cri.progressTimeout(); err != nil {
 		return nil, err
 	}
@@ -121,15 +127,16 @@ func newStores(ic *plugin.InitContext) (*stores, error) {
 	); err != nil {
 		return nil, err
 	}
+	s.records = newRecords(db, s.client.EventService())
 	s.store = store.New(store.Config{
-		Records:      newRecords(db, s.client.EventService()),
+		Records:      s.records,
 		Content:      s.client.ContentStore(),
 		Leases:       s.client.LeasesService(),
 		Snapshotter:  s.client.SnapshotService,
 		Runtimes:     runtimes,
 		PinnedImages: cri.pinnedImages(),
 	})
-	prover, err := resolve.LoadProver(filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile))
+	prover, err := resolve.LoadProver(s.nodeKey)
 	if err != nil {
 		return nil, err
 	}

@@ -2088,6 +2088,118 @@ func (x *Finding) GetError() string {
 	return ""
 }
 
+type UninstallRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UninstallRequest) Reset() {
+	*x = UninstallRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UninstallRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UninstallRequest) ProtoMessage() {}
+
+func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
+func (*UninstallRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *UninstallRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type UninstallResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        int64                  `protobuf:"varint,1,opt,name=labels,proto3" json:"labels,omitempty"`   // on image records
+	Records       int64                  `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"` // that had them
+	Leases        int64                  `protobuf:"varint,3,opt,name=leases,proto3" json:"leases,omitempty"`
+	Pins          int64                  `protobuf:"varint,4,opt,name=pins,proto3" json:"pins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UninstallResponse) Reset() {
+	*x = UninstallResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UninstallResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UninstallResponse) ProtoMessage() {}
+
+func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
+func (*UninstallResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *UninstallResponse) GetLabels() int64 {
+	if x != nil {
+		return x.Labels
+	}
+	return 0
+}
+
+func (x *UninstallResponse) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *UninstallResponse) GetLeases() int64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *UninstallResponse) GetPins() int64 {
+	if x != nil {
+		return x.Pins
+	}
+	return 0
+}
+
 // PinEvent is published on containerd's event stream, in the namespace of the
 // CRI, under the topics /imagepin/pin/made, moved, removed, expired and drift.
 type PinEvent struct {
@@ -2100,7 +2212,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2224,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2237,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -2309,10 +2421,17 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
 	"\x06repair\x18\x03 \x01(\tR\x06repair\x12\x1a\n" +
 	"\brepaired\x18\x04 \x01(\bR\brepaired\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"J\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"+\n" +
+	"\x10UninstallRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"q\n" +
+	"\x11UninstallResponse\x12\x16\n" +
+	"\x06labels\x18\x01 \x01(\x03R\x06labels\x12\x18\n" +
+	"\arecords\x18\x02 \x01(\x03R\arecords\x12\x16\n" +
+	"\x06leases\x18\x03 \x01(\x03R\x06leases\x12\x12\n" +
+	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xe9\x04\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xb5\x05\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12D\n" +
 	"\aInspect\x12\x1b.imagepin.v1.InspectRequest\x1a\x1c.imagepin.v1.InspectResponse\x12D\n" +
@@ -2322,7 +2441,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12>\n" +
-	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
+	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12J\n" +
+	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
 
 var (
 	file_imagepin_v1_imagepin_proto_rawDescOnce sync.Once
@@ -2336,7 +2456,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -2369,20 +2489,22 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*CheckRequest)(nil),          // 28: imagepin.v1.CheckRequest
 	(*CheckResponse)(nil),         // 29: imagepin.v1.CheckResponse
 	(*Finding)(nil),               // 30: imagepin.v1.Finding
-	(*PinEvent)(nil),              // 31: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(*UninstallRequest)(nil),      // 31: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 32: imagepin.v1.UninstallResponse
+	(*PinEvent)(nil),              // 33: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	32, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	34, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	32, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	32, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	34, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	34, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	32, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	32, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	34, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	34, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -2417,17 +2539,19 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	23, // 41: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
 	25, // 42: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
 	28, // 43: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	8,  // 44: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	10, // 45: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 46: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 47: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 48: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	22, // 49: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 50: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 51: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 52: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	44, // [44:53] is the sub-list for method output_type
-	35, // [35:44] is the sub-list for method input_type
+	31, // 44: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	8,  // 45: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	10, // 46: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 47: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 48: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 49: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	22, // 50: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 51: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 52: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 53: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	32, // 54: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	45, // [45:55] is the sub-list for method output_type
+	35, // [35:45] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
 	35, // [35:35] is the sub-list for extension extendee
 	0,  // [0:35] is the sub-list for field type_name
@@ -2444,7 +2568,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

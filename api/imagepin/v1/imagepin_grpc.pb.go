@@ -32,6 +32,7 @@ const (
 	Control_RemovePin_FullMethodName = "/imagepin.v1.Control/RemovePin"
 	Control_Refresh_FullMethodName   = "/imagepin.v1.Control/Refresh"
 	Control_Check_FullMethodName     = "/imagepin.v1.Control/Check"
+	Control_Uninstall_FullMethodName = "/imagepin.v1.Control/Uninstall"
 )
 
 // ControlClient is the client API for Control service.
@@ -58,6 +59,10 @@ type ControlClient interface {
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshResponse, error)
 	// Check compares what is recorded with what there is.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
+	// Uninstall removes everything of imagepin's from containerd's metadata, so
+	// that stock containerd runs on what is left. From then on, until containerd
+	// is restarted, imagepin writes nothing: the CRI is containerd's own.
+	Uninstall(ctx context.Context, in *UninstallRequest, opts ...grpc.CallOption) (*UninstallResponse, error)
 }
 
 type controlClient struct {
@@ -167,6 +172,16 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 	return out, nil
 }
 
+func (c *controlClient) Uninstall(ctx context.Context, in *UninstallRequest, opts ...grpc.CallOption) (*UninstallResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UninstallResponse)
+	err := c.cc.Invoke(ctx, Control_Uninstall_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -191,6 +206,10 @@ type ControlServer interface {
 	Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error)
 	// Check compares what is recorded with what there is.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
+	// Uninstall removes everything of imagepin's from containerd's metadata, so
+	// that stock containerd runs on what is left. From then on, until containerd
+	// is restarted, imagepin writes nothing: the CRI is containerd's own.
+	Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -227,6 +246,9 @@ func (UnimplementedControlServer) Refresh(context.Context, *RefreshRequest) (*Re
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
+}
+func (UnimplementedControlServer) Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Uninstall not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -404,6 +426,24 @@ func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Uninstall_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UninstallRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Uninstall(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Uninstall_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Uninstall(ctx, req.(*UninstallRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -442,6 +482,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Check",
 			Handler:    _Control_Check_Handler,
+		},
+		{
+			MethodName: "Uninstall",
+			Handler:    _Control_Uninstall_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -38,6 +38,9 @@ type Config struct {
 	Namespace string
 	// Mend repairs what a check has found.
 	Mend func(context.Context, store.Finding) error
+	// Uninstall removes everything of ours, after all that writes has stopped; dry
+	// only counts it.
+	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	// Guard runs a call: once the index stands, without a panic reaching
 	// containerd, and with errors as statuses.
 	Guard func(ctx context.Context, method string, call func() error) error

@@ -49,6 +49,8 @@ type proxy struct {
 	streams map[string]streamInterceptor
 	// guard wraps the answer to every intercepted call.
 	guard func(ctx context.Context, method string, call func() error) error
+	// retirement says when nothing is intercepted any more.
+	retirement *retirement
 }
 
 // serviceDesc builds what a grpc.Server registers.
@@ -105,8 +107,16 @@ func (p *proxy) methodDesc(name string, answer unaryInterceptor, in, out protore
 		if answer == nil {
 			return next(ctx, message)
 		}
+		leave, ok, err := p.retirement.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return next(ctx, message)
+		}
+		defer leave()
 		var resp proto.Message
-		err := p.guard(ctx, name, func() (err error) {
+		err = p.guard(ctx, name, func() (err error) {
 			resp, err = answer(ctx, message, next)
 			return err
 		})
@@ -136,7 +146,15 @@ func (p *proxy) streamDesc(m protoreflect.MethodDescriptor, answer streamInterce
 	full := "/" + p.service + "/" + desc.StreamName
 	behind := desc
 	desc.Handler = func(_ any, stream grpc.ServerStream) error {
-		if answer != nil {
+		if answer == nil {
+			return p.pipe(stream, &behind, full, in, out)
+		}
+		leave, ok, err := p.retirement.enter(stream.Context())
+		if err != nil {
+			return err
+		}
+		if ok {
+			defer leave()
 			return p.guard(stream.Context(), desc.StreamName, func() error { return answer(stream) })
 		}
 		return p.pipe(stream, &behind, full, in, out)

@@ -58,11 +58,12 @@ type Config struct {
 // Service is the CRI as clients of this node see it.
 type Service struct {
 	Config
-	images    runtime.ImageServiceClient
-	runtimes  runtime.RuntimeServiceClient
-	sandboxes sandboxes
-	asked     lastAsked
-	usage     usageCache
+	images     runtime.ImageServiceClient
+	runtimes   runtime.RuntimeServiceClient
+	sandboxes  sandboxes
+	asked      lastAsked
+	usage      usageCache
+	retirement retirement
 }
 
 // New makes a service.
@@ -105,7 +106,7 @@ func (s *Service) Register(server *grpc.Server) error {
 			},
 		},
 	} {
-		p.behind, p.guard = s.Behind, s.guard
+		p.behind, p.guard, p.retirement = s.Behind, s.guard, &s.retirement
 		desc, err := p.serviceDesc()
 		if err != nil {
 			return err
@@ -137,8 +138,23 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 }
 
 // Guard runs the answer to a call as this service's own calls are run, for a
-// service beside it. Its errors are for people, not for kubelet.
+// service beside it. Its errors are for people, not for kubelet. It fails with
+// ErrFailedPrecondition after [Service.Retire].
 func (s *Service) Guard(ctx context.Context, method string, call func() error) error {
+	leave, ok, err := s.retirement.enter(ctx)
+	if err != nil {
+		return plainStatus(err)
+	}
+	if !ok {
+		return plainStatus(fmt.Errorf("imagepin is uninstalled: start stock containerd, or restart this one to have imagepin again: %w", errdefs.ErrFailedPrecondition))
+	}
+	defer leave()
+	return s.GuardRetired(ctx, method, call)
+}
+
+// GuardRetired is [Service.Guard] for what may retire the service, and be
+// called again after.
+func (s *Service) GuardRetired(ctx context.Context, method string, call func() error) error {
 	return plainStatus(s.run(ctx, method, call))
 }
 

@@ -53,6 +53,7 @@ type Store struct {
 	Config
 	index *index
 	write keyed.Mutex // one writer at a time; see lock
+	ended bool        // guarded by write
 }
 
 // New makes a store with an empty index; see [Store.Load].
@@ -74,7 +75,25 @@ func (s *Store) lock(ctx context.Context) (func(), error) {
 	if err := s.write.Lock(ctx, key); err != nil {
 		return nil, err
 	}
+	if s.ended {
+		s.write.Unlock(key)
+		return nil, fmt.Errorf("imagepin writes no more keys until containerd is restarted: %w", errdefs.ErrFailedPrecondition)
+	}
 	return func() { s.write.Unlock(key) }, nil
+}
+
+// End makes every later write fail with ErrFailedPrecondition.
+func (s *Store) End(ctx context.Context) error {
+	unlock, err := s.lock(ctx)
+	if errdefs.IsFailedPrecondition(err) {
+		return nil // it has ended before
+	}
+	if err != nil {
+		return err
+	}
+	s.ended = true
+	unlock()
+	return nil
 }
 
 // Put records that keys are ready: entries replace what was known of their

@@ -97,7 +97,7 @@ func (a *app) root() *cli.Command {
 		Flags:           globalFlags(),
 		Commands: []*cli.Command{
 			a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
-			a.pinCommand(), a.refreshCommand(), a.checkCommand(), a.configCommand(),
+			a.pinCommand(), a.refreshCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
 		},
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run prints it

@@ -1,0 +1,14 @@
+package control
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+// Uninstall implements the API.
+func (s *Server) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
+	return s.Config.Uninstall(namespaces.WithNamespace(ctx, s.Namespace), r.GetDryRun())
+}

@@ -1,0 +1,134 @@
+package imagepin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+)
+
+// uninstall takes everything of ours out of containerd's metadata, and only
+// counts it where dry is set. quiet makes everything that writes stop first:
+// what is removed would be written again.
+func (s *stores) uninstall(ctx context.Context, dry bool, quiet func(context.Context) error) (*api.UninstallResponse, error) {
+	if !dry {
+		if err := quiet(ctx); err != nil {
+			return nil, err
+		}
+		log.G(ctx).Warn("imagepin is being uninstalled: the CRI is containerd's own now, and imagepin writes nothing until containerd is restarted")
+	}
+	resp := &api.UninstallResponse{}
+	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{s.dropLabels, s.dropPins, s.dropLeases} {
+		if err := step(ctx, dry, resp); err != nil {
+			return nil, fmt.Errorf("uninstall (call it again to go on): %w", err)
+		}
+	}
+	if dry {
+		return resp, nil
+	}
+	if err := os.Remove(s.nodeKey); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("remove the node's key: %w", err)
+	}
+	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
+	return resp, nil
+}
+
+func ownLabels(labels map[string]string) []string {
+	var own []string
+	for label := range labels {
+		if strings.HasPrefix(label, imagepin.LabelPrefix) {
+			own = append(own, label)
+		}
+	}
+	slices.Sort(own)
+	return own
+}
+
+// dropLabels takes our labels off the image records. The records stay, as
+// those of stock.
+func (s *stores) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	all, err := s.records.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+	for _, img := range all {
+		own := ownLabels(img.Labels)
+		if len(own) == 0 {
+			continue
+		}
+		resp.Labels += int64(len(own))
+		resp.Records++
+		if dry {
+			continue
+		}
+		without := images.Image{Name: img.Name, Labels: make(map[string]string, len(own))}
+		fields := make([]string, len(own))
+		for i, label := range own {
+			without.Labels[label] = "" // which removes it
+			fields[i] = "labels." + label
+		}
+		if _, err := s.records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("take labels off image record %s: %w", img.Name, err)
+		}
+	}
+	return nil
+}
+
+// dropPins removes all pins, also those that could not be read, and their
+// namespace.
+func (s *stores) dropPins(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	ctx = namespaces.WithNamespace(ctx, pin.Namespace)
+	pins := metadata.NewImageStore(s.db)
+	all, err := pins.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list pins: %w", err)
+	}
+	resp.Pins = int64(len(all))
+	if dry {
+		return nil
+	}
+	for _, p := range all {
+		if err := pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove pin %s: %w", p.Name, err)
+		}
+	}
+	if err := s.client.NamespaceService().Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove namespace %s: %w", pin.Namespace, err)
+	}
+	return nil
+}
+
+// dropLeases deletes our leases, and collects what only they held.
+func (s *stores) dropLeases(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	manager := s.client.LeasesService()
+	all, err := manager.List(ctx, fmt.Sprintf("labels.%q", imagepin.LeaseLabel))
+	if err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	resp.Leases = int64(len(all))
+	if dry {
+		return nil
+	}
+	for i, l := range all {
+		var opts []leases.DeleteOpt
+		if i == len(all)-1 {
+			opts = append(opts, leases.SynchronousDelete)
+		}
+		if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("delete lease %s: %w", l.ID, err)
+		}
+	}
+	return nil
+}
