@@ -160,13 +160,34 @@ func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
 	if now, ok := s.Get(e.Key); ok && now.Record == e.Record {
 		return nil // it has been made ready meanwhile
 	}
-	if _, err := s.apply(ctx, []imagepin.Entry{e}, nil, ""); err != nil {
+	others, err := s.lostBeside(ctx, e)
+	if err != nil {
+		return err
+	}
+	if _, err := s.applyBeside(ctx, others, []imagepin.Entry{e}, nil, ""); err != nil {
 		return err
 	}
 	if err := s.releaseSnapshots(ctx, []imagepin.Entry{e}); err != nil {
 		return err
 	}
 	return s.Collect(ctx)
+}
+
+// lostBeside gives the other keys on an entry's record that are not in the
+// index. They are dropped or healed in their turn: if their record went now,
+// nothing would remember them after a crash, nor the records of their tags.
+func (s *Store) lostBeside(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
+	img, err := s.Records.Get(ctx, e.Record)
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read image record %s: %w", e.Record, err)
+	}
+	return slices.DeleteFunc(decode(ctx, img), func(o imagepin.Entry) bool {
+		now, ready := s.Get(o.Key)
+		return o.Key == e.Key || ready && now.Record == o.Record
+	}), nil
 }
 
 // tagged tells whether an entry comes with a record of its tag, besides the one

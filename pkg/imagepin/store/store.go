@@ -252,7 +252,14 @@ func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
 // apply changes the set of entries and brings every record into line that one
 // of them is about. The caller holds the lock.
 func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
+	return s.applyBeside(ctx, nil, removed, added, proof)
+}
+
+// applyBeside is apply where there are keys that are recorded and not in the
+// index: their records stay.
+func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
 	v := s.view(removed, added)
+	v.entries = append(v.entries, recorded...)
 	gone := make(map[string]struct{})
 	ours := make(map[digest.Digest]bool)
 	for _, e := range removed {
