@@ -55,9 +55,9 @@ type Loss struct {
 // listing of the images, one walk of the content and one walk of each
 // snapshotter.
 //
-// It writes nothing, but for the labels that a crash between two writes has
-// left where they do not belong any more: they would come back to life once
-// the key is removed from where it does.
+// It writes nothing, but for what a crash between two writes has left: labels
+// where they do not belong any more, which would come back to life once the key
+// is removed from where it does, and images without the record of their ID.
 func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -119,6 +119,17 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 		}, "labels."+label)
 		if err != nil && !errdefs.IsNotFound(err) {
 			return nil, fmt.Errorf("take key %s off image record %s: %w", e.Key, e.Record, err)
+		}
+	}
+	var nameless []imagepin.Entry
+	for id, entries := range x.byID {
+		if _, ok := names[id.String()]; !ok {
+			nameless = append(nameless, entries.values()...)
+		}
+	}
+	if len(nameless) > 0 {
+		if _, err := s.apply(ctx, nil, nameless, ""); err != nil {
+			return nil, err
 		}
 	}
 	lost := make(map[string]bool, len(loaded.Lost))
