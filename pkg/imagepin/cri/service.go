@@ -86,10 +86,18 @@ func (s *Service) Register(server *grpc.Server) error {
 		{
 			service: "runtime.v1.RuntimeService",
 			unary: map[string]unaryInterceptor{
-				"RunPodSandbox":    intercept(s.runPodSandbox),
-				"RemovePodSandbox": intercept(s.removePodSandbox),
-				"CreateContainer":  intercept(s.createContainer),
-				"ContainerStatus":  intercept(s.containerStatus),
+				"RunPodSandbox":       intercept(s.runPodSandbox),
+				"RemovePodSandbox":    intercept(s.removePodSandbox),
+				"CreateContainer":     intercept(s.createContainer),
+				"ContainerStatus":     intercept(s.containerStatus),
+				"ContainerStats":      intercept(s.containerStats),
+				"ListContainerStats":  intercept(s.listContainerStats),
+				"PodSandboxStats":     intercept(s.podSandboxStats),
+				"ListPodSandboxStats": intercept(s.listPodSandboxStats),
+			},
+			streams: map[string]streamInterceptor{
+				"StreamContainerStats":  s.streamContainerStats,
+				"StreamPodSandboxStats": s.streamPodSandboxStats,
 			},
 		},
 		{

@@ -1,0 +1,139 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The service behind knows where the default snapshotter keeps its data, and
+// names the filesystem of a container on another one by an empty mountpoint.
+// kubelet looks the mountpoint up on the node, and one that it does not find
+// fails its statistics as a whole: no evictions, no image garbage collection.
+
+func (s *Service) containerStats(ctx context.Context, r *runtime.ContainerStatsRequest, next func(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error)) (*runtime.ContainerStatsResponse, error) {
+	resp, err := next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp, s.nameFilesystems(ctx, []*runtime.ContainerStats{resp.GetStats()})
+}
+
+func (s *Service) listContainerStats(ctx context.Context, r *runtime.ListContainerStatsRequest, next func(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error)) (*runtime.ListContainerStatsResponse, error) {
+	resp, err := next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp, s.nameFilesystems(ctx, resp.GetStats())
+}
+
+func (s *Service) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStatsRequest, next func(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error)) (*runtime.PodSandboxStatsResponse, error) {
+	resp, err := next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp, s.nameFilesystems(ctx, containersOf(resp.GetStats()))
+}
+
+func (s *Service) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSandboxStatsRequest, next func(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error)) (*runtime.ListPodSandboxStatsResponse, error) {
+	resp, err := next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp, s.nameFilesystems(ctx, containersOf(resp.GetStats()...))
+}
+
+func (s *Service) streamContainerStats(stream grpc.ServerStream) error {
+	return relay(stream, s.runtimes.StreamContainerStats, func(resp *runtime.StreamContainerStatsResponse) error {
+		return s.nameFilesystems(stream.Context(), resp.GetContainerStats())
+	})
+}
+
+func (s *Service) streamPodSandboxStats(stream grpc.ServerStream) error {
+	return relay(stream, s.runtimes.StreamPodSandboxStats, func(resp *runtime.StreamPodSandboxStatsResponse) error {
+		return s.nameFilesystems(stream.Context(), containersOf(resp.GetPodSandboxStats()...))
+	})
+}
+
+// relay passes the answers of the service behind on, each corrected.
+func relay[Req, Resp any](stream grpc.ServerStream, open func(context.Context, *Req, ...grpc.CallOption) (grpc.ServerStreamingClient[Resp], error), correct func(*Resp) error) error {
+	r := new(Req)
+	if err := stream.RecvMsg(r); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(outgoing(stream.Context()))
+	defer cancel()
+	behind, err := open(ctx, r)
+	if err != nil {
+		return err
+	}
+	for {
+		resp, err := behind.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := correct(resp); err != nil {
+			return err
+		}
+		if err := stream.SendMsg(resp); err != nil {
+			return err
+		}
+	}
+}
+
+func containersOf(pods ...*runtime.PodSandboxStats) []*runtime.ContainerStats {
+	var all []*runtime.ContainerStats
+	for _, p := range pods {
+		all = append(all, p.GetLinux().GetContainers()...)
+	}
+	return all
+}
+
+// nameFilesystems fills in the mountpoints that are empty.
+func (s *Service) nameFilesystems(ctx context.Context, stats []*runtime.ContainerStats) error {
+	var sandboxOf map[string]string
+	for _, c := range stats {
+		id := c.GetWritableLayer().GetFsId()
+		if id == nil || id.Mountpoint != "" {
+			continue
+		}
+		if sandboxOf == nil {
+			var err error
+			if sandboxOf, err = s.sandboxOfContainers(ctx); err != nil {
+				return err
+			}
+		}
+		handler, ok, err := s.sandboxes.handlerOf(ctx, sandboxOf[c.GetAttributes().GetId()])
+		if err != nil {
+			return err
+		}
+		rt, lerr := s.Runtimes.Lookup(handler)
+		if !ok || lerr != nil {
+			// It has just gone, or its handler is no longer configured:
+			// what nobody can name is better left out.
+			c.WritableLayer = nil
+			continue
+		}
+		id.Mountpoint = s.SnapshotRoot(rt.Target.Snapshotter)
+	}
+	return nil
+}
+
+func (s *Service) sandboxOfContainers(ctx context.Context) (map[string]string, error) {
+	resp, err := s.runtimes.ListContainers(untraced(ctx), &runtime.ListContainersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("whose filesystems the containers use: %w", err)
+	}
+	of := make(map[string]string, len(resp.GetContainers()))
+	for _, c := range resp.GetContainers() {
+		of[c.GetId()] = c.GetPodSandboxId()
+	}
+	return of, nil
+}
