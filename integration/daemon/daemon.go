@@ -78,17 +78,21 @@ func (d *Daemon) end(sig syscall.Signal) error {
 func (d *Daemon) Await(ctx context.Context, ready func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		err := ready(ctx)
 		if err == nil {
 			return nil
+		}
+		if ctx.Err() == nil {
+			last = err
 		}
 		select {
 		case <-tick.C:
 		case <-d.done:
 			return fmt.Errorf("%s ended while starting: %v\n%s", d.name, d.err, d.LogTail(30))
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w: %w\n%s", d.name, context.Cause(ctx), err, d.LogTail(30))
+			return fmt.Errorf("%s is not ready: %w: %v\n%s", d.name, context.Cause(ctx), last, d.LogTail(30))
 		}
 	}
 }

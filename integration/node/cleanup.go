@@ -158,8 +158,8 @@ func removeCgroupsOnce(parent string) error {
 	return errors.Join(errs...)
 }
 
-// sweep cleans up after processes that died before they could.
-func sweep() error {
+// Sweep cleans up after processes that died before they could.
+func Sweep() error {
 	roots, err := filepath.Glob(filepath.Join(os.TempDir(), rootPrefix+"*"))
 	if err != nil {
 		return err

@@ -192,7 +192,7 @@ func New(opts Options) (*Node, error) {
 	}
 	n := &Node{opts: opts, root: opts.Root}
 	if n.root == "" {
-		if err := sweep(); err != nil {
+		if err := Sweep(); err != nil {
 			return nil, fmt.Errorf("removing what an earlier process left: %w", err)
 		}
 		dir, err := os.MkdirTemp("", rootPrefix+strconv.Itoa(os.Getpid())+"-")

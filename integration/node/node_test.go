@@ -64,7 +64,7 @@ func TestSweepTakesDeadOwnersOnly(t *testing.T) {
 		return d
 	}
 	dead, living := dir(child.Process.Pid), dir(os.Getpid())
-	if err := sweep(); err != nil {
+	if err := Sweep(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dead); !os.IsNotExist(err) {

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds what `make test-kubelet` starts, and puts it into bin/kubernetes/:
+#
+#   kubelet, kube-apiserver, etcd   of the module integration/kubelet/binaries
+#   runc                            with seccomp, which kubelet asks for; bin/runc is without
+#   kubectl                         only when asked for (hack/kubernetes-binaries.sh kubectl): for people
+#
+# Cold this is minutes of compiling. So the binaries are kept in the user's cache, under a name made of everything that
+# they are built of; a later run, also in another checkout, only links them.
+set -euo pipefail
+
+RUNC_VERSION=${RUNC_VERSION:-v1.5.2}
+GO=${GO:-go}
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=${IMAGEPIN_BIN:-$root/bin}
+mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
+cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
+module=$root/integration/kubelet/binaries
+cd "$module"
+
+version=$("$GO" list -m -f '{{.Version}}' k8s.io/kubernetes)
+key=$(cat go.mod go.sum <(echo "$RUNC_VERSION" && "$GO" env GOVERSION GOOS GOARCH) | sha256sum | cut -c1-16)
+built=$cache/kubernetes-$key
+mkdir -p "$built"
+
+# once NAME COMMAND...: run the command, which writes the file named by its last argument, unless NAME is there.
+once() {
+    local name=$1
+    shift
+    [ -x "$built/$name" ] && return
+    echo "$name: building (kept in the user's cache)"
+    "$@" "$built/$name.new"
+    mv "$built/$name.new" "$built/$name"
+}
+
+kubernetes() {
+    CGO_ENABLED=0 "$GO" build -trimpath -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$2" "$1"
+}
+
+# runc enters namespaces in C before the Go runtime starts, and loads seccomp filters with libseccomp.
+runc() {
+    if ! pkg-config --exists libseccomp 2>/dev/null; then
+        { apt-get install -y --no-install-recommends libseccomp-dev pkg-config ||
+            { apt-get update && apt-get install -y --no-install-recommends libseccomp-dev pkg-config; }; } >"$built/apt.log" 2>&1 || {
+            tail -5 "$built/apt.log" >&2
+            echo "runc needs the headers of libseccomp, and they cannot be installed: install libseccomp-dev (Debian) or libseccomp-devel by hand" >&2
+            exit 1
+        }
+    fi
+    local gobin=$built/gobin
+    CGO_ENABLED=1 GOBIN="$gobin" "$GO" install -trimpath -tags seccomp -ldflags '-s -w' "github.com/opencontainers/runc@$RUNC_VERSION"
+    mv "$gobin/runc" "$1" && rmdir "$gobin"
+}
+
+once runc runc
+once etcd kubernetes go.etcd.io/etcd/server/v3
+once kubelet kubernetes k8s.io/kubernetes/cmd/kubelet
+once kube-apiserver kubernetes k8s.io/kubernetes/cmd/kube-apiserver
+if [ "${1:-}" = kubectl ]; then
+    once kubectl kubernetes k8s.io/kubernetes/cmd/kubectl
+fi
+mkdir -p "$bin/kubernetes"
+for name in runc etcd kubelet kube-apiserver kubectl; do
+    [ ! -e "$built/$name" ] || ln -sfn "$built/$name" "$bin/kubernetes/$name"
+done
+touch "$built"
+# What has not been used for a month is of versions gone by.
+find "$cache" -maxdepth 1 -name 'kubernetes-*' -mtime +30 -exec rm -rf {} +

@@ -1,0 +1,239 @@
+// Package cluster runs a small real Kubernetes for tests: etcd and an API server on the loopback interface, and any number of
+// nodes, each a containerd under test with a kubelet. There is no scheduler, no controller and no network plugin: pods name
+// their node and use the host's network.
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/integration/daemon"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// token is the one credential of the API server, which anybody on this machine may know: it serves test pods on loopback.
+const token = "test"
+
+// Cluster is an etcd and an API server.
+type Cluster struct {
+	dir     string
+	url     string
+	client  *http.Client
+	daemons []*daemon.Daemon // in the order of their start
+}
+
+// Bin is the path of one of the binaries that hack/kubernetes-binaries.sh builds.
+func Bin(name string) string { return filepath.Join(node.BinDir(), "kubernetes", name) }
+
+// Start runs a cluster and waits until it is ready.
+func Start(ctx context.Context) (*Cluster, error) {
+	for _, name := range []string{"etcd", "kube-apiserver", "kubelet", "runc"} {
+		if _, err := os.Stat(Bin(name)); err != nil {
+			return nil, fmt.Errorf("%w; run hack/kubernetes-binaries.sh", err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "cluster-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{dir: dir, client: &http.Client{Transport: &http.Transport{
+		// The certificate is made by the server itself for this run.
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 50,
+	}}}
+	if err := c.start(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	etcd := "http://127.0.0.1:" + ports[0]
+	peer := "http://127.0.0.1:" + ports[1]
+	if _, err := c.run("etcd", "--unsafe-no-fsync", "--log-level=warn", "--data-dir="+c.path("etcd"),
+		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
+		return err
+	}
+	if err := writeKey(c.path("sa.key")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("tokens"), []byte(token+",admin,admin,system:masters\n"), 0o600); err != nil {
+		return err
+	}
+	c.url = "https://127.0.0.1:" + ports[2]
+	api, err := c.run("kube-apiserver", "--bind-address=127.0.0.1", "--secure-port="+ports[2], "--cert-dir="+c.path("certs"),
+		"--etcd-servers="+etcd, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
+		"--service-account-key-file="+c.path("sa.key"), "--service-account-signing-key-file="+c.path("sa.key"),
+		"--authorization-mode=AlwaysAllow", "--token-auth-file="+c.path("tokens"),
+		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none")
+	if err != nil {
+		return err
+	}
+	kubeconfig := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"test",
+"clusters":[{"name":"test","cluster":{"server":%q,"insecure-skip-tls-verify":true}}],
+"users":[{"name":"test","user":{"token":%q}}],"contexts":[{"name":"test","context":{"cluster":"test","user":"test"}}]}`, c.url, token)
+	if err := os.WriteFile(c.Kubeconfig(), []byte(kubeconfig), 0o600); err != nil {
+		return err
+	}
+	return api.Await(ctx, func(ctx context.Context) error {
+		return errors.Join(c.Do(ctx, "GET", "/readyz", nil, nil), c.Do(ctx, "GET", "/api/v1/namespaces/default", nil, nil))
+	})
+}
+
+func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
+	cmd := exec.Command(Bin(name), args...)
+	cmd.Dir = c.dir
+	d, err := daemon.Start(cmd, c.path(name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	c.daemons = append(c.daemons, d)
+	return d, nil
+}
+
+func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+// Kubeconfig is a file for kubectl.
+func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
+
+// Close ends the cluster and removes what it wrote. Its nodes have to be closed before.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, d := range c.daemons {
+		errs = append(errs, d.Kill9())
+	}
+	c.client.CloseIdleConnections()
+	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
+}
+
+// Do sends a request to the API server; in and out are JSON, and may be nil.
+func (c *Cluster) Do(ctx context.Context, method, path string, in, out any) error {
+	resp, err := c.send(ctx, method, path, in)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || out == nil {
+		return err
+	}
+	return json.Unmarshal(b, out)
+}
+
+func (c *Cluster) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.url+path, body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return nil, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, b)
+	}
+	return resp, nil
+}
+
+const pods = "/api/v1/namespaces/default/pods"
+
+// CreatePod makes a pod in the namespace default.
+func (c *Cluster) CreatePod(ctx context.Context, p *core.Pod) error {
+	return c.Do(ctx, "POST", pods, p, nil)
+}
+
+// WaitPod watches a pod until a condition holds. The error of a condition, or of a context that ends, has the pod's status.
+func (c *Cluster) WaitPod(ctx context.Context, name string, condition func(*core.Pod) (bool, error)) (*core.Pod, error) {
+	resp, err := c.send(ctx, "GET", pods+"?watch=1&fieldSelector=metadata.name="+name, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	events := json.NewDecoder(resp.Body)
+	var last core.PodStatus
+	for {
+		var e struct {
+			Type   string
+			Object core.Pod
+		}
+		if err := events.Decode(&e); err != nil {
+			status, _ := json.Marshal(last)
+			return nil, fmt.Errorf("pod %s: %w; its status is %s", name, errors.Join(context.Cause(ctx), err), status)
+		}
+		last = e.Object.Status
+		ok, err := condition(&e.Object)
+		if err != nil {
+			status, _ := json.Marshal(last)
+			return nil, fmt.Errorf("pod %s: %w; its status is %s", name, err, status)
+		}
+		if ok {
+			return &e.Object, nil
+		}
+	}
+}
+
+// DeletePod asks for the end of a pod. With a grace period of 0 the API server would forget it while it runs.
+func (c *Cluster) DeletePod(ctx context.Context, name string) error {
+	second := int64(1)
+	return c.Do(ctx, "DELETE", pods+"/"+name, &meta.DeleteOptions{GracePeriodSeconds: &second}, nil)
+}
+
+func writeKey(path string) error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return err
+	}
+	b := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	return os.WriteFile(path, b, 0o600)
+}
+
+// freePorts finds ports of the loopback interface that nothing listens on.
+func freePorts(n int) ([]string, error) {
+	var ports []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		ports = append(ports, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+	}
+	return ports, nil
+}

@@ -1,0 +1,175 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/imagepin/imagepin/integration/daemon"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// KubeletOptions say how kubelet runs. The zero value is its defaults, as far as they work without a cluster network.
+type KubeletOptions struct {
+	// Gate is the feature gate RuntimeClassInImageCriApi.
+	Gate bool
+	// Config is added to the kubelet configuration.
+	Config map[string]any
+}
+
+// Kubelet is a node of the cluster.
+type Kubelet struct {
+	Name  string
+	Proxy *Proxy
+	c     *Cluster
+	n     *node.Node
+	d     *daemon.Daemon
+	port  string
+}
+
+// StartKubelet makes a containerd a node of the cluster, with a kubelet that speaks to it through a [Proxy], and waits until it
+// is ready.
+func (c *Cluster) StartKubelet(ctx context.Context, name string, n *node.Node, opts KubeletOptions) (*Kubelet, error) {
+	k := &Kubelet{Name: name, c: c, n: n}
+	// Without any network a node is never ready. Pods use the host's, so that it need not work.
+	network := []byte(`{"cniVersion":"1.0.0","name":"none","plugins":[{"type":"none"}]}`)
+	if err := os.WriteFile(n.Path("cni", "conf", "10-none.conflist"), network, 0o644); err != nil {
+		return nil, err
+	}
+	var err error
+	if k.Proxy, err = startProxy(n.Path("proxy.sock"), n.Address()); err != nil {
+		return nil, err
+	}
+	if err := k.Start(ctx, opts); err != nil {
+		return nil, errors.Join(err, k.Close())
+	}
+	return k, nil
+}
+
+// Start runs kubelet (again) and waits until the node is ready.
+func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
+	ports, err := freePorts(1)
+	if err != nil {
+		return err
+	}
+	k.port = ports[0]
+	controllers, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if err != nil {
+		return err
+	}
+	for _, procs := range append(controllers, "/sys/fs/cgroup/cgroup.procs") {
+		if _, err := os.Stat(procs); err != nil {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(procs)+k.n.Cgroup(), 0o755); err != nil {
+			return err
+		}
+	}
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+		"address": "127.0.0.1", "port": json.Number(k.port), "healthzPort": 0, "readOnlyPort": 0,
+		"authentication":           map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
+		"authorization":            map[string]any{"mode": "AlwaysAllow"},
+		"containerRuntimeEndpoint": "unix://" + k.n.Path("proxy.sock"),
+		"cgroupDriver":             "cgroupfs", "cgroupRoot": k.n.Cgroup(), "failCgroupV1": false, "failSwapOn": false,
+		"makeIPTablesUtilChains": false, "protectKernelDefaults": true, "resolvConf": "",
+		"podLogsDir": k.n.Path("logs", "pods"), "volumePluginDir": k.n.Path("kubelet", "plugins"),
+		"enableControllerAttachDetach": false,
+		"featureGates":                 map[string]any{"RuntimeClassInImageCriApi": opts.Gate},
+		"serializeImagePulls":          false, "maxParallelImagePulls": 4,
+		"syncFrequency": "1s", "nodeStatusUpdateFrequency": "1s", "nodeStatusMaxImages": -1,
+		// Whatever is free on the machine's disk is enough; a test that wants pressure says so.
+		"evictionHard": map[string]any{"memory.available": "1Mi"}, "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
+	}
+	maps.Copy(config, opts.Config)
+	b, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(k.n.Path("kubelet.json"), b, 0o644); err != nil {
+		return err
+	}
+	k.d, err = daemon.Start(exec.Command(Bin("kubelet"), "--config="+k.n.Path("kubelet.json"), "--kubeconfig="+k.c.Kubeconfig(),
+		"--root-dir="+k.n.Path("kubelet"), "--cert-dir="+k.n.Path("kubelet", "certs"), "--hostname-override="+k.Name), k.LogFile())
+	if err != nil {
+		return err
+	}
+	since := time.Now().Add(-time.Second).Truncate(time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return k.d.Await(ctx, func(ctx context.Context) error {
+		status, err := k.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, cond := range status.Conditions {
+			if cond.Type == core.NodeReady && cond.Status == core.ConditionTrue && !cond.LastHeartbeatTime.Time.Before(since) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", status.Conditions)
+	})
+}
+
+// LogFile is the path of kubelet's log.
+func (k *Kubelet) LogFile() string { return k.n.Path("kubelet.log") }
+
+// LogTail is the end of kubelet's log.
+func (k *Kubelet) LogTail(lines int) string { return k.d.LogTail(lines) }
+
+// Stop ends kubelet; its pods go on.
+func (k *Kubelet) Stop() error { return k.d.Stop() }
+
+// Close ends kubelet and the proxy. Pods are the node's, which ends them when it is closed.
+func (k *Kubelet) Close() error {
+	var err error
+	if k.d != nil {
+		err = k.d.Kill9()
+	}
+	return errors.Join(err, k.Proxy.close())
+}
+
+// Status is the node's status as the API server has it.
+func (k *Kubelet) Status(ctx context.Context) (core.NodeStatus, error) {
+	var n core.Node
+	err := k.c.Do(ctx, "GET", "/api/v1/nodes/"+k.Name, nil, &n)
+	return n.Status, err
+}
+
+// Summary reads kubelet's /stats/summary.
+func (k *Kubelet) Summary(ctx context.Context, out any) error {
+	at := &Cluster{url: "https://127.0.0.1:" + k.port, client: k.c.client}
+	return at.Do(ctx, "GET", "/stats/summary", nil, out)
+}
+
+// Log is what a container of a pod has printed, one string per start of it, oldest first.
+func (k *Kubelet) Log(p *core.Pod, container string) ([]string, error) {
+	dir := k.n.Path("logs", "pods", fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container)
+	var all []string
+	for i := 0; ; i++ {
+		b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.log", i)))
+		if errors.Is(err, os.ErrNotExist) {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		var text strings.Builder
+		for line := range strings.Lines(string(b)) {
+			// In CRI's format: time, stream, P or F, text.
+			if f := strings.SplitN(line, " ", 4); len(f) == 4 {
+				text.WriteString(f[3])
+			}
+		}
+		all = append(all, strings.TrimSpace(text.String()))
+	}
+}

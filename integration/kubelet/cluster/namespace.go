@@ -1,0 +1,74 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+const insideEnv = "IMAGEPIN_IN_NAMESPACE"
+
+// InNamespace runs a test binary's main in a mount namespace of its own and returns its exit code: call it first in TestMain,
+// with the rest of that as main. Mounts are gone with the namespace, and in it kubelet finds what it would otherwise change
+// or leave on the machine: sysctls, /var/lib/kubelet and /var/log/containers. What a main that died left is cleaned up.
+func InNamespace(main func() int) int {
+	if os.Getenv(insideEnv) != "" {
+		if err := hideHost(os.Getenv(insideEnv)); err != nil {
+			fmt.Fprintln(os.Stderr, "hiding the machine from kubelet:", err)
+			return 1
+		}
+		return main()
+	}
+	code, err := runInside()
+	if err := errors.Join(err, node.Sweep()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func runInside() (int, error) {
+	dir, err := os.MkdirTemp("", "kubelet-host-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), insideEnv+"="+dir)
+	// The namespace's mounts are private: none of them is seen outside.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return 1, fmt.Errorf("running in a mount namespace: %w", err)
+	}
+	return cmd.ProcessState.ExitCode(), nil
+}
+
+// hideHost mounts over what kubelet would write to. It compares the sysctls and writes them where they differ.
+func hideHost(dir string) error {
+	for path, value := range map[string]string{"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"} {
+		file := filepath.Join(dir, filepath.Base(path))
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+		if err := syscall.Mount(file, filepath.Join("/proc/sys", path), "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	for _, path := range []string{"/var/lib", "/var/log"} {
+		d := filepath.Join(dir, path)
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mount(d, path, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,250 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/kubelet/cluster"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+const (
+	// second is the runtime class on a second snapshotter, other the one with a second platform.
+	second = "second"
+	other  = "foreign"
+	// foreign is a platform that is not this machine's.
+	foreign = "linux/s390x"
+)
+
+// classes are the runtime classes of the tests; the empty one is of pods that name none.
+var classes = []string{"", second, other}
+
+// kube is the cluster of all tests.
+var kube *cluster.Cluster
+
+func TestMain(m *testing.M) {
+	os.Exit(cluster.InNamespace(func() int {
+		code, err := withCluster(m)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}))
+}
+
+func withCluster(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	if kube, err = cluster.Start(ctx); err != nil {
+		return 1, err
+	}
+	defer func() {
+		if cerr := kube.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	for _, class := range classes[1:] {
+		rc := &nodev1.RuntimeClass{ObjectMeta: meta.ObjectMeta{Name: class}, Handler: class}
+		if err := kube.Do(ctx, "POST", "/apis/node.k8s.io/v1/runtimeclasses", rc, nil); err != nil {
+			return 1, err
+		}
+	}
+	return m.Run(), nil
+}
+
+// rig is a registry, a containerd with imagepin, and a kubelet that runs on it.
+type rig struct {
+	*node.Node
+	t   *testing.T
+	ctx context.Context
+	reg *registry.Registry
+	k   *cluster.Kubelet
+}
+
+// newRig starts a node with layers discarded, as the big managed clusters have it, and with the three classes.
+func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *rig {
+	t.Helper()
+	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
+	opts.SandboxImage = testkit.PushPause(t, r.reg)
+	opts.DiscardUnpackedLayers = true
+	opts.LogLevel = "info"
+	opts.Handlers = []node.Handler{{Name: second, Snapshotter: "native"}, {Name: other, Platform: foreign}}
+	opts.StatsCollectPeriod = 1
+	// The runc with seccomp, which kubelet asks for.
+	opts.Env = append(opts.Env, "PATH="+filepath.Dir(cluster.Bin("runc"))+":"+node.BinDir()+":"+os.Getenv("PATH"))
+	r.Node = testkit.Node(t, opts)
+	var err error
+	if r.k, err = kube.StartKubelet(r.ctx, name, r.Node, kubelet); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of kubelet's log:\n%s", r.k.LogTail(30))
+		}
+		if err := r.k.Close(); err != nil {
+			t.Errorf("ending kubelet: %v", err)
+		}
+	})
+	return r
+}
+
+// in is the same rig for a subtest.
+func (r *rig) in(t *testing.T) *rig {
+	sub := *r
+	sub.t, sub.ctx = t, testkit.Context(t)
+	return &sub
+}
+
+// push puts an index of App images for both platforms under "repo:tag" and returns the full reference and that by digest.
+func (r *rig) push(ref string, opts images.Options) (tag, digest string) {
+	r.t.Helper()
+	d := testkit.Push(r.t, r.reg, ref, testkit.AppIndex(r.t, opts, images.HostPlatform(), foreign))
+	repo, _, _ := strings.Cut(ref, ":")
+	return r.reg.Ref(ref), r.reg.Ref(repo + "@" + d.String())
+}
+
+// pod is a pod of one container, called "c", that may run beside any other.
+func (r *rig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
+	no := false
+	p := &core.Pod{
+		ObjectMeta: meta.ObjectMeta{Name: r.k.Name + "-" + name, Namespace: "default"},
+		Spec: core.PodSpec{
+			NodeName: r.k.Name, HostNetwork: true, AutomountServiceAccountToken: &no,
+			Containers: []core.Container{{Name: "c", Image: image, ImagePullPolicy: policy}},
+		},
+	}
+	if class != "" {
+		p.Spec.RuntimeClassName = &class
+	}
+	return p
+}
+
+func (r *rig) create(p *core.Pod) {
+	r.t.Helper()
+	if err := kube.CreatePod(r.ctx, p); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// waitPod waits for what a pod's one container comes to.
+func (r *rig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
+	r.t.Helper()
+	got, err := kube.WaitPod(r.ctx, p.Name, func(p *core.Pod) (bool, error) {
+		for _, c := range p.Status.ContainerStatuses {
+			return so(p, c), nil
+		}
+		return false, nil
+	})
+	if err != nil {
+		r.t.Fatalf("%s: %v", what, err)
+	}
+	return got
+}
+
+func running(_ *core.Pod, c core.ContainerStatus) bool { return c.State.Running != nil }
+
+// wantLine waits until a pod runs and fails the test unless its container printed the line.
+func (r *rig) wantLine(p *core.Pod, line string) *core.Pod {
+	r.t.Helper()
+	now := r.waitPod(p, "runs", running)
+	r.wantLog(now, 0, line)
+	return now
+}
+
+// wantLog fails the test unless the container printed the line when it was started for the nth time, counted from 0.
+func (r *rig) wantLog(p *core.Pod, nth int, line string) {
+	r.t.Helper()
+	var got []string
+	testkit.Eventually(r.t, fmt.Sprintf("pod %s prints something at start %d", p.Name, nth), func(context.Context) (_ bool, err error) {
+		got, err = r.k.Log(p, "c")
+		return len(got) > nth && got[nth] != "", err
+	})
+	if got[nth] != line {
+		r.t.Errorf("pod %s printed %q, not %q", p.Name, got[nth], line)
+	}
+}
+
+// delete ends a pod and waits until it is gone.
+func (r *rig) delete(p *core.Pod) {
+	r.t.Helper()
+	if err := kube.DeletePod(r.ctx, p.Name); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// line is what a container of a class prints.
+func line(class string, opts images.Options, uid int) string {
+	if class == other {
+		opts.Platform = foreign
+	}
+	return opts.Line(uid)
+}
+
+func title(class string) string {
+	if class == "" {
+		return "default"
+	}
+	return class
+}
+
+// handler of a class, as an image call names it.
+func handler(class string) string {
+	if class == "" {
+		return node.DefaultHandler
+	}
+	return class
+}
+
+// secret makes a pull secret.
+func (r *rig) secret(name, user, password string) {
+	r.t.Helper()
+	auth := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
+	config, err := json.Marshal(map[string]any{"auths": map[string]any{r.reg.Host(): map[string]string{"auth": auth}}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	s := &core.Secret{
+		ObjectMeta: meta.ObjectMeta{Name: name}, Type: core.SecretTypeDockerConfigJson,
+		Data: map[string][]byte{core.DockerConfigJsonKey: config},
+	}
+	if err := kube.Do(r.ctx, "POST", "/api/v1/namespaces/default/secrets", s, nil); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// imagepin runs the command on the node and returns what it prints as JSON.
+func (r *rig) imagepin(out any, args ...string) {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", r.Address(), "-o", "json"}, args...)...)
+	b, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(b, out)
+	}
+	if err != nil {
+		r.t.Fatalf("imagepin %s: %v\n%s", strings.Join(args, " "), err, b)
+	}
+}
+
+// stop ends the container of a pod behind kubelet's back, which then starts it again.
+func (r *rig) stop(p *core.Pod) {
+	r.t.Helper()
+	id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+	if _, err := r.Runtime().StopContainer(r.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 5}); err != nil {
+		r.t.Fatal(err)
+	}
+}
