@@ -5,7 +5,7 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy tools
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries tools
 
 .PHONY: help
 help: ## List the targets
@@ -46,6 +46,13 @@ test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (sta
 	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/lazy && $(GO) test -timeout 10m ./...
 
+# Cold this compiles Kubernetes, for minutes; the binaries are kept in the user's cache. The cases mostly wait for kubelet, so
+# that more of them run at once than there are processors.
+.PHONY: test-kubelet
+test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
+	GO=$(GO) hack/kubernetes-binaries.sh
+	cd integration/kubelet && $(GO) test -timeout 15m -parallel 12 ./...
+
 .PHONY: check
 check: check-format check-vet check-lint check-windows check-tidy check-generate ## Everything that is checked without running it
 
@@ -58,6 +65,7 @@ check-vet:
 	$(GO) vet $(OURS)
 	cd integration && $(GO) vet ./...
 	cd integration/lazy && $(GO) vet ./...
+	cd integration/kubelet && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:
