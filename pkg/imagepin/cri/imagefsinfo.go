@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -40,6 +41,10 @@ func (s *Service) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequest
 	return resp, nil
 }
 
+// usageTimeout is how long a snapshotter may take to say what it uses. kubelet
+// asks every ten seconds, and needs the answer of the others where one hangs.
+const usageTimeout = 2 * time.Second
+
 // usageCache remembers how much the snapshotters use. A committed snapshot does
 // not change; the others are looked at again once the period is over.
 type usageCache struct {
@@ -53,6 +58,11 @@ func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, roo
 	defer u.mu.Unlock()
 	if last := u.last[name]; last != nil && time.Since(time.Unix(0, last.Timestamp)) < period {
 		return last, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, usageTimeout)
+	defer cancel()
+	if u.last == nil {
+		u.last, u.committed = make(map[string]*runtime.FilesystemUsage), make(map[string]map[string]snapshots.Usage)
 	}
 	known := u.committed[name]
 	now := make(map[string]snapshots.Usage)
@@ -73,6 +83,8 @@ func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, roo
 				if errdefs.IsNotFound(err) {
 					continue // it has just gone
 				}
+				maps.Copy(now, known)
+				u.committed[name] = now // the next call has that much less to do
 				return nil, fmt.Errorf("usage of snapshot %s: %w", i.Name, err)
 			}
 		}
@@ -86,9 +98,6 @@ func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, roo
 		FsId:       &runtime.FilesystemIdentifier{Mountpoint: root},
 		UsedBytes:  &runtime.UInt64Value{Value: uint64(total.Size)},
 		InodesUsed: &runtime.UInt64Value{Value: uint64(total.Inodes)},
-	}
-	if u.last == nil {
-		u.last, u.committed = make(map[string]*runtime.FilesystemUsage), make(map[string]map[string]snapshots.Usage)
 	}
 	u.last[name], u.committed[name] = fs, now
 	return fs, nil
