@@ -17,7 +17,7 @@ import (
 )
 
 // runtimes are those of an amd64 node: "" is native, the others configured.
-func runtimes(t *testing.T, configured ...string) *runtimeplatform.Set {
+func runtimes(t testing.TB, configured ...string) *runtimeplatform.Set {
 	t.Helper()
 	handlers := []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}
 	for _, p := range configured {
@@ -32,7 +32,7 @@ func runtimes(t *testing.T, configured ...string) *runtimeplatform.Set {
 	return set
 }
 
-func runtimeOf(t *testing.T, platform string) runtimeplatform.Runtime {
+func runtimeOf(t testing.TB, platform string) runtimeplatform.Runtime {
 	t.Helper()
 	if platform == "" {
 		return runtimes(t).Default()
