@@ -93,7 +93,7 @@ type env struct {
 	blobs   ctdtest.Blobs
 }
 
-func newEnv(t *testing.T) *env {
+func newEnv(t testing.TB) *env {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
 	quiet := logrus.New()
@@ -169,7 +169,7 @@ func entries(ref string, i image, t runtimeplatform.Target, at int) []imagepin.E
 }
 
 // place puts an image's content and snapshot where a pull would.
-func (e *env) place(ctx context.Context, t *testing.T, i image, target runtimeplatform.Target) {
+func (e *env) place(ctx context.Context, t testing.TB, i image, target runtimeplatform.Target) {
 	t.Helper()
 	img := i.of(target)
 	e.Write(ctx, t, e.blobs)
