@@ -1,0 +1,133 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// calls counts what a start asks of containerd's stores and what it writes.
+// Methods that are not listed here are counted by none, and fail: the stores
+// they are promoted from are nil.
+type calls struct {
+	lists, contentWalks, snapshotWalks, writes, single int
+}
+
+type countedRecords struct {
+	*records
+	n *calls
+}
+
+func (r countedRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+	r.n.lists++
+	return r.records.List(ctx, filters...)
+}
+
+func (r countedRecords) Get(ctx context.Context, name string) (images.Image, error) {
+	r.n.single++
+	return r.records.Get(ctx, name)
+}
+
+type countedContent struct {
+	content.Store // nil
+	real          content.Store
+	n             *calls
+}
+
+func (c countedContent) Walk(ctx context.Context, fn content.WalkFunc, filters ...string) error {
+	c.n.contentWalks++
+	return c.real.Walk(ctx, fn, filters...)
+}
+
+type countedSnapshots struct {
+	snapshots.Snapshotter // nil
+	real                  snapshots.Snapshotter
+	n                     *calls
+}
+
+func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
+	s.n.snapshotWalks++
+	return s.real.Walk(ctx, fn, filters...)
+}
+
+// counted makes the store of a start whose calls are counted.
+func (e *env) counted(n *calls) *Store {
+	e.restart()
+	c := e.store.Config
+	c.Records = countedRecords{e.records, n}
+	c.Content = countedContent{real: e.Content, n: n}
+	of := map[string]snapshots.Snapshotter{}
+	for _, name := range c.Runtimes.Snapshotters() {
+		of[name] = countedSnapshots{real: e.Snapshotter(name), n: n}
+	}
+	c.Snapshotter = func(name string) snapshots.Snapshotter { return of[name] }
+	return New(c)
+}
+
+// fill pulls images of the node's platform, of which all have a layer of their
+// own, in two snapshotters by turns.
+func (e *env) fill(t testing.TB, count int) {
+	t.Helper()
+	ctx, done := e.Lease(t)
+	for i := range count {
+		e.blobs = ctdtest.Blobs{}
+		img := e.image(fmt.Sprint("image ", i))
+		target := []runtimeplatform.Target{native, nativeToo}[i%2]
+		e.place(ctx, t, img, target)
+		if _, err := e.store.Put(e.ctx, "", entries(fmt.Sprintf("registry.example/team/app%d:1", i), img, target, i)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done()
+}
+
+// A start that finds nothing wrong writes nothing, and asks no more of many
+// images than of one.
+func TestStartAsksNothingOfEachImage(t *testing.T) {
+	for _, count := range []int{1, 200} {
+		e := newEnv(t)
+		e.fill(t, count)
+		var n calls
+		s := e.counted(&n)
+		loaded, err := s.Load(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.ReleaseOrphans(e.ctx, loaded.Have, loaded.Lost...); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unexplained) > 0 {
+			t.Errorf("%d images: %d are loaded, %d lost, %d unexplained", count, got, len(loaded.Lost), len(loaded.Unexplained))
+		}
+		n.writes = e.records.writes
+		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes.Snapshotters())}); n != want {
+			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
+		}
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for _, count := range []int{1_000, 10_000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			e := newEnv(b)
+			e.fill(b, count)
+			b.ReportAllocs()
+			for b.Loop() {
+				e.restart()
+				if _, err := e.store.Load(e.ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if got := len(e.store.Images()); got != count {
+				b.Fatalf("%d images", got)
+			}
+		})
+	}
+}
