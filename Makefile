@@ -22,6 +22,10 @@ build: ## bin/containerd (with imagepin), bin/imagepin, bin/ctr, bin/containerd-
 test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
 	GO=$(GO) hack/test-binaries.sh
 
+.PHONY: crash-binaries
+crash-binaries: ## bin/containerd-failpoints: ours, to be killed at named places
+	GO=$(GO) hack/test-binaries.sh crash
+
 .PHONY: demo
 demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo
@@ -38,8 +42,17 @@ test-unit: ## Unit tests, under the race detector
 	$(GO) test -race $(OURS)
 
 .PHONY: test-integration
-test-integration: build test-binaries ## Real containerd, registry, runc and snapshotters
+test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters
 	cd integration && $(GO) test -timeout 30m ./...
+
+.PHONY: test-race
+test-race: build test-binaries crash-binaries ## Everything at once, on a containerd under the race detector
+	GO=$(GO) hack/test-binaries.sh race
+	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency .
+
+.PHONY: soak
+soak: build test-binaries crash-binaries ## Thousands of kills at random (ROUNDS=5000)
+	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills .
 
 .PHONY: test-lazy
 test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (stargz's) beside overlayfs; needs FUSE

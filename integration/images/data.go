@@ -1,0 +1,25 @@
+package images
+
+import (
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// Data builds an image that has the files of the options and no program: it cannot run, and takes next to no time to pull.
+func Data(opts Options) (v1.Image, error) {
+	return build(opts.withDefaults(), "/none", opts.Files)
+}
+
+// DataIndex builds an index of one Data image per platform, all with the other options given.
+func DataIndex(opts Options, platforms ...string) (v1.ImageIndex, error) {
+	var entries []Entry
+	for _, p := range platforms {
+		o := opts.withDefaults()
+		o.Platform = p
+		img, err := Data(o)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, Entry{Image: img})
+	}
+	return Index(opts.withDefaults().Format, entries...)
+}
