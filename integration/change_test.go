@@ -83,7 +83,15 @@ func TestDefaultSnapshotterChanges(t *testing.T) {
 	r.reg.Down()
 	for _, snapshotter := range []string{"native", "overlayfs"} {
 		r.crash(func(o *node.Options) { o.Snapshotter = snapshotter })
-		r.eventually("the images are unpacked in "+snapshotter, func() bool { return len(r.images()) == 2 })
+		r.eventually("the images are unpacked in "+snapshotter, func() bool {
+			all := r.images()
+			for _, i := range all {
+				if len(i.RepoTags) != 1 || len(i.RepoDigests) != 1 {
+					return false
+				}
+			}
+			return len(all) == 2
+		})
 		r.wantNames(id, []string{tag}, []string{digest})
 		r.wantRun("", tag, opts.Line(0))
 	}
