@@ -13,6 +13,7 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -103,6 +104,33 @@ func (r *rig) testKill() {
 		now = r.waitPod(now, "restarts", func(_ *core.Pod, c core.ContainerStatus) bool { return c.RestartCount == 1 && c.State.Running != nil })
 		r.wantLog(now, 1, line(class, opts, 0))
 	}
+}
+
+// TestSandboxImageWithoutCredential starts a pod on the second snapshotter when the sandbox image's layers are discarded and its
+// registry wants a credential that the node does not have: the pod's events say which setting helps, and it runs once one does.
+func TestSandboxImageWithoutCredential(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "sandbox", node.Options{}, cluster.KubeletOptions{})
+	opts := images.Options{Version: "sandbox"}
+	ref, _ := r.push("app/sandbox:v1", opts)
+	p := r.pod("default", "", ref, core.PullIfNotPresent)
+	r.create(p)
+	r.wantLine(p, line("", opts, 0))
+	if err := r.GC(r.ctx); err != nil { // layers stay until containerd sees fit to collect them
+		t.Fatal(err)
+	}
+	r.reg.SetAuth(&registry.Auth{Public: []string{"app/*"}})
+	p = r.pod("second", second, ref, core.PullIfNotPresent)
+	r.create(p)
+	testkit.Eventually(t, "the pod's events say what to do", func(ctx context.Context) (bool, error) {
+		var events core.EventList
+		err := kube.Do(ctx, "GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name="+p.Name, nil, &events)
+		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
+			return strings.Contains(e.Message, "CannotMakeReady") && strings.Contains(e.Message, "discard_unpacked_layers = false")
+		}), err
+	})
+	r.reg.SetAuth(nil)
+	r.wantLine(p, line(second, opts, 0))
 }
 
 // layers are how many layers are unpacked, in all snapshotters together.

@@ -83,7 +83,7 @@ func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.Kubele
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	opts.DiscardUnpackedLayers = true
 	opts.LogLevel = "info"
-	opts.Handlers = []node.Handler{{Name: second, Snapshotter: "native"}, {Name: other, Platform: foreign}}
+	opts.Handlers = append(opts.Handlers, node.Handler{Name: second, Snapshotter: "native"}, node.Handler{Name: other, Platform: foreign})
 	opts.StatsCollectPeriod = 1
 	// The runc with seccomp, which kubelet asks for.
 	opts.Env = append(opts.Env, "PATH="+filepath.Dir(cluster.Bin("runc"))+":"+node.BinDir()+":"+os.Getenv("PATH"))
@@ -169,9 +169,15 @@ func (r *rig) wantLine(p *core.Pod, line string) *core.Pod {
 // wantLog fails the test unless the container printed the line when it was started for the nth time, counted from 0.
 func (r *rig) wantLog(p *core.Pod, nth int, line string) {
 	r.t.Helper()
+	r.wantLogOf(p, "c", nth, line)
+}
+
+// wantLogOf is wantLog for a container of another name.
+func (r *rig) wantLogOf(p *core.Pod, container string, nth int, line string) {
+	r.t.Helper()
 	var got []string
 	testkit.Eventually(r.t, fmt.Sprintf("pod %s prints something at start %d", p.Name, nth), func(context.Context) (_ bool, err error) {
-		got, err = r.k.Log(p, "c")
+		got, err = r.k.Log(p, container)
 		return len(got) > nth && got[nth] != "", err
 	})
 	if got[nth] != line {
@@ -179,7 +185,7 @@ func (r *rig) wantLog(p *core.Pod, nth int, line string) {
 	}
 }
 
-// delete ends a pod and waits until it is gone.
+// delete asks for the end of a pod.
 func (r *rig) delete(p *core.Pod) {
 	r.t.Helper()
 	if err := kube.DeletePod(r.ctx, p.Name); err != nil {

@@ -24,6 +24,8 @@ type KubeletOptions struct {
 	Gate bool
 	// Config is added to the kubelet configuration.
 	Config map[string]any
+	// ConfigDir is a directory of drop-ins, which go over all of this.
+	ConfigDir string
 }
 
 // Kubelet is a node of the cluster.
@@ -98,9 +100,14 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 	if err := os.WriteFile(k.n.Path("kubelet.json"), b, 0o644); err != nil {
 		return err
 	}
-	k.d, err = daemon.Start(exec.Command(Bin("kubelet"), "--config="+k.n.Path("kubelet.json"), "--kubeconfig="+k.c.Kubeconfig(),
-		"--root-dir="+k.n.Path("kubelet"), "--cert-dir="+k.n.Path("kubelet", "certs"), "--hostname-override="+k.Name), k.LogFile())
-	if err != nil {
+	args := []string{
+		"--config=" + k.n.Path("kubelet.json"), "--kubeconfig=" + k.c.Kubeconfig(), "--root-dir=" + k.n.Path("kubelet"),
+		"--cert-dir=" + k.n.Path("kubelet", "certs"), "--hostname-override=" + k.Name,
+	}
+	if opts.ConfigDir != "" {
+		args = append(args, "--config-dir="+opts.ConfigDir)
+	}
+	if k.d, err = daemon.Start(exec.Command(Bin("kubelet"), args...), k.LogFile()); err != nil {
 		return err
 	}
 	since := time.Now().Add(-time.Second).Truncate(time.Second)
