@@ -41,6 +41,10 @@ func TestConcurrency(t *testing.T) {
 	c := newCrashRig(t, node.Options{
 		NoPods: true, Binary: os.Getenv("IMAGEPIN_CONCURRENCY_BINARY"), StartTimeout: 2 * time.Minute,
 	})
+	c.check.OtherTools = true
+	for _, repo := range crashRepos {
+		c.data(repo+":1", "0")
+	}
 	var running sync.WaitGroup
 	for w := range concurrentWorkers {
 		running.Go(func() {

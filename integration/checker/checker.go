@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,8 @@ type Options struct {
 	DiscardedLayers bool
 	// Pods says that there may be pods, with snapshots and leases of their own.
 	Pods bool
+	// OtherTools says that other tools have pulled: they let an index keep the manifests of all platforms, as far as they are here.
+	OtherTools bool
 }
 
 // key is the value of a key's label.
@@ -336,6 +339,12 @@ func (c *check) retains(root string) bool {
 
 // leaks finds what nothing accounts for.
 func (c *check) leaks() {
+	if c.OtherTools {
+		for _, d := range slices.Collect(maps.Keys(c.blobs)) {
+			delete(c.blobs, d)
+			c.retainedBlob(d)
+		}
+	}
 	for name := range c.state.Images {
 		ns, record, _ := strings.Cut(name, "/")
 		if ns != pinNamespace && !(ns == node.Namespace && c.records[record]) {
