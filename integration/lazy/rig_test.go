@@ -55,7 +55,7 @@ func newRig(t *testing.T, opts node.Options) *rig {
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	var err error
 	// Short: a socket is in it. The node is cleaned up before it: its containers are mounted on what is mounted here.
-	if r.dir, err = os.MkdirTemp("", "lazy-"); err != nil {
+	if r.dir, err = node.TempDir(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.clean)

@@ -158,6 +158,11 @@ func removeCgroupsOnce(parent string) error {
 	return errors.Join(errs...)
 }
 
+// TempDir makes a directory with a short name, which [Sweep] takes away if this process dies before it could.
+func TempDir() (string, error) {
+	return os.MkdirTemp("", rootPrefix+strconv.Itoa(os.Getpid())+"-")
+}
+
 // Sweep cleans up after processes that died before they could.
 func Sweep() error {
 	roots, err := filepath.Glob(filepath.Join(os.TempDir(), rootPrefix+"*"))

@@ -195,7 +195,7 @@ func New(opts Options) (*Node, error) {
 		if err := Sweep(); err != nil {
 			return nil, fmt.Errorf("removing what an earlier process left: %w", err)
 		}
-		dir, err := os.MkdirTemp("", rootPrefix+strconv.Itoa(os.Getpid())+"-")
+		dir, err := TempDir()
 		if err != nil {
 			return nil, err
 		}

@@ -51,7 +51,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 			return nil, fmt.Errorf("%w; run hack/kubernetes-binaries.sh", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "cluster-")
+	dir, err := node.TempDir()
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func InNamespace(main func() int) int {
 }
 
 func runInside() (int, error) {
-	dir, err := os.MkdirTemp("", "kubelet-host-")
+	dir, err := node.TempDir()
 	if err != nil {
 		return 1, err
 	}
