@@ -50,7 +50,9 @@ func withLease(ctx context.Context, manager leases.Manager, fn func(context.Cont
 
 // DeleteLeftovers deletes the leases of calls that were killed: of pulls, and
 // those that hold an image for the length of a call (purpose "use") or start a
-// collection ("collect"). It must run before the first call.
+// collection ("collect"). It must run before the first call. What they held is
+// collected before it returns, unless that takes too long: a snapshotter that
+// hangs must not hold up the start.
 func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|use|collect)$", imagepin.LeaseLabel, leasePurpose))
 	if err != nil {
@@ -62,7 +64,15 @@ func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 			opts = append(opts, leases.SynchronousDelete)
 		}
 		failpoint.Reach("start.leftover")
-		if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
+		bounded, cancel := context.WithTimeout(ctx, cleanupTimeout)
+		err := manager.Delete(bounded, l, opts...)
+		late := bounded.Err() != nil && ctx.Err() == nil
+		cancel()
+		if late {
+			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("what a killed call left is collected later")
+			continue
+		}
+		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the lease of an earlier call: %w", err)
 		}
 		log.G(ctx).WithField("lease", l.ID).Info("deleted what a killed call left")

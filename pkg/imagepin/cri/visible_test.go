@@ -1,0 +1,72 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// slowToNotice is a CRI service that takes notice of an image some time after
+// it was recorded.
+type slowToNotice struct {
+	runtime.ImageServiceClient
+	id    digest.Digest
+	after time.Time
+	names []string
+}
+
+func (s *slowToNotice) ImageStatus(_ context.Context, r *runtime.ImageStatusRequest, _ ...grpc.CallOption) (*runtime.ImageStatusResponse, error) {
+	if time.Now().Before(s.after) {
+		return &runtime.ImageStatusResponse{}, nil
+	}
+	s.names = append(s.names, r.GetImage().GetImage())
+	return &runtime.ImageStatusResponse{Image: &runtime.Image{Id: s.id.String()}}, nil
+}
+
+func TestWaitVisible(t *testing.T) {
+	id := digest.FromString("image")
+	names := []string{id.String(), "registry.example/app:v1"}
+	for name, tc := range map[string]struct {
+		after time.Duration
+		give  time.Duration
+		want  error
+	}{
+		"at once":            {0, time.Hour, nil},
+		"late":               {5 * time.Second, time.Hour, nil},
+		"too late":           {time.Minute, time.Hour, errdefs.ErrUnavailable},
+		"the caller gave up": {time.Minute, time.Second, context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), tc.give)
+				defer cancel()
+				behind := &slowToNotice{id: id, after: time.Now().Add(tc.after)}
+				err := WaitVisible(ctx, behind, id, names)
+				if !errors.Is(err, tc.want) {
+					t.Fatalf("got %v, want %v", err, tc.want)
+				}
+				var named *imagepin.Error
+				if errors.As(err, &named) != errors.Is(tc.want, errdefs.ErrUnavailable) || named != nil && named.Name != imagepin.NotVisible {
+					t.Errorf("got %v", err)
+				}
+				if named != nil && status.Code(toStatus(err)) != codes.Unavailable {
+					t.Errorf("status %v", toStatus(err))
+				}
+				if tc.want == nil && len(behind.names) != len(names) {
+					t.Errorf("asked for %q", behind.names)
+				}
+			})
+		})
+	}
+}
