@@ -35,7 +35,7 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit test-integration ## All tests
+test: test-unit test-integration test-race test-lazy test-kubelet ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector

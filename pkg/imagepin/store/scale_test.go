@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -49,23 +50,23 @@ func (c countedContent) Walk(ctx context.Context, fn content.WalkFunc, filters .
 type countedSnapshots struct {
 	snapshots.Snapshotter // nil
 	real                  snapshots.Snapshotter
-	n                     *calls
+	walks                 *atomic.Int32 // the snapshotters are walked at one time
 }
 
 func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
-	s.n.snapshotWalks++
+	s.walks.Add(1)
 	return s.real.Walk(ctx, fn, filters...)
 }
 
 // counted makes the store of a start whose calls are counted.
-func (e *env) counted(n *calls) *Store {
+func (e *env) counted(n *calls, walks *atomic.Int32) *Store {
 	e.restart()
 	c := e.store.Config
 	c.Records = countedRecords{e.records, n}
 	c.Content = countedContent{real: e.Content, n: n}
 	of := map[string]snapshots.Snapshotter{}
 	for _, name := range c.Runtimes.Snapshotters() {
-		of[name] = countedSnapshots{real: e.Snapshotter(name), n: n}
+		of[name] = countedSnapshots{real: e.Snapshotter(name), walks: walks}
 	}
 	c.Snapshotter = func(name string) snapshots.Snapshotter { return of[name] }
 	return New(c)
@@ -94,8 +95,11 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 	for _, count := range []int{1, 200} {
 		e := newEnv(t)
 		e.fill(t, count)
-		var n calls
-		s := e.counted(&n)
+		var (
+			n     calls
+			walks atomic.Int32
+		)
+		s := e.counted(&n, &walks)
 		loaded, err := s.Load(e.ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +110,7 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unexplained) > 0 {
 			t.Errorf("%d images: %d are loaded, %d lost, %d unexplained", count, got, len(loaded.Lost), len(loaded.Unexplained))
 		}
-		n.writes = e.records.writes
+		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
 		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes.Snapshotters())}); n != want {
 			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
 		}
