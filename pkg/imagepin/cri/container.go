@@ -15,6 +15,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -174,9 +175,9 @@ func (s *Service) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imag
 	asked := []string{normalized(spec.GetUserSpecifiedImage()), normalized(spec.GetImage())}
 	best := slices.MaxFunc(found, func(a, b imagepin.Entry) int {
 		return cmp.Or(
-			compareBool(a.Target == t, b.Target == t),
-			compareBool(slices.Contains(asked, a.Ref), slices.Contains(asked, b.Ref)),
-			compareBool(a.Target == s.Runtimes.Default().Target, b.Target == s.Runtimes.Default().Target),
+			order.Bool(a.Target == t, b.Target == t),
+			order.Bool(slices.Contains(asked, a.Ref), slices.Contains(asked, b.Ref)),
+			order.Bool(a.Target == s.Runtimes.Default().Target, b.Target == s.Runtimes.Default().Target),
 			a.ReadyAt.Compare(b.ReadyAt),
 		)
 	})
@@ -187,16 +188,6 @@ func (s *Service) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imag
 		return e, true
 	}
 	return best, true
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // byDigest is the reference of an entry's registry digest.

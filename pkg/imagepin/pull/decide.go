@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -183,21 +184,11 @@ func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	}
 	return slices.MaxFunc(entries, func(a, b imagepin.Entry) int {
 		// What was pulled counts before what came by other ways.
-		if pulled := compareBool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull); pulled != 0 {
+		if pulled := order.Bool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull); pulled != 0 {
 			return pulled
 		}
 		return a.ReadyAt.Compare(b.ReadyAt)
 	}), true
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // unasked takes what is here for a reference. A credential that is not proved

@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 )
 
 // The labels of containerd's CRI (internal/cri/labels/labels.go): what says
@@ -103,20 +104,10 @@ func (v view) desired(name string, current *ocispec.Descriptor) (*record, error)
 // was made ready last wins.
 func (v view) compare(a, b imagepin.Entry) int {
 	return cmp.Or(
-		compareBool(v.native(a), v.native(b)),
+		order.Bool(v.native(a), v.native(b)),
 		a.ReadyAt.Compare(b.ReadyAt),
-		compareBool(v.preferred(a), v.preferred(b)),
+		order.Bool(v.preferred(a), v.preferred(b)),
 	)
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 func isID(name string) bool {
