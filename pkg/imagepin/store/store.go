@@ -197,7 +197,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 		return nil, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
-		_, err := s.apply(ctx, nil, stay, "")
+		_, err := s.bring(ctx, nil, nil, stay, "", isID)
 		return nil, err
 	}
 	if s.Explained(img) {
@@ -255,9 +255,24 @@ func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proo
 	return s.applyBeside(ctx, nil, removed, added, proof)
 }
 
+// creator tells which records a change may make. One that is missing otherwise
+// was deleted by another tool, whose event is still to come: it must not be
+// brought back.
+type creator func(name string) bool
+
+// creates lets the records be made that entries are about.
+func creates(added []imagepin.Entry) creator {
+	names := affected(nil, added)
+	return func(name string) bool { return slices.Contains(names, name) }
+}
+
 // applyBeside is apply where there are keys that are recorded and not in the
 // index: their records stay.
 func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
+	return s.bring(ctx, recorded, removed, added, proof, creates(added))
+}
+
+func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator) (Change, error) {
 	v := s.view(removed, added)
 	v.entries = append(v.entries, recorded...)
 	gone := make(map[string]struct{})
@@ -273,7 +288,7 @@ func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imag
 			if err != nil {
 				return nil, err
 			}
-			if needed {
+			if needed && (!c.create || mayCreate(name)) {
 				changes = append(changes, c)
 			}
 		}

@@ -1,0 +1,28 @@
+package store
+
+import "testing"
+
+// Another tool deletes the records of an image one after the other. The event of
+// the first is handled when the second is gone already, and must not bring it
+// back.
+func TestSyncBringsNothingBack(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	e.pull(t, tag, i, nativeToo, 1, "")
+	names := []string{tag, entries(tag, i, native, 0)[0].Record, i.amd64.Config.Digest.String()}
+	for _, name := range names {
+		if err := e.Images.Delete(e.ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range names {
+		if _, err := e.store.Sync(e.ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.wantEmpty(t)
+	if left := e.store.Images(); len(left) > 0 {
+		t.Errorf("keys are left: %v", left)
+	}
+}
