@@ -404,6 +404,10 @@ func TestStockLosesSecondSnapshotter(t *testing.T) {
 	if _, err := n.RunPod(ctx, node.PodOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// The layers are discarded when the garbage collector next runs.
+	if err := n.GC(ctx); err != nil {
+		t.Fatal(err)
+	}
 	_, err := n.RunPod(ctx, node.PodOptions{Handler: "second"})
 	if err == nil || !strings.Contains(err.Error(), "error unpacking image") || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("the pod on the second snapshotter: %v", err)
