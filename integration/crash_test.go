@@ -333,6 +333,16 @@ var crashScenarios = map[string]scenario{
 		},
 		after: (*crashRig).dropForeignLeases,
 	},
+	"adoption of one more name": {
+		setup: func(c *crashRig) { c.pull(c.data("app:1", "1"), "") },
+		op: func(c *crashRig) error {
+			if _, err := c.Ctr(c.ctx, "images", "tag", "--force", c.reg.Ref("app:1"), c.reg.Ref("app:named")); err != nil {
+				return err
+			}
+			return c.until(c.reg.Ref("app:named"), "runc", true)
+		},
+		after: (*crashRig).dropForeignLeases,
+	},
 	"tag removed by another tool": {
 		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
 		op:    func(c *crashRig) error { return c.removedByCtr(c.reg.Ref("app:1")) },
