@@ -231,8 +231,13 @@ func (h *history) start() {
 	if err := h.store.ReleaseOrphans(h.ctx, loaded.Have, loaded.Lost...); err != nil {
 		h.t.Fatal(err)
 	}
-	// What adoption would look at: records that were written before a key's.
+	// What adoption would look at: records that were written before a key's. A
+	// tag that has moved ahead of its keys stays, as it does where the adoption
+	// of what it means now fails.
 	for _, img := range loaded.Unexplained {
+		if len(h.store.ByRef(img.Name)) > 0 {
+			continue
+		}
 		if err := h.Images.Delete(h.ctx, img.Name); err != nil && !errdefs.IsNotFound(err) {
 			h.t.Fatal(err)
 		}
