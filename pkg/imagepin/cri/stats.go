@@ -20,7 +20,7 @@ func (s *Service) containerStats(ctx context.Context, r *runtime.ContainerStatsR
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, []*runtime.ContainerStats{resp.GetStats()})
+	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()))
 }
 
 func (s *Service) listContainerStats(ctx context.Context, r *runtime.ListContainerStatsRequest, next func(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error)) (*runtime.ListContainerStatsResponse, error) {
@@ -28,7 +28,7 @@ func (s *Service) listContainerStats(ctx context.Context, r *runtime.ListContain
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, resp.GetStats())
+	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()...))
 }
 
 func (s *Service) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStatsRequest, next func(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error)) (*runtime.PodSandboxStatsResponse, error) {
@@ -36,7 +36,7 @@ func (s *Service) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStat
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, containersOf(resp.GetStats()))
+	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()))
 }
 
 func (s *Service) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSandboxStatsRequest, next func(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error)) (*runtime.ListPodSandboxStatsResponse, error) {
@@ -44,18 +44,18 @@ func (s *Service) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSan
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, containersOf(resp.GetStats()...))
+	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()...))
 }
 
 func (s *Service) streamContainerStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamContainerStats, func(resp *runtime.StreamContainerStatsResponse) error {
-		return s.nameFilesystems(stream.Context(), resp.GetContainerStats())
+		return s.nameFilesystems(stream.Context(), layersOfContainers(resp.GetContainerStats()...))
 	})
 }
 
 func (s *Service) streamPodSandboxStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamPodSandboxStats, func(resp *runtime.StreamPodSandboxStatsResponse) error {
-		return s.nameFilesystems(stream.Context(), containersOf(resp.GetPodSandboxStats()...))
+		return s.nameFilesystems(stream.Context(), layersOfPods(resp.GetPodSandboxStats()...))
 	})
 }
 
@@ -88,20 +88,44 @@ func relay[Req, Resp any](stream grpc.ServerStream, open func(context.Context, *
 	}
 }
 
-func containersOf(pods ...*runtime.PodSandboxStats) []*runtime.ContainerStats {
-	var all []*runtime.ContainerStats
+// writableLayer is what the statistics of a container say of its writable
+// layer. The CRI has messages of their own for pods of Windows.
+type writableLayer struct {
+	container  string
+	filesystem *runtime.FilesystemIdentifier // nil where they say nothing
+	leaveOut   func()
+}
+
+func layersOfContainers(stats ...*runtime.ContainerStats) []writableLayer {
+	var all []writableLayer
+	for _, c := range stats {
+		all = append(all, writableLayer{
+			container: c.GetAttributes().GetId(), filesystem: c.GetWritableLayer().GetFsId(),
+			leaveOut: func() { c.WritableLayer = nil },
+		})
+	}
+	return all
+}
+
+func layersOfPods(pods ...*runtime.PodSandboxStats) []writableLayer {
+	var all []writableLayer
 	for _, p := range pods {
-		all = append(all, p.GetLinux().GetContainers()...)
+		all = append(all, layersOfContainers(p.GetLinux().GetContainers()...)...)
+		for _, c := range p.GetWindows().GetContainers() {
+			all = append(all, writableLayer{
+				container: c.GetAttributes().GetId(), filesystem: c.GetWritableLayer().GetFsId(),
+				leaveOut: func() { c.WritableLayer = nil },
+			})
+		}
 	}
 	return all
 }
 
 // nameFilesystems fills in the mountpoints that are empty.
-func (s *Service) nameFilesystems(ctx context.Context, stats []*runtime.ContainerStats) error {
+func (s *Service) nameFilesystems(ctx context.Context, layers []writableLayer) error {
 	var sandboxOf map[string]string
-	for _, c := range stats {
-		id := c.GetWritableLayer().GetFsId()
-		if id == nil || id.Mountpoint != "" {
+	for _, l := range layers {
+		if l.filesystem == nil || l.filesystem.Mountpoint != "" {
 			continue
 		}
 		if sandboxOf == nil {
@@ -110,7 +134,7 @@ func (s *Service) nameFilesystems(ctx context.Context, stats []*runtime.Containe
 				return err
 			}
 		}
-		handler, ok, err := s.sandboxes.handlerOf(ctx, sandboxOf[c.GetAttributes().GetId()])
+		handler, ok, err := s.sandboxes.handlerOf(ctx, sandboxOf[l.container])
 		if err != nil {
 			return err
 		}
@@ -118,10 +142,10 @@ func (s *Service) nameFilesystems(ctx context.Context, stats []*runtime.Containe
 		if !ok || lerr != nil {
 			// It has just gone, or its handler is no longer configured:
 			// what nobody can name is better left out.
-			c.WritableLayer = nil
+			l.leaveOut()
 			continue
 		}
-		id.Mountpoint = s.SnapshotRoot(rt.Target.Snapshotter)
+		l.filesystem.Mountpoint = s.SnapshotRoot(rt.Target.Snapshotter)
 	}
 	return nil
 }
