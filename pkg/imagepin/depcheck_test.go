@@ -20,9 +20,10 @@ var floors = [][]string{
 	{"pkg/imagepin"},
 	{"pkg/imagepin/pin"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve"},
-	{"pkg/imagepin/pull"},
+	{"pkg/imagepin/pull", "pkg/imagepin/config"},
 	{"pkg/imagepin/reconcile"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},
+	{"pkg/imagepin/node"},
 	{"plugins/imagepin"},
 }
 

@@ -8,27 +8,19 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/containerd/containerd/v2/defaults"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
-	"github.com/opencontainers/go-digest"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
-	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/pkg/imagepin/control"
-	"github.com/imagepin/imagepin/pkg/imagepin/cri"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
-	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
 const (
@@ -36,9 +28,6 @@ const (
 	// pipeSize is the buffer of the connection to the CRI service behind, in
 	// bytes.
 	pipeSize = 1 << 20
-	// retryAfter is how long to wait before the index is built again, where
-	// that failed.
-	retryAfter = time.Second
 )
 
 // Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
@@ -77,13 +66,13 @@ func decorated(behind initFunc) initFunc {
 		}
 		instance, err := p.Instance()
 		if err != nil {
-			return nil, fmt.Errorf("the CRI is not served without imagepin, which failed to load (to go without it, add %q to disabled_plugins): %w", Section, err)
+			return nil, fmt.Errorf("the CRI is not served without imagepin, which failed to load (to go without it, add %q to disabled_plugins): %w", config.Section, err)
 		}
 		service, err := behind(ic)
 		if err != nil {
 			return nil, err
 		}
-		return serve(ic.Context, instance.(*stores), service)
+		return serve(ic.Context, instance.(*node.Node), service)
 	}
 }
 
@@ -100,14 +89,12 @@ type tcpRegistrar interface {
 
 // front is what containerd gets in place of its CRI plugin's instance.
 type front struct {
-	service *cri.Service
-	control *control.Server
+	service *node.Service
 	close   []func() error
 }
 
 // Register implements containerd's gRPC service interface.
 func (f *front) Register(s *grpc.Server) error {
-	f.control.Register(s)
 	return f.service.Register(s)
 }
 
@@ -125,9 +112,9 @@ type frontWithTCP struct{ *front }
 
 // RegisterTCP implements containerd's gRPC service interface for TCP, on which
 // there is nothing for operators.
-func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.Register(s) }
+func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.RegisterCRI(s) }
 
-func serve(ctx context.Context, s *stores, behind any) (any, error) {
+func serve(ctx context.Context, n *node.Node, behind any) (any, error) {
 	service, ok := behind.(registrar)
 	if !ok {
 		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", behind)
@@ -136,57 +123,14 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	images := runtime.NewImageServiceClient(conn)
-	config := s.pullConfig()
-	config.Visible = func(ctx context.Context, id digest.Digest, names []string) error {
-		return cri.WaitVisible(ctx, images, id, names)
+	f := &front{}
+	if f.service, err = n.Serve(conn); err != nil {
+		return nil, fmt.Errorf("imagepin: %w", errors.Join(err, stop()))
 	}
-	puller := pull.New(config)
-	ready := make(chan struct{})
-	f := &front{service: cri.New(cri.Config{
-		Behind:              conn,
-		Namespace:           namespace,
-		Store:               s.store,
-		Puller:              puller,
-		Pins:                s.pins,
-		Content:             config.Content,
-		Leases:              config.Leases,
-		Runtimes:            s.runtimes,
-		Snapshotter:         s.snapshotter,
-		SnapshotRoot:        func(name string) string { return s.roots[name] },
-		StatsPeriod:         time.Duration(s.cri.images.StatsCollectPeriod) * time.Second,
-		SandboxImage:        s.cri.sandboxImage(),
-		WithoutSandboxImage: s.cri.withoutSandboxImage(),
-		DiscardLayers:       config.DiscardLayers,
-		Ready:               ready,
-	})}
-	reconciler := reconcile.New(reconcile.Config{
-		Store: s.store, Puller: puller, Content: config.Content, Leases: config.Leases,
-		Events: s.client.EventService(), Runtimes: s.runtimes, Namespace: namespace,
-	})
-	background, cancel := context.WithCancel(namespaces.WithNamespace(ctx, namespace))
+	background, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	end := func() error { cancel(); running.Wait(); return nil }
-	f.control = control.New(control.Config{
-		Mend: reconciler.Mend,
-		Uninstall: func(ctx context.Context, dry bool) (resp *api.UninstallResponse, err error) {
-			err = f.service.GuardRetired(ctx, "Uninstall", func() (err error) {
-				resp, err = s.uninstall(ctx, dry, func(ctx context.Context) error {
-					return errors.Join(f.service.Retire(ctx), end(), s.store.End(ctx))
-				})
-				return err
-			})
-			return resp, err
-		},
-		Store: s.store, Puller: puller, Pins: s.pins, Content: config.Content, Snapshotter: s.snapshotter,
-		Runtimes: s.runtimes, Namespace: namespace, Guard: f.service.Guard,
-	})
-	if err := metrics.Register(s.state); err != nil {
-		return nil, fmt.Errorf("imagepin: register metrics: %w", err)
-	}
-	running.Go(func() { follow(background, s, reconciler, ready) })
-	running.Go(func() { s.sweep(background, f.service) })
-	f.close = append(f.close, end, stop)
+	running.Go(func() { f.service.Follow(background) })
+	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, stop)
 	if c, ok := behind.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}
@@ -194,34 +138,6 @@ func serve(ctx context.Context, s *stores, behind any) (any, error) {
 		return frontWithTCP{f}, nil
 	}
 	return f, nil
-}
-
-// follow keeps the index in step with containerd until ctx ends.
-func follow(ctx context.Context, s *stores, r *reconcile.Reconciler, ready chan struct{}) {
-	start := time.Now()
-	once := func() {
-		select {
-		case <-ready:
-		default:
-			log.G(ctx).WithField("took", time.Since(start)).Info("imagepin is ready")
-			close(ready)
-		}
-	}
-	for {
-		err := s.loadPins(ctx)
-		if err == nil {
-			err = r.Run(ctx, once)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		log.G(ctx).WithError(err).Errorf("imagepin lost track of containerd's images, and lists them again in %s", retryAfter)
-		select {
-		case <-time.After(retryAfter):
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // pipe serves the CRI service behind on a connection within the process, which

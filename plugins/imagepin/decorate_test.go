@@ -10,6 +10,9 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
 // only replaces the registered plugins for the length of a test.
@@ -33,11 +36,11 @@ func only(t *testing.T, registrations ...*plugin.Registration) {
 func TestOurPluginIsRegistered(t *testing.T) {
 	found := false
 	registry.Graph(func(r *plugin.Registration) bool {
-		found = found || r.Type == Type && r.ID == ID && r.URI() == Section
+		found = found || r.Type == Type && r.ID == ID && r.URI() == config.Section
 		return true
 	})
 	if !found {
-		t.Errorf("%s is not registered", Section)
+		t.Errorf("%s is not registered", config.Section)
 	}
 }
 
@@ -92,17 +95,17 @@ func TestDecorated(t *testing.T) {
 	broken := errors.New("broken")
 	never := func(*plugin.InitContext) (any, error) { t.Error("the CRI was started"); return nil, nil }
 	_, err := decorated(never)(ourPlugin(t, nil, broken))
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), Section) || !strings.Contains(err.Error(), "disabled_plugins") {
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), config.Section) || !strings.Contains(err.Error(), "disabled_plugins") {
 		t.Errorf("with a plugin that failed: %v", err)
 	}
 
 	fails := func(*plugin.InitContext) (any, error) { return nil, broken }
-	if _, err := decorated(fails)(ourPlugin(t, &stores{}, nil)); !errors.Is(err, broken) {
+	if _, err := decorated(fails)(ourPlugin(t, &node.Node{}, nil)); !errors.Is(err, broken) {
 		t.Errorf("with a CRI that fails: %v", err)
 	}
 
 	none := func(*plugin.InitContext) (any, error) { return "no service", nil }
-	if _, err := decorated(none)(ourPlugin(t, &stores{}, nil)); err == nil || !strings.Contains(err.Error(), "string") {
+	if _, err := decorated(none)(ourPlugin(t, &node.Node{}, nil)); err == nil || !strings.Contains(err.Error(), "string") {
 		t.Errorf("with a CRI that has no service: %v", err)
 	}
 }

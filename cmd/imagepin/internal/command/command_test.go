@@ -345,7 +345,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "plugins/imagepin", "cmd/imagepin/internal/command"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "cmd/imagepin/internal/command"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

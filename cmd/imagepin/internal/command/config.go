@@ -9,7 +9,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/urfave/cli/v3"
 
-	"github.com/imagepin/imagepin/plugins/imagepin"
+	imagepin "github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
 const configDescription = `Works on files, without a containerd.
@@ -74,7 +74,7 @@ func (c *config) check() error {
 			wrong = append(wrong, fmt.Errorf("[plugins.%q]: there is no such section, imagepin's is %q", name, imagepin.Section))
 		}
 	}
-	return errors.Join(append(wrong, imagepin.CheckConfig(c.Plugins))...)
+	return errors.Join(append(wrong, imagepin.CheckPlugins(c.Plugins))...)
 }
 
 // verdict says what a configuration that is right means for imagepin.

@@ -1,4 +1,4 @@
-package imagepin
+package config
 
 import (
 	"bytes"
@@ -14,10 +14,11 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Section is the name of the section of config.toml, and the plugin's URI.
+// Section is the name of our section of a configuration file, and the URI of
+// our plugin of containerd.
 const Section = "io.containerd.imagepin.v1.images"
 
-// Config is the plugin's section of containerd's config.toml:
+// Config is our section:
 //
 //	[plugins."io.containerd.imagepin.v1.images"]
 //
@@ -113,97 +114,116 @@ func DefaultConfig() Config {
 	}
 }
 
-// settings is a Config that has been checked.
-type settings struct {
-	manifestPullTimeout  time.Duration
-	maxConcurrentUnpacks int
-	isolation            map[string]runtimeplatform.Isolation
-	policy               *policy.Policy
-	pinTTL               time.Duration
-	maxPinsPerNamespace  int
-	maxRetainedBytes     int64
+// Settings is a Config that has been checked.
+type Settings struct {
+	ManifestPullTimeout  time.Duration
+	MaxConcurrentUnpacks int
+	// Isolation is that of runtime handlers, by name.
+	Isolation map[string]runtimeplatform.Isolation
+	Policy    *policy.Policy
+	// PinTTL is how long an unused pin is kept; zero is for ever.
+	PinTTL time.Duration
+	// MaxPinsPerNamespace and MaxRetainedBytes are no limits where zero.
+	MaxPinsPerNamespace int
+	MaxRetainedBytes    int64
 }
 
-// section is the Config as containerd decodes it. Into a struct, containerd
+// Table is the Config as containerd decodes it. Into a struct, containerd
 // would decode what it knows and only log the rest; a table keeps unknown keys,
 // so that they can be refused.
-type section map[string]any
+type Table map[string]any
 
-func defaultSection() (*section, error) {
+// DefaultTable has every key with its default.
+func DefaultTable() (*Table, error) {
 	b, err := toml.Marshal(DefaultConfig())
 	if err != nil {
 		return nil, err
 	}
-	s := section{}
+	s := Table{}
 	return &s, toml.Unmarshal(b, &s)
 }
 
-// check decodes a section strictly and validates it. Errors are
+// Check decodes a section strictly and validates it. Errors are
 // ErrInvalidArgument and name the section and the key.
-func (s section) check() (settings, error) {
-	b, err := toml.Marshal(map[string]any(s))
-	if err != nil {
-		return settings{}, keyError("", err)
-	}
+func (s Table) Check() (Settings, error) {
 	c := DefaultConfig()
-	d := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
-		var unknown *toml.StrictMissingError
-		if errors.As(err, &unknown) {
-			keys := make([]string, len(unknown.Errors))
-			for i, e := range unknown.Errors {
-				keys[i] = strings.Join(e.Key(), ".")
-			}
-			return settings{}, keyError(strings.Join(keys, ", "), errors.New("no such key"))
-		}
-		var decode *toml.DecodeError
-		if errors.As(err, &decode) {
-			return settings{}, keyError(strings.Join(decode.Key(), "."), errors.New(decode.Error()))
-		}
-		return settings{}, keyError("", err)
+	if err := decodeStrictly(Section, s, &c); err != nil {
+		return Settings{}, err
 	}
 	return c.check()
 }
 
-func (c Config) check() (settings, error) {
+// decodeStrictly decodes a section, all of whose keys must be known. Its error
+// is ErrInvalidArgument and names the section and the key.
+func decodeStrictly(section string, table map[string]any, into any) error {
+	b, err := toml.Marshal(table)
+	if err != nil {
+		return sectionError(section, "", err)
+	}
+	err = toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields().Decode(into)
+	if err == nil {
+		return nil
+	}
+	key, err := explain(err)
+	return sectionError(section, key, err)
+}
+
+// explain gives the keys that an error of decoding is about.
+func explain(err error) (key string, _ error) {
+	var unknown *toml.StrictMissingError
+	if errors.As(err, &unknown) {
+		keys := make([]string, len(unknown.Errors))
+		for i, e := range unknown.Errors {
+			keys[i] = strings.Join(e.Key(), ".")
+		}
+		return strings.Join(keys, ", "), errors.New("no such key")
+	}
+	var decode *toml.DecodeError
+	if errors.As(err, &decode) {
+		return strings.Join(decode.Key(), "."), errors.New(decode.Error())
+	}
+	return "", err
+}
+
+func (c Config) check() (Settings, error) {
 	timeout, err := time.ParseDuration(c.ManifestPullTimeout)
 	if err != nil {
-		return settings{}, keyError("manifest_pull_timeout", err)
+		return Settings{}, keyError("manifest_pull_timeout", err)
 	}
 	if timeout < minManifestPullTimeout {
-		return settings{}, keyError("manifest_pull_timeout", fmt.Errorf("%s is less than %s", timeout, minManifestPullTimeout))
+		return Settings{}, keyError("manifest_pull_timeout", fmt.Errorf("%s is less than %s", timeout, minManifestPullTimeout))
 	}
 	if c.MaxConcurrentUnpacks < 1 {
-		return settings{}, keyError("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
+		return Settings{}, keyError("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
 	}
 	ttl, err := time.ParseDuration(c.PinTTL)
 	if err != nil {
-		return settings{}, keyError("pin_ttl", err)
+		return Settings{}, keyError("pin_ttl", err)
 	}
 	if ttl < 0 || ttl > 0 && ttl < minPinTTL {
-		return settings{}, keyError("pin_ttl", fmt.Errorf("%s is less than %s", ttl, minPinTTL))
+		return Settings{}, keyError("pin_ttl", fmt.Errorf("%s is less than %s", ttl, minPinTTL))
 	}
 	if c.MaxPinsPerNamespace < 0 {
-		return settings{}, keyError("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
+		return Settings{}, keyError("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
 	}
 	if c.MaxRetainedBytes < 0 {
-		return settings{}, keyError("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
+		return Settings{}, keyError("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
 	}
 	rules, err := c.policy()
 	if err != nil {
-		return settings{}, err
+		return Settings{}, err
 	}
-	s := settings{
-		policy:               rules,
-		pinTTL:               ttl,
-		maxPinsPerNamespace:  c.MaxPinsPerNamespace,
-		maxRetainedBytes:     c.MaxRetainedBytes,
-		manifestPullTimeout:  timeout,
-		maxConcurrentUnpacks: c.MaxConcurrentUnpacks,
-		isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
+	s := Settings{
+		Policy:               rules,
+		PinTTL:               ttl,
+		MaxPinsPerNamespace:  c.MaxPinsPerNamespace,
+		MaxRetainedBytes:     c.MaxRetainedBytes,
+		ManifestPullTimeout:  timeout,
+		MaxConcurrentUnpacks: c.MaxConcurrentUnpacks,
+		Isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
 	}
 	for name, h := range c.Handlers {
-		s.isolation[name] = runtimeplatform.Isolation(h.Isolation)
+		s.Isolation[name] = runtimeplatform.Isolation(h.Isolation)
 	}
 	return s, nil
 }
@@ -237,7 +257,7 @@ func (c Config) policy() (*policy.Policy, error) {
 	return p, nil
 }
 
-// keyError says which key of the plugin's section is wrong.
+// keyError says which key of our section is wrong.
 func keyError(key string, err error) error {
 	return sectionError(Section, key, err)
 }

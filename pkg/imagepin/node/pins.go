@@ -1,16 +1,14 @@
-package imagepin
+package node
 
 import (
 	"context"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
-	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
@@ -20,8 +18,8 @@ const sweepPeriod = time.Hour
 
 // notify tells of what happened to a pin: in the log, a metric and an event of
 // containerd, and by letting go of what it retained.
-func (s *stores) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
-	ctx = namespaces.WithNamespace(ctx, namespace)
+func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
+	ctx = inNamespace(ctx)
 	metrics.PinEvent(string(e))
 	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
 	switch e {
@@ -33,32 +31,33 @@ func (s *stores) notify(ctx context.Context, e pin.Event, p pin.Pin, previous di
 		entry.Infof("pin is %s", e)
 	}
 	event := &api.PinEvent{Pin: control.Pin(p), Previous: previous.String()}
-	if err := s.client.EventService().Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
+	if err := n.Events.Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
 		entry.WithError(err).Warn("cannot publish the event of a pin")
 	}
 	if e == pin.Made || e == pin.Drifted {
 		return
 	}
-	if err := s.retainer.ReleaseAllBut(ctx, s.pins.Retains); err != nil {
+	if err := n.retainer.ReleaseAllBut(ctx, n.pins.Retains); err != nil {
 		entry.WithError(err).Warn("what the pin retained is let go of at the next start")
 	}
 }
 
 // loadPins reads the pins, and lets go of what none retains any more.
-func (s *stores) loadPins(ctx context.Context) error {
-	if err := s.pins.Load(ctx); err != nil {
+func (n *Node) loadPins(ctx context.Context) error {
+	if err := n.pins.Load(ctx); err != nil {
 		return err
 	}
-	if err := s.retainer.Load(ctx); err != nil {
+	if err := n.retainer.Load(ctx); err != nil {
 		return err
 	}
-	return s.retainer.ReleaseAllBut(ctx, s.pins.Retains)
+	return n.retainer.ReleaseAllBut(ctx, n.pins.Retains)
 }
 
 // sweep removes the pins that nothing has used for their time to live, until
 // ctx ends.
-func (s *stores) sweep(ctx context.Context, service *cri.Service) {
-	if s.own.pinTTL == 0 {
+func (s *Service) sweep(ctx context.Context) {
+	n := s.node
+	if n.Settings.PinTTL == 0 {
 		return
 	}
 	tick := time.NewTicker(sweepPeriod)
@@ -69,9 +68,9 @@ func (s *stores) sweep(ctx context.Context, service *cri.Service) {
 			return
 		case <-tick.C:
 		}
-		used, err := service.PinsInUse(ctx)
+		used, err := s.cri.PinsInUse(ctx)
 		if err == nil {
-			err = s.pins.Expire(ctx, time.Now().Add(-s.own.pinTTL), func(id pin.ID) bool { return used[id] })
+			err = n.pins.Expire(ctx, time.Now().Add(-n.Settings.PinTTL), func(id pin.ID) bool { return used[id] })
 		}
 		if err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("cannot look for pins that nothing uses")
@@ -80,17 +79,17 @@ func (s *stores) sweep(ctx context.Context, service *cri.Service) {
 }
 
 // state is what the node's metrics say.
-func (s *stores) state() metrics.State {
+func (n *Node) state() metrics.State {
 	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
-	for _, t := range s.runtimes.Targets() {
+	for _, t := range n.runtimes.Targets() {
 		st.Keys[metrics.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}] = 0
 	}
-	for _, img := range s.store.Images() {
+	for _, img := range n.store.Images() {
 		for _, e := range img.Entries {
 			st.Keys[metrics.Target{Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter}]++
 		}
 	}
-	for _, p := range s.pins.List() {
+	for _, p := range n.pins.List() {
 		kind := "workload"
 		if p.Scope.Namespace() == "" {
 			kind = "node"
@@ -100,6 +99,6 @@ func (s *stores) state() metrics.State {
 			st.Drifted++
 		}
 	}
-	st.RetainedBytes = s.retainer.Bytes()
+	st.RetainedBytes = n.retainer.Bytes()
 	return st
 }

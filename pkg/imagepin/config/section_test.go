@@ -1,4 +1,4 @@
-package imagepin
+package config
 
 import (
 	"reflect"
@@ -13,9 +13,9 @@ import (
 )
 
 // parse reads a section as containerd does.
-func parse(t *testing.T, text string) section {
+func parse(t *testing.T, text string) Table {
 	t.Helper()
-	s, err := defaultSection()
+	s, err := DefaultTable()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,8 +26,8 @@ func parse(t *testing.T, text string) section {
 }
 
 // What `containerd config default` prints names every key.
-func TestDefaultSectionHasEveryKey(t *testing.T) {
-	s, err := defaultSection()
+func TestDefaultTableHasEveryKey(t *testing.T) {
+	s, err := DefaultTable()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,13 +45,13 @@ func TestDefaultSectionHasEveryKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := parse(t, string(b)).check(); err != nil || again.manifestPullTimeout != time.Minute || again.maxConcurrentUnpacks != 4 {
+	if again, err := parse(t, string(b)).Check(); err != nil || again.ManifestPullTimeout != time.Minute || again.MaxConcurrentUnpacks != 4 {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if _, err := (section{}).check(); err != nil {
+	if _, err := (Table{}).Check(); err != nil {
 		t.Errorf("a section that says nothing: %v", err)
 	}
-	other, err := defaultSection()
+	other, err := DefaultTable()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +62,11 @@ func TestDefaultSectionHasEveryKey(t *testing.T) {
 }
 
 func TestSection(t *testing.T) {
-	good, err := parse(t, "manifest_pull_timeout = '90s'\nmax_concurrent_unpacks = 1\n[handlers.win]\nisolation = 'hypervisor'").check()
+	good, err := parse(t, "manifest_pull_timeout = '90s'\nmax_concurrent_unpacks = 1\n[handlers.win]\nisolation = 'hypervisor'").Check()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if good.manifestPullTimeout != 90*time.Second || good.maxConcurrentUnpacks != 1 || good.isolation["win"] != runtimeplatform.IsolationHypervisor {
+	if good.ManifestPullTimeout != 90*time.Second || good.MaxConcurrentUnpacks != 1 || good.Isolation["win"] != runtimeplatform.IsolationHypervisor {
 		t.Errorf("%+v", good)
 	}
 	for text, says := range map[string]string{
@@ -95,7 +95,7 @@ func TestSection(t *testing.T) {
 		"[[rules]]\nmatch = ['**']\nbehaviour = 'x'":   "behaviour",
 		"[[rules]]\nmatch = ['**']\npull_behavior='x'": `"x"`,
 	} {
-		_, err := parse(t, text).check()
+		_, err := parse(t, text).Check()
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%q is accepted: %v", text, err)
 			continue

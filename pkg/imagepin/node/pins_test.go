@@ -1,4 +1,4 @@
-package imagepin
+package node
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package imagepin
+package config
 
 import (
 	"errors"
@@ -8,12 +8,12 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// CheckConfig checks, without a containerd, the plugins table of its
+// CheckPlugins checks, without a containerd, the plugins table of its
 // config.toml: our section as strictly as it is when it is loaded, and whether
 // its handlers are those of the CRI. Whether snapshotters are loaded is not
 // known here. Errors are ErrInvalidArgument and name the section and the key.
-func CheckConfig(plugins map[string]any) error {
-	var own section
+func CheckPlugins(plugins map[string]any) error {
+	var own Table
 	if s, ok := plugins[Section]; ok {
 		table, ok := s.(map[string]any)
 		if !ok {
@@ -21,7 +21,7 @@ func CheckConfig(plugins map[string]any) error {
 		}
 		own = table
 	}
-	checked, err := own.check()
+	checked, err := own.Check()
 	if err != nil {
 		return err
 	}
@@ -30,30 +30,30 @@ func CheckConfig(plugins map[string]any) error {
 		return err
 	}
 	anySnapshotter := func(string) bool { return true }
-	_, err = cri.handlers(checked, anySnapshotter)
+	_, err = cri.Handlers(checked, anySnapshotter)
 	return err
 }
 
-// runtimeSectionV2 has what runtimeSection has, in version 2 of the
+// runtimeSectionV2 has what RuntimeSection has, in version 2 of the
 // configuration.
 const runtimeSectionV2 = "io.containerd.grpc.v1.cri"
 
 // offline is the configuration of containerd's CRI plugins that is in a plugins
 // table, over containerd's defaults as far as they matter here.
-func offline(plugins map[string]any) (inherited, error) {
-	var c inherited
-	c.images.Snapshotter = defaults.DefaultSnapshotter
+func offline(plugins map[string]any) (CRI, error) {
+	var c CRI
+	c.Images.Snapshotter = defaults.DefaultSnapshotter
 	handler := "runc"
 	if runtime.GOOS == "windows" {
 		handler = "runhcs-wcow-process"
 	}
-	c.runtime.Containerd.DefaultRuntimeName = handler
-	c.runtime.Containerd.Runtimes = map[string]criHandler{handler: {}}
+	c.Runtime.Containerd.DefaultRuntimeName = handler
+	c.Runtime.Containerd.Runtimes = map[string]Handler{handler: {}}
 	for _, s := range []struct {
 		name string
 		into any
 	}{
-		{imagesSection, &c.images}, {runtimeSectionV2, &c.runtime}, {runtimeSection, &c.runtime},
+		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {RuntimeSection, &c.Runtime},
 	} {
 		table, ok := plugins[s.name]
 		if !ok {
@@ -61,10 +61,10 @@ func offline(plugins map[string]any) (inherited, error) {
 		}
 		b, err := toml.Marshal(table)
 		if err != nil {
-			return inherited{}, sectionError(s.name, "", err)
+			return CRI{}, sectionError(s.name, "", err)
 		}
 		if err := toml.Unmarshal(b, s.into); err != nil {
-			return inherited{}, sectionError(s.name, "", err)
+			return CRI{}, sectionError(s.name, "", err)
 		}
 	}
 	return c, nil

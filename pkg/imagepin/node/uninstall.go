@@ -1,4 +1,4 @@
-package imagepin
+package node
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -22,7 +21,7 @@ import (
 // uninstall takes everything of ours out of containerd's metadata, and only
 // counts it where dry is set. quiet makes everything that writes stop first:
 // what is removed would be written again.
-func (s *stores) uninstall(ctx context.Context, dry bool, quiet func(context.Context) error) (*api.UninstallResponse, error) {
+func (n *Node) uninstall(ctx context.Context, dry bool, quiet func(context.Context) error) (*api.UninstallResponse, error) {
 	if !dry {
 		if err := quiet(ctx); err != nil {
 			return nil, err
@@ -30,7 +29,7 @@ func (s *stores) uninstall(ctx context.Context, dry bool, quiet func(context.Con
 		log.G(ctx).Warn("imagepin is being uninstalled: the CRI is containerd's own now, and imagepin writes nothing until containerd is restarted")
 	}
 	resp := &api.UninstallResponse{}
-	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{s.dropLabels, s.dropPins, s.dropLeases} {
+	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropLabels, n.dropPins, n.dropLeases} {
 		if err := step(ctx, dry, resp); err != nil {
 			return nil, fmt.Errorf("uninstall (call it again to go on): %w", err)
 		}
@@ -38,7 +37,7 @@ func (s *stores) uninstall(ctx context.Context, dry bool, quiet func(context.Con
 	if dry {
 		return resp, nil
 	}
-	if err := os.Remove(s.nodeKey); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(n.NodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
@@ -58,8 +57,8 @@ func ownLabels(labels map[string]string) []string {
 
 // dropLabels takes our labels off the image records. The records stay, as
 // those of stock.
-func (s *stores) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
-	all, err := s.records.List(ctx)
+func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	all, err := n.Records.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list images: %w", err)
 	}
@@ -79,7 +78,7 @@ func (s *stores) dropLabels(ctx context.Context, dry bool, resp *api.UninstallRe
 			without.Labels[label] = "" // which removes it
 			fields[i] = "labels." + label
 		}
-		if _, err := s.records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
+		if _, err := n.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("take labels off image record %s: %w", img.Name, err)
 		}
 	}
@@ -88,10 +87,9 @@ func (s *stores) dropLabels(ctx context.Context, dry bool, resp *api.UninstallRe
 
 // dropPins removes all pins, also those that could not be read, and their
 // namespace.
-func (s *stores) dropPins(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
 	ctx = namespaces.WithNamespace(ctx, pin.Namespace)
-	pins := metadata.NewImageStore(s.db)
-	all, err := pins.List(ctx)
+	all, err := n.Config.Pins.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)
 	}
@@ -100,19 +98,19 @@ func (s *stores) dropPins(ctx context.Context, dry bool, resp *api.UninstallResp
 		return nil
 	}
 	for _, p := range all {
-		if err := pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
+		if err := n.Config.Pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove pin %s: %w", p.Name, err)
 		}
 	}
-	if err := s.client.NamespaceService().Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
+	if err := n.Namespaces.Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove namespace %s: %w", pin.Namespace, err)
 	}
 	return nil
 }
 
 // dropLeases deletes our leases, and collects what only they held.
-func (s *stores) dropLeases(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
-	manager := s.client.LeasesService()
+func (n *Node) dropLeases(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	manager := n.Config.Leases
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q", imagepin.LeaseLabel))
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)

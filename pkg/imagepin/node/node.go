@@ -1,0 +1,144 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Namespace is containerd's namespace of the CRI.
+const Namespace = "k8s.io"
+
+// Containerd is the services of containerd that imagepin works on. All fields
+// are required, but Verifiers.
+type Containerd struct {
+	Records store.Records
+	// Pins is the image store without a namespace: pins have their own.
+	Pins       images.Store
+	Content    content.Store
+	Leases     leases.Manager
+	Namespaces namespaces.Store
+	Events     Events
+	Applier    diff.Applier
+	Snapshots  func(snapshotter string) snapshots.Snapshotter
+	// Snapshotters are those that are loaded, by name.
+	Snapshotters map[string]Snapshotter
+	// Verifiers are the image verifier plugins by name.
+	Verifiers map[string]imageverifier.ImageVerifier
+}
+
+// Events is containerd's event service.
+type Events interface {
+	events.Publisher
+	reconcile.Subscriber
+}
+
+// Snapshotter is what containerd says of a snapshotter.
+type Snapshotter struct {
+	// Root is the directory that it keeps its data in.
+	Root         string
+	Exports      map[string]string
+	Capabilities []string
+}
+
+// Config is what a Node is made of.
+type Config struct {
+	Containerd
+	Settings config.Settings
+	CRI      config.CRI
+	// NodeKey is the file of the key that credentials are noted under. It is
+	// made where it is missing.
+	NodeKey string
+}
+
+// Node is what there is of imagepin before the CRI.
+type Node struct {
+	Config
+	runtimes *runtimeplatform.Set
+	store    *store.Store
+	resolver *resolve.Resolver
+	pins     *pin.Store
+	retainer *pin.Retainer
+	unpack   []unpack.Platform
+	progress time.Duration
+}
+
+// New makes a node. Wrong configuration is ErrInvalidArgument, and names section
+// and key.
+func New(c Config) (*Node, error) {
+	n := &Node{Config: c}
+	loaded := func(name string) bool { _, ok := c.Snapshotters[name]; return ok }
+	var err error
+	if n.runtimes, err = c.CRI.Handlers(c.Settings, loaded); err != nil {
+		return nil, err
+	}
+	if n.progress, err = c.CRI.ProgressTimeout(); err != nil {
+		return nil, err
+	}
+	prover, err := resolve.LoadProver(c.NodeKey)
+	if err != nil {
+		return nil, err
+	}
+	n.store = store.New(store.Config{
+		Records:      c.Records,
+		Content:      c.Content,
+		Leases:       c.Leases,
+		Snapshotter:  c.Snapshots,
+		Runtimes:     n.runtimes,
+		PinnedImages: c.CRI.PinnedImages(),
+	})
+	n.resolver = resolve.New(resolve.Config{Registry: c.CRI.Registry(), Timeout: c.Settings.ManifestPullTimeout, Prover: prover})
+	n.pins = pin.New(pin.Config{
+		Images: c.Pins, Namespaces: c.Namespaces, MaxPerNamespace: c.Settings.MaxPinsPerNamespace, Notify: n.notify,
+	})
+	n.retainer = &pin.Retainer{Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes}
+	for _, name := range n.runtimes.Snapshotters() {
+		n.unpack = append(n.unpack, n.unpackPlatform(name))
+	}
+	return n, nil
+}
+
+// pullConfig is what a puller works with. visible waits until the CRI service
+// behind knows an image.
+func (n *Node) pullConfig(visible visible) pull.Config {
+	return pull.Config{
+		Content:                    n.Content,
+		Leases:                     n.Leases,
+		Store:                      n.store,
+		Resolver:                   n.resolver,
+		Runtimes:                   n.runtimes,
+		Policy:                     n.Settings.Policy,
+		Pins:                       n.pins,
+		Retainer:                   n.retainer,
+		Verifiers:                  n.Verifiers,
+		UnpackPlatforms:            n.unpack,
+		Visible:                    visible,
+		DiscardLayers:              n.CRI.Images.DiscardUnpackedLayers,
+		ProgressTimeout:            n.progress,
+		MaxConcurrentDownloads:     n.CRI.Images.MaxConcurrentDownloads,
+		MaxConcurrentUnpacks:       n.Settings.MaxConcurrentUnpacks,
+		ConcurrentLayerFetchBuffer: n.CRI.Images.ConcurrentLayerFetchBuffer,
+	}
+}
+
+// inNamespace gives a context for containerd's services.
+func inNamespace(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, Namespace)
+}
