@@ -51,7 +51,8 @@ test-race: build test-binaries crash-binaries ## Everything at once, on a contai
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency .
 
 .PHONY: soak
-soak: build test-binaries crash-binaries ## Thousands of kills at random (ROUNDS=5000)
+soak: build test-binaries crash-binaries ## Thousands of kills and of histories at random (ROUNDS=5000)
+	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
 	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills .
 
 .PHONY: test-lazy

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -38,19 +37,22 @@ var (
 // changes by other tools leaves keys that are ready, and those that the model
 // has; and in the end all can be removed, and nothing is left.
 //
-// IMAGEPIN_MODEL_SEED repeats the sequence of one seed.
+// The histories are the same each time, and those that have failed once are
+// among them. IMAGEPIN_MODEL_HISTORIES adds so many new ones (make soak), and
+// IMAGEPIN_MODEL_SEED repeats one.
 func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	const histories, length = 16, 20
-	first, last := uint64(time.Now().UnixNano()), uint64(0)
-	last = first + histories
-	if s := os.Getenv("IMAGEPIN_MODEL_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, last = seed, seed+1
+	seeds := []uint64{1795268755208666484, 1795268786735584731, 1795269017991299814}
+	for seed := range uint64(histories) {
+		seeds = append(seeds, seed)
 	}
-	for seed := first; seed < last; seed++ {
+	for range fromEnvironment(t, "IMAGEPIN_MODEL_HISTORIES") {
+		seeds = append(seeds, rand.Uint64())
+	}
+	if seed := fromEnvironment(t, "IMAGEPIN_MODEL_SEED"); seed != 0 {
+		seeds = []uint64{seed}
+	}
+	for _, seed := range seeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			h := &history{env: newEnv(t), Rand: rand.New(rand.NewPCG(seed, 0)), t: t, model: model{}}
 			for _, text := range []string{"a", "b", "c"} {
@@ -68,6 +70,19 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 			h.wantEmpty(t)
 		})
 	}
+}
+
+// fromEnvironment is a number that the environment may have.
+func fromEnvironment(t *testing.T, name string) uint64 {
+	s := os.Getenv(name)
+	if s == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
 }
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }

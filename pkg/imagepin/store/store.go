@@ -374,9 +374,12 @@ func (s *Store) native(e imagepin.Entry) bool {
 // affected lists the records that entries are about, in the order in which it
 // is safe to write them one by one: first the ID and the tag, which promise
 // nothing, then what carries the labels of new keys, and what keeps the old
-// alive last.
+// alive last. That can be the tag: it exists, and can wait.
 func affected(removed, added []imagepin.Entry) []string {
 	var names []string
+	carries := func(name string) bool {
+		return slices.ContainsFunc(removed, func(e imagepin.Entry) bool { return e.Record == name })
+	}
 	add := func(n string) {
 		if !slices.Contains(names, n) {
 			names = append(names, n)
@@ -384,7 +387,7 @@ func affected(removed, added []imagepin.Entry) []string {
 	}
 	for _, e := range added {
 		add(e.ImageID.String())
-		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") {
+		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") && !carries(e.Ref) {
 			add(e.Ref)
 		}
 	}
