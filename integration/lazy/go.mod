@@ -16,6 +16,7 @@ require (
 	github.com/google/go-containerregistry v0.22.1
 	github.com/imagepin/imagepin/integration v0.0.0-00010101000000-000000000000
 	google.golang.org/grpc v1.84.0
+	k8s.io/cri-api v0.37.1
 )
 
 require (
@@ -78,5 +79,4 @@ require (
 	golang.org/x/text v0.41.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260825221802-da73d73af1c5 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
-	k8s.io/cri-api v0.37.1 // indirect
 )

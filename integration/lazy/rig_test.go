@@ -70,6 +70,10 @@ func newRig(t *testing.T, opts node.Options) *rig {
     enable_remote_snapshot_annotations = "true"
 ` + opts.Extra
 	r.Node = testkit.Node(t, opts)
+	// The snapshotter is started first, and knows containerd by this name.
+	if err := os.Symlink(r.Address(), filepath.Join(r.dir, "containerd.sock")); err != nil {
+		t.Fatal(err)
+	}
 	return r
 }
 
@@ -77,7 +81,9 @@ func (r *rig) address() string { return filepath.Join(r.dir, "sock") }
 
 func (r *rig) startSnapshotter() {
 	r.t.Helper()
-	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"), "--root", r.dir, "--address", r.address())
+	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"),
+		"--root", r.dir, "--address", r.address(), "--containerd", filepath.Join(r.dir, "containerd.sock"))
+	cmd.Env = append(os.Environ(), "DOCKER_CONFIG="+r.dir)
 	var err error
 	if r.sn, err = daemon.Start(cmd, filepath.Join(r.dir, "log")); err != nil {
 		r.t.Fatalf("starting the snapshotter: %v (hack/lazy-binaries.sh builds it)", err)

@@ -1,0 +1,181 @@
+package lazy
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// alice may pull what is private.
+var alice = &cri.AuthConfig{Username: "alice", Password: "secret"}
+
+// newPrivateRig is a rig whose registry gives nothing but the sandbox image without credentials.
+func newPrivateRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t, node.Options{DiscardUnpackedLayers: true})
+	r.reg.SetAuth(&registry.Auth{
+		Bearer: true, Public: []string{"pause"},
+		Users: map[string]registry.User{alice.Username: {Password: alice.Password, Repositories: []string{"private/*"}}},
+	})
+	return r
+}
+
+// giveNode makes alice's credential one of the node, in the configuration file that the snapshotter reads.
+func (r *rig) giveNode() {
+	r.t.Helper()
+	b, err := json.Marshal(map[string]any{"auths": map[string]any{
+		r.reg.Host(): map[string]string{"username": alice.Username, "password": alice.Password},
+	}})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(r.dir, "config.json"), b, 0o600)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// runPrivate runs a pod with a pull secret.
+func (r *rig) runPrivate(handler, ref, line string) *node.KubeletResult {
+	r.t.Helper()
+	res, err := r.RunAsKubelet(r.ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Auth: alice})
+	if err != nil {
+		r.t.Fatalf("a pod of handler %s: %v", handler, err)
+	}
+	if res.Line != line {
+		r.t.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
+	}
+	return res
+}
+
+// wantRefused fails the test unless a pull without a credential is refused, although the image is on the node.
+func (r *rig) wantRefused(ref string) {
+	r.t.Helper()
+	for _, handler := range []string{eagerHandler, lazyHandler} {
+		if _, err := r.Pull(r.ctx, ref, handler); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
+			r.t.Errorf("a pull for handler %s without a credential: %v", handler, err)
+		}
+	}
+}
+
+// wantReadAs fails the test unless the layers were read by a user.
+func (r *rig) wantReadAs(layers []v1.Hash, user string) {
+	r.t.Helper()
+	for _, q := range r.layerRequests(layers) {
+		if q.Status < 300 && q.User != user {
+			r.t.Errorf("not as %s: %s", user, q)
+		}
+	}
+}
+
+// TestPrivate runs pods of a private image on both snapshotters, in both orders, where the snapshotter reads with a credential of
+// the node; and again when both it and containerd were killed. The node's credential is nobody's who pulls without one.
+func TestPrivate(t *testing.T) {
+	t.Parallel()
+	for _, order := range [][]string{{eagerHandler, lazyHandler}, {lazyHandler, eagerHandler}} {
+		t.Run(fmt.Sprintf("%s-first", order[0]), func(t *testing.T) {
+			t.Parallel()
+			r := newPrivateRig(t)
+			r.giveNode()
+			opts := options("v1")
+			ref, layers := r.push("private/app:v1", opts), r.layers(opts)
+			for i, handler := range order {
+				r.gc()
+				r.reg.Reset()
+				r.runPrivate(handler, ref, opts.Line(0))
+				r.wantReadAs(layers, alice.Username)
+				if handler == lazyHandler {
+					r.wantLazy(layers)
+					if i == 0 {
+						r.wantBlobs("after the lazy pod", layers, false)
+					}
+				}
+			}
+			r.wantRefused(ref)
+			if err := r.RemovePods(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.sn.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+			r.startSnapshotter()
+			if err := r.Restart(r.ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+			r.reg.Reset()
+			for _, handler := range order {
+				r.runPrivate(handler, ref, opts.Line(0))
+			}
+			r.wantNoWholeLayer(layers)
+			r.wantRefused(ref)
+			r.check()
+		})
+	}
+}
+
+// TestPullSecretReachesSnapshotter pulls through the proxy by which the snapshotter learns the credentials of pulls, as kubelet
+// does that is pointed at it for images: it finds them by the reference that it is given for a layer, which is the pull's.
+func TestPullSecretReachesSnapshotter(t *testing.T) {
+	t.Parallel()
+	r := newPrivateRig(t)
+	conn, err := grpc.NewClient("unix://"+r.address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	images := cri.NewImageServiceClient(conn)
+	pull := func(ref, handler string, auth *cri.AuthConfig) error {
+		_, err := images.PullImage(r.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}, Auth: auth})
+		return err
+	}
+	opts := options("v1")
+	tag, layers := r.push("private/app:v1", opts), r.layers(opts)
+	for _, handler := range []string{eagerHandler, lazyHandler} {
+		r.gc()
+		r.reg.Reset()
+		if err := pull(tag, handler, alice); err != nil {
+			t.Fatal(err)
+		}
+		r.run(handler, tag, opts.Line(0))
+		r.wantReadAs(layers, alice.Username)
+	}
+	r.wantLazy(layers)
+	if err := pull(tag, lazyHandler, nil); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
+		t.Errorf("a pull without a credential: %v", err)
+	}
+}
+
+// TestSnapshotterWithoutCredential pulls a private image for a snapshotter that has no credential: the layers are downloaded with
+// the pull's, and the pod runs.
+func TestSnapshotterWithoutCredential(t *testing.T) {
+	t.Parallel()
+	r := newPrivateRig(t)
+	opts := options("v1")
+	ref, layers := r.push("private/app:v1", opts), r.layers(opts)
+	r.runPrivate(lazyHandler, ref, opts.Line(0))
+	whole := map[string]bool{}
+	for _, q := range r.layerRequests(layers) {
+		if q.Method == "GET" && q.Range == "" && q.Status == 200 && q.User == alice.Username {
+			whole[q.Reference] = true
+		}
+	}
+	if len(whole) != len(layers) {
+		t.Errorf("%d of %d layers were downloaded:\n%s", len(whole), len(layers), r.reg.Dump())
+	}
+	r.wantRefused(ref)
+	// The default class has all it needs from that, once its credential is proved.
+	r.runPrivate(eagerHandler, ref, opts.Line(0))
+}
