@@ -57,6 +57,9 @@ type Entry struct {
 	Size int64
 	// User is the user the image's configuration asks for, as written there.
 	User string
+	// UserAside tells that the label has no room for the user: who reads the
+	// label finds it in the image's configuration.
+	UserAside bool
 	// ReadyAt is when the key was made ready, to the second.
 	ReadyAt time.Time
 	// Source is how the image came to the node.

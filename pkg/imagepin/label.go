@@ -49,6 +49,7 @@ type keyLabel struct {
 	ChainID     digest.Digest `json:"chain,omitempty"`
 	Size        int64         `json:"size"`
 	User        string        `json:"user,omitempty"`
+	UserAside   bool          `json:"userAside,omitempty"`
 	ReadyAt     time.Time     `json:"ready"`
 	Source      Source        `json:"source"`
 	Host        string        `json:"host,omitempty"`
@@ -65,9 +66,10 @@ func IsKeyLabel(name string) bool {
 	return strings.HasPrefix(name, KeyLabelPrefix)
 }
 
-// EncodeKeyLabel gives the name and the value of the label for e. It fails
-// with ErrInvalidArgument where e is incomplete or the label would be longer
-// than containerd allows (4,096 bytes of name and value).
+// EncodeKeyLabel gives the name and the value of the label for e. A user that
+// there is no room for is left out; see [Entry.UserAside]. It fails with
+// ErrInvalidArgument where e is incomplete or the label would be longer than
+// containerd allows (4,096 bytes of name and value).
 func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 	l := keyLabel{
 		Version:     labelVersion,
@@ -82,22 +84,37 @@ func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 		ChainID:     e.ChainID,
 		Size:        e.Size,
 		User:        e.User,
+		UserAside:   e.UserAside,
 		ReadyAt:     e.ReadyAt.UTC().Truncate(time.Second),
 		Source:      e.Source,
 		Host:        e.Host,
 	}
+	if l.UserAside {
+		l.User = ""
+	}
 	if err := l.validate(); err != nil {
 		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
 	}
-	b, err := json.Marshal(l)
+	name = KeyLabelName(e.Key)
+	value, err := l.encode(name)
+	if err != nil && l.User != "" {
+		l.User, l.UserAside = "", true
+		value, err = l.encode(name)
+	}
 	if err != nil {
 		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
 	}
-	name, value = KeyLabelName(e.Key), string(b)
-	if err := labels.Validate(name, value); err != nil {
-		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
-	}
 	return name, value, nil
+}
+
+// encode gives the value of a label called name. It fails with
+// ErrInvalidArgument where that is too long.
+func (l keyLabel) encode(name string) (string, error) {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return "", err
+	}
+	return string(b), labels.Validate(name, string(b))
 }
 
 // DecodeKeyLabel reads a label written by [EncodeKeyLabel]. It fails with
@@ -126,6 +143,8 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		ReadyAt:  l.ReadyAt,
 		Source:   l.Source,
 		Host:     l.Host,
+
+		UserAside: l.UserAside,
 	}
 	if want := KeyLabelName(e.Key); want != name {
 		return Entry{}, fmt.Errorf("label %s: holds key %s, whose label is %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)

@@ -75,6 +75,27 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 	}
 }
 
+// A user of any length can be recorded: what the label has no room for is left
+// to the configuration, and stays there.
+func TestLongUserStandsAside(t *testing.T) {
+	e := sampleEntry()
+	e.User = strings.Repeat("u", maxLabel)
+	name, value := mustEncode(t, e)
+	got, err := DecodeKeyLabel(name, value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.User != "" || !got.UserAside {
+		t.Errorf("user %q, aside %t", got.User, got.UserAside)
+	}
+	for _, user := range []string{"", e.User, "short"} {
+		got.User = user
+		if _, again := mustEncode(t, got); again != value {
+			t.Errorf("with user %.10q it encodes to another label the second time:\n%s\n%s", user, value, again)
+		}
+	}
+}
+
 // The record that carries a label says what it keeps alive: the label does not.
 func TestKeyLabelLeavesRecordOut(t *testing.T) {
 	e := sampleEntry()
@@ -143,7 +164,7 @@ func TestEncodeRefuses(t *testing.T) {
 		"no manifest":          func(e *Entry) { e.Manifest = "" },
 		"no image ID":          func(e *Entry) { e.ImageID = "" },
 		"damaged chain ID":     func(e *Entry) { e.ChainID = "sha256:1" },
-		"too long for a label": func(e *Entry) { e.User = strings.Repeat("u", maxLabel) },
+		"too long for a label": func(e *Entry) { e.Host = strings.Repeat("h", maxLabel) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := sampleEntry()

@@ -102,7 +102,7 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 				stale = append(stale, *o)
 			}
 			x.remove(e.Key)
-			x.add(&e)
+			x.add(s.withUser(ctx, e))
 		}
 		x.noteProofs(img)
 	}

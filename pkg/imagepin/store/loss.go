@@ -144,7 +144,7 @@ func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (
 	} else if meant, err := s.tagMeans(ctx, e); err != nil || !meant {
 		return false, err
 	}
-	_, err = s.apply(ctx, replaced, []imagepin.Entry{e}, "")
+	_, err = s.apply(ctx, replaced, []imagepin.Entry{*s.withUser(ctx, e)}, "")
 	return err == nil, err
 }
 

@@ -1,0 +1,31 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/log"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// withUser reads the user of an entry whose label has no room for it. Where the
+// configuration cannot be read the user stays unknown, as that of an image that
+// names none.
+func (s *Store) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
+	if !e.UserAside || e.User != "" {
+		return &e
+	}
+	var config ocispec.Image
+	b, err := content.ReadBlob(ctx, s.Content, ocispec.Descriptor{Digest: e.ImageID})
+	if err == nil {
+		err = json.Unmarshal(b, &config)
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("key", e.Key.String()).Warn("the user of an image is not known: its configuration cannot be read")
+	}
+	e.User = config.Config.User
+	return &e
+}
