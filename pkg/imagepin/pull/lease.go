@@ -25,6 +25,22 @@ const (
 // withLease runs fn under a lease that holds everything fn fetches and
 // unpacks. Where fn fails, what it left is collected before withLease returns.
 func withLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
+	return underLease(ctx, manager, fn, leases.SynchronousDelete)
+}
+
+// withLeaseBehind is withLease for work that nobody waits for. Its context ends
+// with the process: then what it left is not waited for, because containerd's
+// garbage collection may have ended before.
+func withLeaseBehind(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
+	return underLease(ctx, manager, fn, func(_ context.Context, o *leases.DeleteOptions) error {
+		o.Synchronous = ctx.Err() == nil
+		return nil
+	})
+}
+
+// underLease runs fn under a lease. onError says how that is deleted where fn
+// fails.
+func underLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error, onError leases.DeleteOpt) error {
 	l, err := manager.Create(ctx,
 		leases.WithRandomID(),
 		leases.WithExpiration(leaseLife),
@@ -39,7 +55,7 @@ func withLease(ctx context.Context, manager leases.Manager, fn func(context.Cont
 	defer cancel()
 	var opts []leases.DeleteOpt
 	if err != nil {
-		opts = append(opts, leases.SynchronousDelete)
+		opts = append(opts, onError)
 	}
 	if derr := manager.Delete(cleanup, l, opts...); derr != nil && !errdefs.IsNotFound(derr) {
 		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("a lease stays until it expires")

@@ -124,3 +124,32 @@ func TestDeleteLeftovers(t *testing.T) {
 		t.Errorf("deleted %d leases", len(m.sync))
 	}
 }
+
+// Work behind the service that fails is cleaned up after, but not where its
+// context has ended: with the process, containerd's garbage collection ends too.
+func TestLeaseBehindTheService(t *testing.T) {
+	fails := errors.New("no")
+	for name, ends := range map[string]bool{"it goes on": false, "the process ends": true} {
+		t.Run(name, func(t *testing.T) {
+			n := ctdtest.New(t)
+			m := &syncLeases{Manager: n.Leases}
+			ctx, cancel := context.WithCancel(n.Context(t))
+			defer cancel()
+			err := withLeaseBehind(ctx, m, func(context.Context) error {
+				if ends {
+					cancel()
+				}
+				return fails
+			})
+			if !errors.Is(err, fails) {
+				t.Errorf("got %v", err)
+			}
+			if len(m.sync) != 1 || m.sync[0] == ends {
+				t.Errorf("deleted synchronously: %v", m.sync)
+			}
+			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
+				t.Errorf("leases are left: %v, %v", all, err)
+			}
+		})
+	}
+}

@@ -54,9 +54,10 @@ func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descri
 	return e, manifest, err
 }
 
-// Hold runs fn under a lease that holds what entries need.
+// Hold runs fn under a lease that holds what entries need. It is for work behind
+// the service: the end of ctx is that of the process.
 func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
-	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+	return withLeaseBehind(ctx, p.Leases, func(ctx context.Context) error {
 		id, _ := leases.FromContext(ctx)
 		for _, e := range entries {
 			needs := []leases.Resource{
@@ -79,13 +80,14 @@ func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(con
 // Unpack unpacks an image whose layers are on the node for e's target, and runs
 // record while a lease holds it. It fails with ErrNotFound where a layer is not
 // here, and asks no registry. What it unpacks is kept by the image's
-// configuration.
+// configuration. It is for work behind the service: the end of ctx is that of
+// the process.
 func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error {
 	rt, ok := p.Runtimes.ForTarget(e.Target)
 	if !ok {
 		return fmt.Errorf("target %s: %w", e.Target, errdefs.ErrNotFound)
 	}
-	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+	return withLeaseBehind(ctx, p.Leases, func(ctx context.Context) error {
 		manifest := ocispec.Descriptor{Digest: e.Manifest, MediaType: e.RecordTarget.MediaType, Size: e.RecordTarget.Size}
 		if e.Manifest != e.RecordTarget.Digest {
 			m, err := ChooseLocal(ctx, p.Content, e.RecordTarget, rt)
