@@ -4,12 +4,14 @@ import (
 	"context"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Check implements the API.
 func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return guarded(ctx, s, "Check", func(ctx context.Context) (*api.CheckResponse, error) {
-		report, err := s.Store.Check(ctx)
+		report, err := reconcile.Check(ctx, s.Store)
 		if err != nil {
 			return nil, err
 		}
@@ -17,10 +19,10 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 		for _, f := range report.Findings {
 			a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
 			if r.GetRepair() {
-				if err := s.Mend(ctx, f); err != nil {
+				done, err := s.Mend(ctx, f)
+				a.Repair, a.Repaired = string(done), done != store.LeftAlone
+				if err != nil {
 					a.Error = err.Error()
-				} else {
-					a.Repaired = true
 				}
 			}
 			resp.Findings = append(resp.Findings, a)

@@ -36,8 +36,8 @@ type Config struct {
 	Runtimes    *runtimeplatform.Set
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
-	// Mend repairs what a check has found.
-	Mend func(context.Context, store.Finding) error
+	// Mend repairs what a check has found, and tells how.
+	Mend func(context.Context, store.Finding) (store.Repair, error)
 	// Uninstall removes everything of ours, after all that writes has stopped; dry
 	// only counts it.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
@@ -56,7 +56,7 @@ type Server struct {
 func New(c Config) *Server { return &Server{Config: c} }
 
 // Register makes the service's methods those of a gRPC server.
-func (s *Server) Register(g *grpc.Server) { api.RegisterControlServer(g, s) }
+func (s *Server) Register(g grpc.ServiceRegistrar) { api.RegisterControlServer(g, s) }
 
 // guarded runs one call, and gives its answer.
 func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx context.Context) (T, error)) (resp T, err error) {

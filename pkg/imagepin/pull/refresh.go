@@ -12,6 +12,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -221,16 +222,19 @@ func (p *Puller) WouldPull(ctx context.Context, ref reference.Named, scope polic
 }
 
 // Remake makes a key ready that has lost something: from what is on the node,
-// and else from the registry with the node's own credentials.
-func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) error {
+// and else from the registry with the node's own credentials. It tells what that
+// took.
+func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) (done metrics.Done, _ error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
-		return err
+		return "", err
 	}
 	rt, ok := p.Runtimes.ForTarget(e.Target)
 	if !ok {
-		return fmt.Errorf("no runtime handler has target %s: %w", e.Target, errdefs.ErrNotFound)
+		return "", fmt.Errorf("no runtime handler has target %s: %w", e.Target, errdefs.ErrNotFound)
 	}
-	_, err = p.run(ctx, job{ref: ref, root: e.Root, runtime: rt, anew: true})
-	return err
+	_, err = p.run(ctx, job{
+		ref: ref, root: e.Root, runtime: rt, anew: true, done: func(d metrics.Done) { done = d },
+	})
+	return done, err
 }

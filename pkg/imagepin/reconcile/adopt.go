@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
@@ -80,36 +81,23 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	})
 }
 
-// adoptable tells whether a record's name is a reference that a pod could use.
-// An image ID is not: it goes with its references.
-func adoptable(img images.Image) (reference.Named, bool) {
-	if _, err := digest.Parse(img.Name); err == nil {
-		return nil, false
-	}
-	ref, err := reference.ParseDockerRef(img.Name)
-	if err != nil || ref.String() != img.Name {
-		return nil, false
-	}
-	// A record can be made to target anything; a digest means what it says.
-	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
-		return nil, false
-	}
-	return ref, true
-}
-
 // adopt finds the targets that an image is unpacked for. Where it is not
 // unpacked for the default target but could be, that is done behind: it is where
-// stock would start it. What cannot be read or recorded (a user of 4 KB, say)
+// stock would start it. What cannot be read or recorded
 // must not keep the others from being adopted, and the CRI from starting.
 func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
-	ref, ok := adoptable(img)
-	if !ok {
+	ref, err := adoptable(img)
+	if err != nil {
 		return nil
 	}
 	delete(r.awaited, img.Name)
 	var entries []imagepin.Entry
 	entry := log.G(ctx).WithField("image", img.Name)
-	for _, e := range r.candidates(ctx, img, ref) {
+	found, refused := candidates(ctx, r.Store, img, ref)
+	for _, err := range refused {
+		entry.WithError(err).Warn("an image is left alone")
+	}
+	for _, e := range found {
 		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
 		if err != nil {
 			entry.WithError(err).Warn("cannot tell whether an image is unpacked")
@@ -131,42 +119,39 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 }
 
 // candidates are the keys that an image could have with the content that is on
-// the node.
-func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) []imagepin.Entry {
-	var all []imagepin.Entry
-	entry := log.G(ctx).WithField("image", img.Name)
-	for _, t := range r.Runtimes.Targets() {
-		rt, ok := r.Runtimes.ForTarget(t)
+// the node, and why it cannot have others that it should.
+func candidates(ctx context.Context, s *store.Store, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
+	for _, t := range s.Runtimes.Targets() {
+		rt, ok := s.Runtimes.ForTarget(t)
 		if !ok {
 			continue
 		}
-		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
+		e, manifest, err := pull.DescribeLocal(ctx, s.Content, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
 		}
 		if err != nil {
-			entry.WithError(err).Warn("an image is left alone that cannot be read")
-			return nil
+			return nil, []error{fmt.Errorf("it cannot be read: %w", err)}
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, r.source(ctx, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
+		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, s.Content, manifest), img.UpdatedAt
+		e.RecordTarget = pull.RecordTarget(ctx, s.Content, img.Target, manifest, rt)
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
 			_, _, err = imagepin.EncodeKeyLabel(e)
 		}
 		if err != nil {
-			entry.WithError(err).Warn("an image is left alone that cannot be recorded")
+			refused = append(refused, fmt.Errorf("it cannot be recorded: %w", err))
 			continue
 		}
 		all = append(all, e)
 	}
-	return all
+	return all, refused
 }
 
 // source tells whether another tool pulled an image or loaded it from a file:
 // containerd notes on every blob which registry it came from.
-func (r *Reconciler) source(ctx context.Context, manifest ocispec.Descriptor) imagepin.Source {
-	info, err := r.Content.Info(ctx, manifest.Digest)
+func source(ctx context.Context, provider content.InfoProvider, manifest ocispec.Descriptor) imagepin.Source {
+	info, err := provider.Info(ctx, manifest.Digest)
 	if err != nil {
 		return imagepin.SourceAdopted // the stricter of the two
 	}

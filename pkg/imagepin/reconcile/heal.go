@@ -224,17 +224,3 @@ func (r *Reconciler) unpack(ctx context.Context, loss store.Loss) (restored bool
 	})
 	return restored, err
 }
-
-// Mend repairs what a check has found, as it is done behind the service. What
-// cannot be made ready from what is here is fetched by its digest; where that
-// fails too the key is dropped, so that the image is not taken for present.
-func (r *Reconciler) Mend(ctx context.Context, f store.Finding) error {
-	return f.Mend(ctx, func(ctx context.Context, loss store.Loss) error {
-		if loss.Mendable {
-			if _, err := r.unpack(ctx, loss); err == nil {
-				return nil
-			}
-		}
-		return r.Puller.Remake(ctx, loss.Entry)
-	})
-}

@@ -32,7 +32,7 @@ var topics = []string{
 	`topic~="^/images/"`, `topic=="/snapshot/commit"`, `topic=="/snapshot/remove"`, `topic=="/content/delete"`,
 }
 
-// Config is what a Reconciler works with. All fields are required.
+// Config is what a Reconciler works with.
 type Config struct {
 	Store    *store.Store
 	Puller   *pull.Puller
@@ -42,6 +42,9 @@ type Config struct {
 	Runtimes *runtimeplatform.Set
 	// Namespace is that of the CRI's images; events of others are not ours.
 	Namespace string
+	// UnderWay says that calls may have begun before the first run, so that no
+	// lease is left over.
+	UnderWay bool
 }
 
 // Reconciler keeps the index in step with containerd.
@@ -63,6 +66,10 @@ type place struct {
 // New makes a reconciler.
 func New(c Config) *Reconciler { return &Reconciler{Config: c, awaited: make(map[string][]place)} }
 
+// Started tells whether a run has come so far that calls may have begun. It must
+// not be called during one.
+func (r *Reconciler) Started() bool { return r.started }
+
 // Run builds the index, calls ready, adopts what other tools have put on the
 // node, and follows their changes until ctx ends. It subscribes before it
 // lists, so that nothing falls between. It is run again, one after the other,
@@ -80,13 +87,13 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		r.healing.wait()
 	}()
 	changes, failed := r.Events.Subscribe(ctx, topics...)
-	if !r.started {
+	if !r.started && !r.UnderWay {
 		// Later, there are the leases of calls that are under way.
 		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
 			return err
 		}
-		r.started = true
 	}
+	r.started = true
 	found, err := r.Store.Load(ctx)
 	if err != nil {
 		return err

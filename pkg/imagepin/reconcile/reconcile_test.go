@@ -2,17 +2,26 @@ package reconcile
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+const (
+	goodRef = "registry.example/good:1"
+	longRef = "registry.example/long:1"
+	badRef  = "registry.example/bad:1"
 )
 
 // records is an image store without transactions.
@@ -22,9 +31,10 @@ func (r records) Atomically(ctx context.Context, fn func(context.Context, images
 	return fn(ctx, r)
 }
 
-// One image that cannot be recorded does not keep the others from being
-// adopted: its configuration names a user that no label has room for.
-func TestAdoptionGoesOnWithoutWhatCannotBeRecorded(t *testing.T) {
+// One image that cannot be read does not keep the others from being adopted.
+// One whose user no label has room for is adopted, and its user known again
+// after a restart.
+func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -36,24 +46,26 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRecorded(t *testing.T) {
 	})
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
-	bad := good
-	bad.Config = blobs.AddJSON(ocispec.MediaTypeImageConfig, map[string]any{
-		"architecture": "amd64", "os": "linux", "config": map[string]any{"User": strings.Repeat("u", 4096)},
-	})
-	bad.Manifest = blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: bad.Config,
-	})
+	variant := func(config any) ocispec.Descriptor {
+		return blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+			Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+			Config: blobs.AddJSON(ocispec.MediaTypeImageConfig, config),
+		})
+	}
+	user := strings.Repeat("u", 4096)
+	long := variant(map[string]any{"architecture": "amd64", "os": "linux", "config": map[string]any{"User": user}})
+	bad := variant(map[string]any{"architecture": "amd64", "os": "linux", "config": "none"})
 	ctx, done := n.Lease(t)
 	defer done()
 	n.Write(ctx, t, blobs)
 	n.Unpack(ctx, t, good, "first")
-	for name, target := range map[string]ocispec.Descriptor{"registry.example/good:1": good.Manifest, "registry.example/bad:1": bad.Manifest} {
+	for name, target := range map[string]ocispec.Descriptor{goodRef: good.Manifest, longRef: long, badRef: bad} {
 		if _, err := n.Images.Create(ctx, images.Image{Name: name, Target: target}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	loaded, err := s.Load(ctx)
-	if err != nil || len(loaded.Unexplained) != 2 {
+	if err != nil || len(loaded.Unexplained) != 3 {
 		t.Fatalf("%v, %v", loaded, err)
 	}
 	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
@@ -61,7 +73,94 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRecorded(t *testing.T) {
 	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.ByRef("registry.example/good:1")) != 1 || len(s.ByRef("registry.example/bad:1")) != 0 {
-		t.Errorf("images %+v", s.Images())
+	for range 2 {
+		if len(s.ByRef(goodRef)) != 1 || len(s.ByRef(badRef)) != 0 {
+			t.Errorf("images %+v", s.Images())
+		}
+		if got := s.ByRef(longRef); len(got) != 1 || got[0].User != user {
+			t.Errorf("the image with a long user is %+v", got)
+		}
+		if _, err := s.Load(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A check says of every image of another tool that has no key why it has none,
+// and a repair leaves it alone.
+func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(store.Config{
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+	})
+	blobs := ctdtest.Blobs{}
+	good := blobs.Image("linux/amd64", "good", nil)
+	packed := blobs.Image("linux/amd64", "packed", nil)
+	garbage := blobs.Add(ocispec.MediaTypeImageManifest, []byte("garbage"))
+	foreign := blobs.Index(blobs.Image("linux/riscv64", "app", nil).Manifest)
+	other := "registry.example/other@" + packed.Manifest.Digest.String()
+	ctx, done := n.Lease(t)
+	defer done()
+	n.Write(ctx, t, blobs)
+	n.Unpack(ctx, t, good, "first")
+	reasons := map[string]string{
+		goodRef:                          "",
+		good.Config.Digest.String():      "",
+		badRef:                           "it cannot be read: ",
+		"busybox":                        "its name is not a normalized reference, which would be docker.io/library/busybox:latest",
+		"Not/A/Reference":                "its name is not a reference: ",
+		other:                            "it targets " + garbage.Digest.String() + ", not the digest of its name",
+		"registry.example/packed:1":      "it is not unpacked in first",
+		"registry.example/riscv:1":       "the node has none of its platforms for a runtime handler",
+		"registry.example/gone:1":        "the node has none of its platforms for a runtime handler",
+		"registry.example/newer-label:1": "",
+	}
+	targets := map[string]ocispec.Descriptor{
+		badRef: garbage, other: garbage, "registry.example/packed:1": packed.Manifest,
+		"registry.example/riscv:1": foreign,
+		"registry.example/gone:1":  {MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("gone"), Size: 4},
+	}
+	for name := range reasons {
+		target, ok := targets[name]
+		if !ok {
+			target = good.Manifest
+		}
+		img := images.Image{Name: name, Target: target}
+		if strings.Contains(name, "newer") {
+			img.Labels = map[string]string{imagepin.KeyLabelPrefix + "0123456789abcdef": `{"v":99}`}
+		}
+		if _, err := n.Images.Create(ctx, img); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	report, err := Check(ctx, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := fmt.Sprint(n.Records(t))
+	got := make(map[string]string)
+	for _, f := range report.Findings {
+		if repair, err := r.Mend(ctx, f); repair != store.LeftAlone || err != nil {
+			t.Errorf("%s: %q, %v", f.Subject, repair, err)
+		}
+		got[f.Subject] = f.Problem
+	}
+	if after := fmt.Sprint(n.Records(t)); after != before {
+		t.Errorf("the records are %s, and were %s", after, before)
+	}
+	reasons["registry.example/newer-label:1"] = "version 99 is newer than 1"
+	for name, why := range reasons {
+		if problem, found := got[name]; found != (why != "") || !strings.Contains(problem, why) {
+			t.Errorf("%s: the check finds %q, not %q", name, problem, why)
+		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		t.Errorf("the check finds %v besides", got)
 	}
 }

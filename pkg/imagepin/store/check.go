@@ -33,41 +33,66 @@ type Finding struct {
 type findingKind int
 
 const (
+	// unclaimed: a label cannot be read, is for a target that no handler has, or
+	// stands where it does not count; or a record is no key's.
+	unclaimed findingKind = iota
 	// lost: content or snapshot of a key is gone.
-	lost findingKind = iota
+	lost
 	// astray: the record of a key is not as it should be.
 	astray
-	// unclaimed: a label cannot be read, or is for a target that no handler has.
-	unclaimed
 )
+
+// Repair is what was done about a finding, in words.
+type Repair string
+
+// What can be done about a finding.
+const (
+	Unpacked  Repair = "unpacked again from what is here"
+	Fetched   Repair = "fetched again by its digest"
+	Recorded  Repair = "recorded again: what it needs is here"
+	Restored  Repair = "records and labels restored"
+	Dropped   Repair = "key dropped"
+	Unwanted  Repair = "nothing: it was removed meanwhile"
+	LeftAlone Repair = "left alone"
+)
+
+// Unclaimed is a finding of something that is nobody's to repair.
+func Unclaimed(subject, problem string) Finding {
+	return Finding{Subject: subject, Problem: problem, kind: unclaimed}
+}
 
 // Repair says what would mend it.
 func (f Finding) Repair() string {
 	switch f.kind {
 	case lost:
-		return "fetch and unpack what is gone, or else drop the key"
+		return "unpack it again from what is here, or else fetch it by its digest, or else drop the key"
 	case astray:
-		return "write the record again"
+		return "restore its records and labels"
 	}
-	return "none: it is left alone"
+	return "leave it alone"
 }
 
-// Mend repairs a finding. remake makes a key ready that has lost something; where
-// it cannot, the key is dropped, so that the image is not taken for present.
-func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) error) error {
+// Mend repairs a finding, and tells how. remake makes a key ready that has lost
+// something; where it cannot, the key is dropped, so that the image is not taken
+// for present, and the error says why.
+func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) (Repair, error)) (Repair, error) {
 	switch f.kind {
 	case lost:
-		if err := remake(ctx, f.loss); err != nil {
-			if derr := f.store.giveUp(ctx, f.entry); derr != nil {
-				return fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
-			}
-			return fmt.Errorf("the key is dropped: %w", err)
+		done, err := remake(ctx, f.loss)
+		if err == nil {
+			return done, nil
 		}
-		return nil
+		if derr := f.store.giveUp(ctx, f.entry); derr != nil {
+			return LeftAlone, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+		}
+		return Dropped, err
 	case astray:
-		return f.store.Realign(ctx, f.entry)
+		if err := f.store.Realign(ctx, f.entry); err != nil {
+			return LeftAlone, err
+		}
+		return Restored, nil
 	}
-	return nil
+	return LeftAlone, nil
 }
 
 // Check compares the keys with what there is: manifest, configuration, snapshot,
@@ -146,7 +171,7 @@ func (s *Store) checkLabels(img images.Image, have *Inventory, r *Report) {
 		}
 		e, err := imagepin.DecodeKeyLabel(name, value)
 		if err != nil {
-			r.Findings = append(r.Findings, Finding{Subject: img.Name, Problem: err.Error(), store: s, kind: unclaimed})
+			r.Findings = append(r.Findings, Unclaimed(img.Name, err.Error()))
 			continue
 		}
 		e.Record, e.RecordTarget = img.Name, img.Target

@@ -10,7 +10,10 @@ import (
 )
 
 const checkDescription = `Compares what is recorded (images and pins) with what there is (content,
-snapshots, labels) and prints what differs. With --repair it is mended.
+snapshots, labels) and prints what differs, and which images of other tools
+could not be adopted. With --repair it is mended, and said how: unpacked again,
+fetched again, restored, or, where that cannot be, dropped, so that the next
+pull brings it.
 
 Exit code:
   0  nothing differs, or all of it was repaired
@@ -42,7 +45,7 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := a.print(cmd, response, func() error { return a.printCheck(response) }); err != nil {
+	if err := a.print(cmd, response, func() error { return a.printCheck(response, cmd.Bool("repair")) }); err != nil {
 		return err
 	}
 	if repaired(response) < len(response.GetFindings()) {
@@ -61,10 +64,10 @@ func repaired(r *api.CheckResponse) int {
 	return n
 }
 
-func (a *app) printCheck(r *api.CheckResponse) error {
+func (a *app) printCheck(r *api.CheckResponse, repair bool) error {
 	for _, f := range r.GetFindings() {
 		fmt.Fprintln(a.Out, f.GetSubject())
-		if err := block(a.Out, "  ", findingFields(f)...); err != nil {
+		if err := block(a.Out, "  ", findingFields(f, repair)...); err != nil {
 			return err
 		}
 	}
@@ -72,13 +75,17 @@ func (a *app) printCheck(r *api.CheckResponse) error {
 	return err
 }
 
-func findingFields(f *api.Finding) []field {
+func findingFields(f *api.Finding, repair bool) []field {
 	fields := []field{{"Problem", f.GetProblem()}}
 	switch {
+	case f.GetRepaired() && f.GetError() != "":
+		return append(fields, field{"Repaired", f.GetRepair()}, field{"Because", firstLine(f.GetError())})
 	case f.GetRepaired():
 		return append(fields, field{"Repaired", f.GetRepair()})
 	case f.GetError() != "":
 		return append(fields, field{"Not repaired", firstLine(f.GetError())})
+	case repair:
+		return append(fields, field{"Not repaired", f.GetRepair()})
 	}
 	return append(fields, field{"Repair would", f.GetRepair()})
 }

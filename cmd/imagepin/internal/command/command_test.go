@@ -80,6 +80,9 @@ func TestOutput(t *testing.T) {
 			c.check.Findings = c.check.Findings[:1]
 			c.check.Findings[0].Repaired, c.check.Findings[0].Repair = true, "unpacked it again"
 		}), 0, "check --repair"},
+		{"check-repairs", ok(func(c *control) { c.check.Findings = repairs() }), 1, "check --repair"},
+		{"uninstall-dry", recorded(), 1, "uninstall"},
+		{"uninstall", recorded(), 0, "uninstall --yes"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputJSON} {
@@ -109,6 +112,8 @@ func TestRequests(t *testing.T) {
 		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
 		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
 		{"check --repair", &api.CheckRequest{Repair: true}},
+		{"uninstall", &api.UninstallRequest{DryRun: true}},
+		{"uninstall --yes", &api.UninstallRequest{}},
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			c := recorded()
@@ -141,6 +146,7 @@ func TestEnvironment(t *testing.T) {
 // everyCall has each command that calls.
 var everyCall = []string{
 	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check",
+	"uninstall",
 }
 
 // failed checks that a command printed one message and nothing else.

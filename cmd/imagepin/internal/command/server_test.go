@@ -50,6 +50,7 @@ type control struct {
 	removePin *api.RemovePinResponse
 	refresh   *api.RefreshResponse
 	check     *api.CheckResponse
+	uninstall *api.UninstallResponse
 	err       error                 // of every call, after what pull sends
 	during    func(context.Context) // while a call is served
 
@@ -106,6 +107,10 @@ func (c *control) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refr
 
 func (c *control) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return c.check, c.answer(ctx, r)
+}
+
+func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
+	return c.uninstall, c.answer(ctx, r)
 }
 
 // listen gives a socket as containerd has one. Its path is short, as the system
@@ -232,7 +237,27 @@ func recorded() *control {
 		check: &api.CheckResponse{Checked: 7, Findings: []*api.Finding{
 			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
+			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "leave it alone"},
 		}},
+		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
+	}
+}
+
+// repairs are findings with which everything was done that can be.
+func repairs() []*api.Finding {
+	of := func(version, problem, repair string, repaired bool, err string) *api.Finding {
+		return &api.Finding{
+			Subject: "registry.example.com/shop/app:" + version + " for linux/amd64 on overlayfs", Problem: problem,
+			Repair: repair, Repaired: repaired, Error: err,
+		}
+	}
+	return []*api.Finding{
+		of("v1", "its snapshot is gone", "unpacked again from what is here", true, ""),
+		of("v2", "content "+manifestD+" is gone", "fetched again by its digest", true, ""),
+		of("v3", "content "+manifestD+" is gone", "key dropped", true, "CannotPullImage: the registry is down\nis it?"),
+		of("v4", "its record does not carry its label", "records and labels restored", true, ""),
+		of("v5", "its record does not carry its label", "left alone", false, "write image record: the disk is full"),
+		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "left alone"},
 	}
 }
 
