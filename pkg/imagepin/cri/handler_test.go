@@ -147,7 +147,7 @@ func TestImageRuntime(t *testing.T) {
 		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &Service{Config: Config{Runtimes: set}}
+			s := &Service{Config: Config{Runtimes: set}, memory: &memory{}}
 			s.sandboxes.list = b.list
 			rt, strict, err := s.imageRuntime(t.Context(), c.spec, c.sandbox)
 			if c.want == "" {

@@ -9,10 +9,13 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // forward sends a request to the service behind.
@@ -206,6 +209,19 @@ func (p *proxy) pipe(stream grpc.ServerStream, desc *grpc.StreamDesc, method str
 			return err
 		}
 	}
+}
+
+// PassOn passes a call of a method that is not known here on to the service
+// behind, whatever its messages are.
+func (s *Service) PassOn(stream grpc.ServerStream) error {
+	method, ok := grpc.MethodFromServerStream(stream)
+	if !ok {
+		return status.Error(codes.Internal, "imagepin: a call without a method")
+	}
+	// A message of no fields keeps all that it is read from.
+	unknown := (&emptypb.Empty{}).ProtoReflect().Type()
+	p := &proxy{behind: s.Behind}
+	return p.pipe(stream, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, unknown, unknown)
 }
 
 // outgoing passes the caller's metadata on, except for what belongs to its

@@ -137,7 +137,7 @@ func proxied(t *testing.T, ready <-chan struct{}, unary map[string]unaryIntercep
 	b := &backend{messages: 3}
 	behind := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
 	front := grpc.NewServer()
-	guard := (&Service{Config: Config{Ready: ready}}).guard
+	guard := (&Service{Config: Config{Ready: ready}, memory: &memory{}}).guard
 	for _, name := range services {
 		p := &proxy{service: name, behind: behind, guard: guard}
 		if name == "runtime.v1.ImageService" {
@@ -346,7 +346,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 		t.Error(err)
 	}
 
-	s := &Service{Config: Config{Ready: make(chan struct{})}}
+	s := &Service{Config: Config{Ready: make(chan struct{})}, memory: &memory{}}
 	ctx, cancel := context.WithCancel(quietly(t.Context()))
 	cancel()
 	err := s.guard(ctx, "ListImages", func() error { t.Error("was called"); return nil })

@@ -58,8 +58,13 @@ type Config struct {
 // Service is the CRI as clients of this node see it.
 type Service struct {
 	Config
-	images     runtime.ImageServiceClient
-	runtimes   runtime.RuntimeServiceClient
+	images   runtime.ImageServiceClient
+	runtimes runtime.RuntimeServiceClient
+	*memory
+}
+
+// memory is what a service remembers of its calls.
+type memory struct {
 	sandboxes  sandboxes
 	asked      lastAsked
 	usage      usageCache
@@ -68,11 +73,7 @@ type Service struct {
 
 // New makes a service.
 func New(c Config) *Service {
-	s := &Service{
-		Config:   c,
-		images:   runtime.NewImageServiceClient(c.Behind),
-		runtimes: runtime.NewRuntimeServiceClient(c.Behind),
-	}
+	s := newService(c, &memory{})
 	s.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
@@ -80,8 +81,21 @@ func New(c Config) *Service {
 	return s
 }
 
+// With gives a service with another configuration, in front of the same one,
+// that remembers what s does. Both may be used at once.
+func (s *Service) With(c Config) *Service { return newService(c, s.memory) }
+
+func newService(c Config, m *memory) *Service {
+	return &Service{
+		Config:   c,
+		images:   runtime.NewImageServiceClient(c.Behind),
+		runtimes: runtime.NewRuntimeServiceClient(c.Behind),
+		memory:   m,
+	}
+}
+
 // Register makes the service's methods those of a gRPC server.
-func (s *Service) Register(server *grpc.Server) error {
+func (s *Service) Register(server grpc.ServiceRegistrar) error {
 	for _, p := range []*proxy{
 		{
 			service: "runtime.v1.RuntimeService",

@@ -83,6 +83,36 @@ type Node struct {
 // New makes a node. Wrong configuration is ErrInvalidArgument, and names section
 // and key.
 func New(c Config) (*Node, error) {
+	c.Leases = newLeases(c.Leases)
+	n, err := read(c)
+	if err != nil {
+		return nil, err
+	}
+	n.store = store.New(n.storeConfig())
+	n.pins = pin.New(pin.Config{
+		Images: c.Pins, Namespaces: c.Namespaces, MaxPerNamespace: c.Settings.MaxPinsPerNamespace, Notify: n.notify,
+	})
+	n.retainer = &pin.Retainer{Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes}
+	return n, nil
+}
+
+// with makes a node of the same containerd with another configuration, that
+// shares with n what is in memory.
+func (n *Node) with(c Config) (*Node, error) {
+	c.Leases = n.Leases
+	next, err := read(c)
+	if err != nil {
+		return nil, err
+	}
+	next.store = n.store.With(next.storeConfig())
+	next.pins, next.retainer = n.pins, n.retainer
+	next.pins.Limit(c.Settings.MaxPinsPerNamespace)
+	next.retainer.Limit(c.Settings.MaxRetainedBytes)
+	return next, nil
+}
+
+// read makes what of a node follows from its configuration alone.
+func read(c Config) (*Node, error) {
 	n := &Node{Config: c}
 	loaded := func(name string) bool { _, ok := c.Snapshotters[name]; return ok }
 	var err error
@@ -96,23 +126,22 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.store = store.New(store.Config{
-		Records:      c.Records,
-		Content:      c.Content,
-		Leases:       c.Leases,
-		Snapshotter:  c.Snapshots,
-		Runtimes:     n.runtimes,
-		PinnedImages: c.CRI.PinnedImages(),
-	})
 	n.resolver = resolve.New(resolve.Config{Registry: c.CRI.Registry(), Timeout: c.Settings.ManifestPullTimeout, Prover: prover})
-	n.pins = pin.New(pin.Config{
-		Images: c.Pins, Namespaces: c.Namespaces, MaxPerNamespace: c.Settings.MaxPinsPerNamespace, Notify: n.notify,
-	})
-	n.retainer = &pin.Retainer{Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes}
 	for _, name := range n.runtimes.Snapshotters() {
 		n.unpack = append(n.unpack, n.unpackPlatform(name))
 	}
 	return n, nil
+}
+
+func (n *Node) storeConfig() store.Config {
+	return store.Config{
+		Records:      n.Records,
+		Content:      n.Content,
+		Leases:       n.Leases,
+		Snapshotter:  n.Snapshots,
+		Runtimes:     n.runtimes,
+		PinnedImages: n.CRI.PinnedImages(),
+	}
 }
 
 // pullConfig is what a puller works with. visible waits until the CRI service

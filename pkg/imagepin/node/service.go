@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/log"
@@ -29,11 +30,14 @@ type visible = func(ctx context.Context, id digest.Digest, names []string) error
 // Service is a node's imagepin in front of a CRI service.
 type Service struct {
 	node       *Node
+	behind     grpc.ClientConnInterface
+	puller     *pull.Puller
 	cri        *cri.Service
 	control    *control.Server
 	reconciler *reconcile.Reconciler
 	made       time.Time
 	ready      chan struct{}
+	measured   *atomic.Pointer[Node] // which metrics tell of
 
 	running sync.Mutex      // held by Run
 	ending  context.Context // done once nothing is to run any more
@@ -43,17 +47,57 @@ type Service struct {
 // Serve puts the node's imagepin in front of the CRI service behind a
 // connection. Its calls wait until [Service.Run] has built the index.
 func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
-	s := &Service{node: n, made: time.Now(), ready: make(chan struct{})}
+	s := newService(n, behind)
+	s.puller = pull.New(s.pullConfig())
+	s.cri = cri.New(s.criConfig())
+	s.assemble(false)
+	s.measured = &atomic.Pointer[Node]{}
+	s.measured.Store(n)
+	if err := metrics.Register(func() metrics.State { return s.measured.Load().state() }); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return s, nil
+}
+
+// With gives a service of another configuration, of the same containerd and in
+// front of the same CRI service. It knows what s knows, and shares what is under
+// way: calls that s has begun to answer go on as they are. Close s before Run is
+// called for the other.
+func (s *Service) With(c Config) (*Service, error) {
+	n, err := s.node.with(c)
+	if err != nil {
+		return nil, err
+	}
+	next := newService(n, s.behind)
+	next.puller = s.puller.With(next.pullConfig())
+	next.cri = s.cri.With(next.criConfig())
+	next.assemble(s.started())
+	next.measured = s.measured
+	next.measured.Store(n)
+	return next, nil
+}
+
+func newService(n *Node, behind grpc.ClientConnInterface) *Service {
+	s := &Service{node: n, behind: behind, made: time.Now(), ready: make(chan struct{})}
 	s.ending, s.end = context.WithCancel(context.Background())
-	images := runtime.NewImageServiceClient(behind)
-	puller := pull.New(n.pullConfig(func(ctx context.Context, id digest.Digest, names []string) error {
+	return s
+}
+
+// pullConfig is what the puller works with.
+func (s *Service) pullConfig() pull.Config {
+	images := runtime.NewImageServiceClient(s.behind)
+	return s.node.pullConfig(func(ctx context.Context, id digest.Digest, names []string) error {
 		return cri.WaitVisible(ctx, images, id, names)
-	}))
-	s.cri = cri.New(cri.Config{
-		Behind:              behind,
+	})
+}
+
+func (s *Service) criConfig() cri.Config {
+	n := s.node
+	return cri.Config{
+		Behind:              s.behind,
 		Namespace:           Namespace,
 		Store:               n.store,
-		Puller:              puller,
+		Puller:              s.puller,
 		Pins:                n.pins,
 		Content:             n.Content,
 		Leases:              n.Leases,
@@ -65,31 +109,46 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 		WithoutSandboxImage: n.CRI.WithoutSandboxImage(),
 		DiscardLayers:       n.CRI.Images.DiscardUnpackedLayers,
 		Ready:               s.ready,
-	})
+	}
+}
+
+// assemble makes what works on the puller and the CRI.
+func (s *Service) assemble(underWay bool) {
+	n := s.node
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Puller: puller, Content: n.Content, Leases: n.Leases,
-		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace,
+		Store: n.store, Puller: s.puller, Content: n.Content, Leases: n.Leases,
+		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: underWay,
 	})
 	s.control = control.New(control.Config{
 		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
-		Store: n.store, Puller: puller, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
+		Store: n.store, Puller: s.puller, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
 		Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})
-	if err := metrics.Register(n.state); err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
-	}
-	return s, nil
 }
 
+// started tells whether calls may have begun.
+func (s *Service) started() bool {
+	s.running.Lock()
+	defer s.running.Unlock()
+	return s.reconciler.UnderWay || s.reconciler.Started()
+}
+
+// PassOn passes a call of a method that is in no CRI known here on to the CRI
+// service behind.
+func (s *Service) PassOn(stream grpc.ServerStream) error { return s.cri.PassOn(stream) }
+
+// Ready is closed once the index stands.
+func (s *Service) Ready() <-chan struct{} { return s.ready }
+
 // Register makes the CRI and the control service those of a gRPC server.
-func (s *Service) Register(g *grpc.Server) error {
+func (s *Service) Register(g grpc.ServiceRegistrar) error {
 	s.control.Register(g)
 	return s.cri.Register(g)
 }
 
 // RegisterCRI is [Service.Register] without the control service, for where there
 // is nothing for operators.
-func (s *Service) RegisterCRI(g *grpc.Server) error { return s.cri.Register(g) }
+func (s *Service) RegisterCRI(g grpc.ServiceRegistrar) error { return s.cri.Register(g) }
 
 // Run builds the index and follows what changes in containerd until ctx ends or
 // [Service.Close] is called, when it returns nil. An error says that it lost
@@ -103,7 +162,10 @@ func (s *Service) Run(ctx context.Context) error {
 	defer sweeping.Wait()
 	defer cancel()
 	sweeping.Go(func() { s.sweep(ctx) })
-	err := s.node.loadPins(ctx)
+	err := s.node.Leases.(*undoneLeases).retry(ctx)
+	if err == nil {
+		err = s.node.loadPins(ctx)
+	}
 	if err == nil {
 		err = s.reconciler.Run(ctx, s.isReady)
 	}

@@ -44,6 +44,13 @@ type retained struct {
 	holds map[leases.Resource]bool
 }
 
+// Limit replaces MaxBytes. What is too much stays.
+func (r *Retainer) Limit(maxBytes int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.MaxBytes = maxBytes
+}
+
 // Load reads which leases there are, and what they hold: a kill may have come
 // before one held everything.
 func (r *Retainer) Load(ctx context.Context) error {

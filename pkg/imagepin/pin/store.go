@@ -332,14 +332,21 @@ func (s *Store) set(id ID, p *Pin) {
 	}
 }
 
+// Limit replaces Config.MaxPerNamespace. Pins that are too many stay.
+func (s *Store) Limit(maxPerNamespace int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.MaxPerNamespace = maxPerNamespace
+}
+
 // room tells whether one more pin may be made for the Kubernetes namespace of a
 // scope: a tenant must not fill the node's metadata.
 func (s *Store) room(id ID) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	if s.MaxPerNamespace <= 0 {
 		return nil
 	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
 	n := 0
 	for other := range s.pins {
 		if other.Scope.Namespace() == id.Scope.Namespace() {

@@ -71,7 +71,12 @@ type Config struct {
 type Puller struct {
 	Config
 	transfer transfer.Transferrer
-	blobs    *keyed.Mutex  // of blobs and snapshots being made
+	*underWay
+}
+
+// underWay is what is going on, and what keeps it apart.
+type underWay struct {
+	blobs    keyed.Mutex   // of blobs and snapshots being made
 	images   keyed.RWMutex // by reference: read while in use, written to remove
 	pulls    flight.Group[imagepin.Entry]
 	makes    flight.Group[imagepin.Entry]
@@ -79,14 +84,21 @@ type Puller struct {
 }
 
 // New makes a puller.
-func New(c Config) *Puller {
-	p := &Puller{Config: c, blobs: &keyed.Mutex{}}
+func New(c Config) *Puller { return newPuller(c, &underWay{}) }
+
+// With gives a puller with another configuration that shares what is under way:
+// pulls that have begun go on as they began, and equal ones join them. Both may
+// be used at once.
+func (p *Puller) With(c Config) *Puller { return newPuller(c, p.underWay) }
+
+func newPuller(c Config, u *underWay) *Puller {
+	p := &Puller{Config: c, underWay: u}
 	p.transfer = local.NewTransferService(c.Content, nil, local.TransferConfig{
 		Leases:                     c.Leases,
 		MaxConcurrentDownloads:     c.MaxConcurrentDownloads,
 		MaxConcurrentUnpacks:       c.MaxConcurrentUnpacks,
 		ConcurrentLayerFetchBuffer: c.ConcurrentLayerFetchBuffer,
-		DuplicationSuppressor:      p.blobs,
+		DuplicationSuppressor:      &p.blobs,
 		UnpackPlatforms:            c.UnpackPlatforms,
 	})
 	return p

@@ -51,6 +51,11 @@ type Config struct {
 // Store is the keys of a node. It is safe for concurrent use.
 type Store struct {
 	Config
+	*state
+}
+
+// state is what a store has in memory.
+type state struct {
 	index *index
 	write keyed.Mutex // one writer at a time; see lock
 	ended bool        // guarded by write
@@ -58,8 +63,13 @@ type Store struct {
 
 // New makes a store with an empty index; see [Store.Load].
 func New(c Config) *Store {
-	return &Store{Config: c, index: newIndex()}
+	return &Store{Config: c, state: &state{index: newIndex()}}
 }
+
+// With gives a store of the same keys with another configuration, which has to
+// be of the same containerd. Both may be used at once. Keys of targets that it
+// does not have are let go of by the next [Store.Load].
+func (s *Store) With(c Config) *Store { return &Store{Config: c, state: s.state} }
 
 // Change is what a write did.
 type Change struct {

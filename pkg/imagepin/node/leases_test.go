@@ -1,0 +1,99 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/leases"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// unreachable is a lease manager whose answers are lost while down is set.
+type unreachable struct {
+	leases.Manager
+	down, does bool // does says that what was asked for is done all the same
+}
+
+var errGone = errors.New("gone")
+
+func (u *unreachable) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
+	if u.down && !u.does {
+		return leases.Lease{}, errGone
+	}
+	l, err := u.Manager.Create(ctx, opts...)
+	if u.down {
+		return leases.Lease{}, errGone
+	}
+	return l, err
+}
+
+func (u *unreachable) Delete(ctx context.Context, l leases.Lease, opts ...leases.DeleteOpt) error {
+	if u.down {
+		return errGone
+	}
+	return u.Manager.Delete(ctx, l, opts...)
+}
+
+func TestUndoneLeases(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx := n.Context(t)
+	m := &unreachable{Manager: n.Leases}
+	u := newLeases(m)
+	create := func(id, purpose string) error {
+		_, err := u.Create(ctx, leases.WithID(id), leases.WithLabel(imagepin.LeaseLabel, purpose))
+		return err
+	}
+	left := func() []string {
+		t.Helper()
+		all, err := n.Leases.List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for _, l := range all {
+			ids = append(ids, l.ID)
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	for id, purpose := range map[string]string{"running": "pull", "over": "use", "kept": "retain"} {
+		if err := create(id, purpose); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.down = true
+	for _, id := range []string{"over", "kept"} {
+		if err := u.Delete(ctx, leases.Lease{ID: id}); !errors.Is(err, errGone) {
+			t.Fatalf("deleting %s: %v", id, err)
+		}
+	}
+	m.does = true
+	if err := create("answer lost", "pull"); !errors.Is(err, errGone) {
+		t.Fatalf("creating: %v", err)
+	}
+	m.does = false
+	if err := create("never made", "collect"); !errors.Is(err, errGone) {
+		t.Fatalf("creating: %v", err)
+	}
+	if err := u.retry(ctx); !errors.Is(err, errGone) {
+		t.Errorf("trying again while it is down: %v", err)
+	}
+	if got := left(); !slices.Equal(got, []string{"answer lost", "kept", "over", "running"}) {
+		t.Fatalf("before: %q", got)
+	}
+	m.down = false
+	if err := u.retry(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// What runs is not over, and what is retained is somebody else's to delete.
+	if got := left(); !slices.Equal(got, []string{"kept", "running"}) {
+		t.Errorf("after: %q", got)
+	}
+	if err := u.Delete(ctx, leases.Lease{ID: "running"}); err != nil || len(u.calls) != 0 {
+		t.Errorf("%v, %v is remembered", err, u.calls)
+	}
+}
