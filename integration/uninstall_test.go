@@ -13,6 +13,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 )
 
 // imagepin runs the command and gives what it prints and whether it exited with 0.
@@ -167,4 +168,40 @@ func TestUninstallUnderWay(t *testing.T) {
 		img, err := r.ImageStatus(context.WithoutCancel(r.ctx), tag, "")
 		return err == nil && img != nil
 	})
+}
+
+// TestUninstallEndsWhatNobodyWaitsFor uninstalls while a sandbox image is made ready whose caller has gone: that ends first, and when the registry
+// goes on nothing of it is written.
+func TestUninstallEndsWhatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Handlers: onNative})
+	before := r.state()
+	release := make(chan struct{})
+	blob := registry.Is("GET", registry.Blob)
+	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: release, After: 60}, blob))
+	gone, cancel := context.WithCancel(r.ctx)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := r.RunPod(gone, node.PodOptions{Handler: second})
+		failed <- err
+	}()
+	awaitRequest(t, r.reg, blob)
+	cancel()
+	<-failed
+	if r.reg.Count(blob, func(q registry.Request) bool { return !q.Done }) == 0 {
+		t.Fatal("the work ended with its caller")
+	}
+	if out, ok := r.imagepin("uninstall", "--yes"); !ok {
+		t.Fatal(out)
+	}
+	close(release)
+	r.reg.SetFault(nil)
+	awaitIdle(t, r.reg)
+	r.collect()
+	r.wantNothingOfOurs()
+	r.wantState("after what nobody waited for", before)
+	// What is asked of the CRI now is for containerd's own.
+	tag, _ := r.push("app:v1", images.Options{}, images.HostPlatform())
+	r.pull(tag, "")
+	r.wantNothingOfOurs()
 }

@@ -34,7 +34,8 @@ func (r *retirement) enter(ctx context.Context) (leave func(), ok bool, _ error)
 }
 
 // Retire makes every call one of the service behind, until the process ends. It
-// waits for the calls that are being answered here.
+// waits for the calls that are being answered here, and ends what goes on behind
+// calls whose callers have gone.
 func (s *Service) Retire(ctx context.Context) error {
 	s.retirement.retired.Store(true)
 	leave, err := s.retirement.calls.Lock(ctx, anyCall)
@@ -42,5 +43,5 @@ func (s *Service) Retire(ctx context.Context) error {
 		return err
 	}
 	leave()
-	return nil
+	return s.Puller.End(ctx)
 }

@@ -18,6 +18,8 @@ var ErrAbandoned = errors.New("no caller is left")
 type Group[T any] struct {
 	mu    sync.Mutex
 	calls map[string]*call[T]
+	ended error          // what every call fails with; nil before the end
+	works sync.WaitGroup // work under way, also what nobody waits for
 }
 
 type call[T any] struct {
@@ -46,6 +48,11 @@ func (g *Group[T]) DoKept(ctx context.Context, key string, work func(context.Con
 
 func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(context.Context) (T, error)) (T, error) {
 	g.mu.Lock()
+	if g.ended != nil {
+		defer g.mu.Unlock()
+		var zero T
+		return zero, g.ended
+	}
 	c := g.calls[key]
 	if c == nil {
 		c = g.start(ctx, key, work)
@@ -87,7 +94,7 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 		g.calls = make(map[string]*call[T])
 	}
 	g.calls[key] = c
-	go func() {
+	g.works.Go(func() {
 		defer func() {
 			if p := recover(); p != nil {
 				c.err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -101,6 +108,29 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 			close(c.done)
 		}()
 		c.value, c.err = work(wctx)
-	}()
+	})
 	return c
+}
+
+// End makes every later call fail with why, which is not nil, cancels the work
+// that is under way, and waits for its end. It returns the context's error if
+// that ends first.
+func (g *Group[T]) End(ctx context.Context, why error) error {
+	g.mu.Lock()
+	g.ended = why
+	for _, c := range g.calls {
+		c.cancel(why)
+	}
+	g.mu.Unlock()
+	over := make(chan struct{})
+	go func() {
+		g.works.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -112,3 +112,67 @@ func TestPanicIsAnError(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestEndEndsWhatNobodyWaitsFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			g     Group[int]
+			over  bool
+			cause error
+			hold  = make(chan struct{})
+			why   = errors.New("it is over")
+		)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := g.DoKept(gone, "kept", func(ctx context.Context) (int, error) {
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			<-hold
+			over = true
+			return 0, cause
+		}); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+		if err := g.End(gone, why); !errors.Is(err, context.Canceled) || over {
+			t.Errorf("an end whose caller has gone: %v", err)
+		}
+		go func() { synctest.Wait(); close(hold) }()
+		if err := g.End(t.Context(), why); err != nil || !over {
+			t.Errorf("got %v, and the work is over: %t", err, over)
+		}
+		if !errors.Is(cause, why) {
+			t.Errorf("the work ended with %v", cause)
+		}
+		_, err := g.Do(t.Context(), "later", func(context.Context) (int, error) {
+			t.Error("work began after the end")
+			return 0, nil
+		})
+		if !errors.Is(err, why) {
+			t.Errorf("a later call got %v", err)
+		}
+	})
+}
+
+// A caller that joins work, and one that waits for work it has abandoned, do
+// not outwait their contexts but for the work's own end.
+func TestJoiningHonoursContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[int]
+		hold := make(chan struct{})
+		first := make(chan error, 1)
+		go func() {
+			_, err := g.Do(t.Context(), "k", func(context.Context) (int, error) { <-hold; return 7, nil })
+			first <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := g.Do(ctx, "k", nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		close(hold)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+	})
+}
