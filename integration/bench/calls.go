@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// runtimeCalls are calls that go through imagepin to the CRI service behind it.
+func runtimeCalls(z sizes) []scenario {
+	return []scenario{
+		forwarded(z, "Version", nil, func(ctx context.Context, s *side) error {
+			_, err := s.Runtime().Version(ctx, &cri.VersionRequest{})
+			return err
+		}),
+		pods(),
+		forwarded(z, fmt.Sprintf("ListContainers, %d containers", z.list), containers(z), func(ctx context.Context, s *side) error {
+			res, err := s.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
+			if err == nil && len(res.Containers) != z.list {
+				err = fmt.Errorf("%d containers are listed, not %d", len(res.Containers), z.list)
+			}
+			return err
+		}),
+	}
+}
+
+// forwardedBudget is what a forwarded call may take longer.
+const forwardedBudget = 150 * time.Microsecond
+
+func forwarded(z sizes, name string, setup func(context.Context, *bench, *pair) error, call func(context.Context, *side) error) scenario {
+	wall := row{name: name, budget: more(float64(forwardedBudget))}
+	return scenario{
+		rows:  []row{wall},
+		setup: setup,
+		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
+			took, err := repeated(10*z.warm, func() error { return call(ctx, s) })
+			return sample{wall.name: took}, err
+		},
+	}
+}
+
+// repeated is the median of how long calls take, one after the other.
+func repeated(times int, call func() error) (float64, error) {
+	walls := make([]float64, times)
+	for i := range walls {
+		start := time.Now()
+		if err := call(); err != nil {
+			return 0, err
+		}
+		walls[i] = float64(time.Since(start))
+	}
+	return median(walls), nil
+}
+
+// app is an image that runs; its reference.
+func (b *bench) app(ctx context.Context) (string, error) {
+	const name = "app:v1"
+	if _, ok := b.pushed[name]; ok {
+		return b.reg.Ref(name), nil
+	}
+	img, err := images.AppIndex(ctx, images.Options{}, images.HostPlatform(), "linux/s390x")
+	if err != nil {
+		return "", err
+	}
+	root, err := b.reg.Push(name, img)
+	b.pushed[name] = pushed{digest: root.String()}
+	return b.reg.Ref(name), err
+}
+
+// containers makes the containers that are listed. They stay until their node is closed.
+func containers(z sizes) func(context.Context, *bench, *pair) error {
+	return func(ctx context.Context, b *bench, p *pair) error {
+		ref, err := b.app(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range p.sides() {
+			id, err := s.Pull(ctx, ref, "")
+			if err != nil {
+				return err
+			}
+			pod, err := s.RunPod(ctx, node.PodOptions{})
+			if err != nil {
+				return err
+			}
+			for range z.list {
+				if _, err := s.CreateContainer(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// pods runs a pod with one container.
+func pods() scenario {
+	whole := row{name: "pod: all three calls", budget: ratio(1.1)}
+	sandbox := row{name: "pod: RunPodSandbox"}
+	create := row{name: "pod: CreateContainer"}
+	start := row{name: "pod: StartContainer"}
+	return scenario{
+		rows: []row{whole, sandbox, create, start},
+		setup: func(ctx context.Context, b *bench, p *pair) error {
+			ref, err := b.app(ctx)
+			if err != nil {
+				return err
+			}
+			for _, s := range p.sides() {
+				if _, err := s.Pull(ctx, ref, ""); err != nil {
+					return err
+				}
+				// The first one pulls the sandbox image.
+				if _, err := s.Run(ctx, "", node.ContainerOptions{Image: ref}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
+			ref, err := b.app(ctx)
+			if err != nil {
+				return nil, err
+			}
+			img, err := s.ImageStatus(ctx, ref, "")
+			if err != nil {
+				return nil, err
+			}
+			got := sample{}
+			began := time.Now()
+			pod, err := s.RunPod(ctx, node.PodOptions{})
+			if err != nil {
+				return nil, err
+			}
+			defer func() { err = errors.Join(err, s.RemovePod(ctx, pod)) }()
+			sandboxed := time.Now()
+			c, err := s.CreateContainer(ctx, pod, node.ContainerOptions{Image: img.Id, UserImage: ref})
+			if err != nil {
+				return nil, err
+			}
+			created := time.Now()
+			if _, err := s.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ID}); err != nil {
+				return nil, err
+			}
+			got.took(whole.name, time.Since(began))
+			got.took(sandbox.name, sandboxed.Sub(began))
+			got.took(create.name, created.Sub(sandboxed))
+			got.took(start.name, time.Since(created))
+			return got, nil
+		},
+	}
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// fleet is how the daemons of both sides are configured. Equal ones share their daemons from scenario to scenario.
+type fleet struct {
+	discard  bool // discard_unpacked_layers
+	parallel bool // containerd's settings for parallel fetching and unpacking
+	// images is how many synthetic images the roots are filled with.
+	images int
+}
+
+// parallelSettings let both sides fetch and unpack eight layers at once. Stock's are those of the transfer service alone: with
+// the CRI plugin's own max_concurrent_downloads it would turn to its other way of pulling, which unpacks one after the other.
+const (
+	stockParallelSettings = `
+[plugins."io.containerd.transfer.v1.local"]
+  max_concurrent_downloads = 8
+  max_concurrent_unpacks = 8
+`
+	ourParallelSettings = `
+[plugins."io.containerd.cri.v1.images"]
+  max_concurrent_downloads = 8
+[plugins."io.containerd.imagepin.v1.images"]
+  max_concurrent_unpacks = 8
+`
+)
+
+// ourRules give some repositories what stock has nothing like.
+const ourRules = `
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+  match = ["**/always/**"]
+  pull_behavior = "always"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+  match = ["**/pinned/**"]
+  version_consistency = "node"
+`
+
+// secondHandler is the runtime handler on a snapshotter of its own.
+const (
+	secondHandler     = "second"
+	secondSnapshotter = "native"
+)
+
+// side is one of the two daemons.
+type side struct {
+	*node.Node
+	ours bool
+	// firstStart is how long the first start on a root with images took, until all were listed.
+	firstStart time.Duration
+}
+
+func (s *side) String() string {
+	if s.ours {
+		return "imagepin"
+	}
+	return "stock"
+}
+
+func (s *side) control() api.ControlClient { return api.NewControlClient(s.Conn()) }
+
+// pair are both sides.
+type pair struct{ stock, ours *side }
+
+func (p *pair) sides() []*side { return []*side{p.stock, p.ours} }
+
+// order is that of a repetition: who begins changes from one to the next.
+func (p *pair) order(repetition int) []*side {
+	if repetition%2 == 1 {
+		return []*side{p.ours, p.stock}
+	}
+	return p.sides()
+}
+
+// open makes the daemons of a fleet and starts them.
+func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
+	p := &pair{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	for _, binary := range []string{node.Stock, node.Ours} {
+		opts := node.Options{
+			Binary: binary, SandboxImage: b.reg.Ref(pauseTag), DiscardUnpackedLayers: f.discard, LogLevel: "info",
+			Handlers: []node.Handler{{Name: secondHandler, Snapshotter: secondSnapshotter}}, StartTimeout: 10 * time.Minute,
+		}
+		switch {
+		case binary == node.Ours && f.parallel:
+			opts.Extra = ourParallelSettings
+		case binary == node.Ours:
+			opts.Extra = ourRules
+		case f.parallel:
+			opts.Extra = stockParallelSettings
+		}
+		n, err := node.New(opts)
+		if err != nil {
+			return p, err
+		}
+		s := &side{Node: n, ours: binary == node.Ours}
+		if s.ours {
+			p.ours = s
+		} else {
+			p.stock = s
+		}
+	}
+	if f.images > 0 {
+		if err := b.fillRoots(ctx, f.images, p); err != nil {
+			return p, err
+		}
+	}
+	for _, s := range p.sides() {
+		start := time.Now()
+		if err := s.Start(ctx); err != nil {
+			return p, fmt.Errorf("starting %s: %w", s, err)
+		}
+		if f.images > 0 {
+			if err := s.awaitImages(ctx, f.images); err != nil {
+				return p, fmt.Errorf("%s: %w", s, err)
+			}
+		}
+		s.firstStart = time.Since(start)
+		b.say("%s started in %s", s, durationText(s.firstStart))
+		v, err := s.Client().Version(ctx)
+		if err != nil {
+			return p, err
+		}
+		if !slices.Contains(b.versions, v.Version) {
+			b.versions = append(b.versions, v.Version)
+		}
+	}
+	return p, nil
+}
+
+func (p *pair) close() error {
+	var errs []error
+	for _, s := range p.sides() {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fillRoots writes synthetic images into the roots of a pair. They are written to memory first, where the syncs of the
+// snapshotter and of the content store cost nothing, and copied.
+func (b *bench) fillRoots(ctx context.Context, images int, p *pair) (err error) {
+	start := time.Now()
+	dir, err := os.MkdirTemp(inMemory(), "imagepin-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	r, err := openRoot(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(r.fill(ctx, images), r.Close()); err != nil {
+		return fmt.Errorf("filling a root: %w", err)
+	}
+	b.say("%s synthetic images written in %s", thousands(images), durationText(time.Since(start)))
+	for _, s := range p.sides() {
+		if out, err := exec.CommandContext(ctx, "cp", "-a", dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
+			return fmt.Errorf("copying a root: %w: %s", err, out)
+		}
+	}
+	b.say("and copied for both in %s in all", durationText(time.Since(start)))
+	return nil
+}
+
+// inMemory is a directory of a file system in memory, or empty where there is none.
+func inMemory() string {
+	const shm = "/dev/shm"
+	if fi, err := os.Stat(shm); err == nil && fi.IsDir() {
+		return shm
+	}
+	return ""
+}
+
+// forget removes an image and all it leaves, so that the next pull of it is cold.
+func (s *side) forget(ctx context.Context, ref string) error {
+	if err := s.RemoveImage(ctx, ref, ""); err != nil {
+		return fmt.Errorf("removing %s: %w", ref, err)
+	}
+	return s.GC(ctx)
+}
+
+// status asks for an image as kubelet does, by its reference.
+func (s *side) status(ctx context.Context, ref string) error {
+	img, err := s.ImageStatus(ctx, ref, "")
+	if err == nil && img == nil {
+		err = fmt.Errorf("%s is not there", ref)
+	}
+	return err
+}
+
+// hasSnapshot fails where a snapshotter lacks a snapshot.
+func (s *side) hasSnapshot(ctx context.Context, snapshotter, name string) error {
+	_, err := s.Client().SnapshotService(snapshotter).Stat(namespaces.WithNamespace(ctx, node.Namespace), name)
+	return err
+}
+
+// stream receives all of StreamImages.
+func (s *side) stream(ctx context.Context) (int, error) {
+	stream, err := s.Images().StreamImages(ctx, &cri.StreamImagesRequest{})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for {
+		res, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+		n += len(res.Images)
+	}
+}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+// growth is what a node does with many images: answer for them, start with them, and hold them in memory.
+func growth(z sizes) []scenario {
+	var all []scenario
+	for _, n := range z.images {
+		f := fleet{images: n}
+		all = append(all, firstStart(n, f), imageCalls(z, n, f), restarts(n, f), heals(n, f))
+	}
+	return all
+}
+
+// at names a row at a number of images.
+func at(what string, n int) string { return what + ", " + thousands(n) + " images" }
+
+// only is a budget that holds at 1,000 images.
+func only(n int, b budget) budget {
+	if n == 1_000 {
+		return b
+	}
+	return budget{}
+}
+
+// firstStart is the first start on a root that stock has left: imagepin adopts what it finds.
+func firstStart(n int, f fleet) scenario {
+	listed := row{name: at("first start on stock's root", n), curve: "first start on stock's root", x: n}
+	return scenario{
+		rows: []row{listed}, fleet: f, fraction: once, restarts: true,
+		run: func(_ context.Context, _ *bench, s *side) (sample, error) {
+			return sample{listed.name: float64(s.firstStart)}, nil
+		},
+	}
+}
+
+// imageCalls are the questions that kubelet asks again and again.
+func imageCalls(z sizes, n int, f fleet) scenario {
+	status := row{name: at("ImageStatus", n), budget: only(n, ratio(0.5)), curve: "ImageStatus", x: n}
+	list := row{name: at("ListImages", n), budget: only(n, ratio(0.5)), curve: "ListImages", x: n}
+	stream := row{name: at("StreamImages", n), budget: only(n, ratio(0.5)), curve: "StreamImages", x: n}
+	calls := max(3, min(z.warm, 20_000/n))
+	return scenario{
+		rows: []row{status, list, stream}, fleet: f,
+		run: func(ctx context.Context, _ *bench, s *side) (_ sample, err error) {
+			got := sample{}
+			i := 0
+			got[status.name], err = repeated(10*z.warm, func() error {
+				i++
+				return s.status(ctx, syntheticRef(i*7919%n))
+			})
+			if err != nil {
+				return nil, err
+			}
+			got[list.name], err = repeated(calls, func() error {
+				all, err := s.ListImages(ctx)
+				if err == nil && len(all) != n {
+					err = fmt.Errorf("%d images are listed, not %d", len(all), n)
+				}
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			got[stream.name], err = repeated(calls, func() error {
+				all, err := s.stream(ctx)
+				if err == nil && all != n {
+					err = fmt.Errorf("%d images are streamed, not %d", all, n)
+				}
+				return err
+			})
+			return got, err
+		},
+	}
+}
+
+// idle is how long a daemon is left alone before its memory is looked at.
+const idle = 5 * time.Second
+
+// restarts are starts on a root with images.
+func restarts(n int, f fleet) scenario {
+	listed := row{name: at("restart until listed", n), budget: only(n, ratio(1)), curve: "restart until listed", x: n}
+	reconcile := row{name: at("reconcile at start", n), budget: only(n, atMost(float64(500*time.Millisecond))), curve: "reconcile at start", x: n}
+	check := row{name: at("reconcile later (check)", n), budget: only(n, atMost(float64(100*time.Millisecond))), curve: "reconcile later", x: n}
+	memory := row{name: at("memory (RSS)", n), unit: bytes_, budget: only(n, ratio(1.1)), curve: "memory (RSS)", x: n}
+	own := row{name: at("memory without the binary's pages", n), unit: bytes_}
+	heap := row{name: at("live heap", n), unit: bytes_, curve: "live heap", x: n}
+	routines := row{name: at("goroutines", n), unit: count, curve: "goroutines", x: n}
+	return scenario{
+		rows: []row{listed, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, fraction: 2,
+		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
+			if err := s.Stop(); err != nil {
+				return nil, err
+			}
+			from := s.LogOffset()
+			start := time.Now()
+			if err := s.Start(ctx); err != nil {
+				return nil, err
+			}
+			if err := s.awaitImages(ctx, n); err != nil {
+				return nil, err
+			}
+			got := sample{listed.name: float64(time.Since(start))}
+			if s.ours {
+				took, err := reconciled(s.LogsSince(from))
+				if err != nil {
+					return nil, err
+				}
+				got.took(reconcile.name, took)
+			}
+			// What is measured is a state that lasts, so that it has to be reached first.
+			if err := pause(ctx, idle); err != nil {
+				return nil, err
+			}
+			var err error
+			if got[memory.name], got[own.name], err = rss(s.PID()); err != nil {
+				return nil, err
+			}
+			if got[routines.name], err = s.goroutines(ctx); err != nil {
+				return nil, err
+			}
+			if s.ours {
+				start := time.Now()
+				if _, err := s.control().Check(ctx, &api.CheckRequest{}); err != nil {
+					return nil, err
+				}
+				got.took(check.name, time.Since(start))
+			}
+			got[heap.name], err = s.liveHeap(ctx)
+			return got, err
+		},
+	}
+}
+
+// awaitImages waits until so many images are listed.
+func (s *side) awaitImages(ctx context.Context, n int) error {
+	for {
+		all, err := s.ListImages(ctx)
+		if err != nil {
+			return err
+		}
+		if len(all) == n {
+			return nil
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d images are listed: %w", len(all), n, err)
+		}
+	}
+}
+
+// pause waits.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+var readyLine = regexp.MustCompile(`msg="imagepin is ready" took=(\S+)`)
+
+// reconciled reads from the log how long the reconcile at the start took.
+func reconciled(log string) (time.Duration, error) {
+	m := readyLine.FindStringSubmatch(log)
+	if m == nil {
+		return 0, errors.New("the log does not say that imagepin is ready")
+	}
+	return time.ParseDuration(m[1])
+}
+
+// heals are starts after the snapshots of some images were lost.
+func heals(n int, f fleet) scenario {
+	lost := max(1, n/100)
+	name := fmt.Sprintf("restart until healed, %s images, %d of them without snapshot", thousands(n), lost)
+	healed := row{name: name, curve: "restart until healed", x: n}
+	return scenario{
+		rows: []row{healed}, fleet: f, restarts: true, fraction: 2, stockFails: true,
+		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
+			if err := s.Stop(); err != nil {
+				return nil, err
+			}
+			r, err := openRoot(ctx, s.Path("root"))
+			if err != nil {
+				return nil, err
+			}
+			if err := errors.Join(r.damage(ctx, lost), r.Close()); err != nil {
+				return nil, err
+			}
+			start := time.Now()
+			if err := s.Start(ctx); err != nil {
+				return nil, err
+			}
+			if err := s.awaitImages(ctx, n); err != nil {
+				return nil, err
+			}
+			took := time.Since(start)
+			return sample{healed.name: float64(took)}, s.unpacked(ctx, lost)
+		},
+	}
+}
+
+// unpacked checks that the images 0 to count-1 have their snapshots.
+func (s *side) unpacked(ctx context.Context, count int) error {
+	missing := 0
+	for i := range count {
+		img, err := newSynthetic(i)
+		if err != nil {
+			return err
+		}
+		if err := s.hasSnapshot(ctx, snapshotter, chainID(img.diffIDs)); err != nil {
+			missing++
+		}
+	}
+	if missing > 0 {
+		return fmt.Errorf("all images are listed, but of %d the snapshot is gone", missing)
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// manyPulls are pulls at one time, and the removal of what they pulled.
+func manyPulls(z sizes) []scenario {
+	return []scenario{equalPulls(z), differentPulls(z), removal(z)}
+}
+
+// manyTree is the image of these: it is the number of pulls that counts.
+func manyTree(seed int) tree {
+	return tree{layers: 3, files: 50, size: 512 << 10, seed: uint64(100 + seed)}
+}
+
+func equalPulls(z sizes) scenario {
+	const repository = "equal"
+	name := fmt.Sprintf("%d pulls of one image", z.equal)
+	wall := row{name: name, budget: ratio(1)}
+	cpuTime := row{name: name + ": CPU"}
+	resolves := row{name: name + ": HEADs", unit: count, budget: atMost(1)}
+	fetches := row{name: name + ": GETs", unit: count, budget: ratio(1)}
+	return scenario{
+		rows: []row{wall, cpuTime, resolves, fetches},
+		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+			ref, err := b.push(repository, manyTree(0))
+			if err != nil {
+				return nil, err
+			}
+			refs := make([]string, z.equal)
+			for i := range refs {
+				refs[i] = ref
+			}
+			b.reg.Reset()
+			took, used, err := s.pullAll(ctx, refs, len(refs))
+			if err != nil {
+				return nil, err
+			}
+			got := sample{
+				wall.name: float64(took), cpuTime.name: float64(used),
+				resolves.name: float64(b.reg.Count(registry.Is("HEAD", ""), registry.In(repository))),
+				fetches.name:  float64(b.reg.Count(registry.Is("GET", ""), registry.In(repository))),
+			}
+			return got, s.forget(ctx, ref)
+		},
+	}
+}
+
+func differentPulls(z sizes) scenario {
+	name := fmt.Sprintf("%d images, 4 pulls at a time", z.different)
+	wall := row{name: name, budget: ratio(1)}
+	cpuTime := row{name: name + ": CPU"}
+	return scenario{
+		rows: []row{wall, cpuTime},
+		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+			var refs []string
+			for i := range z.different {
+				ref, err := b.push(fmt.Sprintf("different/%d", i), manyTree(i+1))
+				if err != nil {
+					return nil, err
+				}
+				refs = append(refs, ref)
+			}
+			took, used, err := s.pullAll(ctx, refs, 4)
+			if err != nil {
+				return nil, err
+			}
+			for _, ref := range refs {
+				if err := s.RemoveImage(ctx, ref, ""); err != nil {
+					return nil, err
+				}
+			}
+			return sample{wall.name: float64(took), cpuTime.name: float64(used)}, s.GC(ctx)
+		},
+	}
+}
+
+func removal(z sizes) scenario {
+	wall := row{name: "RemoveImage", budget: budget{}}
+	return scenario{
+		rows: []row{wall},
+		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+			ref, err := b.push("remove", manyTree(0))
+			if err != nil {
+				return nil, err
+			}
+			var walls []float64
+			for range z.small {
+				if _, err := s.Pull(ctx, ref, ""); err != nil {
+					return nil, err
+				}
+				start := time.Now()
+				if err := s.RemoveImage(ctx, ref, ""); err != nil {
+					return nil, err
+				}
+				walls = append(walls, float64(time.Since(start)))
+			}
+			return sample{wall.name: median(walls)}, s.GC(ctx)
+		},
+	}
+}
+
+// pullAll pulls references, so many at a time, and returns how long all took and the CPU time used.
+func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, used time.Duration, err error) {
+	before, err := cpu(s.PID())
+	if err != nil {
+		return 0, 0, err
+	}
+	var (
+		pullers sync.WaitGroup
+		next    = make(chan string, len(refs))
+		errs    = make(chan error, len(refs))
+	)
+	for _, ref := range refs {
+		next <- ref
+	}
+	close(next)
+	start := time.Now()
+	for range atATime {
+		pullers.Go(func() {
+			for ref := range next {
+				_, err := s.Pull(ctx, ref, "")
+				errs <- err
+			}
+		})
+	}
+	pullers.Wait()
+	took = time.Since(start)
+	close(errs)
+	for e := range errs {
+		err = errors.Join(err, e)
+	}
+	after, cpuErr := cpu(s.PID())
+	return took, after - before, errors.Join(err, cpuErr)
+}

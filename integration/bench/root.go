@@ -1,0 +1,286 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/content"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+const (
+	// snapshotter is the default one of the daemons.
+	snapshotter = "overlayfs"
+	// managedLabel marks what containerd's CRI has pulled.
+	managedLabel = "io.cri-containerd.image"
+)
+
+// root is the root directory of a containerd that does not run, opened with containerd's own packages: what a daemon would do
+// with a sync to disk for every image is done for hundreds of images at once.
+type root struct {
+	db        *metadata.DB
+	images    ctdimages.Store
+	content   content.Store
+	snapshots snapshots.Snapshotter
+	close     []func() error
+}
+
+// openRoot opens dir, which may be empty.
+func openRoot(ctx context.Context, dir string) (_ *root, err error) {
+	r := &root{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("opening root %s: %w", dir, err), r.Close())
+		}
+	}()
+	bolts := filepath.Join(dir, "io.containerd.metadata.v1.bolt")
+	if err := os.MkdirAll(bolts, 0o711); err != nil {
+		return nil, err
+	}
+	blobs, err := local.NewStore(filepath.Join(dir, "io.containerd.content.v1.content"))
+	if err != nil {
+		return nil, err
+	}
+	layers, err := overlay.NewSnapshotter(filepath.Join(dir, "io.containerd.snapshotter.v1."+snapshotter))
+	if err != nil {
+		return nil, err
+	}
+	r.close = append(r.close, layers.Close)
+	b, err := bolt.Open(filepath.Join(bolts, "meta.db"), 0o644, &bolt.Options{NoSync: true})
+	if err != nil {
+		return nil, err
+	}
+	r.close = append(r.close, b.Close)
+	r.db = metadata.NewDB(b, blobs, map[string]snapshots.Snapshotter{snapshotter: layers})
+	if err := r.db.Init(namespaces.WithNamespace(ctx, node.Namespace)); err != nil {
+		return nil, err
+	}
+	r.images, r.content, r.snapshots = metadata.NewImageStore(r.db), r.db.ContentStore(), r.db.Snapshotter(snapshotter)
+	return r, nil
+}
+
+// Close closes the databases.
+func (r *root) Close() error {
+	var errs []error
+	for i := len(r.close); i > 0; i-- {
+		errs = append(errs, r.close[i-1]())
+	}
+	r.close = nil
+	return errors.Join(errs...)
+}
+
+// atOnce runs fn in one transaction. Nobody else has the databases open, so that content and snapshots may be touched in it.
+func (r *root) atOnce(ctx context.Context, fn func(context.Context) error) error {
+	ctx = namespaces.WithNamespace(ctx, node.Namespace)
+	return r.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
+}
+
+// batch is how many images are written in one transaction.
+const batch = 500
+
+// fill puts the images 0 to count-1 on a root as stock containerd's CRI leaves them: three records, an index with the
+// manifest of this machine's platform, configuration and layers, of which the last is the image's own, and their snapshots.
+func (r *root) fill(ctx context.Context, count int) error {
+	for from := 0; from < count; from += batch {
+		if err := r.atOnce(ctx, func(ctx context.Context) error {
+			for i := from; i < min(from+batch, count); i++ {
+				img, err := newSynthetic(i)
+				if err != nil {
+					return err
+				}
+				if err := r.put(ctx, img); err != nil {
+					return fmt.Errorf("putting image %d: %w", i, err)
+				}
+			}
+			return ctx.Err()
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *root) put(ctx context.Context, img *synthetic) error {
+	for _, b := range img.blobs {
+		err := content.WriteBlob(ctx, r.content, b.desc.Digest.String(), bytes.NewReader(b.data), b.desc, content.WithLabels(b.labels))
+		if err != nil && !errdefs.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	for i := range img.diffIDs {
+		if err := r.commit(ctx, img.diffIDs[:i+1]); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{img.ref, img.digested, img.config.String()} {
+		record := ctdimages.Image{Name: name, Target: img.target, Labels: map[string]string{managedLabel: "managed"}}
+		if _, err := r.images.Create(ctx, record); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commit makes the snapshot of a chain of layers, without files: nothing here runs it.
+func (r *root) commit(ctx context.Context, diffIDs []digest.Digest) error {
+	name := chainID(diffIDs)
+	if _, err := r.snapshots.Stat(ctx, name); err == nil {
+		return nil
+	}
+	parent := ""
+	if len(diffIDs) > 1 {
+		parent = chainID(diffIDs[:len(diffIDs)-1])
+	}
+	key := "extract " + name
+	if _, err := r.snapshots.Prepare(ctx, key, parent); err != nil {
+		return err
+	}
+	return r.snapshots.Commit(ctx, name, key)
+}
+
+// damage removes the top snapshots of the images 0 to count-1.
+func (r *root) damage(ctx context.Context, count int) error {
+	return r.atOnce(ctx, func(ctx context.Context) error {
+		for i := range count {
+			img, err := newSynthetic(i)
+			if err != nil {
+				return err
+			}
+			if err := r.snapshots.Remove(ctx, chainID(img.diffIDs)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// chainID names the snapshot of layers.
+func chainID(diffIDs []digest.Digest) string {
+	// ChainID works in place.
+	return identity.ChainID(append([]digest.Digest(nil), diffIDs...)).String()
+}
+
+// synthetic is an image that is written straight into a root.
+type synthetic struct {
+	repository    string
+	ref, digested string
+	target        ocispec.Descriptor
+	config        digest.Digest
+	diffIDs       []digest.Digest
+	blobs         []blob
+}
+
+type blob struct {
+	desc   ocispec.Descriptor
+	data   []byte
+	labels map[string]string
+}
+
+// bases is how many base images the synthetic images are built on.
+const bases = 20
+
+// syntheticHost is a registry that is never asked.
+const syntheticHost = "registry.example.com"
+
+// syntheticRef is the reference of image i.
+func syntheticRef(i int) string { return syntheticHost + "/" + syntheticRepository(i) + ":v1" }
+
+func syntheticRepository(i int) string { return fmt.Sprintf("team-%02d/application-%05d", i%50, i) }
+
+func newSynthetic(i int) (*synthetic, error) {
+	s := &synthetic{repository: syntheticRepository(i), ref: syntheticRef(i)}
+	var layers []ocispec.Descriptor
+	for _, text := range []string{fmt.Sprint("base ", i%bases), fmt.Sprint("runtime ", i%bases), fmt.Sprint("application ", i)} {
+		data, err := layerOf(text)
+		if err != nil {
+			return nil, err
+		}
+		// Not compressed, so that layer and difference have one digest.
+		d := s.add(ocispec.MediaTypeImageLayer, data, nil)
+		layers, s.diffIDs = append(layers, d), append(s.diffIDs, d.Digest)
+	}
+	platform, err := images.ParsePlatform(images.HostPlatform())
+	if err != nil {
+		return nil, err
+	}
+	spec := ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}
+	config, err := s.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
+		Platform: spec, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: s.diffIDs},
+		Config: ocispec.ImageConfig{
+			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Entrypoint: []string{"/app"}, User: "1000",
+			Labels: map[string]string{"org.opencontainers.image.title": s.ref},
+		},
+	}, map[string]string{"containerd.io/gc.ref.snapshot." + snapshotter: chainID(s.diffIDs)})
+	if err != nil {
+		return nil, err
+	}
+	s.config = config.Digest
+	refs := map[string]string{"containerd.io/gc.ref.content.config": config.Digest.String()}
+	for j, l := range layers {
+		refs[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", j)] = l.Digest.String()
+	}
+	manifest, err := s.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config, Layers: layers,
+	}, refs)
+	if err != nil {
+		return nil, err
+	}
+	refs = map[string]string{"containerd.io/gc.ref.content.m.0": manifest.Digest.String()}
+	manifest.Platform = &spec
+	s.target, err = s.addJSON(ocispec.MediaTypeImageIndex, ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{manifest},
+	}, refs)
+	s.digested = syntheticHost + "/" + s.repository + "@" + s.target.Digest.String()
+	return s, err
+}
+
+// layerOf is a layer of one small file.
+func layerOf(text string) ([]byte, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	if err := w.WriteHeader(&tar.Header{Name: text, Mode: 0o644, Size: int64(len(text))}); err != nil {
+		return nil, err
+	}
+	if _, err := w.Write([]byte(text)); err != nil {
+		return nil, err
+	}
+	err := w.Close()
+	return buf.Bytes(), err
+}
+
+func (s *synthetic) add(mediaType string, data []byte, refs map[string]string) ocispec.Descriptor {
+	d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	all := map[string]string{labels.LabelDistributionSource + "." + syntheticHost: s.repository}
+	for k, v := range refs {
+		all[k] = v
+	}
+	s.blobs = append(s.blobs, blob{desc: d, data: data, labels: all})
+	return d
+}
+
+func (s *synthetic) addJSON(mediaType string, v any, refs map[string]string) (ocispec.Descriptor, error) {
+	data, err := json.Marshal(v)
+	return s.add(mediaType, data, refs), err
+}

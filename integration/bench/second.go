@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// seconds are pulls of what is ready in one snapshotter for a handler on another.
+func seconds() []scenario {
+	return []scenario{
+		secondPull("second snapshotter, layers kept", fleet{}, atMost(0)),
+		secondPull("second snapshotter, layers discarded", fleet{discard: true}, budget{}),
+	}
+}
+
+// secondTree is small, because the native snapshotter copies all files for each layer.
+var secondTree = tree{layers: 4, files: 100, size: 2 << 20, seed: 5}
+
+func secondPull(name string, f fleet, requestBudget budget) scenario {
+	const repository = "second"
+	wall := row{name: name}
+	requests := row{name: name + ": content requests", unit: count, budget: requestBudget}
+	return scenario{
+		rows:       []row{wall, requests},
+		fleet:      f,
+		stockFails: true,
+		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
+			ref, err := b.push(repository, secondTree)
+			if err != nil {
+				return nil, err
+			}
+			if _, err := s.Pull(ctx, ref, ""); err != nil {
+				return nil, err
+			}
+			// Where layers are discarded they go with the next collection.
+			if err := s.GC(ctx); err != nil {
+				return nil, err
+			}
+			b.reg.Reset()
+			// As kubelet does: the handler, and the sandbox that runs already.
+			pod := &node.Pod{Config: s.PodConfig(node.PodOptions{Annotations: map[string]string{"io.containerd.cri.runtime-handler": secondHandler}})}
+			start := time.Now()
+			_, err = s.PullWith(ctx, ref, node.PullOptions{Handler: secondHandler, Pod: pod})
+			took := time.Since(start)
+			asked := b.reg.Count(registry.In(repository), func(q registry.Request) bool { return q.Method != "HEAD" })
+			if err == nil {
+				err = s.inSecond(ctx, b.pushed[repository+":v1"].top)
+			}
+			if ferr := s.forget(ctx, ref); err == nil {
+				err = ferr
+			}
+			return sample{wall.name: float64(took), requests.name: float64(asked)}, err
+		},
+	}
+}
+
+// inSecond checks that the image was unpacked.
+func (s *side) inSecond(ctx context.Context, top string) error {
+	if err := s.hasSnapshot(ctx, secondSnapshotter, top); err != nil {
+		return fmt.Errorf("PullImage for handler %s succeeds, and the image is not in its snapshotter: %w", secondHandler, err)
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// median of numbers; 0 of none.
+func median(all []float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(all))
+	if m := len(s) / 2; len(s)%2 == 1 {
+		return s[m]
+	} else {
+		return (s[m-1] + s[m]) / 2
+	}
+}
+
+// spread is a median and what it lies between.
+type spread struct {
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+}
+
+func spreadOf(all []float64) spread {
+	if len(all) == 0 {
+		return spread{}
+	}
+	return spread{median(all), slices.Min(all), slices.Max(all)}
+}
+
+// result is what was measured of a row: samples of equal index are of one repetition, one right after the other.
+type result struct {
+	row   row
+	stock []float64
+	ours  []float64
+	fails error // why stock has no samples
+}
+
+// pairs of numbers of one repetition each.
+func (r result) pairs(of func(stock, ours float64) float64) []float64 {
+	var all []float64
+	for i := range min(len(r.stock), len(r.ours)) {
+		all = append(all, of(r.stock[i], r.ours[i]))
+	}
+	return all
+}
+
+// ratios of ours to stock. What is nothing on both sides is equal.
+func (r result) ratios() []float64 {
+	return r.pairs(func(stock, ours float64) float64 {
+		if stock == ours {
+			return 1
+		}
+		return ours / stock
+	})
+}
+
+func (r result) differences() []float64 {
+	return r.pairs(func(stock, ours float64) float64 { return ours - stock })
+}
+
+// budget is how much ours may cost. The zero value is none.
+type budget struct {
+	kind  budgetKind
+	limit float64 // of the row's unit, or a ratio
+}
+
+type budgetKind int
+
+const (
+	noBudget budgetKind = iota
+	// ratioBudget bounds the median of the ratios to stock.
+	ratioBudget
+	// moreBudget bounds the median of the differences to stock.
+	moreBudget
+	// absoluteBudget bounds the median of ours.
+	absoluteBudget
+)
+
+func ratio(limit float64) budget { return budget{ratioBudget, limit} }
+
+func more(limit float64) budget { return budget{moreBudget, limit} }
+
+func atMost(limit float64) budget { return budget{absoluteBudget, limit} }
+
+func (b budget) text(u unit) string {
+	switch b.kind {
+	case ratioBudget:
+		return fmt.Sprintf("≤ %.2f ×", b.limit)
+	case moreBudget:
+		return "≤ +" + u.text(b.limit)
+	case absoluteBudget:
+		return "≤ " + u.text(b.limit)
+	}
+	return ""
+}
+
+// verdict says whether a result keeps its budget: "ok", "missed", or nothing where there is none or nothing to compare with.
+func (r result) verdict() string {
+	var value float64
+	switch b := r.row.budget; {
+	case b.kind == noBudget || len(r.ours) == 0:
+		return ""
+	case b.kind == absoluteBudget:
+		value = median(r.ours)
+	case len(r.stock) == 0:
+		return ""
+	case b.kind == moreBudget:
+		value = median(r.differences())
+	default:
+		value = median(r.ratios())
+	}
+	if value <= r.row.budget.limit {
+		return "ok"
+	}
+	return "missed"
+}
+
+// text writes a number with its unit.
+func (u unit) text(v float64) string {
+	switch u {
+	case duration:
+		return durationText(time.Duration(v))
+	case bytes_:
+		return fmt.Sprintf("%.1f MB", v/1e6)
+	}
+	if v == math.Trunc(v) {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.1f", v)
+}
+
+// durationText has three digits that count.
+func durationText(d time.Duration) string {
+	switch abs := d.Abs(); {
+	case abs >= 10*time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case abs >= time.Second:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	case abs >= 100*time.Millisecond:
+		return fmt.Sprintf("%.0f ms", float64(d)/1e6)
+	case abs >= 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", float64(d)/1e6)
+	case abs == 0:
+		return "0"
+	}
+	return fmt.Sprintf("%.2f ms", float64(d)/1e6)
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+var header = []string{"metric", "stock", "imagepin", "ratio (min–max)", "budget", ""}
+
+// cells are a result as a line of the table.
+func (r *result) cells() []string {
+	stock, ours := "–", "–"
+	if len(r.stock) > 0 {
+		stock = r.row.unit.text(median(r.stock))
+	}
+	if len(r.ours) > 0 {
+		ours = r.row.unit.text(median(r.ours))
+	}
+	compared := ""
+	if len(r.stock) > 0 && len(r.ours) > 0 && !r.row.gain {
+		if r.row.budget.kind == moreBudget {
+			d := spreadOf(r.differences())
+			u := r.row.unit
+			compared = fmt.Sprintf("%s (%s–%s)", signed(u, d.Median), signed(u, d.Min), signed(u, d.Max))
+		} else {
+			s := spreadOf(r.ratios())
+			compared = fmt.Sprintf("%.2f (%.2f–%.2f)", s.Median, s.Min, s.Max)
+		}
+	}
+	return []string{r.row.name, stock, ours, compared, r.row.budget.text(r.row.unit), r.verdict()}
+}
+
+func signed(u unit, v float64) string {
+	if v >= 0 {
+		return "+" + u.text(v)
+	}
+	return u.text(v)
+}
+
+// table writes all results, and below them why stock has failed.
+func table(w io.Writer, results []*result) error {
+	lines := [][]string{header}
+	var notes []string
+	for _, r := range results {
+		cells := r.cells()
+		if r.fails != nil {
+			note := oneLine(r.fails)
+			i := len(notes)
+			for j, n := range notes {
+				if n == note {
+					i = j
+				}
+			}
+			if i == len(notes) {
+				notes = append(notes, note)
+			}
+			cells[1] = fmt.Sprintf("fails [%d]", i+1)
+		}
+		lines = append(lines, cells)
+	}
+	widths := make([]int, len(header))
+	for _, cells := range lines {
+		for i, c := range cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(c))
+		}
+	}
+	for _, cells := range lines {
+		var b strings.Builder
+		for i, c := range cells {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
+			if i == 0 || i == len(cells)-1 {
+				b.WriteString(c + pad) // numbers stand on the right
+			} else {
+				b.WriteString(pad + c)
+			}
+			b.WriteString("  ")
+		}
+		if _, err := fmt.Fprintln(w, strings.TrimRight(b.String(), " ")); err != nil {
+			return err
+		}
+	}
+	for i, n := range notes {
+		if _, err := fmt.Fprintf(w, "[%d] %s\n", i+1, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hash is a digest or an ID, of which the beginning is enough for people.
+var hash = regexp.MustCompile("[0-9a-f]{64}")
+
+// oneLine is an error's text without line breaks, with its hashes cut short.
+func oneLine(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	return hash.ReplaceAllStringFunc(text, func(h string) string { return h[:12] + "…" })
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// tableFile has the table as printed.
+const tableFile = "table.txt"
+
+// rawRow is a row in results.json: nanoseconds, bytes or counts.
+type rawRow struct {
+	Metric  string    `json:"metric"`
+	Unit    string    `json:"unit"`
+	Stock   []float64 `json:"stock,omitempty"`
+	Ours    []float64 `json:"imagepin,omitempty"`
+	Fails   string    `json:"stockFails,omitempty"`
+	Ratio   *spread   `json:"ratio,omitempty"`
+	Budget  string    `json:"budget,omitempty"`
+	Verdict string    `json:"verdict,omitempty"`
+}
+
+var unitNames = map[unit]string{duration: "ns", bytes_: "bytes", count: "count"}
+
+// write puts the table, all raw numbers and the plots into a directory.
+func (b *bench) write(dir, about string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s\n\n", about)
+	if err := table(&text, b.results); err != nil {
+		return err
+	}
+	files := map[string][]byte{tableFile: text.Bytes()}
+	raw := struct {
+		About string   `json:"about"`
+		Rows  []rawRow `json:"rows"`
+	}{About: about}
+	for _, r := range b.results {
+		row := rawRow{
+			Metric: r.row.name, Unit: unitNames[r.row.unit], Stock: r.stock, Ours: r.ours,
+			Budget: r.row.budget.text(r.row.unit), Verdict: r.verdict(),
+		}
+		if r.fails != nil {
+			row.Fails = oneLine(r.fails)
+		}
+		if all := finite(r.ratios()); len(all) > 0 && !r.row.gain {
+			s := spreadOf(all)
+			row.Ratio = &s
+		}
+		raw.Rows = append(raw.Rows, row)
+	}
+	var err error
+	if files["results.json"], err = json.MarshalIndent(raw, "", " "); err != nil {
+		return err
+	}
+	for _, p := range plots(b.results) {
+		files[fileName(p.title)+".svg"] = p.svg()
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Between these lines a document has the table.
+const (
+	tableBegin = "<!-- table: begin -->"
+	tableEnd   = "<!-- table: end -->"
+)
+
+// pasteTable puts the table of a directory into a document.
+func pasteTable(doc, dir string) error {
+	text, err := os.ReadFile(doc)
+	if err != nil {
+		return err
+	}
+	t, err := os.ReadFile(filepath.Join(dir, tableFile))
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(text), tableBegin)
+	_, after, closed := strings.Cut(rest, tableEnd)
+	if !ok || !closed {
+		return fmt.Errorf("%s has no %s and %s", doc, tableBegin, tableEnd)
+	}
+	return os.WriteFile(doc, []byte(before+tableBegin+"\n"+indented(string(t))+tableEnd+after), 0o644)
+}
+
+// indented is text as a block of code, as the other documents have their output.
+func indented(text string) string {
+	var b strings.Builder
+	b.WriteString("\n")
+	for line := range strings.Lines(text) {
+		if line != "\n" {
+			b.WriteString("    ")
+		}
+		b.WriteString(line)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
