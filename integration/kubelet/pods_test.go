@@ -61,68 +61,12 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// orders are the classes in every order, and last none: all at once.
-func orders() [][]string {
-	var all [][]string
-	for i := range classes {
-		for j := range classes {
-			if i != j {
-				all = append(all, []string{classes[i], classes[j], classes[3-i-j]})
-			}
-		}
-	}
-	return append(all, nil)
-}
-
-// testOrders runs pods of one image in every class, one after the other in every order and at once, and restarts them.
-func (r *rig) testOrders() {
-	for _, pull := range []core.PullPolicy{core.PullAlways, core.PullIfNotPresent} {
-		for i, order := range orders() {
-			name := fmt.Sprintf("orders-%s-%d", strings.ToLower(string(pull)), i)
-			r.t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				r := r.in(t)
-				opts := images.Options{Version: name}
-				ref, _ := r.push("app/"+name+":v1", opts)
-				atOnce := order == nil
-				if atOnce {
-					order = classes
-				}
-				var pods []*core.Pod
-				for _, class := range order {
-					p := r.pod(name+"-"+title(class), class, ref, pull)
-					r.create(p)
-					if !atOnce {
-						p = r.wantLine(p, line(class, opts, 0))
-					}
-					pods = append(pods, p)
-				}
-				for i, class := range order {
-					now := r.wantLine(pods[i], line(class, opts, 0))
-					if atOnce {
-						r.stop(now)
-						now = r.waitPod(now, "restarts", func(_ *core.Pod, c core.ContainerStatus) bool {
-							return c.RestartCount == 1 && c.State.Running != nil
-						})
-						r.wantLog(now, 1, line(class, opts, 0))
-					}
-				}
-				for _, p := range pods {
-					r.delete(p)
-				}
-			})
-		}
-	}
-}
-
 // testNever runs pods that must not pull: they run where the operator has pulled for their class, and wait where he has not.
 func (r *rig) testNever() {
 	opts := images.Options{Version: "never"}
 	ref, _ := r.push("app/never:v1", opts)
 	for i, class := range classes {
-		if _, err := r.Pull(r.ctx, ref, handler(class)); err != nil {
-			r.t.Fatal(err)
-		}
+		r.imagepin(nil, "pull", ref, "--handler", handler(class))
 		if i+1 < len(classes) {
 			missing := r.pod("never-absent-"+title(classes[i+1]), classes[i+1], ref, core.PullNever)
 			r.create(missing)
@@ -212,59 +156,4 @@ func (r *rig) testPrivate() {
 			r.delete(without)
 		}
 	}
-}
-
-// testVersions runs two revisions of a workload, the tag moving after the first pod of each: all pods of a revision run one
-// digest, whatever their pull policy and class, and what kubelet reports is what imagepin says.
-func (r *rig) testVersions() {
-	first, next := images.Options{Version: "first"}, images.Options{Version: "next"}
-	last := images.Options{Version: "last"}
-	ref, firstDigest := r.push("pinned/app:v1", first)
-	run := func(revision string, i int, class string, pull core.PullPolicy, want images.Options, digest string) {
-		r.t.Helper()
-		p := r.pod(fmt.Sprintf("%s-%d", revision, i), class, ref, pull)
-		p.Labels = map[string]string{"pod-template-hash": revision}
-		r.create(p)
-		now := r.wantLine(p, line(class, want, 0))
-		if id := now.Status.ContainerStatuses[0].ImageID; id != digest {
-			r.t.Errorf("pod %s: imageID is %s, not %s", p.Name, id, digest)
-		}
-		r.delete(p)
-	}
-	policies := []core.PullPolicy{core.PullAlways, core.PullIfNotPresent, core.PullNever}
-	i := 0
-	all := func(revision string, want images.Options, digest string) {
-		for _, class := range classes {
-			for _, pull := range policies {
-				run(revision, i, class, pull, want, digest)
-				i++
-			}
-		}
-	}
-	run("one", 100, "", core.PullAlways, first, firstDigest)
-	_, nextDigest := r.push("pinned/app:v1", next)
-	all("one", first, firstDigest)
-	run("two", 101, "", core.PullAlways, next, nextDigest)
-	r.push("pinned/app:v1", last)
-	all("two", next, nextDigest)
-	all("one", first, firstDigest)
-
-	var said inspected
-	r.imagepin(&said, "inspect", ref)
-	for revision, digest := range map[string]string{"one": firstDigest, "two": nextDigest} {
-		_, want, _ := strings.Cut(digest, "@")
-		if !slices.ContainsFunc(said.Pins, func(p pinned) bool {
-			return p.Scope == "workload/default/pod-template-hash="+revision && p.Root.Digest == want
-		}) {
-			r.t.Errorf("imagepin inspect does not say that revision %s means %s: %+v", revision, want, said.Pins)
-		}
-	}
-}
-
-// inspected is the part of `imagepin inspect -o json` that is looked at.
-type inspected struct{ Pins []pinned }
-
-type pinned struct {
-	Scope string
-	Root  struct{ Digest string }
 }

@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -74,12 +76,20 @@ type rig struct {
 	ctx context.Context
 	reg *registry.Registry
 	k   *cluster.Kubelet
+	*notes
+}
+
+// notes are what the subtests of a rig tell those that come after them.
+type notes struct {
+	mu   sync.Mutex
+	pods map[string]*core.Pod // those made, by their names
+	kept []trioPod            // those that still run
 }
 
 // newRig starts a node with layers discarded, as the big managed clusters have it, and with the three classes.
 func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *rig {
 	t.Helper()
-	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
+	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t), notes: &notes{pods: map[string]*core.Pod{}}}
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	opts.DiscardUnpackedLayers = true
 	opts.LogLevel = "info"
@@ -136,19 +146,24 @@ func (r *rig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
 
 func (r *rig) create(p *core.Pod) {
 	r.t.Helper()
+	r.mu.Lock()
+	r.pods[p.Name] = p
+	r.mu.Unlock()
 	if err := kube.CreatePod(r.ctx, p); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// waitPod waits for what a pod's one container comes to.
+// waitPod waits for what all containers of a pod come to.
 func (r *rig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
 	r.t.Helper()
 	got, err := kube.WaitPod(r.ctx, p.Name, func(p *core.Pod) (bool, error) {
 		for _, c := range p.Status.ContainerStatuses {
-			return so(p, c), nil
+			if !so(p, c) {
+				return false, nil
+			}
 		}
-		return false, nil
+		return len(p.Status.ContainerStatuses) == len(p.Spec.Containers), nil
 	})
 	if err != nil {
 		r.t.Fatalf("%s: %v", what, err)
@@ -175,13 +190,13 @@ func (r *rig) wantLog(p *core.Pod, nth int, line string) {
 // wantLogOf is wantLog for a container of another name.
 func (r *rig) wantLogOf(p *core.Pod, container string, nth int, line string) {
 	r.t.Helper()
-	var got []string
-	testkit.Eventually(r.t, fmt.Sprintf("pod %s prints something at start %d", p.Name, nth), func(context.Context) (_ bool, err error) {
-		got, err = r.k.Log(p, container)
-		return len(got) > nth && got[nth] != "", err
+	var got string
+	testkit.EventuallyIn(r.t, time.Minute, fmt.Sprintf("container %s of pod %s prints something at start %d", container, p.Name, nth), func(context.Context) (_ bool, err error) {
+		got, err = r.k.Log(p, container, nth)
+		return got != "", err
 	})
-	if got[nth] != line {
-		r.t.Errorf("pod %s printed %q, not %q", p.Name, got[nth], line)
+	if got != line {
+		r.t.Errorf("container %s of pod %s printed %q, not %q", container, p.Name, got, line)
 	}
 }
 
@@ -233,12 +248,12 @@ func (r *rig) secret(name, user, password string) {
 	}
 }
 
-// imagepin runs the command on the node and returns what it prints as JSON.
+// imagepin runs the command on the node; out is for the JSON that it prints, and may be nil.
 func (r *rig) imagepin(out any, args ...string) {
 	r.t.Helper()
 	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", r.Address(), "-o", "json"}, args...)...)
 	b, err := cmd.Output()
-	if err == nil {
+	if err == nil && out != nil {
 		err = json.Unmarshal(b, out)
 	}
 	if err != nil {
@@ -246,11 +261,26 @@ func (r *rig) imagepin(out any, args ...string) {
 	}
 }
 
-// stop ends the container of a pod behind kubelet's back, which then starts it again.
+// stop ends the containers of a pod behind kubelet's back, which then starts them again.
 func (r *rig) stop(p *core.Pod) {
 	r.t.Helper()
-	id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
-	if _, err := r.Runtime().StopContainer(r.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 5}); err != nil {
-		r.t.Fatal(err)
+	for _, c := range p.Status.ContainerStatuses {
+		id := strings.TrimPrefix(c.ContainerID, "containerd://")
+		if _, err := r.Runtime().StopContainer(r.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 5}); err != nil {
+			r.t.Fatal(err)
+		}
 	}
+}
+
+// waitRestart waits until all containers of a pod, as it was when they were stopped, run again.
+func (r *rig) waitRestart(was *core.Pod) *core.Pod {
+	r.t.Helper()
+	before := map[string]core.ContainerStatus{}
+	for _, c := range was.Status.ContainerStatuses {
+		before[c.Name] = c
+	}
+	return r.waitPod(was, "restarts", func(_ *core.Pod, c core.ContainerStatus) bool {
+		b := before[c.Name]
+		return c.State.Running != nil && c.RestartCount == b.RestartCount+1 && c.ContainerID != b.ContainerID
+	})
 }

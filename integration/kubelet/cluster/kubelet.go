@@ -158,25 +158,23 @@ func (k *Kubelet) Summary(ctx context.Context, out any) error {
 	return at.Do(ctx, "GET", "/stats/summary", nil, out)
 }
 
-// Log is what a container of a pod has printed, one string per start of it, oldest first.
-func (k *Kubelet) Log(p *core.Pod, container string) ([]string, error) {
+// Log is what a container of a pod has printed since its nth start, counted from 0, as far as kubelet keeps that: empty where
+// there is nothing.
+func (k *Kubelet) Log(p *core.Pod, container string, nth int) (string, error) {
 	dir := k.n.Path("logs", "pods", fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container)
-	var all []string
-	for i := 0; ; i++ {
-		b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.log", i)))
-		if errors.Is(err, os.ErrNotExist) {
-			return all, nil
-		}
-		if err != nil {
-			return all, err
-		}
-		var text strings.Builder
-		for line := range strings.Lines(string(b)) {
-			// In CRI's format: time, stream, P or F, text.
-			if f := strings.SplitN(line, " ", 4); len(f) == 4 {
-				text.WriteString(f[3])
-			}
-		}
-		all = append(all, strings.TrimSpace(text.String()))
+	b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.log", nth)))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
 	}
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for line := range strings.Lines(string(b)) {
+		// In CRI's format: time, stream, P or F, text.
+		if f := strings.SplitN(line, " ", 4); len(f) == 4 {
+			text.WriteString(f[3])
+		}
+	}
+	return strings.TrimSpace(text.String()), nil
 }

@@ -92,7 +92,7 @@ func (p *Proxy) Calls(method string) []Call {
 	return calls
 }
 
-// Methods are all methods that were called, with how often.
+// Methods are all methods that were called, as "runtime.v1.ImageService/PullImage", with how often.
 func (p *Proxy) Methods() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,7 +152,7 @@ func (p *Proxy) record(full string, request, response []byte, err error) {
 	method := full[strings.LastIndex(full, "/")+1:]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.all[method]++
+	p.all[strings.TrimPrefix(full, "/")]++
 	make, ok := known[method]
 	if !ok {
 		return

@@ -1,0 +1,166 @@
+package kubelet
+
+import (
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+)
+
+// policies are kubelet's pull policies.
+var policies = []core.PullPolicy{core.PullAlways, core.PullIfNotPresent, core.PullNever}
+
+// containerOf is the name of the container with a pull policy.
+func containerOf(pull core.PullPolicy) string { return strings.ToLower(string(pull)) }
+
+// trio is what a pod of three containers runs, one for each pull policy. Each has an image of its own, so that none runs what
+// the pull of another has left.
+type trio struct {
+	name string
+	refs map[core.PullPolicy]string
+}
+
+// trioPod is a pod that runs a trio.
+type trioPod struct {
+	*core.Pod
+	trio
+	class string
+}
+
+func (x trio) options(pull core.PullPolicy) images.Options {
+	return images.Options{Version: x.name + "-" + containerOf(pull)}
+}
+
+func (r *rig) pushTrio(name string) trio {
+	r.t.Helper()
+	x := trio{name: name, refs: map[core.PullPolicy]string{}}
+	for _, pull := range policies {
+		x.refs[pull], _ = r.push("app/"+name+"-"+containerOf(pull)+":v1", x.options(pull))
+	}
+	return x
+}
+
+// createTrio makes a pod of a trio. What must not be pulled is on the node already, for the pod's class.
+func (r *rig) createTrio(name, class string, x trio) trioPod {
+	r.t.Helper()
+	if _, err := r.Pull(r.ctx, x.refs[core.PullNever], handler(class)); err != nil {
+		r.t.Fatal(err)
+	}
+	p := r.pod(name+"-"+title(class), class, "", "")
+	p.Spec.Containers = nil
+	for _, pull := range policies {
+		p.Spec.Containers = append(p.Spec.Containers, core.Container{Name: containerOf(pull), Image: x.refs[pull], ImagePullPolicy: pull})
+	}
+	r.create(p)
+	return trioPod{Pod: p, trio: x, class: class}
+}
+
+// wantTrio fails the test unless the containers print at their nth start what their class is to run.
+func (r *rig) wantTrio(p trioPod, nth int) {
+	r.t.Helper()
+	for _, pull := range policies {
+		r.wantLogOf(p.Pod, containerOf(pull), nth, line(p.class, p.options(pull), 0))
+	}
+}
+
+// runTrio waits until a pod runs, and what it prints.
+func (r *rig) runTrio(p trioPod) trioPod {
+	r.t.Helper()
+	p.Pod = r.waitPod(p.Pod, "runs", running)
+	r.wantTrio(p, 0)
+	return p
+}
+
+// orders are the classes in every order, and last none: all at once.
+func orders() [][]string {
+	var all [][]string
+	for i := range classes {
+		for j := range classes {
+			if i != j {
+				all = append(all, []string{classes[i], classes[j], classes[3-i-j]})
+			}
+		}
+	}
+	return append(all, nil)
+}
+
+// testOrders runs the same images in every class, one after the other in every order and at once, under every pull policy. The
+// pods stay for testKill.
+func (r *rig) testOrders() {
+	for _, order := range orders() {
+		name := "at-once"
+		if order != nil {
+			name = strings.Join([]string{title(order[0]), title(order[1]), title(order[2])}, "-")
+		}
+		r.t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := r.in(t)
+			x := r.pushTrio(name)
+			var pods []trioPod
+			if order != nil {
+				for _, class := range order {
+					pods = append(pods, r.runTrio(r.createTrio(name, class, x)))
+				}
+			} else {
+				for _, class := range classes {
+					pods = append(pods, r.createTrio(name, class, x))
+				}
+				for i, p := range pods {
+					p = r.runTrio(p)
+					r.stop(p.Pod)
+					pods[i] = p
+				}
+				for i, p := range pods {
+					p.Pod = r.waitRestart(p.Pod)
+					r.wantTrio(p, 1)
+					pods[i] = p
+				}
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.kept = append(r.kept, pods...)
+		})
+	}
+}
+
+// testKill kills containerd under the pods of testOrders. They go on, can be restarted, and new ones of the same images run after
+// it is back.
+func (r *rig) testKill() {
+	if want := len(orders()) * len(classes); len(r.kept) != want {
+		r.t.Fatalf("%d pods are there to live through it, not %d", len(r.kept), want)
+	}
+	if err := r.Kill9(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.Restart(r.ctx, nil); err != nil {
+		r.t.Fatal(err)
+	}
+	var again []trioPod
+	for _, class := range classes {
+		again = append(again, r.createTrio("after-"+r.kept[0].name, class, r.kept[0].trio))
+	}
+	for _, p := range again {
+		r.runTrio(p)
+	}
+	// containerd has answered for the new ones, so that what kubelet now says of the old ones is of the new containerd.
+	for i, p := range r.kept {
+		now := r.waitPod(p.Pod, "still runs", running)
+		was := map[string]core.ContainerStatus{}
+		for _, c := range p.Status.ContainerStatuses {
+			was[c.Name] = c
+		}
+		for _, c := range now.Status.ContainerStatuses {
+			if w := was[c.Name]; c.ContainerID != w.ContainerID || c.RestartCount != w.RestartCount {
+				r.t.Errorf("pod %s runs container %s, restarted %d times, not %s, %d times", now.Name, c.ContainerID, c.RestartCount, w.ContainerID, w.RestartCount)
+			}
+		}
+		r.stop(now)
+		r.kept[i].Pod = now
+	}
+	for _, p := range r.kept {
+		now := r.waitRestart(p.Pod)
+		r.wantTrio(p, int(now.Status.ContainerStatuses[0].RestartCount))
+	}
+}

@@ -1,0 +1,277 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/kubelet/cluster"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// summary is the part of kubelet's /stats/summary that is looked at.
+type summary struct {
+	Node struct {
+		Fs      fsStats
+		Runtime struct{ ImageFs, ContainerFs fsStats }
+	}
+	Pods []struct {
+		PodRef     struct{ Name string }
+		Containers []struct {
+			Name   string
+			Rootfs fsStats
+		}
+	}
+}
+
+type fsStats struct{ CapacityBytes, AvailableBytes, UsedBytes *uint64 }
+
+func (f fsStats) complete() bool {
+	return f.CapacityBytes != nil && *f.CapacityBytes > 0 && f.AvailableBytes != nil && *f.AvailableBytes > 0 && f.UsedBytes != nil
+}
+
+// waitSummary waits until the summary has what images use, and the root filesystem of each pod's one container by the pod's name.
+func (r *rig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[string]fsStats) bool) {
+	r.t.Helper()
+	var last summary
+	defer func() {
+		if r.t.Failed() {
+			r.t.Logf("the last summary: %+v", last)
+		}
+	}()
+	testkit.EventuallyIn(r.t, time.Minute, "/stats/summary is right", func(ctx context.Context) (bool, error) {
+		var s summary
+		if err := r.k.Summary(ctx, &s); err != nil {
+			return false, err
+		}
+		last = s
+		rootfs := map[string]fsStats{}
+		for _, p := range s.Pods {
+			for _, c := range p.Containers {
+				if c.Rootfs.complete() {
+					rootfs[p.PodRef.Name] = c.Rootfs
+				}
+			}
+		}
+		for _, p := range pods {
+			if _, ok := rootfs[p.Name]; !ok {
+				return false, nil
+			}
+		}
+		img := s.Node.Runtime.ImageFs
+		return img.complete() && s.Node.Runtime.ContainerFs.complete() && so(img, rootfs), nil
+	})
+}
+
+// wantHealthy fails the test unless the node is ready and under no pressure, and kubelet had its statistics whenever it looked:
+// stock containerd reports an empty mountpoint for the second snapshotter, which breaks kubelet's eviction manager.
+func (r *rig) wantHealthy() {
+	r.t.Helper()
+	status, err := r.k.Status(r.ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, c := range status.Conditions {
+		if want := c.Type == core.NodeReady; (c.Status == core.ConditionTrue) != want {
+			r.t.Errorf("condition %s of the node is %s: %s", c.Type, c.Status, c.Message)
+		}
+	}
+	for line := range strings.Lines(r.k.LogTail(1 << 20)) {
+		if strings.Contains(line, "failed to get summary stats") && strings.Contains(line, "mountpoint") {
+			r.t.Errorf("kubelet's eviction manager says %s", line)
+		}
+	}
+}
+
+// testStats sees that kubelet can tell what images and containers use on a node with two snapshotters, and lists the image of
+// each platform.
+func (r *rig) testStats() {
+	opts := images.Options{Version: "stats"}
+	ref, _ := r.push("app/stats:v1", opts)
+	var pods []*core.Pod
+	for _, class := range classes {
+		p := r.pod("stats-"+title(class), class, ref, core.PullIfNotPresent)
+		r.create(p)
+		r.wantLine(p, line(class, opts, 0))
+		defer r.delete(p)
+		pods = append(pods, p)
+	}
+	r.waitSummary(pods, func(imageFs fsStats, _ map[string]fsStats) bool { return *imageFs.UsedBytes > 0 })
+	// kubelet lists images twice a minute: those of earlier cases are looked for.
+	tag := r.kept[0].refs[core.PullIfNotPresent]
+	sizes := map[int64]bool{}
+	for _, class := range classes {
+		img, err := r.ImageStatus(r.ctx, tag, handler(class))
+		if err != nil || img == nil {
+			r.t.Fatalf("the image of class %s: %v, %v", title(class), img, err)
+		}
+		sizes[int64(img.Size)] = true
+	}
+	if len(sizes) != 2 {
+		r.t.Fatalf("the images of two platforms have sizes %v", sizes)
+	}
+	testkit.EventuallyIn(r.t, time.Minute, "the node's status has the image of both platforms", func(ctx context.Context) (bool, error) {
+		status, err := r.k.Status(ctx)
+		if err != nil {
+			return false, err
+		}
+		listed := map[int64]bool{}
+		for _, i := range status.Images {
+			if slices.Contains(i.Names, tag) {
+				listed[i.SizeBytes] = true
+			}
+		}
+		return maps.Equal(listed, sizes), nil
+	})
+	r.wantHealthy()
+}
+
+// TestTwoDisks has the two snapshotters on disks of their own. kubelet is told the right disk for the root filesystem of each
+// container, and for images that of the default snapshotter; and when that one runs full, its image garbage collection makes
+// room on both.
+func TestTwoDisks(t *testing.T) {
+	t.Parallel()
+	const ballast = 100 << 20
+	disks := map[string]string{"overlayfs": disk(t, 192), "native": disk(t, 224)}
+	r := newRig(t, "disks", node.Options{Extra: fmt.Sprintf(`
+[plugins."io.containerd.snapshotter.v1.overlayfs"]
+  root_path = %q
+[plugins."io.containerd.snapshotter.v1.native"]
+  root_path = %q
+`, disks["overlayfs"], disks["native"])}, cluster.KubeletOptions{})
+	capacity := func(snapshotter string) uint64 { return statfs(t, disks[snapshotter]).capacity }
+	on := map[string]string{"": "overlayfs", second: "native", other: "overlayfs"}
+
+	opts := images.Options{Version: "disks"}
+	ref, _ := r.push("app/disks:v1", opts)
+	unused, _ := r.push("app/unused:v1", images.Options{Version: "unused", Random: []images.Random{{Size: ballast, Zero: true}}})
+	var pods []*core.Pod
+	for _, class := range classes {
+		p := r.pod(title(class), class, ref, core.PullIfNotPresent)
+		p.Spec.PriorityClassName = "system-node-critical" // under pressure kubelet evicts others
+		r.create(p)
+		pods = append(pods, r.wantLine(p, line(class, opts, 0)))
+	}
+	right := func(used func(uint64) bool) {
+		t.Helper()
+		r.waitSummary(pods, func(imageFs fsStats, rootfs map[string]fsStats) bool {
+			for i, class := range classes {
+				if got := *rootfs[pods[i].Name].CapacityBytes; got != capacity(on[class]) {
+					t.Fatalf("the root filesystem of a container of class %s has %d bytes, its disk %d", title(class), got, capacity(on[class]))
+				}
+			}
+			if got := *imageFs.CapacityBytes; got != capacity("overlayfs") {
+				t.Fatalf("the filesystem of images has %d bytes, its disk %d", got, capacity("overlayfs"))
+			}
+			return used(*imageFs.UsedBytes)
+		})
+	}
+	right(func(used uint64) bool { return used < ballast })
+	r.wantHealthy()
+
+	if err := r.k.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, class := range []string{"", second} {
+		if _, err := r.Pull(r.ctx, unused, handler(class)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testkit.EventuallyIn(t, time.Minute, "what the unused image takes is reported for each disk", func(ctx context.Context) (bool, error) {
+		res, err := r.Images().ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
+		if err != nil {
+			return false, err
+		}
+		all := res.GetImageFilesystems()
+		for i, name := range []string{"overlayfs", "native"} {
+			if len(all) != len(disks) || all[i].GetFsId().GetMountpoint() != disks[name] {
+				t.Fatalf("filesystems %v, not one of each disk: %v", all, disks)
+			}
+			if all[i].GetUsedBytes().GetValue() < ballast {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	before := map[string]uint64{}
+	for name, dir := range disks {
+		before[name] = statfs(t, dir).available
+	}
+	// Half of the default snapshotter's disk is not to be had any more.
+	if err := r.k.Start(r.ctx, cluster.KubeletOptions{Config: map[string]any{
+		"imageMinimumGCAge": "1ms", "evictionHard": map[string]any{"imagefs.available": "50%"}, "evictionPressureTransitionPeriod": "1s",
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.EventuallyIn(t, time.Minute, "there is room on both disks", func(context.Context) (bool, error) {
+		for name, dir := range disks {
+			if statfs(t, dir).available < before[name]+ballast {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	right(func(used uint64) bool { return used < ballast })
+	testkit.EventuallyIn(t, time.Minute, "the node is under no pressure any more", func(ctx context.Context) (bool, error) {
+		status, err := r.k.Status(ctx)
+		return slices.ContainsFunc(status.Conditions, func(c core.NodeCondition) bool {
+			return c.Type == core.NodeDiskPressure && c.Status == core.ConditionFalse
+		}), err
+	})
+	for i, p := range pods {
+		now := r.waitPod(p, "still runs", running)
+		if a, b := now.Status.ContainerStatuses[0].ContainerID, p.Status.ContainerStatuses[0].ContainerID; a != b {
+			t.Errorf("the pod of class %s runs container %s, not %s", title(classes[i]), a, b)
+		}
+	}
+	r.wantHealthy()
+}
+
+// disk makes a filesystem of so many megabytes for the test and returns where it is mounted.
+func disk(t *testing.T, megabytes int64) string {
+	t.Helper()
+	dir, err := node.TempDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, mountpoint := filepath.Join(dir, "img"), filepath.Join(dir, "fs")
+	t.Cleanup(func() {
+		if err := errors.Join(node.UnmountBelow(dir), os.RemoveAll(dir)); err != nil {
+			t.Errorf("removing a disk: %v", err)
+		}
+	})
+	if err := errors.Join(os.Mkdir(mountpoint, 0o711), os.WriteFile(image, nil, 0o600), os.Truncate(image, megabytes<<20)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, mountpoint}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	return mountpoint
+}
+
+type space struct{ capacity, available uint64 } // bytes
+
+func statfs(t *testing.T, dir string) space {
+	t.Helper()
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(dir, &s); err != nil {
+		t.Fatal(err)
+	}
+	return space{capacity: s.Blocks * uint64(s.Frsize), available: s.Bavail * uint64(s.Frsize)}
+}
