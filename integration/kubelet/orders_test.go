@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ func containerOf(pull core.PullPolicy) string { return strings.ToLower(string(pu
 // the pull of another has left.
 type trio struct {
 	name string
+	uid  int
 	refs map[core.PullPolicy]string
 }
 
@@ -30,20 +32,26 @@ type trioPod struct {
 }
 
 func (x trio) options(pull core.PullPolicy) images.Options {
-	return images.Options{Version: x.name + "-" + containerOf(pull)}
+	opts := images.Options{Version: x.name + "-" + containerOf(pull)}
+	if x.uid != 0 {
+		opts.User = strconv.Itoa(x.uid)
+	}
+	return opts
 }
 
-func (r *rig) pushTrio(name string) trio {
+// pushTrio makes images whose USER is uid; 0 means that they have none.
+func (r *rig) pushTrio(name string, uid int) trio {
 	r.t.Helper()
-	x := trio{name: name, refs: map[core.PullPolicy]string{}}
+	x := trio{name: name, uid: uid, refs: map[core.PullPolicy]string{}}
 	for _, pull := range policies {
 		x.refs[pull], _ = r.push("app/"+name+"-"+containerOf(pull)+":v1", x.options(pull))
 	}
 	return x
 }
 
-// createTrio makes a pod of a trio. What must not be pulled is on the node already, for the pod's class.
-func (r *rig) createTrio(name, class string, x trio) trioPod {
+// createTrio makes a pod of a trio, with what else its spec is to have. What must not be pulled is on the node already, for the
+// pod's class.
+func (r *rig) createTrio(name, class string, x trio, more ...func(*core.PodSpec)) trioPod {
 	r.t.Helper()
 	if _, err := r.Pull(r.ctx, x.refs[core.PullNever], handler(class)); err != nil {
 		r.t.Fatal(err)
@@ -53,6 +61,9 @@ func (r *rig) createTrio(name, class string, x trio) trioPod {
 	for _, pull := range policies {
 		p.Spec.Containers = append(p.Spec.Containers, core.Container{Name: containerOf(pull), Image: x.refs[pull], ImagePullPolicy: pull})
 	}
+	for _, f := range more {
+		f(&p.Spec)
+	}
 	r.create(p)
 	return trioPod{Pod: p, trio: x, class: class}
 }
@@ -61,7 +72,7 @@ func (r *rig) createTrio(name, class string, x trio) trioPod {
 func (r *rig) wantTrio(p trioPod, nth int) {
 	r.t.Helper()
 	for _, pull := range policies {
-		r.wantLogOf(p.Pod, containerOf(pull), nth, line(p.class, p.options(pull), 0))
+		r.wantLogOf(p.Pod, containerOf(pull), nth, line(p.class, p.options(pull), p.uid))
 	}
 }
 
@@ -97,7 +108,7 @@ func (r *rig) testOrders() {
 		r.t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := r.in(t)
-			x := r.pushTrio(name)
+			x := r.pushTrio(name, 0)
 			var pods []trioPod
 			if order != nil {
 				for _, class := range order {

@@ -70,9 +70,7 @@ func (r *rig) testNever() {
 		if i+1 < len(classes) {
 			missing := r.pod("never-absent-"+title(classes[i+1]), classes[i+1], ref, core.PullNever)
 			r.create(missing)
-			r.waitPod(missing, "is told that the image is not there", func(_ *core.Pod, c core.ContainerStatus) bool {
-				return c.State.Waiting != nil && c.State.Waiting.Reason == "ErrImageNeverPull"
-			})
+			r.waitPod(missing, "is told that the image is not there", waiting("ErrImageNeverPull"))
 			r.delete(missing)
 		}
 		p := r.pod("never-"+title(class), class, ref, core.PullNever)
@@ -82,78 +80,103 @@ func (r *rig) testNever() {
 	}
 }
 
-// testNonRoot runs an image whose USER is not root where root is forbidden, and sees that one of root is refused.
+// testNonRoot runs images whose USER is not root where root is forbidden, and sees that those of root are refused.
 func (r *rig) testNonRoot() {
 	yes := true
-	opts := images.Options{Version: "nonroot", User: "1000"}
-	ref, _ := r.push("app/nonroot:v1", opts)
-	asRoot, _ := r.push("app/asroot:v1", images.Options{Version: "asroot"})
+	nonRoot := func(s *core.PodSpec) { s.SecurityContext = &core.PodSecurityContext{RunAsNonRoot: &yes} }
+	user, root := r.pushTrio("nonroot", 1000), r.pushTrio("asroot", 0)
 	for _, class := range classes {
-		p := r.pod("nonroot-"+title(class), class, ref, core.PullIfNotPresent)
-		p.Spec.SecurityContext = &core.PodSecurityContext{RunAsNonRoot: &yes}
-		r.create(p)
-		r.wantLine(p, line(class, opts, 1000))
-		r.delete(p)
-
-		p = r.pod("asroot-"+title(class), class, asRoot, core.PullIfNotPresent)
-		p.Spec.SecurityContext = &core.PodSecurityContext{RunAsNonRoot: &yes}
-		r.create(p)
-		r.waitPod(p, "is refused", func(_ *core.Pod, c core.ContainerStatus) bool {
-			return c.State.Waiting != nil && c.State.Waiting.Reason == "CreateContainerConfigError"
-		})
-		r.delete(p)
+		p := r.runTrio(r.createTrio("nonroot", class, user, nonRoot))
+		r.delete(p.Pod)
+		p = r.createTrio("asroot", class, root, nonRoot)
+		r.waitPod(p.Pod, "is refused", waiting("CreateContainerConfigError"))
+		r.delete(p.Pod)
 	}
 }
 
-// testImageVolumes mounts an image into a container of each class: each sees the one of its platform.
+// waiting is the condition that a container waits for one of the reasons.
+func waiting(reasons ...string) func(*core.Pod, core.ContainerStatus) bool {
+	return func(_ *core.Pod, c core.ContainerStatus) bool {
+		return c.State.Waiting != nil && slices.Contains(reasons, c.State.Waiting.Reason)
+	}
+}
+
+// testImageVolumes mounts images into a container of each class, one for each pull policy: each is that of the class's platform.
 func (r *rig) testImageVolumes() {
 	ref, _ := r.push("app/reader:v1", images.Options{Version: "reader"})
-	volume, _ := r.push("app/volume:v1", images.Options{Version: "volume", SingleLayer: true})
+	volumes := map[core.PullPolicy]string{}
+	for _, pull := range policies {
+		name := "volume-" + containerOf(pull)
+		volumes[pull], _ = r.push("app/"+name+":v1", images.Options{Version: name, SingleLayer: true})
+	}
 	for _, class := range classes {
+		if _, err := r.Pull(r.ctx, volumes[core.PullNever], handler(class)); err != nil {
+			r.t.Fatal(err)
+		}
 		p := r.pod("volume-"+title(class), class, ref, core.PullIfNotPresent)
 		p.Spec.RestartPolicy = core.RestartPolicyNever
-		p.Spec.Volumes = []core.Volume{{Name: "v", VolumeSource: core.VolumeSource{
-			Image: &core.ImageVolumeSource{Reference: volume, PullPolicy: core.PullIfNotPresent},
-		}}}
-		p.Spec.Containers[0].Args = []string{"cat", "/volume/facts"}
-		p.Spec.Containers[0].VolumeMounts = []core.VolumeMount{{Name: "v", MountPath: "/volume"}}
+		c := &p.Spec.Containers[0]
+		c.Args = []string{"cat"}
+		var want []string
+		for _, pull := range policies {
+			name := containerOf(pull)
+			p.Spec.Volumes = append(p.Spec.Volumes, core.Volume{Name: name, VolumeSource: core.VolumeSource{
+				Image: &core.ImageVolumeSource{Reference: volumes[pull], PullPolicy: pull},
+			}})
+			c.VolumeMounts = append(c.VolumeMounts, core.VolumeMount{Name: name, MountPath: "/" + name})
+			c.Args = append(c.Args, "/"+name+"/facts")
+			platform := images.HostPlatform()
+			if class == other {
+				platform = foreign
+			}
+			want = append(want, platform+",volume-"+name)
+		}
 		r.create(p)
 		now := r.waitPod(p, "ends", func(p *core.Pod, _ core.ContainerStatus) bool {
 			return p.Status.Phase == core.PodSucceeded || p.Status.Phase == core.PodFailed
 		})
-		platform := images.HostPlatform()
-		if class == other {
-			platform = foreign
-		}
-		r.wantLog(now, 0, platform+",volume")
+		r.wantLog(now, 0, strings.Join(want, "\n"))
 		r.delete(p)
 	}
 }
 
 // testPrivate runs pods of a private image: those with the secret run, in each class, and those without never do, although
-// the image is there.
+// the image is there. What may be pulled is refused by imagepin, which kubelet asks; the rest by kubelet's own records.
 func (r *rig) testPrivate() {
 	name := r.k.Name + "-alice"
 	r.secret(name, "alice", "secret")
 	opts := images.Options{Version: "private"}
 	ref, _ := r.push("private/app:v1", opts)
-	for _, class := range classes {
-		for _, pull := range []core.PullPolicy{core.PullIfNotPresent, core.PullAlways} {
-			with := r.pod("with-"+title(class)+"-"+strings.ToLower(string(pull)), class, ref, pull)
-			with.Spec.ImagePullSecrets = []core.LocalObjectReference{{Name: name}}
-			r.create(with)
-			r.wantLine(with, line(class, opts, 0))
-			r.delete(with)
-
-			without := r.pod("without-"+title(class)+"-"+strings.ToLower(string(pull)), class, ref, pull)
-			r.create(without)
-			now := r.waitPod(without, "is refused", func(_ *core.Pod, c core.ContainerStatus) bool {
-				return c.State.Waiting != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff"}, c.State.Waiting.Reason)
-			})
-			if m := now.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(m, "PullAccessDenied") {
-				r.t.Errorf("a pod without the secret is told %q", m)
-			}
-			r.delete(without)
+	pod := func(name, class string) *core.Pod {
+		p := r.pod(name+"-"+title(class), class, "", "")
+		p.Spec.Containers = nil
+		for _, pull := range []core.PullPolicy{core.PullIfNotPresent, core.PullNever, core.PullAlways} {
+			p.Spec.Containers = append(p.Spec.Containers, core.Container{Name: containerOf(pull), Image: ref, ImagePullPolicy: pull})
 		}
+		return p
+	}
+	for _, class := range classes {
+		with := pod("with", class)
+		with.Spec.ImagePullSecrets = []core.LocalObjectReference{{Name: name}}
+		r.create(with)
+		now := r.waitPod(with, "runs", running)
+		for _, pull := range policies {
+			r.wantLogOf(now, containerOf(pull), 0, line(class, opts, 0))
+		}
+		r.delete(with)
+
+		without := pod("without", class)
+		r.create(without)
+		now = r.waitPod(without, "is refused", waiting("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"))
+		for _, c := range now.Status.ContainerStatuses {
+			if w := c.State.Waiting; c.Name == containerOf(core.PullNever) {
+				if w.Reason != "ErrImageNeverPull" {
+					r.t.Errorf("a container without the secret that must not pull waits for %s", w.Reason)
+				}
+			} else if !strings.Contains(w.Message, "PullAccessDenied") {
+				r.t.Errorf("container %s without the secret is told %q", c.Name, w.Message)
+			}
+		}
+		r.delete(without)
 	}
 }

@@ -99,6 +99,11 @@ func (w *wire) runPodSandbox(q *cri.RunPodSandboxRequest) {
 	for _, c := range pod.Spec.Containers {
 		w.always[at+" "+c.Image] = w.always[at+" "+c.Image] || c.ImagePullPolicy == core.PullAlways
 	}
+	for _, v := range pod.Spec.Volumes {
+		if v.Image != nil && v.Image.PullPolicy == core.PullAlways {
+			w.always[at+" "+v.Image.Reference] = true
+		}
+	}
 }
 
 // podsImage: the annotations of the sandbox, and with the gate its handler. It returns what stands for the pod.
