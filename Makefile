@@ -5,7 +5,8 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries tools
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging tools
+BIN          = bin
 
 .PHONY: help
 help: ## List the targets
@@ -13,10 +14,10 @@ help: ## List the targets
 
 .PHONY: build
 build: ## bin/containerd (with imagepin), bin/imagepin, bin/ctr, bin/containerd-shim-runc-v2
-	$(GOBUILD) -o bin/containerd ./cmd/containerd
-	$(GOBUILD) -o bin/imagepin ./cmd/imagepin
-	$(GOBUILD) -o bin/ctr github.com/containerd/containerd/v2/cmd/ctr
-	$(GOBUILD) -o bin/containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
+	$(GOBUILD) -o $(BIN)/containerd ./cmd/containerd
+	$(GOBUILD) -o $(BIN)/imagepin ./cmd/imagepin
+	$(GOBUILD) -o $(BIN)/ctr github.com/containerd/containerd/v2/cmd/ctr
+	$(GOBUILD) -o $(BIN)/containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 
 .PHONY: test-binaries
 test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
@@ -25,6 +26,34 @@ test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
 .PHONY: crash-binaries
 crash-binaries: ## bin/containerd-failpoints: ours, to be killed at named places
 	GO=$(GO) hack/test-binaries.sh crash
+
+# Packages are the same bytes wherever and whenever they are built of one commit by one version of Go: nothing of the
+# machine, its clock or its environment is in them.
+DIST              = dist
+ARCHS             = amd64 arm64
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+REPRODUCIBLE      = GOFLAGS='-mod=readonly -buildvcs=false' GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
+
+.PHONY: packages
+packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
+	rm -rf $(DIST)
+	mkdir -p $(DIST)/.stage/completions
+	@set -e; for arch in $(ARCHS); do $(REPRODUCIBLE) GOOS=linux GOARCH=$$arch $(MAKE) --no-print-directory build BIN=$(DIST)/.stage/$$arch; done
+	$(GO) run ./cmd/imagepin/internal/manpages -date $$(date -u -d @$(SOURCE_DATE_EPOCH) +%F) $(DIST)/.stage/man
+	$(GO) run ./cmd/imagepin completion bash >$(DIST)/.stage/completions/imagepin
+	$(GO) run ./cmd/imagepin completion zsh >$(DIST)/.stage/completions/_imagepin
+	$(GO) run ./cmd/imagepin completion fish >$(DIST)/.stage/completions/imagepin.fish
+	version=$$($(GO) run ./cmd/imagepin --version | sed 's/.* //') && dist=$$(realpath $(DIST)) && cd packaging && \
+		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run . -version $$version -stage $$dist/.stage -out $$dist $(ARCHS)
+	rm -rf $(DIST)/.stage
+
+.PHONY: licenses
+licenses: ## Write docs/licenses.md: the licences of what the binaries are built of
+	cd packaging && $(GO) run ./licenses ../docs/licenses.md
+
+.PHONY: check-licenses
+check-licenses:
+	cd packaging && $(GO) run ./licenses -check ../docs/licenses.md
 
 .PHONY: demo
 demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
@@ -68,7 +97,7 @@ test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 	cd integration/kubelet && $(GO) test -timeout 15m -parallel 12 ./...
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate ## Everything that is checked without running it
+check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses ## Everything that is checked without running it
 
 .PHONY: check-format
 check-format:
@@ -80,6 +109,7 @@ check-vet:
 	cd integration && $(GO) vet ./...
 	cd integration/lazy && $(GO) vet ./...
 	cd integration/kubelet && $(GO) vet ./...
+	cd packaging && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:
@@ -103,4 +133,4 @@ check-generate:
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin
+	rm -rf bin dist

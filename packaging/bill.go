@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/imagepin/imagepin/packaging/internal/modules"
+)
+
+const homepage = "https://github.com/imagepin/imagepin"
+
+// binary is a Go program in a package.
+type binary struct {
+	file string // where it is now
+	path string // where the package installs it
+}
+
+// bill is what a package is made of.
+type bill struct {
+	name, version, arch string
+	created             time.Time
+	binaries            []program
+	licences            map[modules.Module]modules.Licence
+}
+
+type program struct {
+	path, sha256 string
+	modules      []modules.Module
+}
+
+// newBill reads in the binaries what they are built of, and finds the licences
+// of that.
+func newBill(name, version, arch string, created time.Time, binaries []binary) (*bill, error) {
+	b := &bill{name: name, version: version, arch: arch, created: created, licences: make(map[modules.Module]modules.Licence)}
+	for _, bin := range binaries {
+		content, err := os.ReadFile(bin.file)
+		if err != nil {
+			return nil, err
+		}
+		mods, err := modules.Of(bin.file)
+		if err != nil {
+			return nil, err
+		}
+		mods = slices.DeleteFunc(mods, func(m modules.Module) bool { return m.Version == "" })
+		b.binaries = append(b.binaries, program{path: bin.path, sha256: fmt.Sprintf("%x", sha256.Sum256(content)), modules: mods})
+		for _, m := range mods {
+			if b.licences[m], err = m.Licences(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(b.binaries) == 0 {
+		return nil, fmt.Errorf("%s has no binaries", name)
+	}
+	return b, nil
+}
+
+// sorted are all modules, by path.
+func (b *bill) sorted() []modules.Module {
+	return slices.SortedFunc(maps.Keys(b.licences), func(x, y modules.Module) int {
+		return strings.Compare(x.Path+"@"+x.Version, y.Path+"@"+y.Version)
+	})
+}
+
+// licenceTexts is every licence and notice that has to go with the binaries;
+// a text that several modules share is there once.
+func (b *bill) licenceTexts() []byte {
+	users := make(map[string][]string)
+	var texts []string
+	for _, m := range b.sorted() {
+		l := b.licences[m]
+		for _, file := range slices.Sorted(maps.Keys(l.Files)) {
+			text := strings.TrimSpace(l.Files[file])
+			if users[text] == nil {
+				texts = append(texts, text)
+			}
+			users[text] = append(users[text], fmt.Sprintf("%s %s (%s)", m.Path, m.Version, file))
+		}
+	}
+	var out bytes.Buffer
+	for _, text := range texts {
+		fmt.Fprintf(&out, "%s\n%s\n%s\n\n%s\n\n", rule, strings.Join(users[text], "\n"), rule, text)
+	}
+	return out.Bytes()
+}
+
+var rule = strings.Repeat("-", 80)
+
+// The parts of SPDX 2.3 that are used. https://spdx.github.io/spdx-spec/v2.3/
+type (
+	spdxDocument struct {
+		SPDXVersion   string             `json:"spdxVersion"`
+		DataLicense   string             `json:"dataLicense"`
+		ID            string             `json:"SPDXID"`
+		Name          string             `json:"name"`
+		Namespace     string             `json:"documentNamespace"`
+		Creation      spdxCreation       `json:"creationInfo"`
+		Packages      []spdxPackage      `json:"packages"`
+		Relationships []spdxRelationship `json:"relationships"`
+	}
+	spdxCreation struct {
+		Created  string   `json:"created"`
+		Creators []string `json:"creators"`
+	}
+	spdxPackage struct {
+		Name             string         `json:"name"`
+		ID               string         `json:"SPDXID"`
+		Version          string         `json:"versionInfo"`
+		Supplier         string         `json:"supplier"`
+		Download         string         `json:"downloadLocation"`
+		FilesAnalyzed    bool           `json:"filesAnalyzed"`
+		Checksums        []spdxChecksum `json:"checksums,omitempty"`
+		LicenseConcluded string         `json:"licenseConcluded"`
+		LicenseDeclared  string         `json:"licenseDeclared"`
+		Copyright        string         `json:"copyrightText"`
+		Comment          string         `json:"comment,omitempty"`
+		ExternalRefs     []spdxRef      `json:"externalRefs,omitempty"`
+		Purpose          string         `json:"primaryPackagePurpose"`
+	}
+	spdxChecksum struct {
+		Algorithm string `json:"algorithm"`
+		Value     string `json:"checksumValue"`
+	}
+	spdxRef struct {
+		Category string `json:"referenceCategory"`
+		Type     string `json:"referenceType"`
+		Locator  string `json:"referenceLocator"`
+	}
+	spdxRelationship struct {
+		Element string `json:"spdxElementId"`
+		Type    string `json:"relationshipType"`
+		Related string `json:"relatedSpdxElement"`
+	}
+)
+
+// spdx gives the bill as SPDX 2.3 in JSON: the package contains its binaries,
+// and each of them depends on the modules that it is built of.
+func (b *bill) spdx() ([]byte, error) {
+	const document, pkg = "SPDXRef-DOCUMENT", "SPDXRef-Package"
+	full := fmt.Sprintf("%s-%s-linux-%s", b.name, b.version, b.arch)
+	id := sha256.New()
+	doc := spdxDocument{
+		SPDXVersion: "SPDX-2.3", DataLicense: "CC0-1.0", ID: document, Name: full,
+		Creation: spdxCreation{Created: b.created.Format(time.RFC3339), Creators: []string{"Organization: imagepin", "Tool: imagepin-packaging-" + b.version}},
+		Packages: []spdxPackage{{
+			Name: b.name, ID: pkg, Version: b.version, Supplier: "Organization: imagepin", Download: homepage,
+			LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", Copyright: "NOASSERTION", Purpose: "INSTALL",
+		}},
+		Relationships: []spdxRelationship{{document, "DESCRIBES", pkg}},
+	}
+	ids := make(map[modules.Module]string)
+	for i, m := range b.sorted() {
+		ids[m] = fmt.Sprintf("SPDXRef-Module-%d", i+1)
+		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.licences[m].ID))
+	}
+	for i, p := range b.binaries {
+		fmt.Fprintln(id, p.path, p.sha256)
+		ref := fmt.Sprintf("SPDXRef-Binary-%d", i+1)
+		doc.Packages = append(doc.Packages, spdxPackage{
+			Name: path.Base(p.path), ID: ref, Version: b.version, Supplier: "Organization: imagepin", Download: "NOASSERTION",
+			Checksums:        []spdxChecksum{{"SHA256", p.sha256}},
+			LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", Copyright: "NOASSERTION", Comment: "installed as " + p.path, Purpose: "APPLICATION",
+		})
+		doc.Relationships = append(doc.Relationships, spdxRelationship{pkg, "CONTAINS", ref})
+		for _, m := range p.modules {
+			doc.Relationships = append(doc.Relationships, spdxRelationship{ref, "DEPENDS_ON", ids[m]})
+		}
+	}
+	doc.Namespace = fmt.Sprintf("%s/sbom/%s-%x", homepage, full, id.Sum(nil)[:16])
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetIndent("", " ")
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(doc)
+	return out.Bytes(), err
+}
+
+func spdxModule(id string, m modules.Module, licence string) spdxPackage {
+	p := spdxPackage{
+		Name: m.Path, ID: id, Version: m.Version, Supplier: "NOASSERTION", Download: fmt.Sprintf("https://proxy.golang.org/%s/@v/%s.zip", m.Path, m.Version),
+		LicenseConcluded: licence, LicenseDeclared: licence, Copyright: "NOASSERTION", Purpose: "LIBRARY",
+		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.Path + "@" + m.Version}},
+	}
+	if m.Path == modules.Go {
+		p.Version = strings.TrimPrefix(m.Version, "go")
+		p.Download = "https://go.dev/dl/" + m.Version + ".src.tar.gz"
+		p.ExternalRefs[0].Locator = "pkg:golang/stdlib@" + p.Version
+	}
+	if m.Sum != "" {
+		p.Comment = "go.sum " + m.Sum
+	}
+	return p
+}

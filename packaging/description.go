@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/goreleaser/nfpm/v2"
+	_ "github.com/goreleaser/nfpm/v2/deb" // registers itself
+	"github.com/goreleaser/nfpm/v2/files"
+	_ "github.com/goreleaser/nfpm/v2/rpm"
+)
+
+// formats are what nfpm makes; the tarball is made of what is in the deb.
+var formats = []string{"deb", "rpm"}
+
+// packages makes the packages of one description for an architecture.
+func (b *build) packages(description, arch string) error {
+	name := strings.TrimSuffix(description, ".yaml")
+	generated := filepath.Join(b.stage, arch, "doc", name)
+	if err := os.MkdirAll(generated, 0o755); err != nil {
+		return err
+	}
+	load := func(format string) (*nfpm.Info, error) {
+		return b.load(description, format, map[string]string{
+			"ARCH": arch, "VERSION": b.version, "BIN": filepath.Join(b.stage, arch), "STAGE": b.stage, "GENERATED": generated,
+			// As dpkg and rpm write a version before a release.
+			"PKGVERSION": strings.Replace(b.version, "-", "~", 1),
+		})
+	}
+	if err := b.document(load, name, arch, generated); err != nil {
+		return err
+	}
+	for _, format := range formats {
+		info, err := load(format)
+		if err != nil {
+			return err
+		}
+		if err := b.write(format, info); err != nil {
+			return fmt.Errorf("%s: %w", format, err)
+		}
+	}
+	info, err := load("deb")
+	if err != nil {
+		return err
+	}
+	if err := nfpm.PrepareForPackager(info, "deb"); err != nil {
+		return err
+	}
+	return b.tarball(filepath.Join(b.out, fmt.Sprintf("%s-%s-linux-%s.tar.gz", name, b.version, arch)), info.Contents)
+}
+
+// document writes what is in a package about itself: the bill of materials and
+// the licences of what its binaries are built of.
+func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir string) error {
+	sbom, texts := filepath.Join(dir, "sbom.spdx.json"), filepath.Join(dir, "third-party-licenses.txt")
+	// They are among the contents that are read here.
+	for _, f := range []string{sbom, texts} {
+		if err := os.WriteFile(f, nil, 0o644); err != nil {
+			return err
+		}
+	}
+	info, err := load("deb")
+	if err != nil {
+		return err
+	}
+	var binaries []binary
+	for _, c := range info.Contents {
+		if filepath.Dir(c.Source) == filepath.Join(b.stage, arch) {
+			binaries = append(binaries, binary{file: c.Source, path: c.Destination})
+		}
+	}
+	bom, err := newBill(name, b.version, arch, b.mtime, binaries)
+	if err != nil {
+		return err
+	}
+	text, err := bom.spdx()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(sbom, text, 0o644); err != nil {
+		return err
+	}
+	released := filepath.Join(b.out, fmt.Sprintf("%s-%s-linux-%s.spdx.json", name, b.version, arch))
+	if err := os.WriteFile(released, text, 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(texts, bom.licenceTexts(), 0o644)
+}
+
+// load reads a description for a format, with its variables replaced.
+func (b *build) load(description, format string, vars map[string]string) (*nfpm.Info, error) {
+	text, err := os.ReadFile(description)
+	if err != nil {
+		return nil, err
+	}
+	var unknown []string
+	expanded := os.Expand(string(text), func(name string) string {
+		v, ok := vars[name]
+		if !ok {
+			unknown = append(unknown, name)
+		}
+		return v
+	})
+	if len(unknown) > 0 {
+		return nil, fmt.Errorf("unknown variables %q", unknown)
+	}
+	config, err := nfpm.Parse(strings.NewReader(expanded))
+	if err != nil {
+		return nil, err
+	}
+	info, err := config.Get(format)
+	if err != nil {
+		return nil, err
+	}
+	info.MTime = b.mtime
+	info = nfpm.WithDefaults(info)
+	for _, c := range info.Contents {
+		if err := b.setFileInfo(c); err != nil {
+			return nil, err
+		}
+	}
+	return info, nil
+}
+
+// setFileInfo leaves nothing to the umask and the clock of the build.
+func (b *build) setFileInfo(c *files.Content) error {
+	if c.FileInfo == nil {
+		c.FileInfo = &files.ContentFileInfo{}
+	}
+	c.FileInfo.Owner, c.FileInfo.Group, c.FileInfo.MTime = "root", "root", b.mtime
+	if c.FileInfo.Mode != 0 || c.Type == files.TypeSymlink {
+		return nil
+	}
+	c.FileInfo.Mode = 0o644
+	if st, err := os.Stat(c.Source); err == nil && st.Mode()&0o100 != 0 {
+		c.FileInfo.Mode = 0o755
+	} else if err != nil && !strings.ContainsAny(c.Source, "*?[") {
+		return err
+	}
+	return nil
+}
+
+func (b *build) write(format string, info *nfpm.Info) error {
+	packager, err := nfpm.Get(format)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(b.out, packager.ConventionalFileName(info)), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, fs.FileMode(0o644))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := packager.Package(info, f); err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,108 @@
+// Command licenses writes docs/licenses.md: the modules that the binaries are
+// built of, with their licences. It fails if there is one that may not be
+// among them.
+//
+//	licenses [-check] FILE
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/imagepin/imagepin/packaging/internal/modules"
+)
+
+// allowed are the licences on the CNCF's allowlist that are in use here.
+// https://github.com/cncf/foundation/blob/main/policies-guidance/allowed-third-party-license-policy.md
+var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
+
+// exceptions are modules whose licence is not in allowed and that are there
+// nevertheless, with the reason.
+var exceptions = map[string]string{
+	"github.com/cyphar/filepath-securejoin": "files under the MPL are used as they are, by containerd",
+}
+
+// What is built and shipped, and for what.
+var (
+	binaries = []string{
+		"./cmd/containerd", "./cmd/imagepin",
+		"github.com/containerd/containerd/v2/cmd/ctr", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+	}
+	shipped = []string{"linux/amd64", "linux/arm64"}
+)
+
+func main() {
+	check := flag.Bool("check", false, "write nothing, fail if the file is not what would be written")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: licenses [-check] FILE")
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0), *check); err != nil {
+		fmt.Fprintln(os.Stderr, "licenses:", err)
+		os.Exit(1)
+	}
+}
+
+func run(file string, check bool) error {
+	root := filepath.Dir(filepath.Dir(file))
+	mods, err := modules.Linked(root, shipped, binaries...)
+	if err != nil {
+		return err
+	}
+	text, err := page(mods)
+	if err != nil {
+		return err
+	}
+	if !check {
+		return os.WriteFile(file, text, 0o644)
+	}
+	present, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(present, text) {
+		return fmt.Errorf("%s is out of date: make licenses", file)
+	}
+	return nil
+}
+
+func page(mods []modules.Module) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString(`# Licences
+
+imagepin is under the Apache License 2.0, see [LICENSE](../LICENSE). What its binaries (containerd, ctr, the shim and
+imagepin, for Linux) are built of is listed here. The packages carry the texts in
+` + "`/usr/share/doc/<package>/third-party-licenses.txt`" + ` and the modules with versions and checksums in
+` + "`sbom.spdx.json`" + `.
+
+`)
+	fmt.Fprintf(&b, "Allowed are %s. `make check-licenses`, part of `make check`, fails on anything else. `make licenses`\nwrites this file.\n\n", strings.Join(allowed, ", "))
+	b.WriteString("| module | licence |\n|---|---|\n")
+	for _, m := range mods {
+		l, err := m.Licences()
+		if err != nil {
+			return nil, err
+		}
+		if reason, ok := exceptions[m.Path]; ok {
+			fmt.Fprintf(&b, "| %s | %s: %s |\n", m.Path, l.ID, reason)
+			continue
+		}
+		for id := range strings.SplitSeq(l.ID, " AND ") {
+			if !slices.Contains(allowed, id) {
+				return nil, fmt.Errorf("%s@%s is under %s, which is not allowed", m.Path, m.Version, id)
+			}
+		}
+		name := m.Path
+		if m.Path == modules.Go {
+			name = "Go's standard library"
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", name, l.ID)
+	}
+	return b.Bytes(), nil
+}
