@@ -24,7 +24,7 @@ var floors = [][]string{
 	{"pkg/imagepin/reconcile"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},
 	{"pkg/imagepin/node"},
-	{"plugins/imagepin"},
+	{"plugins/imagepin", "pkg/imagepin/serve"},
 }
 
 // stableContainerd are the parts of containerd that its RELEASES.md promises to

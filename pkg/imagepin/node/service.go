@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // retryAfter is how long to wait before the index is built again, where that
@@ -221,4 +224,15 @@ func (s *Service) uninstall(ctx context.Context, dry bool) (resp *api.UninstallR
 		return err
 	})
 	return resp, err
+}
+
+// Runtimes are those of the runtime handlers, by name.
+func (s *Service) Runtimes() []runtimeplatform.Runtime {
+	var all []runtimeplatform.Runtime
+	for _, name := range slices.Sorted(maps.Keys(s.node.CRI.Runtime.Containerd.Runtimes)) {
+		if rt, err := s.node.runtimes.Lookup(name); err == nil {
+			all = append(all, rt)
+		}
+	}
+	return all
 }

@@ -64,7 +64,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 
 const rootDescription = `imagepin decides which digest an image reference means on this node, and keeps
 one image of it for each platform and snapshotter that pods need. This command
-speaks to the imagepin in containerd, over containerd's socket.
+speaks to the imagepin in containerd, over containerd's socket; or to "imagepin
+serve", which runs beside a containerd without it, over that one's (--address).
 
 What is here, and which digest a tag means:
   imagepin images
@@ -95,10 +96,10 @@ func (a *app) root() *cli.Command {
 		},
 		HideHelpCommand: true,
 		Flags:           globalFlags(),
-		Commands: []*cli.Command{
+		Commands: append([]*cli.Command{
 			a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
 			a.pinCommand(), a.refreshCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
-		},
+		}, a.serveCommands()...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run prints it
 	}
@@ -110,7 +111,7 @@ func globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{
 			Name: "address", Aliases: []string{"a"}, Value: defaults.DefaultAddress,
-			Usage: "containerd's `SOCKET`", Sources: cli.EnvVars("CONTAINERD_ADDRESS"),
+			Usage: "containerd's `SOCKET`, or that of imagepin serve", Sources: cli.EnvVars("CONTAINERD_ADDRESS"),
 		},
 		&cli.StringFlag{
 			Name: "namespace", Aliases: []string{"n"}, Value: "k8s.io",

@@ -340,7 +340,7 @@ func TestCompletion(t *testing.T) {
 }
 
 // TestImports keeps the client a client: all that it has of imagepin is the
-// contract, and the configuration that it checks offline.
+// contract, the configuration that it checks offline, and serve as a whole.
 func TestImports(t *testing.T) {
 	const module = "github.com/imagepin/imagepin/"
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, module+"cmd/imagepin/...").Output()
@@ -351,7 +351,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "cmd/imagepin/internal/command"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

@@ -1,0 +1,119 @@
+//go:build unix
+
+package serve
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
+)
+
+// exchange answers the calls of a gRPC server, each by what is connected when it
+// comes in.
+type exchange struct {
+	connected atomic.Pointer[line]
+	// cutStreams ends the streams that do not end by themselves, and cutAll
+	// everything that is left.
+	cutStreams, cutAll context.Context
+}
+
+// line is what answers calls.
+type line struct {
+	unary   map[string]method[grpc.MethodDesc]
+	streams map[string]method[grpc.StreamDesc]
+	rest    grpc.StreamHandler
+	away    error // why nothing is answered; nil where it is
+}
+
+type method[Desc any] struct {
+	desc Desc
+	impl any
+}
+
+// lineTo is a line to a service.
+func lineTo(s *node.Service) (*line, error) {
+	l := &line{
+		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
+		rest: func(_ any, stream grpc.ServerStream) error { return s.PassOn(stream) },
+	}
+	return l, s.Register(l)
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (l *line) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	for _, m := range desc.Methods {
+		l.unary["/"+desc.ServiceName+"/"+m.MethodName] = method[grpc.MethodDesc]{m, impl}
+	}
+	for _, m := range desc.Streams {
+		l.streams["/"+desc.ServiceName+"/"+m.StreamName] = method[grpc.StreamDesc]{m, impl}
+	}
+}
+
+// connect has calls that come in from now on answered by l.
+func (x *exchange) connect(l *line) { x.connected.Store(l) }
+
+// away has calls that come in from now on answered with Unavailable.
+func (x *exchange) away(why error) {
+	x.connect(&line{away: status.Errorf(codes.Unavailable, "imagepin: %v", why)})
+}
+
+// criPrefix begins the full name of every method of the CRI, in whatever
+// version.
+const criPrefix = "/runtime."
+
+// endless are the streams that do not end by themselves.
+var endless = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": true}
+
+// handle is a grpc.StreamHandler for calls of every method. A unary call is a
+// stream of one message each way.
+func (x *exchange) handle(_ any, stream grpc.ServerStream) error {
+	name, _ := grpc.MethodFromServerStream(stream)
+	cut := x.cutAll
+	if endless[name] {
+		cut = x.cutStreams
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(cut, cancel)()
+	err := x.connected.Load().answer(name, &cuttable{stream, ctx})
+	if err != nil && cut.Err() != nil {
+		return status.Error(codes.Unavailable, "imagepin is stopping")
+	}
+	return err
+}
+
+// cuttable is a stream with another context.
+type cuttable struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (c *cuttable) Context() context.Context { return c.ctx }
+
+func (l *line) answer(name string, stream grpc.ServerStream) error {
+	if l.away != nil {
+		return l.away
+	}
+	if m, ok := l.unary[name]; ok {
+		resp, err := m.desc.Handler(m.impl, stream.Context(), stream.RecvMsg, nil)
+		if err != nil {
+			return err
+		}
+		return stream.SendMsg(resp)
+	}
+	if m, ok := l.streams[name]; ok {
+		return m.desc.Handler(m.impl, stream)
+	}
+	if strings.HasPrefix(name, criPrefix) {
+		return l.rest(nil, stream)
+	}
+	return status.Error(codes.Unimplemented, fmt.Sprintf("imagepin has no method %s; containerd's own API is on containerd's socket", name))
+}

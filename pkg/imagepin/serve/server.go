@@ -1,0 +1,366 @@
+//go:build unix
+
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/defaults"
+	"github.com/containerd/log"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
+)
+
+const (
+	// nodeKeyFile is in the state directory.
+	nodeKeyFile = "node.key"
+	// lookAgain is how long to wait for a containerd that is not ready.
+	lookAgain = 200 * time.Millisecond
+	// lookTimeout bounds one look at a containerd.
+	lookTimeout = 10 * time.Second
+	// stopGrace is how long calls may take that are under way when the server
+	// is stopped.
+	stopGrace = 10 * time.Second
+)
+
+// Config is what a Server is made of.
+type Config struct {
+	// Load reads the configuration: once, and again at each Reload.
+	Load   func() (*config.Beside, error)
+	Reload <-chan os.Signal
+}
+
+// Server is imagepin beside a containerd.
+type Server struct {
+	Config
+	file       *config.Beside
+	containerd *containerd
+	exchange   *exchange
+	notify     notifier
+	locked     map[string]*os.File // directories
+	service    *node.Service       // the latest; nil before the first
+
+	mu    sync.Mutex
+	ready error // nil while calls are answered
+}
+
+// Run serves until ctx ends. An error that it returns is about the configuration
+// or about what is in the way; a containerd that is not there is waited for.
+func Run(ctx context.Context, c Config) (err error) {
+	s := &Server{Config: c, locked: make(map[string]*os.File), ready: errStarting}
+	if s.file, err = c.Load(); err != nil {
+		return err
+	}
+	if err := errors.Join(log.SetFormat(log.TextFormat), log.SetLevel(s.file.LogLevel)); err != nil {
+		return err
+	}
+	defer s.unlock()
+	if err := os.MkdirAll(s.file.State, 0o700); err != nil {
+		return err
+	}
+	if err := s.lock(s.file.State); err != nil {
+		return err
+	}
+	if s.containerd, err = dialContainerd(s.file.ContainerdAddress); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.containerd.conn.Close()) }()
+	stopHTTP, err := s.listenHTTP()
+	if err != nil {
+		return err
+	}
+	defer stopHTTP()
+	l, err := listener(s.file.Address)
+	if err != nil {
+		return err
+	}
+	return s.serve(ctx, l)
+}
+
+// Ready says why calls are not answered; nil is that they are.
+func (s *Server) Ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ready
+}
+
+// serve answers calls on a listener until ctx ends.
+func (s *Server) serve(ctx context.Context, l net.Listener) error {
+	cutStreams, streams := context.WithCancel(context.Background())
+	cutAll, all := context.WithCancel(context.Background())
+	defer streams()
+	defer all()
+	s.exchange = &exchange{cutStreams: cutStreams, cutAll: cutAll}
+	s.exchange.away(errStarting)
+	server := grpc.NewServer(
+		grpc.UnknownServiceHandler(s.exchange.handle),
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
+		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
+	)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	log.G(ctx).WithField("address", l.Addr()).Info("serving the CRI")
+	err := s.follow(ctx)
+	s.notify.stopping()
+	log.G(ctx).Info("imagepin is stopping")
+	streams()
+	grace := time.AfterFunc(stopGrace, all)
+	server.GracefulStop()
+	grace.Stop()
+	if s.service != nil {
+		s.service.Close()
+	}
+	return errors.Join(err, <-served)
+}
+
+// follow keeps a service connected that fits containerd and the configuration.
+func (s *Server) follow(ctx context.Context) error {
+	for {
+		seen, err := s.reach(ctx)
+		if err == nil {
+			err = s.replace(s.file, seen)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			err = s.run(ctx, seen)
+			if ctx.Err() != nil {
+				return nil
+			}
+			s.away(ctx, fmt.Errorf("lost containerd: %w", err))
+			continue
+		}
+		if s.service == nil {
+			return err
+		}
+		// Another containerd is there than the one before, or it is configured
+		// in another way. Either of them can be mended without us.
+		s.away(ctx, err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.Reload:
+			s.reread(ctx, nil)
+		case <-time.After(lookTimeout):
+		}
+	}
+}
+
+// away has calls refused.
+func (s *Server) away(ctx context.Context, why error) {
+	log.G(ctx).WithError(why).Error("calls are refused")
+	s.exchange.away(why)
+	s.setReady(why)
+	s.notify.waiting(oneLine(why))
+}
+
+func (s *Server) setReady(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ready = err
+}
+
+// reach waits until containerd and its CRI answer.
+func (s *Server) reach(ctx context.Context) (*state, error) {
+	var last string
+	var said time.Time
+	for {
+		bounded, cancel := context.WithTimeout(ctx, lookTimeout)
+		seen, err := s.containerd.look(bounded)
+		cancel()
+		if err == nil || !gone(err) || ctx.Err() != nil {
+			return seen, err
+		}
+		if text := oneLine(err); text != last || time.Since(said) > patience/2 {
+			last, said = text, time.Now()
+			log.G(ctx).WithError(err).Warn("waiting for containerd")
+			s.exchange.away(fmt.Errorf("waiting for containerd: %w", err))
+			s.setReady(err)
+			s.notify.waiting("waiting for " + text)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.Reload:
+			s.reread(ctx, nil)
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
+// replace connects a service made of a configuration and what containerd says.
+// Where it fails, all is as it was.
+func (s *Server) replace(file *config.Beside, seen *state) error {
+	cri, err := file.Inherit(seen.running)
+	if err != nil {
+		return err
+	}
+	if err := s.lock(seen.root); err != nil {
+		return err
+	}
+	c := node.Config{
+		Containerd: s.containerd.services(seen, file.Verifier), Settings: file.Settings, CRI: cri,
+		NodeKey: filepath.Join(file.State, nodeKeyFile),
+	}
+	next, err := s.next(c)
+	if err != nil {
+		return err
+	}
+	l, err := lineTo(next)
+	if err != nil {
+		return err
+	}
+	for _, w := range cri.Unheeded() {
+		log.L.Warn(w)
+	}
+	if s.service != nil {
+		s.service.Close()
+	}
+	s.service = next
+	s.exchange.connect(l)
+	return nil
+}
+
+// next makes a service that knows what the one before knew.
+func (s *Server) next(c node.Config) (*node.Service, error) {
+	if s.service != nil {
+		return s.service.With(c)
+	}
+	n, err := node.New(c)
+	if err != nil {
+		return nil, err
+	}
+	return n.Serve(s.containerd.conn)
+}
+
+// run runs the service, and others for other configurations, until one loses
+// track of containerd or ctx ends.
+func (s *Server) run(ctx context.Context, seen *state) error {
+	for {
+		lost := make(chan error, 1)
+		running := s.service
+		go func() { lost <- running.Run(ctx) }()
+		s.announce(ctx, seen)
+		ready := running.Ready()
+		for replaced := false; !replaced; {
+			select {
+			case <-ready:
+				ready = nil
+				s.setReady(nil)
+				s.notify.serving("serving images of containerd " + seen.version)
+			case err := <-lost:
+				if err == nil && ctx.Err() == nil {
+					s.uninstalled(ctx)
+				}
+				return err
+			case <-s.Reload:
+				replaced = s.reread(ctx, seen)
+			}
+		}
+	}
+}
+
+// uninstalled waits for the end of a server that only passes calls on any more.
+func (s *Server) uninstalled(ctx context.Context) {
+	s.notify.waiting("uninstalled: calls are passed on to containerd")
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.Reload:
+			log.G(ctx).Warn("the configuration is not reloaded: imagepin is uninstalled")
+		}
+	}
+}
+
+// announce says in the log what is served for which handler.
+func (s *Server) announce(ctx context.Context, seen *state) {
+	for _, rt := range s.service.Runtimes() {
+		log.G(ctx).WithFields(log.Fields{"handler": rt.Handler, "target": rt.Target.String()}).Info("runtime handler of containerd")
+	}
+	log.G(ctx).WithField("version", seen.version).Info("connected to containerd")
+}
+
+// reread reads the configuration again. With what containerd says it replaces
+// the service too, and tells whether it did. A configuration that is wrong is
+// logged, and nothing changes.
+func (s *Server) reread(ctx context.Context, seen *state) (replaced bool) {
+	s.notify.reloading()
+	file, err := s.Load()
+	if err == nil {
+		err = sameProcess(s.file, file)
+	}
+	if err == nil && seen != nil {
+		err = s.replace(file, seen)
+		replaced = err == nil
+	}
+	if err == nil {
+		err = log.SetLevel(file.LogLevel)
+		s.file = file
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Error("the configuration is not reloaded")
+		if s.notify.ready {
+			s.notify.serving("the configuration was not reloaded: " + oneLine(err))
+		}
+		return replaced
+	}
+	log.G(ctx).Info("the configuration is reloaded")
+	if s.notify.ready && !replaced {
+		s.notify.serving("waiting for containerd")
+	}
+	return replaced
+}
+
+// sameProcess tells what of a new configuration needs another process.
+func sameProcess(old, file *config.Beside) error {
+	for key, pair := range map[string][2]any{
+		"address":            {old.Address, file.Address},
+		"containerd_address": {old.ContainerdAddress, file.ContainerdAddress},
+		"state":              {old.State, file.State},
+		"metrics":            {old.Metrics, file.Metrics},
+		"debug":              {old.Debug, file.Debug},
+	} {
+		if !reflect.DeepEqual(pair[0], pair[1]) {
+			return fmt.Errorf("%s: it changes with a restart only", key)
+		}
+	}
+	return nil
+}
+
+// lock keeps others from a directory.
+func (s *Server) lock(dir string) error {
+	if s.locked[dir] != nil {
+		return nil
+	}
+	f, err := lockDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		// In a container, containerd's root may be out of sight.
+		log.L.WithError(err).Warn("cannot tell whether another imagepin serve works on this containerd")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	s.locked[dir] = f
+	return nil
+}
+
+func (s *Server) unlock() {
+	for _, f := range s.locked {
+		_ = f.Close()
+	}
+}
