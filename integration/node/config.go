@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"strings"
@@ -18,8 +19,54 @@ const (
 	runtimePlugin = "io.containerd.cri.v1.runtime"
 )
 
-// config writes the config.toml for a root: everything that containerd would look for or write elsewhere is below it.
-func (o Options) config(root string) ([]byte, error) {
+// Sections that are of interest to imagepin serve.
+const (
+	ownPlugin      = "io.containerd.imagepin.v1.images"
+	verifierPlugin = "io.containerd.image-verifier.v1.bindir"
+	metricsPlugin  = "io.containerd.server.v1.metrics"
+)
+
+// defaultSandboxImage is containerd's own.
+const defaultSandboxImage = "registry.k8s.io/pause:3.10.2"
+
+// configs writes the config.toml for a root, and the configuration of imagepin serve, empty where there is none.
+func (o Options) configs(root string) (containerd, beside []byte, _ error) {
+	c, err := o.config(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, serve := o.binaries(); serve != "" {
+		plugins := c["plugins"].(table)
+		images := maps.Clone(plugins[imagesPlugin].(table))
+		if _, ok := images["pinned_images"]; !ok {
+			images["pinned_images"] = table{"sandbox": defaultSandboxImage} // as `containerd config dump` has it
+		}
+		b := table{
+			"version": 3, "address": filepath.Join(root, "imagepin.sock"), "containerd_address": filepath.Join(root, "containerd.sock"),
+			"state": filepath.Join(root, "imagepin"), "log_level": o.LogLevel,
+			"plugins": table{imagesPlugin: images, verifierPlugin: plugins[verifierPlugin]},
+		}
+		if own, ok := plugins[ownPlugin]; ok {
+			b["plugins"].(table)[ownPlugin] = own
+			delete(plugins, ownPlugin)
+		}
+		if m, ok := plugins[metricsPlugin]; ok {
+			b["metrics"] = m
+			delete(plugins, metricsPlugin)
+		}
+		if err := merge(b, o.ServeExtra, root); err != nil {
+			return nil, nil, fmt.Errorf("extra configuration of imagepin serve: %w", err)
+		}
+		if beside, err = toml.Marshal(b); err != nil {
+			return nil, nil, err
+		}
+	}
+	containerd, err = toml.Marshal(c)
+	return containerd, beside, err
+}
+
+// config is the config.toml for a root: everything that containerd would look for or write elsewhere is below it.
+func (o Options) config(root string) (table, error) {
 	p := func(elem ...string) string { return filepath.Join(append([]string{root}, elem...)...) }
 
 	runtimes, runtimePlatforms := table{}, table{}
@@ -77,11 +124,11 @@ func (o Options) config(root string) ([]byte, error) {
 				"containerd":             table{"default_runtime_name": DefaultHandler, "runtimes": runtimes},
 				"cni":                    table{"bin_dirs": []string{p("cni", "bin")}, "conf_dir": p("cni", "conf")},
 			},
-			"io.containerd.grpc.v1.cri":              table{"disable_tcp_service": true},
-			"io.containerd.image-verifier.v1.bindir": table{"bin_dir": p("verifiers")},
-			"io.containerd.internal.v1.opt":          table{"path": p("opt")},
-			"io.containerd.nri.v1.nri":               table{"disable": true, "socket_path": p("nri.sock"), "plugin_path": p("nri"), "plugin_config_path": p("nri")},
-			"io.containerd.shim.v1.manager":          table{"socket_dir": p("s")},
+			"io.containerd.grpc.v1.cri":     table{"disable_tcp_service": true},
+			verifierPlugin:                  table{"bin_dir": p("verifiers")},
+			"io.containerd.internal.v1.opt": table{"path": p("opt")},
+			"io.containerd.nri.v1.nri":      table{"disable": true, "socket_path": p("nri.sock"), "plugin_path": p("nri"), "plugin_config_path": p("nri")},
+			"io.containerd.shim.v1.manager": table{"socket_dir": p("s")},
 		},
 	}
 	if len(o.DisabledPlugins) > 0 {
@@ -90,7 +137,7 @@ func (o Options) config(root string) ([]byte, error) {
 	if err := merge(c, o.Extra, root); err != nil {
 		return nil, fmt.Errorf("extra configuration: %w", err)
 	}
-	return toml.Marshal(c)
+	return c, nil
 }
 
 // merge reads TOML over a table, tables into tables, everything else replaced.

@@ -37,6 +37,25 @@ const (
 	Stock = "containerd-stock"
 )
 
+// Mode is where imagepin runs.
+type Mode string
+
+// The modes.
+const (
+	// Plugin is within containerd.
+	Plugin Mode = "plugin"
+	// Serve is beside a stock containerd, as `imagepin serve`.
+	Serve Mode = "serve"
+)
+
+// DefaultMode is the mode that the environment variable IMAGEPIN_MODE says, or else [Plugin].
+func DefaultMode() Mode {
+	if m := os.Getenv("IMAGEPIN_MODE"); m != "" {
+		return Mode(m)
+	}
+	return Plugin
+}
+
 // Namespace is the containerd namespace of CRI.
 const Namespace = "k8s.io"
 
@@ -57,7 +76,10 @@ type Handler struct {
 
 // Options say what containerd to run and how. The zero value is ours with one handler, runc on overlayfs.
 type Options struct {
-	// Binary is a name in BinDir or a path; empty means [Ours].
+	// Mode is where imagepin runs; empty means [DefaultMode].
+	Mode Mode
+	// Binary is a name in BinDir or a path; empty means [Ours]. In mode [Serve], ours is stock with "imagepin serve"
+	// beside it, and a variant of ours ("containerd-race") stock with that variant of imagepin ("imagepin-race").
 	Binary string
 	// BinDir is where the binaries are; empty means [BinDir]().
 	BinDir string
@@ -80,7 +102,9 @@ type Options struct {
 	DisabledPlugins []string
 	// Extra is TOML (configuration version 3) that is merged over what the options give; "{root}" in it is the node's root.
 	Extra string
-	// Env is added to containerd's environment.
+	// ServeExtra is TOML that is merged over the configuration of imagepin serve; "{root}" in it is the node's root.
+	ServeExtra string
+	// Env is added to containerd's environment, and to that of imagepin serve.
 	Env []string
 	// LogLevel of containerd; empty means debug.
 	LogLevel string
@@ -96,8 +120,10 @@ type Node struct {
 	opts     Options
 	root     string
 	ownsRoot bool
-	process  *process // nil while stopped
+	process  *process // containerd; nil while stopped
+	beside   *process // imagepin serve; nil while stopped, and where there is none
 	conn     *grpc.ClientConn
+	behind   *grpc.ClientConn // to containerd where that is another socket; else conn
 	client   *containerd.Client
 	runtime  cri.RuntimeServiceClient
 	images   cri.ImageServiceClient
@@ -126,8 +152,9 @@ func BinDir() string {
 func Check(opts Options) error {
 	opts = opts.withDefaults()
 	var missing []string
-	for _, name := range []string{opts.Binary, "containerd-shim-runc-v2", "runc", "ctr"} {
-		if name == "runc" && opts.NoPods {
+	containerd, beside := opts.binaries()
+	for _, name := range []string{containerd, beside, "containerd-shim-runc-v2", "runc", "ctr"} {
+		if name == "" || name == "runc" && opts.NoPods {
 			continue
 		}
 		if _, err := os.Stat(opts.binary(name)); err != nil {
@@ -144,6 +171,9 @@ func Check(opts Options) error {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Mode == "" {
+		o.Mode = DefaultMode()
+	}
 	if o.Binary == "" {
 		o.Binary = Ours
 	}
@@ -163,6 +193,15 @@ func (o Options) withDefaults() Options {
 		o.StartTimeout = time.Minute
 	}
 	return o
+}
+
+// binaries are those of containerd and of imagepin serve beside it, which is empty where there is none.
+func (o Options) binaries() (containerd, beside string) {
+	variant, ours := strings.CutPrefix(o.Binary, Ours)
+	if o.Mode != Serve || o.Binary == Stock || !ours {
+		return o.Binary, ""
+	}
+	return Stock, "imagepin" + variant
 }
 
 func (o Options) binary(name string) string {
@@ -223,13 +262,24 @@ func (n *Node) Path(elem ...string) string {
 	return filepath.Join(append([]string{n.root}, elem...)...)
 }
 
-// Address is the socket of containerd, which also serves CRI.
-func (n *Node) Address() string { return n.Path("containerd.sock") }
+// Address is the socket that serves CRI and imagepin's control service: containerd's, or that of imagepin serve.
+func (n *Node) Address() string {
+	if _, beside := n.opts.binaries(); beside != "" {
+		return n.Path("imagepin.sock")
+	}
+	return n.ContainerdAddress()
+}
+
+// ContainerdAddress is the socket of containerd.
+func (n *Node) ContainerdAddress() string { return n.Path("containerd.sock") }
 
 // Config is the path of the config.toml.
 func (n *Node) Config() string { return n.Path("config.toml") }
 
-// LogFile is the path of containerd's log, which goes on over restarts.
+// ServeConfig is the path of the configuration of imagepin serve.
+func (n *Node) ServeConfig() string { return n.Path("imagepin.toml") }
+
+// LogFile is the path of the log of containerd, and of imagepin serve, which goes on over restarts.
 func (n *Node) LogFile() string { return n.Path("containerd.log") }
 
 // Logs returns containerd's log so far.
@@ -244,12 +294,20 @@ func (n *Node) Logs() string {
 // VerifierDir is the bin_dir of image verifier plugins, empty at first.
 func (n *Node) VerifierDir() string { return n.Path("verifiers") }
 
-// PID is the process ID of containerd, 0 while it does not run.
+// PID is the process ID of imagepin: of containerd, or of imagepin serve. It is 0 while that does not run.
 func (n *Node) PID() int {
-	if n.process == nil {
-		return 0
+	if p := n.main(); p != nil {
+		return p.cmd.Process.Pid
 	}
-	return n.process.cmd.Process.Pid
+	return 0
+}
+
+// main is the process that imagepin is in.
+func (n *Node) main() *process {
+	if _, beside := n.opts.binaries(); beside != "" {
+		return n.beside
+	}
+	return n.process
 }
 
 // Runtime is a client of the CRI RuntimeService.
@@ -296,46 +354,79 @@ func (n *Node) Start(ctx context.Context) error {
 	return n.WaitReady(ctx)
 }
 
-// Launch starts the process and the clients and does not wait until it is ready.
+// Launch starts what the node runs and the clients and does not wait until it is ready.
 func (n *Node) Launch(ctx context.Context) error {
-	if n.process != nil {
+	if n.process != nil || n.beside != nil {
 		return errors.New("containerd runs already")
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	config, err := n.opts.config(n.root)
+	config, beside, err := n.opts.configs(n.root)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(n.Config(), config, 0o644); err != nil {
 		return err
 	}
-	p, err := launch(n)
-	if err != nil {
+	if err := os.WriteFile(n.ServeConfig(), beside, 0o644); err != nil {
 		return err
 	}
-	n.process = p
-	n.conn, err = grpc.NewClient("unix://"+n.Address(),
+	if err := n.StartContainerd(); err != nil {
+		return err
+	}
+	if err := n.StartServe(); err != nil {
+		return errors.Join(err, n.Kill9())
+	}
+	if err := n.connect(); err != nil {
+		return errors.Join(err, n.Kill9())
+	}
+	return nil
+}
+
+// StartContainerd starts containerd alone, with the configuration of the last [Node.Launch], and does not wait.
+func (n *Node) StartContainerd() (err error) {
+	binary, _ := n.opts.binaries()
+	n.process, err = launch(n, n.ContainerdAddress(), binary, "--config", n.Config())
+	return err
+}
+
+// StartServe starts imagepin serve alone, with the configuration of the last [Node.Launch], and does not wait. Where the node
+// has none it does nothing.
+func (n *Node) StartServe() (err error) {
+	if _, binary := n.opts.binaries(); binary != "" {
+		n.beside, err = launch(n, n.Address(), binary, "serve", "--config", n.ServeConfig())
+	}
+	return err
+}
+
+func (n *Node) connect() (err error) {
+	if n.conn, err = dial(n.Address()); err != nil {
+		return err
+	}
+	n.behind = n.conn
+	if n.Address() != n.ContainerdAddress() {
+		if n.behind, err = dial(n.ContainerdAddress()); err != nil {
+			return err
+		}
+	}
+	n.client, err = containerd.NewWithConn(n.behind, containerd.WithDefaultNamespace(Namespace))
+	n.runtime, n.images = cri.NewRuntimeServiceClient(n.conn), cri.NewImageServiceClient(n.conn)
+	return err
+}
+
+func dial(address string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.MaxCallSendMsgSize(16<<20)))
-	if err != nil {
-		return errors.Join(err, n.Kill9())
-	}
-	n.client, err = containerd.NewWithConn(n.conn, containerd.WithDefaultNamespace(Namespace))
-	if err != nil {
-		return errors.Join(err, n.Kill9())
-	}
-	n.runtime, n.images = cri.NewRuntimeServiceClient(n.conn), cri.NewImageServiceClient(n.conn)
-	return nil
 }
 
 // WaitReady waits until the CRI service is ready; it fails early if containerd exits. The error ends with containerd's last words.
 func (n *Node) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.opts.StartTimeout, fmt.Errorf("containerd was not ready in %s", n.opts.StartTimeout))
 	defer cancel()
-	p := n.process
-	if p == nil {
+	p := n.main()
+	if p == nil || n.process == nil {
 		return errors.New("containerd does not run")
 	}
 	var last error
@@ -349,13 +440,21 @@ func (n *Node) WaitReady(ctx context.Context) error {
 		case <-t.C:
 		case <-p.done:
 			t.Stop()
-			n.closed()
-			return fmt.Errorf("containerd exited while starting: %v\n%s", p.err, n.logTail())
+			return n.exited(p)
+		case <-n.process.done:
+			t.Stop()
+			return n.exited(n.process)
 		case <-ctx.Done():
 			t.Stop()
 			return fmt.Errorf("%w: %w\n%s", context.Cause(ctx), last, n.logTail())
 		}
 	}
+}
+
+// exited ends what is left of a node of which a process has exited.
+func (n *Node) exited(p *process) error {
+	err := fmt.Errorf("%s exited while starting: %v\n%s", filepath.Base(p.cmd.Path), p.err, n.logTail())
+	return errors.Join(err, n.Kill9())
 }
 
 func (n *Node) ready(ctx context.Context) error {
@@ -368,6 +467,7 @@ func (n *Node) ready(ctx context.Context) error {
 	_ = c.Close()
 	// Before the socket is there, gRPC would back off for a second and more.
 	n.conn.ResetConnectBackoff()
+	n.behind.ResetConnectBackoff()
 	if _, err := n.runtime.Version(ctx, &cri.VersionRequest{}); err != nil {
 		return err
 	}
@@ -391,14 +491,38 @@ func (n *Node) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-25):], "\n")
 }
 
-// Kill9 kills containerd at once, with SIGKILL, and waits until it is gone. Shims and containers go on.
+// Kill9 kills containerd, and imagepin serve before it, at once with SIGKILL, and waits until they are gone. Shims and
+// containers go on.
 func (n *Node) Kill9() error { return n.end(syscall.SIGKILL) }
 
-// Stop ends containerd with SIGTERM and waits until it is gone. Shims and containers go on.
+// Stop ends containerd, and imagepin serve before it, with SIGTERM, and waits until they are gone. Shims and containers go on.
 func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
 
 func (n *Node) end(sig syscall.Signal) error {
+	err := errors.Join(n.EndServe(sig), n.EndContainerd(sig))
+	n.closed()
+	return err
+}
+
+// EndServe ends imagepin serve alone and waits until it is gone. The clients stay.
+func (n *Node) EndServe(sig syscall.Signal) error {
+	p := n.beside
+	n.beside = nil
+	return p.end(sig)
+}
+
+// EndContainerd ends containerd alone and waits until it is gone. The clients stay.
+func (n *Node) EndContainerd(sig syscall.Signal) error {
 	p := n.process
+	n.process = nil
+	return p.end(sig)
+}
+
+// SignalServe sends a signal to imagepin serve.
+func (n *Node) SignalServe(sig syscall.Signal) error { return n.beside.cmd.Process.Signal(sig) }
+
+// end ends a process, if there is one.
+func (p *process) end(sig syscall.Signal) error {
 	if p == nil {
 		return nil
 	}
@@ -413,30 +537,31 @@ func (n *Node) end(sig syscall.Signal) error {
 	case <-t.C:
 		_ = p.cmd.Process.Kill()
 		<-p.done
-		err = errors.Join(err, fmt.Errorf("containerd did not end within 30s of %s", sig))
+		err = errors.Join(err, fmt.Errorf("%s did not end within 30s of %s", filepath.Base(p.cmd.Path), sig))
 	}
-	n.closed()
 	return err
 }
 
-// closed forgets the process and its clients.
+// closed forgets the processes and their clients.
 func (n *Node) closed() {
-	if n.conn != nil {
-		_ = n.conn.Close()
+	for _, conn := range []*grpc.ClientConn{n.conn, n.behind} {
+		if conn != nil {
+			_ = conn.Close()
+		}
 	}
-	n.process, n.conn, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
+	n.process, n.beside = nil, nil
+	n.conn, n.behind, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
 }
 
-// Wait waits until containerd exits by itself and returns how.
+// Wait waits until the process that imagepin is in exits by itself and returns how. A containerd beside it is killed then.
 func (n *Node) Wait(ctx context.Context) error {
-	p := n.process
+	p := n.main()
 	if p == nil {
 		return errors.New("containerd does not run")
 	}
 	select {
 	case <-p.done:
-		n.closed()
-		return p.err
+		return errors.Join(p.err, n.Kill9())
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -460,7 +585,7 @@ func (n *Node) Restart(ctx context.Context, change func(*Options)) error {
 
 // Ctr runs ctr on this node, in CRI's namespace unless the arguments name another, and returns its output.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, n.opts.binary("ctr"), append([]string{"--address", n.Address(), "--namespace", Namespace}, args...)...)
+	cmd := exec.CommandContext(ctx, n.opts.binary("ctr"), append([]string{"--address", n.ContainerdAddress(), "--namespace", Namespace}, args...)...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {
@@ -469,24 +594,25 @@ func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// process is a running containerd.
+// process is one that runs.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // set when done is closed
 }
 
-func launch(n *Node) (*process, error) {
+// launch runs a binary that serves a socket.
+func launch(n *Node, socket, binary string, args ...string) (*process, error) {
 	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	// The socket of a killed process would look like a server that refuses.
-	if err := os.Remove(n.Address()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	cmd := exec.Command(n.opts.binary(n.opts.Binary), "--config", n.Config())
+	cmd := exec.Command(n.opts.binary(binary), args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = n.root
 	cmd.Env = append(os.Environ(), "PATH="+n.opts.BinDir+":"+os.Getenv("PATH"), "TMPDIR="+n.Path("tmp"))

@@ -12,13 +12,13 @@ import (
 )
 
 func TestConfigMerges(t *testing.T) {
-	b, err := Options{
+	b, _, err := Options{
 		Handlers: []Handler{{Name: "second", Snapshotter: "native", Platform: "linux/arm64", Extra: "disable_pause_image_pull = true"}},
 		Extra: `[plugins."io.containerd.cri.v1.images"]
 max_concurrent_downloads = 9
 [plugins."io.containerd.cri.v1.images".image_decryption]
 key_model = "{root}"`,
-	}.withDefaults().config("/r")
+	}.withDefaults().configs("/r")
 	if err != nil {
 		t.Fatal(err)
 	}
