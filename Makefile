@@ -94,6 +94,7 @@ test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (sta
 .PHONY: test-kubelet
 test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 	GO=$(GO) hack/kubernetes-binaries.sh
+	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/kubelet && $(GO) test -timeout 15m -parallel 12 ./...
 
 .PHONY: check

@@ -4,6 +4,7 @@ package lazy
 
 import (
 	"bytes"
+	"context"
 	"io"
 
 	"github.com/containerd/stargz-snapshotter/estargz"
@@ -11,6 +12,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/imagepin/imagepin/integration/images"
 )
 
 // Stargz makes the eStargz form of an image: every tool that reads gzip layers reads it, and a lazy one finds the files in it.
@@ -45,6 +48,45 @@ func Stargz(img v1.Image) (v1.Image, error) {
 	}
 	config.RootFS, config.History = now.RootFS, now.History
 	return mutate.ConfigFile(out, config)
+}
+
+// StargzIndex makes an index of the eStargz forms of App images, one per platform.
+func StargzIndex(ctx context.Context, opts images.Options, platforms ...string) (v1.ImageIndex, error) {
+	var entries []images.Entry
+	for _, p := range platforms {
+		opts.Platform = p
+		app, err := images.App(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		img, err := Stargz(app)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, images.Entry{Image: img})
+	}
+	return images.Index(images.OCI, entries...)
+}
+
+// StargzLayers are the digests of the layers of an App image in its eStargz form.
+func StargzLayers(ctx context.Context, opts images.Options) ([]v1.Hash, error) {
+	app, err := images.App(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	img, err := Stargz(app)
+	if err != nil {
+		return nil, err
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	var all []v1.Hash
+	for _, l := range m.Layers {
+		all = append(all, l.Digest)
+	}
+	return all, nil
 }
 
 func stargz(l v1.Layer) (_ v1.Layer, toc string, _ error) {

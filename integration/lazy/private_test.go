@@ -38,7 +38,7 @@ func (r *rig) giveNode() {
 		r.reg.Host(): map[string]string{"username": alice.Username, "password": alice.Password},
 	}})
 	if err == nil {
-		err = os.WriteFile(filepath.Join(r.dir, "config.json"), b, 0o600)
+		err = os.WriteFile(filepath.Join(r.sn.Dir(), "config.json"), b, 0o600)
 	}
 	if err != nil {
 		r.t.Fatal(err)
@@ -131,7 +131,7 @@ func TestPrivate(t *testing.T) {
 func TestPullSecretReachesSnapshotter(t *testing.T) {
 	t.Parallel()
 	r := newPrivateRig(t)
-	conn, err := grpc.NewClient("unix://"+r.address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+r.sn.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,8 +2,6 @@ package lazy
 
 import (
 	"context"
-	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/imagepin/imagepin/integration/daemon"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
@@ -26,7 +23,7 @@ const (
 	// lazyHandler is on the lazily pulling snapshotter, eagerHandler on overlayfs.
 	lazyHandler  = "lazy"
 	eagerHandler = node.DefaultHandler
-	snapshotter  = "stargz"
+	snapshotter  = SnapshotterName
 	// foreign is a platform that is not this machine's.
 	foreign = "linux/s390x"
 	// ballast is how much of an image no container ever reads.
@@ -41,60 +38,32 @@ type rig struct {
 	t   *testing.T
 	ctx context.Context
 	reg *registry.Registry
-	dir string // of the snapshotter
-	sn  *daemon.Daemon
+	sn  *Snapshotter
 }
 
 func newRig(t *testing.T, opts node.Options) *rig {
 	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Fatalf("the lazy snapshotter needs FUSE: %v", err)
-	}
 	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
 	opts.LogLevel = "info"
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	var err error
-	// Short: a socket is in it. The node is cleaned up before it: its containers are mounted on what is mounted here.
-	if r.dir, err = node.TempDir(); err != nil {
+	if r.sn, err = NewSnapshotter(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(r.clean)
+	t.Cleanup(r.clean) // after the node
 	r.startSnapshotter()
 	opts.Handlers = append(opts.Handlers, node.Handler{Name: lazyHandler, Snapshotter: snapshotter})
-	opts.Extra = `
-[proxy_plugins.stargz]
-  type = "snapshot"
-  address = "` + r.address() + `"
-  [proxy_plugins.stargz.exports]
-    root = "` + filepath.Join(r.dir, "snapshotter") + `"
-    enable_remote_snapshot_annotations = "true"
-` + opts.Extra
+	opts.Extra = r.sn.Config() + opts.Extra
 	r.Node = testkit.Node(t, opts)
-	// The snapshotter is started first, and knows containerd by this name.
-	if err := os.Symlink(r.Address(), filepath.Join(r.dir, "containerd.sock")); err != nil {
+	if err := os.Symlink(r.Address(), r.sn.Containerd()); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func (r *rig) address() string { return filepath.Join(r.dir, "sock") }
-
 func (r *rig) startSnapshotter() {
 	r.t.Helper()
-	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"),
-		"--root", r.dir, "--address", r.address(), "--containerd", filepath.Join(r.dir, "containerd.sock"))
-	cmd.Env = append(os.Environ(), "DOCKER_CONFIG="+r.dir)
-	var err error
-	if r.sn, err = daemon.Start(cmd, filepath.Join(r.dir, "log")); err != nil {
-		r.t.Fatalf("starting the snapshotter: %v (hack/lazy-binaries.sh builds it)", err)
-	}
-	if err := r.sn.Await(r.ctx, func(context.Context) error {
-		c, err := net.Dial("unix", r.address())
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}); err != nil {
+	if err := r.sn.Start(r.ctx); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -109,15 +78,10 @@ func (r *rig) reconnected() {
 }
 
 func (r *rig) clean() {
-	if r.sn != nil {
-		if r.t.Failed() {
-			r.t.Logf("the end of the snapshotter's log:\n%s", r.sn.LogTail(20))
-		}
-		if err := r.sn.Kill9(); err != nil {
-			r.t.Error(err)
-		}
+	if r.t.Failed() {
+		r.t.Logf("the end of the snapshotter's log:\n%s", r.sn.LogTail(20))
 	}
-	if err := errors.Join(node.UnmountBelow(r.dir), os.RemoveAll(r.dir)); err != nil {
+	if err := r.sn.Close(); err != nil {
 		r.t.Errorf("cleaning up after the snapshotter: %v", err)
 	}
 }
@@ -130,16 +94,7 @@ func options(version string) images.Options {
 // push puts an index of eStargz images under "repo:tag" and returns the full reference.
 func (r *rig) push(ref string, opts images.Options) string {
 	r.t.Helper()
-	var entries []images.Entry
-	for _, p := range []string{images.HostPlatform(), foreign} {
-		opts.Platform = p
-		img, err := Stargz(testkit.App(r.t, opts))
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		entries = append(entries, images.Entry{Image: img})
-	}
-	idx, err := images.Index(images.OCI, entries...)
+	idx, err := StargzIndex(r.ctx, opts, images.HostPlatform(), foreign)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -150,17 +105,9 @@ func (r *rig) push(ref string, opts images.Options) string {
 // layers of this machine's image below a reference.
 func (r *rig) layers(opts images.Options) []v1.Hash {
 	r.t.Helper()
-	img, err := Stargz(testkit.App(r.t, opts))
+	all, err := StargzLayers(r.ctx, opts)
 	if err != nil {
 		r.t.Fatal(err)
-	}
-	m, err := img.Manifest()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	var all []v1.Hash
-	for _, l := range m.Layers {
-		all = append(all, l.Digest)
 	}
 	return all
 }

@@ -1,0 +1,154 @@
+package kubelet
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/kubelet/cluster"
+	"github.com/imagepin/imagepin/integration/lazy"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// lazyClass is the runtime class on the lazily pulling snapshotter.
+const lazyClass = "lazy"
+
+// ballast is how much of a lazy image no container ever reads, in bytes.
+const ballast = 8 << 20
+
+// TestLazy runs pods of one image in the default class and in one on a lazily pulling snapshotter, in both orders: lazy ones
+// start without their layers having been downloaded. They restart, live through a kill of containerd, and new ones run after one
+// of the snapshotter. (make test-lazy has the rest of what can happen to such a snapshotter.)
+func TestLazy(t *testing.T) {
+	t.Parallel()
+	rc := &nodev1.RuntimeClass{ObjectMeta: meta.ObjectMeta{Name: lazyClass}, Handler: lazyClass}
+	if err := kube.Do(t.Context(), "POST", "/apis/node.k8s.io/v1/runtimeclasses", rc, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, gate := range []bool{false, true} {
+		t.Run(fmt.Sprintf("gate=%t", gate), func(t *testing.T) {
+			t.Parallel()
+			testLazy(t, gate)
+		})
+	}
+}
+
+func testLazy(t *testing.T, gate bool) {
+	sn, err := lazy.NewSnapshotter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the node
+		if t.Failed() {
+			t.Logf("the end of the snapshotter's log:\n%s", sn.LogTail(20))
+		}
+		if err := sn.Close(); err != nil {
+			t.Errorf("cleaning up after the snapshotter: %v", err)
+		}
+	})
+	if err := sn.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, fmt.Sprintf("lazy-%t", gate), node.Options{
+		Extra: sn.Config(), Handlers: []node.Handler{{Name: lazyClass, Snapshotter: lazy.SnapshotterName}},
+	}, cluster.KubeletOptions{Gate: gate})
+	if err := os.Symlink(r.Address(), sn.Containerd()); err != nil {
+		t.Fatal(err)
+	}
+
+	var pods []*core.Pod
+	lines := map[string]string{}
+	run := func(name, class, ref string, opts images.Options) *core.Pod {
+		t.Helper()
+		p := r.pod(name, class, ref, core.PullIfNotPresent)
+		r.create(p)
+		lines[p.Name] = line(class, opts, 0)
+		return r.wantLine(p, lines[p.Name])
+	}
+	for i, order := range [][]string{{"", lazyClass}, {lazyClass, ""}} {
+		opts := images.Options{Version: title(order[0]) + "-first", Random: []images.Random{{Size: ballast, Seed: uint64(i)}}}
+		ref, layers := r.pushLazy("app/"+opts.Version+":v1", opts)
+		for _, class := range order {
+			if err := r.GC(r.ctx); err != nil { // what was downloaded for the other class is no longer here
+				t.Fatal(err)
+			}
+			r.reg.Reset()
+			pods = append(pods, run(opts.Version+"-"+title(class), class, ref, opts))
+			if class == lazyClass {
+				r.wantLazy(layers)
+			}
+		}
+	}
+	if err := r.Kill9(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Restart(r.ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	opts := images.Options{Version: "after", Random: []images.Random{{Size: ballast, Seed: 2}}}
+	ref, layers := r.pushLazy("app/after:v1", opts)
+	r.reg.Reset()
+	run("after-kill-lazy", lazyClass, ref, opts)
+	r.wantLazy(layers)
+	for _, p := range pods {
+		now := r.waitPod(p, "still runs", running)
+		if a, b := now.Status.ContainerStatuses[0], p.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID {
+			t.Errorf("pod %s runs container %s, not %s", p.Name, a.ContainerID, b.ContainerID)
+		}
+		r.stop(now)
+		r.wantLog(r.waitRestart(now), 1, lines[p.Name])
+	}
+
+	if err := sn.Kill9(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sn.Start(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	run("after-kill-of-snapshotter", lazyClass, ref, opts)
+}
+
+// pushLazy puts an index of eStargz images under "repo:tag" and returns the full reference and this machine's layers.
+func (r *rig) pushLazy(ref string, opts images.Options) (string, map[string]bool) {
+	r.t.Helper()
+	idx, err := lazy.StargzIndex(r.ctx, opts, images.HostPlatform(), foreign)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.reg.Push(ref, idx); err != nil {
+		r.t.Fatal(err)
+	}
+	layers, err := lazy.StargzLayers(r.ctx, opts)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	all := map[string]bool{}
+	for _, l := range layers {
+		all[l.String()] = true
+	}
+	return r.reg.Ref(ref), all
+}
+
+// wantLazy fails the test unless the layers were read in ranges alone, and little of them.
+func (r *rig) wantLazy(layers map[string]bool) {
+	r.t.Helper()
+	ranges, bytes := 0, int64(0)
+	for _, q := range r.reg.Requests() {
+		switch {
+		case q.Method != "GET" || !layers[q.Reference]:
+		case q.Range == "":
+			r.t.Errorf("a whole layer was asked for: %s", q)
+		default:
+			ranges++
+			bytes += q.Bytes
+		}
+	}
+	if ranges == 0 || bytes > ballast {
+		r.t.Errorf("%d bytes were read lazily, in %d ranges:\n%s", bytes, ranges, r.reg.Dump())
+	}
+}
