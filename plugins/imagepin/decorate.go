@@ -27,7 +27,7 @@ const (
 	criPlugin = "cri"
 	// pipeSize is the buffer of the connection to the CRI service behind, in
 	// bytes.
-	pipeSize = 1 << 20
+	pipeSize = 128 << 10
 )
 
 // Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
