@@ -72,6 +72,8 @@ type Pin struct {
 	Drift *Drift
 	// History is what the reference meant before, oldest first.
 	History []Change
+	// Proofs are of what the pin retains, oldest first.
+	Proofs []Proof
 }
 
 // Drift is a tag that has moved away from its pin.
@@ -118,6 +120,9 @@ func (p Pin) record() (images.Image, error) {
 		}
 		img.Labels[labelHistory] = string(b)
 	}
+	for _, proof := range p.Proofs {
+		img.Labels[imagepin.ProofLabelPrefix+proof.MAC] = proof.At.UTC().Format(time.RFC3339)
+	}
 	return img, nil
 }
 
@@ -139,6 +144,7 @@ func read(img images.Image) (Pin, error) {
 		UsedAt: img.UpdatedAt,
 		By:     By(img.Labels[labelBy]),
 		Retain: img.Labels[labelRetain] == "true",
+		Proofs: readProofs(img),
 	}
 	if p.ID.String() != img.Name {
 		return Pin{}, fmt.Errorf("pin %s: is of %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)

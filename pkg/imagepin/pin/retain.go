@@ -34,8 +34,9 @@ type Retainer struct {
 	// MaxBytes bounds what is retained, as the registry has it; zero does not.
 	MaxBytes int64
 
-	mu   sync.Mutex
-	held map[string]retained // by lease
+	mu       sync.Mutex
+	held     map[string]retained // by lease
+	reserved map[*reservation]struct{}
 }
 
 type retained struct {
@@ -107,16 +108,9 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 func leaseID(e imagepin.Entry) string { return "imagepin-retain-" + e.Manifest.Encoded() }
 
 func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
-	var total int64
-	for _, h := range r.held {
-		total += h.size
-	}
-	if r.MaxBytes > 0 && total+e.Size > r.MaxBytes {
-		return &imagepin.Error{
-			Name: imagepin.RetainLimitReached, Ref: e.Ref, For: e.Target.String(), Class: errdefs.ErrResourceExhausted,
-			What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, r.MaxBytes),
-			Do:   "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
-		}
+	nothing := func(digest.Digest) bool { return false }
+	if err := r.room(e, r.total(id, nothing)); err != nil {
+		return err
 	}
 	_, err := r.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
 		imagepin.LeaseLabel: retainPurpose,

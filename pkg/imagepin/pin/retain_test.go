@@ -182,3 +182,58 @@ func TestRetainHoldsWhatThereIs(t *testing.T) {
 	}
 	wantEqual(t, "leases", len(held), 1)
 }
+
+// TestReserve keeps room for what is about to be retained, and counts what is
+// let go of before as room.
+func TestReserve(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	r := newRetainer(t, n, 2500)
+	ctx, drop := n.Lease(t)
+	defer drop()
+	a, b, c := put(ctx, t, n, "a", first), put(ctx, t, n, "b", first), put(ctx, t, n, "c", first)
+	full := func(what string, err error) {
+		t.Helper()
+		var known *imagepin.Error
+		if !errors.As(err, &known) || known.Name != imagepin.RetainLimitReached || !errdefs.IsResourceExhausted(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := r.Retain(n.Context(t), a); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Reserve(nil, b, c)
+	full("two, and one is held", err)
+	release, err := r.Reserve(nil, a, b, b)
+	if err != nil {
+		t.Fatalf("one, and one that is held: %v", err)
+	}
+	full("what is reserved", r.Retain(n.Context(t), c))
+	_, err = r.Reserve(nil, c)
+	full("what is reserved", err)
+	if err := r.Retain(n.Context(t), b); err != nil {
+		t.Errorf("what it is reserved for: %v", err)
+	}
+	release()
+	_, err = r.Reserve(nil, c)
+	full("what is retained now", err)
+
+	freed := func(root digest.Digest) bool { return root == a.Root.Digest }
+	if release, err = r.Reserve(freed, c); err != nil {
+		t.Fatalf("one is let go of for it: %v", err)
+	}
+	full("one is not let go of yet", r.Retain(n.Context(t), c))
+	if err := r.Release(n.Context(t), a.Root.Digest); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Retain(n.Context(t), c); err != nil {
+		t.Errorf("one was let go of for it: %v", err)
+	}
+	release()
+	wantEqual(t, "bytes", r.Bytes(), 2000)
+	wantEqual(t, "holds", []bool{r.HoldsRoot(a.Root.Digest), r.HoldsRoot(b.Root.Digest), r.HoldsRoot(c.Root.Digest)}, []bool{false, true, true})
+
+	unlimited := newRetainer(t, n, 0)
+	if _, err := unlimited.Reserve(nil, a, b, c); err != nil || unlimited.Limited() || !r.Limited() {
+		t.Errorf("without a limit: %v", err)
+	}
+}

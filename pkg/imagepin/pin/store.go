@@ -57,9 +57,10 @@ type Store struct {
 	Config
 	write keyed.Mutex // by pin: reading, deciding and writing is one step
 
-	mu    sync.RWMutex
-	pins  map[ID]Pin
-	byRef map[string]int
+	mu     sync.RWMutex
+	pins   map[ID]Pin
+	byRef  map[string]int
+	proofs map[string]int // how many pins have each
 }
 
 // New makes a store; [Store.Load] fills it.
@@ -67,7 +68,7 @@ func New(c Config) *Store {
 	if c.Notify == nil {
 		c.Notify = func(context.Context, Event, Pin, digest.Digest) {}
 	}
-	return &Store{Config: c, pins: make(map[ID]Pin), byRef: make(map[string]int)}
+	return &Store{Config: c, pins: make(map[ID]Pin), byRef: make(map[string]int), proofs: make(map[string]int)}
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
@@ -86,6 +87,7 @@ func (s *Store) Load(ctx context.Context) error {
 	defer s.mu.Unlock()
 	clear(s.pins)
 	clear(s.byRef)
+	clear(s.proofs)
 	for _, img := range all {
 		p, err := read(img)
 		if err != nil {
@@ -94,6 +96,7 @@ func (s *Store) Load(ctx context.Context) error {
 		}
 		s.pins[p.ID] = p
 		s.byRef[p.Ref]++
+		s.countProofs(p, 1)
 	}
 	return nil
 }
@@ -161,7 +164,9 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 			return &Pin{ID: id, Root: plain(root), MadeAt: now, UsedAt: now, By: by, Retain: retain}, Made, nil
 		}
 		p := *old
-		p.Retain, p.Drift = retain, nil
+		if p.Retain, p.Drift = retain, nil; !retain {
+			p.Proofs = nil // they go with what they are of
+		}
 		if old.Root.Digest == root.Digest {
 			if by == ByOperator {
 				p.By = by
@@ -170,7 +175,7 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 		}
 		p.History = append(slices.Clone(old.History), Change{Digest: old.Root.Digest, From: old.MadeAt, By: old.By})
 		p.History = p.History[max(0, len(p.History)-maxHistory):]
-		p.Root, p.MadeAt, p.UsedAt, p.By = plain(root), now, now, by
+		p.Root, p.MadeAt, p.UsedAt, p.By, p.Proofs = plain(root), now, now, by, nil
 		return &p, Moved, nil
 	})
 }
@@ -317,10 +322,12 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 func (s *Store) set(id ID, p *Pin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, had := s.pins[id]
+	old, had := s.pins[id]
+	s.countProofs(old, -1)
 	switch {
 	case p != nil:
 		s.pins[id] = *p
+		s.countProofs(*p, 1)
 		if !had {
 			s.byRef[id.Ref]++
 		}

@@ -36,8 +36,9 @@ type Verdict struct {
 	// Pin is the pin that holds; nil where there is none.
 	Pin *pin.Pin
 
-	session *resolve.Session
-	proof   string // of the caller's credential, where it was accepted
+	session  *resolve.Session
+	proof    string // of the caller's credential, where it was accepted
+	verified bool   // by the verifier plugins
 }
 
 // question is what has to be decided.
@@ -47,6 +48,9 @@ type question struct {
 	decision   policy.Decision
 	// dry leaves pins as they are.
 	dry bool
+	// room fails where what would be pinned cannot be retained; nil lets all be
+	// pinned. It asks the verifier plugins before it fetches anything.
+	room func(context.Context, Verdict) error
 }
 
 func (q question) pinID() pin.ID { return pin.ID{Scope: q.decision.Scope, Ref: q.ref.String()} }
@@ -72,6 +76,12 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 		return v, nil
 	}
 	if pinned == nil && !q.dry {
+		if q.room != nil {
+			if err := q.room(ctx, v); err != nil {
+				return v, err
+			}
+			v.verified = true
+		}
 		made, err := p.Pins.Make(ctx, q.pinID(), v.Root, pin.ByUse, q.decision.Retain)
 		if err != nil {
 			return v, err
@@ -88,6 +98,7 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 // follow makes a verdict that of a pin, and notes what was seen of the tag.
 func (p *Puller) follow(ctx context.Context, q question, held *pin.Pin, v *Verdict) error {
 	if v.Root.Digest != held.Root.Digest {
+		v.verified = false // another pull has pinned another
 		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
 	}
 	v.Root, v.Pin = held.Root, held
@@ -121,7 +132,7 @@ func (p *Puller) withoutTag(ctx context.Context, q question, pinned *pin.Pin, er
 		return err
 	}
 	byDigest, derr := reference.WithDigest(reference.TrimNamed(q.ref), pinned.Root.Digest)
-	if derr != nil || len(p.of(q.ref, pinned.Root.Digest)) > 0 {
+	if _, here := p.local(q, pinned); derr != nil || here {
 		return err
 	}
 	if _, derr := p.ask(ctx, q, byDigest, ""); !errdefs.IsNotFound(derr) {
@@ -179,6 +190,12 @@ func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	if pinned != nil {
 		entries = p.of(q.ref, pinned.Root.Digest)
 	}
+	if len(entries) == 0 && pinned != nil && pinned.Retain && p.Retainer.HoldsRoot(pinned.Root.Digest) {
+		// Its keys have been removed, its content is here.
+		return imagepin.Entry{
+			Key: imagepin.Key{Ref: q.ref.String()}, Root: pinned.Root, Source: imagepin.SourcePull, ReadyAt: pinned.MadeAt,
+		}, true
+	}
 	if len(entries) == 0 {
 		return imagepin.Entry{}, false
 	}
@@ -210,8 +227,11 @@ func (p *Puller) unasked(ctx context.Context, q question, local imagepin.Entry, 
 // this credential, or none, has been accepted for it, or there is no registry
 // behind it.
 func (p *Puller) proved(q question, e imagepin.Entry) bool {
-	return e.Source == imagepin.SourceImported ||
-		p.Store.HasProof(p.Resolver.Proofs(q.ref, q.credential, e.Root.Digest)...)
+	if e.Source == imagepin.SourceImported {
+		return true
+	}
+	proofs := p.Resolver.Proofs(q.ref, q.credential, e.Root.Digest)
+	return p.Store.HasProof(proofs...) || p.Pins.HasProof(proofs...)
 }
 
 // ask sends the question to the registry.

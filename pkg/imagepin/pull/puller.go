@@ -222,17 +222,31 @@ func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (i
 		return imagepin.Entry{}, err
 	}
 	defer unlock()
-	v, err := p.decide(ctx, question{ref: ref, credential: r.Credential, decision: r.decision})
+	q := question{ref: ref, credential: r.Credential, decision: r.decision}
+	if p.retainsAnew(q) {
+		return p.pullRetained(ctx, r, q)
+	}
+	return p.decideAndRun(ctx, r, q)
+}
+
+// decideAndRun finds out what a request means, and makes that ready.
+func (p *Puller) decideAndRun(ctx context.Context, r Request, q question) (imagepin.Entry, error) {
+	v, err := p.decide(ctx, q)
 	if err != nil {
 		metrics.Pull(failure(ctx))
-		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
+		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, q.ref.String(), r.Runtime.Target)
 	}
-	return p.run(ctx, job{
+	return p.run(ctx, v.job(q.ref, r))
+}
+
+// job is what a verdict on a request makes to do.
+func (v Verdict) job(ref reference.Named, r Request) job {
+	return job{
 		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
 		session: v.session, credential: r.Credential, proof: v.proof,
-		pin: v.Pin, registry: v.Registry,
+		pin: v.Pin, registry: v.Registry, verified: v.verified,
 		progress: r.Progress, done: r.Done,
-	})
+	}
 }
 
 // Need is an image that something on the node is about to use.
@@ -305,6 +319,7 @@ type job struct {
 	done     func(metrics.Done)
 	anew     bool // though it is recorded as ready
 	counted  bool // already, as a part of the same pull
+	verified bool // already
 }
 
 // run makes a key ready, and counts it.
@@ -328,8 +343,10 @@ func (p *Puller) run(ctx context.Context, j job) (entry imagepin.Entry, err erro
 // makeKey verifies, makes, records and shows the key of a job. done is what had to
 // be done, or how that failed.
 func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
-	if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
-		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
+	if !j.verified {
+		if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
+			return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
+		}
 	}
 	start := time.Now()
 	var (
@@ -416,6 +433,11 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.
 	if err != nil {
 		return imagepin.Entry{}, store.Change{}, err
 	}
+	if j.proof != "" {
+		if err := p.Pins.Prove(ctx, j.ref, j.root.Digest, j.proof); err != nil {
+			return imagepin.Entry{}, store.Change{}, err
+		}
+	}
 	return e, change, nil
 }
 
@@ -447,7 +469,8 @@ func (p *Puller) of(ref reference.Named, root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
-// retainHere holds what of one digest of a reference is on the node.
+// retainHere holds what of one digest of a reference is on the node, and has the
+// pins that retain it remember who may have it.
 func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root digest.Digest) error {
 	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
 	if err != nil {
@@ -458,7 +481,9 @@ func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root diges
 		return err
 	}
 	defer unlock()
+	var proofs []string
 	for _, e := range p.of(ref, root) {
+		proofs = append(proofs, p.Store.Proofs(e.Record)...)
 		if p.Retainer.Holds(e) {
 			continue
 		}
@@ -466,7 +491,7 @@ func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root diges
 			return err
 		}
 	}
-	return nil
+	return p.Pins.Prove(ctx, ref, root, proofs...)
 }
 
 // PinUse is for a container that is made without a pull: it gives the digest
@@ -477,7 +502,16 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 	if d.Scope == "" {
 		return root, nil, nil
 	}
-	held, err := p.Pins.Make(ctx, pin.ID{Scope: d.Scope, Ref: ref.String()}, root, pin.ByUse, d.Retain)
+	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
+	if _, ok := p.Pins.Get(id); !ok && d.Retain {
+		// First, so that there is no pin where there is no room.
+		release, err := p.Retainer.Reserve(nil, p.of(ref, root.Digest)...)
+		if err != nil {
+			return root, nil, err
+		}
+		defer release()
+	}
+	held, err := p.Pins.Make(ctx, id, root, pin.ByUse, d.Retain)
 	if err != nil {
 		return root, nil, err
 	}

@@ -109,6 +109,50 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		ref: byDigest, root: found.Root, host: found.Host, session: found.Session, credential: c,
 		proof: p.Resolver.Proof(ref, c, found.Root.Digest), registry: &found.Root,
 	}
+	if !retains(pins) || !p.Retainer.Limited() {
+		err := p.refreshTo(ctx, j, ref, pins, had, &r)
+		return r, err
+	}
+	err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+		release, verified, err := p.roomToMove(ctx, j, pins, had)
+		if err != nil {
+			return err
+		}
+		defer release()
+		j.verified = verified
+		return p.refreshTo(ctx, j, ref, pins, had, &r)
+	})
+	return r, err
+}
+
+// roomToMove makes sure that there is room for what pins retain once they have
+// moved to a job's digest. What else keeps the job from being done is said when
+// it is.
+func (p *Puller) roomToMove(ctx context.Context, j job, pins []pin.Pin, had []imagepin.Entry) (release func(), verified bool, _ error) {
+	nothing := func() {}
+	var runtimes []runtimeplatform.Runtime
+	for _, e := range had {
+		if rt, ok := p.Runtimes.ForTarget(e.Target); ok {
+			runtimes = append(runtimes, rt)
+		}
+	}
+	if verify(ctx, p.Verifiers, j.ref.String(), j.root) != nil {
+		return nothing, false, nil
+	}
+	release, err := p.reserve(ctx, j, p.releasedBy(pins, j.root.Digest), runtimes...)
+	var known *imagepin.Error
+	switch {
+	case err == nil:
+		return release, true, nil
+	case errors.As(err, &known) && known.Name == imagepin.RetainLimitReached:
+		return nil, false, err
+	}
+	return nothing, true, nil
+}
+
+// refreshTo makes a job ready for every target that had the tag, and then moves
+// pins and tag to it.
+func (p *Puller) refreshTo(ctx context.Context, j job, ref reference.Named, pins []pin.Pin, had []imagepin.Entry, r *Refreshed) error {
 	for _, e := range had {
 		t := RefreshedTarget{Target: e.Target, Before: e.Root.Digest, After: e.Root.Digest}
 		j.runtime, _ = p.Runtimes.ForTarget(e.Target)
@@ -119,10 +163,10 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		for _, held := range pins {
 			r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: held.Root.Digest})
 		}
-		return r, nil
+		return nil
 	}
 	failpoint.Reach("refresh.pulled")
-	return r, p.moveTo(ctx, j, ref, pins, had, &r)
+	return p.moveTo(ctx, j, ref, pins, had, r)
 }
 
 var errIsDigest = errors.New("is a digest, which means what it says: only a tag can be pinned or refreshed")
@@ -156,7 +200,7 @@ func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []
 		j.pin = &moved
 		r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: moved.Root.Digest})
 	}
-	j.ref, j.counted = ref, true
+	j.ref, j.counted, j.verified = ref, true, false
 	for i, e := range had {
 		j.runtime, _ = p.Runtimes.ForTarget(e.Target)
 		moved, err := p.run(ctx, j)
@@ -205,7 +249,10 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	}
 	if retain {
 		// Another pin's change may have let go of it in between.
-		return held, previous, p.retainHere(ctx, ref, d)
+		if err := p.retainHere(ctx, ref, d); err != nil || v.proof == "" {
+			return held, previous, err
+		}
+		return held, previous, p.Pins.Prove(ctx, ref, d, v.proof)
 	}
 	return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
 }

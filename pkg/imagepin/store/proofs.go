@@ -63,6 +63,13 @@ func (s *Store) HasProof(candidates ...string) bool {
 	return slices.ContainsFunc(candidates, func(proof string) bool { return s.index.proofs.count[proof] > 0 })
 }
 
+// Proofs gives the proofs that stand on a record.
+func (s *Store) Proofs(record string) []string {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return slices.Clone(s.index.proofs.on[record])
+}
+
 // hasProofOn tells whether a record carries a proof. Every record carries none.
 func (s *Store) hasProofOn(record, proof string) bool {
 	s.index.mu.RLock()

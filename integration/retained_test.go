@@ -1,0 +1,198 @@
+package integration
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+// TestRetainedComesBackOffline removes what a pin retains and pulls it again while the registry is down: whoever was let have it before gets it,
+// over a crash too, and nobody else.
+func TestRetainedComesBackOffline(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, DiscardUnpackedLayers: true})
+	r.removePod(r.pod(""))
+	r.reg.SetAuth(&registry.Auth{Public: []string{"public/kept/*", testPause(r)}, Users: map[string]registry.User{
+		"alice": {Password: alicePassword, Repositories: []string{"**"}},
+		"bob":   {Password: "bob's", Repositories: []string{"**"}},
+	}})
+	alice, bob := asAlice(), &cri.AuthConfig{Username: "bob", Password: "bob's"}
+	guessed := &cri.AuthConfig{Username: "alice", Password: "guessed"}
+	r.version("private/kept/app:v1", "private")
+	r.version("public/kept/app:v1", "public")
+	byHand := r.version("private/hand/app:v1", "by hand")
+	private, public, hand := r.reg.Ref("private/kept/app:v1"), r.reg.Ref("public/kept/app:v1"), r.reg.Ref("private/hand/app:v1")
+	pull := func(ref string, auth *cri.AuthConfig) string {
+		t.Helper()
+		id, err := r.PullWith(r.ctx, ref, node.PullOptions{Auth: auth})
+		if err != nil {
+			t.Errorf("pulling %s: %v", ref, err)
+		}
+		return id
+	}
+	ids := map[string]string{private: pull(private, alice), public: pull(public, nil), hand: pull(hand, alice)}
+	// One that is retained later has the proofs that were there.
+	if _, err := r.control().SetPin(r.ctx, &api.SetPinRequest{Ref: hand, Digest: byHand, Retain: true, Credential: &api.Credential{Username: "alice", Password: alicePassword}}); err != nil {
+		t.Fatal(err)
+	}
+	gone := func() {
+		t.Helper()
+		for id := range r.list() {
+			r.remove(id, "")
+		}
+		if err := r.GC(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.reg.Down()
+	for range 2 {
+		for ref, auth := range map[string]*cri.AuthConfig{private: alice, public: nil, hand: alice} {
+			gone()
+			if auth != nil { // who needs no credential may have any
+				for _, other := range []*cri.AuthConfig{bob, guessed, nil} {
+					_, err := r.PullWith(r.ctx, ref, node.PullOptions{Auth: other})
+					manifestUnavailable.check(t, err, ref, targetOf(""))
+				}
+			}
+			if got := pull(ref, auth); got != ids[ref] {
+				t.Errorf("%s comes back as %q, not %s", ref, got, ids[ref])
+			}
+			if img := r.status(ref, "runc"); img.GetId() != ids[ref] || !img.GetPinned() {
+				t.Errorf("%s is there as %v", ref, img)
+			}
+		}
+		gone()
+		r.crash(nil)
+	}
+	pull(public, bob)
+	pull(private, alice)
+	r.wantRun("", private, line(images.Options{Version: "private"}, images.HostPlatform()))
+
+	// What a pin does not retain is not here, and has nobody's proof.
+	gone()
+	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: private}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.PullWith(r.ctx, private, node.PullOptions{Auth: alice})
+	manifestUnavailable.check(t, err, private, targetOf(""))
+}
+
+// testPause is the repository of the sandbox image.
+func testPause(r *rig) string {
+	repo, _, _ := strings.Cut(strings.TrimPrefix(r.Options().SandboxImage, r.reg.Host()+"/"), ":")
+	return repo
+}
+
+// retainTwo has room for one image of two.
+const retainTwo = consistencyRules + `
+[plugins."io.containerd.imagepin.v1.images"]
+max_retained_bytes = 1500000
+`
+
+// TestNoPinWithoutRoom pulls, refreshes and uses what there is no room to retain: no pin is made or moved, and what it held is held. That it has
+// to be known before costs no request.
+func TestNoPinWithoutRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: retainTwo})
+	r.removePod(r.pod(""))
+	big := images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}
+	full := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "RetainLimitReached") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	one := r.version("kept/app:v1", "one")
+	ref := r.reg.Ref("kept/app:v1")
+	r.reg.Reset()
+	r.pull(ref, "")
+	r.wantRequests("a first pull that has to fit", "HEAD manifest", "GET manifest", "GET manifest", "GET blob", "GET blob", "GET blob")
+	held := retained(t, r)
+	unchanged := func(what string) {
+		t.Helper()
+		r.wantPins(ref, map[string]string{"node": one})
+		if now := retained(t, r); len(now) != 1 || !slices.Equal(now, held) {
+			t.Errorf("%s: %q are held, not %q", what, now, held)
+		}
+		if img := r.status(ref, "runc"); !img.GetPinned() || !slices.Contains(img.GetRepoDigests(), r.reg.Ref("kept/app@"+one)) {
+			t.Errorf("%s: the tag means %v", what, img)
+		}
+	}
+	unchanged("pulled")
+
+	r.push("kept/app:v1", big, images.HostPlatform())
+	r.reg.Reset()
+	_, err := r.control().Refresh(r.ctx, &api.RefreshRequest{Ref: ref})
+	full("a refresh to what is too big", err)
+	unchanged("a refresh to what is too big")
+	if r.reg.Count(registry.Is("GET", registry.Blob)) > 0 {
+		t.Errorf("layers of what is too big were fetched:\n%s", r.reg.Dump())
+	}
+	if p := r.pins(ref)["node"]; len(p.History) > 0 {
+		t.Errorf("the pin has moved: %v", p)
+	}
+
+	other := r.reg.Ref("kept/other:v1")
+	r.version("kept/other:v1", "other")
+	before := r.state()
+	_, err = r.Pull(r.ctx, other, "")
+	full("a second pull", err)
+	r.wantPins(other, map[string]string{})
+	unchanged("a second pull")
+	r.collect()
+	r.wantState("a second pull that was refused", before)
+
+	// A container that is made without a pull.
+	plain := r.reg.Ref("plain/other:v1")
+	r.version("plain/other:v1", "other")
+	r.pull(plain, "")
+	if _, err := r.Ctr(r.ctx, "images", "tag", plain, other); err != nil {
+		t.Fatal(err)
+	}
+	noticed(t, r.Node, other)
+	pod := r.pod("")
+	_, _, err = r.RunContainer(r.ctx, pod, node.ContainerOptions{Image: other})
+	full("a container", err)
+	r.wantPins(other, map[string]string{})
+	unchanged("a container")
+
+	// What a pin lets go of makes room for what it moves to.
+	two := r.version("kept/app:v1", "two")
+	if _, err := r.control().Refresh(r.ctx, &api.RefreshRequest{Ref: ref}); err != nil {
+		t.Fatal(err)
+	}
+	r.wantPins(ref, map[string]string{"node": two})
+	if now := retained(t, r); len(now) != 1 || slices.Equal(now, held) {
+		t.Errorf("%q are held, and were before", now)
+	}
+}
+
+// TestRoomForOneOfTwo has two images pulled at once of which one has room: the other gets no pin.
+func TestRoomForOneOfTwo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true, Extra: retainTwo})
+	refs := []string{r.reg.Ref("kept/one:v1"), r.reg.Ref("kept/two:v1")}
+	r.version("kept/one:v1", "one")
+	r.version("kept/two:v1", "two")
+	other := soon(func() (string, error) { return r.Pull(r.ctx, refs[1], "") })
+	_, first := r.Pull(r.ctx, refs[0], "")
+	_, second := other()
+	if (first == nil) == (second == nil) {
+		t.Errorf("the pulls got %v and %v", first, second)
+	}
+	for i, err := range []error{first, second} {
+		if pinned := len(r.pins(refs[i])) == 1; pinned != (err == nil) {
+			t.Errorf("%s is pinned: %t; its pull got %v", refs[i], pinned, err)
+		}
+	}
+	if held := retained(t, r); len(held) != 1 {
+		t.Errorf("%q are held", held)
+	}
+}

@@ -1,0 +1,87 @@
+package pin
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/distribution/reference"
+)
+
+// TestProofs notes proofs on what retains, once, and keeps them over a restart
+// until the pin means something else or retains no more.
+func TestProofs(t *testing.T) {
+	e := newEnv(t, 0)
+	repo, err := reference.ParseNamed("registry.example/team/app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := reference.ParseNamed("registry.example/team/other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	retaining, plain := ID{Scope: "node", Ref: ref}, ID{Scope: "workload/shop/pod-template-hash=1", Ref: ref}
+	one, two := root("one"), root("two")
+	for id, retain := range map[ID]bool{retaining: true, plain: false} {
+		if _, err := e.Make(e.ctx, id, one, ByUse, retain); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prove := func(named reference.Named, text string, macs ...string) {
+		t.Helper()
+		if err := e.Prove(e.ctx, named, root(text).Digest, macs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(when string, want ...bool) {
+		t.Helper()
+		wantEqual(t, when, fmt.Sprint(e.HasProof("alice"), e.HasProof("bob"), e.HasProof("alice", "bob")), fmt.Sprint(want[0], want[1], want[0] || want[1]))
+	}
+	prove(other, "one", "alice")
+	prove(repo, "two", "alice")
+	has("of other content", false, false)
+	before := e.wrote
+	prove(repo, "one", "alice")
+	prove(repo, "one", "alice")
+	has("proved", true, false)
+	wantEqual(t, "writes", e.wrote-before, 1)
+	if err := e.Load(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	has("after a restart", true, false)
+	if err := e.Saw(e.ctx, retaining, two.Digest); err != nil {
+		t.Fatal(err)
+	}
+	has("with a drift", true, false)
+
+	if _, err := e.Move(e.ctx, retaining, two, ByRefresh, true); err != nil {
+		t.Fatal(err)
+	}
+	has("moved", false, false)
+	prove(repo, "two", "bob")
+	has("proved anew", false, true)
+	for range 2 {
+		if _, err := e.Move(e.ctx, retaining, two, ByOperator, false); err != nil {
+			t.Fatal(err)
+		}
+		has("not retaining", false, false)
+		if err := e.Load(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if _, err := e.Move(e.ctx, retaining, two, ByOperator, true); err != nil {
+		t.Fatal(err)
+	}
+	prove(repo, "two", "alice")
+	for i := range maxProofs {
+		prove(repo, "two", fmt.Sprint("rotated ", i))
+	}
+	p, _ := e.Get(retaining)
+	wantEqual(t, "proofs", len(p.Proofs), maxProofs)
+	has("rotated", false, false)
+	if _, err := e.Store.Remove(e.ctx, retaining); err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "the last of them", e.HasProof(fmt.Sprint("rotated ", maxProofs-1)), false)
+	wantEqual(t, "counted", len(e.proofs), 0)
+}

@@ -1,0 +1,102 @@
+package pin
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Limited tells whether there is a bound to what is retained.
+func (r *Retainer) Limited() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.MaxBytes > 0
+}
+
+// HoldsRoot tells whether a lease holds anything of what root names.
+func (r *Retainer) HoldsRoot(root digest.Digest) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.held {
+		if h.root == root && len(h.holds) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Reserve makes sure that there is room to retain entries, of which Manifest and
+// Size have to be known, until the returned function is called: a pin that is
+// made or moved in between can be followed by [Retainer.Retain]. freed tells
+// which roots will have been let go of by then; nil is none.
+//
+// It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+func (r *Retainer) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if freed == nil {
+		freed = func(digest.Digest) bool { return false }
+	}
+	mine := &reservation{sizes: make(map[string]int64)}
+	if r.reserved == nil {
+		r.reserved = make(map[*reservation]struct{})
+	}
+	r.reserved[mine] = struct{}{}
+	for _, e := range entries {
+		id := leaseID(e)
+		if h, held := r.held[id]; held && !freed(h.root) {
+			continue
+		}
+		if err := r.room(e, r.total(id, freed)); err != nil {
+			delete(r.reserved, mine)
+			return nil, err
+		}
+		mine.sizes[id] = e.Size
+	}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.reserved, mine)
+	}, nil
+}
+
+// reservation is room that is kept for leases to come.
+type reservation struct{ sizes map[string]int64 }
+
+// total is how much is held and reserved, but for one lease and for what is
+// freed. The caller holds the lock.
+func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 {
+	sizes := make(map[string]int64)
+	for reserved := range r.reserved {
+		for id, size := range reserved.sizes {
+			sizes[id] = max(sizes[id], size)
+		}
+	}
+	for id, h := range r.held {
+		if !freed(h.root) {
+			sizes[id] = max(sizes[id], h.size)
+		}
+	}
+	delete(sizes, but)
+	var total int64
+	for _, size := range sizes {
+		total += size
+	}
+	return total
+}
+
+// room fails where an entry is too much besides what is retained. The caller
+// holds the lock.
+func (r *Retainer) room(e imagepin.Entry, total int64) error {
+	if r.MaxBytes <= 0 || total+e.Size <= r.MaxBytes {
+		return nil
+	}
+	return &imagepin.Error{
+		Name: imagepin.RetainLimitReached, Ref: e.Ref, For: e.Target.String(), Class: errdefs.ErrResourceExhausted,
+		What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, r.MaxBytes),
+		Do:   "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
+	}
+}
