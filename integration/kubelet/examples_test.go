@@ -2,9 +2,13 @@ package kubelet
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"testing"
+	"text/tabwriter"
 
 	core "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -61,12 +65,40 @@ func TestExamples(t *testing.T) {
 		now := r.waitPod(p, "runs", running)
 		r.wantLogOf(now, "app", 0, want.Line(0))
 	}
+	r.wantListed("registry.example.com/team/app", "v1", 2)
 	named := map[string]bool{}
 	for _, c := range r.k.Proxy.Calls("PullImage") {
 		named[c.Request.(*cri.PullImageRequest).GetImage().GetRuntimeHandler()] = true
 	}
 	if !named["kata"] || !named["arm64"] {
 		t.Errorf("with the drop-in, pulls were for handlers %v", named)
+	}
+}
+
+// wantListed fails the test unless ListImages has so many images of a tag, each with an ID of its own, and logs them with the
+// columns of `crictl images`.
+func (r *rig) wantListed(repo, tag string, n int) {
+	r.t.Helper()
+	images, err := r.ListImages(r.ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var out strings.Builder
+	w := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "IMAGE\tTAG\tIMAGE ID\tSIZE")
+	ids := map[string]bool{}
+	for _, i := range images {
+		if slices.Contains(i.RepoTags, repo+":"+tag) {
+			ids[i.Id] = true
+			fmt.Fprintf(w, "%s\t%s\t%.13s\t%d\n", repo, tag, strings.TrimPrefix(i.Id, "sha256:"), i.Size)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Logf("ListImages:\n%s", out.String())
+	if len(ids) != n {
+		r.t.Errorf("%s:%s is listed for %d images, not %d", repo, tag, len(ids), n)
 	}
 }
 

@@ -6,17 +6,13 @@ import (
 	"testing"
 
 	core "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/lazy"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 )
-
-// lazyClass is the runtime class on the lazily pulling snapshotter.
-const lazyClass = "lazy"
 
 // ballast is how much of a lazy image no container ever reads, in bytes.
 const ballast = 8 << 20
@@ -26,10 +22,6 @@ const ballast = 8 << 20
 // of the snapshotter. (make test-lazy has the rest of what can happen to such a snapshotter.)
 func TestLazy(t *testing.T) {
 	t.Parallel()
-	rc := &nodev1.RuntimeClass{ObjectMeta: meta.ObjectMeta{Name: lazyClass}, Handler: lazyClass}
-	if err := kube.Do(t.Context(), "POST", "/apis/node.k8s.io/v1/runtimeclasses", rc, nil); err != nil {
-		t.Fatal(err)
-	}
 	for _, gate := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gate=%t", gate), func(t *testing.T) {
 			t.Parallel()
@@ -38,7 +30,9 @@ func TestLazy(t *testing.T) {
 	}
 }
 
-func testLazy(t *testing.T, gate bool) {
+// newLazyRig starts a node with a lazily pulling snapshotter.
+func newLazyRig(t *testing.T, name string, kubelet func(*lazy.Snapshotter) cluster.KubeletOptions) (*rig, *lazy.Snapshotter) {
+	t.Helper()
 	sn, err := lazy.NewSnapshotter()
 	if err != nil {
 		t.Fatal(err)
@@ -54,13 +48,15 @@ func testLazy(t *testing.T, gate bool) {
 	if err := sn.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, fmt.Sprintf("lazy-%t", gate), node.Options{
-		Extra: sn.Config(), Handlers: []node.Handler{{Name: lazyClass, Snapshotter: lazy.SnapshotterName}},
-	}, cluster.KubeletOptions{Gate: gate})
-	if err := os.Symlink(r.Address(), sn.Containerd()); err != nil {
-		t.Fatal(err)
-	}
+	n := node.Options{Extra: sn.Config(), Handlers: []node.Handler{{Name: lazyClass, Snapshotter: lazy.SnapshotterName}}}
+	r := newRigWith(t, name, n, func(n *node.Node) (cluster.KubeletOptions, error) {
+		return kubelet(sn), os.Symlink(n.Address(), sn.Containerd())
+	})
+	return r, sn
+}
 
+func testLazy(t *testing.T, gate bool) {
+	r, sn := newLazyRig(t, fmt.Sprintf("lazy-%t", gate), func(*lazy.Snapshotter) cluster.KubeletOptions { return cluster.KubeletOptions{Gate: gate} })
 	var pods []*core.Pod
 	lines := map[string]string{}
 	run := func(name, class, ref string, opts images.Options) *core.Pod {
@@ -111,6 +107,39 @@ func testLazy(t *testing.T, gate bool) {
 		t.Fatal(err)
 	}
 	run("after-kill-of-snapshotter", lazyClass, ref, opts)
+}
+
+// TestLazyPullSecret runs a lazy pod of a private image with a pull secret. kubelet is pointed at the snapshotter for images, which
+// passes the calls on and so has the pull's credential to read with. A pod without the secret is refused.
+func TestLazyPullSecret(t *testing.T) {
+	t.Parallel()
+	r, _ := newLazyRig(t, "lazy-secret", func(sn *lazy.Snapshotter) cluster.KubeletOptions {
+		return cluster.KubeletOptions{Config: map[string]any{"imageServiceEndpoint": "unix://" + sn.Address()}}
+	})
+	r.reg.SetAuth(&registry.Auth{
+		Bearer: true, Public: []string{"pause"},
+		Users: map[string]registry.User{"alice": {Password: "secret", Repositories: []string{"private/*"}}},
+	})
+	secret := r.k.Name + "-alice"
+	r.secret(secret, "alice", "secret")
+	opts := images.Options{Version: "private", Random: []images.Random{{Size: ballast}}}
+	ref, layers := r.pushLazy("private/app:v1", opts)
+	for _, class := range []string{"", lazyClass} {
+		if err := r.GC(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.reg.Reset()
+		p := r.pod("with-"+title(class), class, ref, core.PullIfNotPresent)
+		p.Spec.ImagePullSecrets = []core.LocalObjectReference{{Name: secret}}
+		r.create(p)
+		r.wantLine(p, line(class, opts, 0))
+		if class == lazyClass {
+			r.wantLazy(layers)
+		}
+		p = r.pod("without-"+title(class), class, ref, core.PullIfNotPresent)
+		r.create(p)
+		r.waitPod(p, "is refused", waiting("ErrImagePull", "ImagePullBackOff"))
+	}
 }
 
 // pushLazy puts an index of eStargz images under "repo:tag" and returns the full reference and this machine's layers.

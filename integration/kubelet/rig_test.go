@@ -29,6 +29,8 @@ const (
 	// second is the runtime class on a second snapshotter, other the one with a second platform.
 	second = "second"
 	other  = "foreign"
+	// lazyClass is on a snapshotter that pulls lazily, on nodes that have it.
+	lazyClass = "lazy"
 	// foreign is a platform that is not this machine's.
 	foreign = "linux/s390x"
 )
@@ -60,7 +62,7 @@ func withCluster(m *testing.M) (code int, err error) {
 			err = cerr
 		}
 	}()
-	for _, class := range classes[1:] {
+	for _, class := range append(classes[1:], lazyClass) {
 		rc := &nodev1.RuntimeClass{ObjectMeta: meta.ObjectMeta{Name: class}, Handler: class}
 		if err := kube.Do(ctx, "POST", "/apis/node.k8s.io/v1/runtimeclasses", rc, nil); err != nil {
 			return 1, err
@@ -89,6 +91,12 @@ type notes struct {
 // newRig starts a node with layers discarded, as the big managed clusters have it, and with the three classes.
 func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *rig {
 	t.Helper()
+	return newRigWith(t, name, opts, func(*node.Node) (cluster.KubeletOptions, error) { return kubelet, nil })
+}
+
+// newRigWith is newRig where something is to be done before kubelet starts.
+func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *rig {
+	t.Helper()
 	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t), notes: &notes{pods: map[string]*core.Pod{}}}
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	opts.DiscardUnpackedLayers = true
@@ -98,7 +106,10 @@ func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.Kubele
 	// The runc with seccomp, which kubelet asks for.
 	opts.Env = append(opts.Env, "PATH="+filepath.Dir(cluster.Bin("runc"))+":"+node.BinDir()+":"+os.Getenv("PATH"))
 	r.Node = testkit.Node(t, opts)
-	var err error
+	kubelet, err := before(r.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if r.k, err = kube.StartKubelet(r.ctx, name, r.Node, kubelet); err != nil {
 		t.Fatal(err)
 	}
