@@ -84,6 +84,9 @@ func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Dige
 func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	if s.retained[root] == 0 {
+		return nil
+	}
 	var ids []ID
 	for id, p := range s.pins {
 		if !p.Retain || p.Root.Digest != root {
@@ -101,14 +104,4 @@ func (s *Store) HasProof(macs ...string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.ContainsFunc(macs, func(mac string) bool { return s.proofs[mac] > 0 })
-}
-
-// countProofs adds to, or takes from, how many pins have each of a pin's proofs.
-// The caller holds the lock.
-func (s *Store) countProofs(p Pin, by int) {
-	for _, proof := range p.Proofs {
-		if s.proofs[proof.MAC] += by; s.proofs[proof.MAC] == 0 {
-			delete(s.proofs, proof.MAC)
-		}
-	}
 }

@@ -57,10 +57,11 @@ type Store struct {
 	Config
 	write keyed.Mutex // by pin: reading, deciding and writing is one step
 
-	mu     sync.RWMutex
-	pins   map[ID]Pin
-	byRef  map[string]int
-	proofs map[string]int // how many pins have each
+	mu       sync.RWMutex
+	pins     map[ID]Pin
+	byRef    map[string]map[ID]struct{}
+	retained map[digest.Digest]int // how many pins retain each
+	proofs   map[string]int        // how many pins have each
 }
 
 // New makes a store; [Store.Load] fills it.
@@ -68,7 +69,10 @@ func New(c Config) *Store {
 	if c.Notify == nil {
 		c.Notify = func(context.Context, Event, Pin, digest.Digest) {}
 	}
-	return &Store{Config: c, pins: make(map[ID]Pin), byRef: make(map[string]int), proofs: make(map[string]int)}
+	return &Store{
+		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
+		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
+	}
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
@@ -87,6 +91,7 @@ func (s *Store) Load(ctx context.Context) error {
 	defer s.mu.Unlock()
 	clear(s.pins)
 	clear(s.byRef)
+	clear(s.retained)
 	clear(s.proofs)
 	for _, img := range all {
 		p, err := read(img)
@@ -94,9 +99,7 @@ func (s *Store) Load(ctx context.Context) error {
 			log.G(ctx).WithError(err).Warn("a pin is left alone that cannot be read")
 			continue
 		}
-		s.pins[p.ID] = p
-		s.byRef[p.Ref]++
-		s.countProofs(p, 1)
+		s.add(p)
 	}
 	return nil
 }
@@ -113,7 +116,7 @@ func (s *Store) Get(id ID) (Pin, bool) {
 func (s *Store) Pinned(ref string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.byRef[ref] > 0
+	return len(s.byRef[ref]) > 0
 }
 
 // List gives all pins, by reference and scope.
@@ -125,16 +128,23 @@ func (s *Store) List() []Pin {
 	})
 }
 
+// Scopes gives the pins of a reference, by scope.
+func (s *Store) Scopes(ref string) []Pin {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var pins []Pin
+	for id := range s.byRef[ref] {
+		pins = append(pins, s.pins[id])
+	}
+	slices.SortFunc(pins, func(a, b Pin) int { return cmp.Compare(a.Scope, b.Scope) })
+	return pins
+}
+
 // Retains tells whether a pin retains what root names.
 func (s *Store) Retains(root digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for _, p := range s.pins {
-		if p.Retain && p.Root.Digest == root {
-			return true
-		}
-	}
-	return false
+	return s.retained[root] > 0
 }
 
 // Make pins a reference unless it is pinned already: the first use decides, and
@@ -322,20 +332,46 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 func (s *Store) set(id ID, p *Pin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old, had := s.pins[id]
-	s.countProofs(old, -1)
-	switch {
-	case p != nil:
-		s.pins[id] = *p
-		s.countProofs(*p, 1)
-		if !had {
-			s.byRef[id.Ref]++
-		}
-	case had:
-		delete(s.pins, id)
-		if s.byRef[id.Ref]--; s.byRef[id.Ref] == 0 {
-			delete(s.byRef, id.Ref)
-		}
+	if old, had := s.pins[id]; had {
+		s.drop(old)
+	}
+	if p != nil {
+		s.add(*p)
+	}
+}
+
+// add notes a pin that there is none of. The caller holds the lock.
+func (s *Store) add(p Pin) {
+	s.pins[p.ID] = p
+	if s.byRef[p.Ref] == nil {
+		s.byRef[p.Ref] = make(map[ID]struct{})
+	}
+	s.byRef[p.Ref][p.ID] = struct{}{}
+	if p.Retain {
+		count(s.retained, p.Root.Digest, 1)
+	}
+	for _, proof := range p.Proofs {
+		count(s.proofs, proof.MAC, 1)
+	}
+}
+
+// drop is the opposite of add.
+func (s *Store) drop(p Pin) {
+	delete(s.pins, p.ID)
+	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
+		delete(s.byRef, p.Ref)
+	}
+	if p.Retain {
+		count(s.retained, p.Root.Digest, -1)
+	}
+	for _, proof := range p.Proofs {
+		count(s.proofs, proof.MAC, -1)
+	}
+}
+
+func count[K comparable](of map[K]int, key K, n int) {
+	if of[key] += n; of[key] == 0 {
+		delete(of, key)
 	}
 }
 
@@ -377,9 +413,4 @@ func (s *Store) room(id ID) error {
 // plain is a descriptor as an image record keeps it.
 func plain(d ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
-}
-
-// Scopes gives the pins of a reference, by scope.
-func (s *Store) Scopes(ref string) []Pin {
-	return slices.DeleteFunc(s.List(), func(p Pin) bool { return p.Ref != ref })
 }
