@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -185,5 +187,65 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	r.crash(func(o *node.Options) { o.Binary = node.Stock })
 	if got := r.status(tag, "").GetId(); got != newerID {
 		t.Errorf("to stock the tag means %q, not %s", got, newerID)
+	}
+}
+
+// TestTagWithoutThePlatform moves a tag to an image that the node's own platform has no part in. A pull for another target moves nothing of the
+// default's, its own pull says so and leaves what it has; and so it stays over a restart where ctr moves the record of the tag. Stock loses the tag
+// then.
+func TestTagWithoutThePlatform(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: foreign}}})
+	old := images.Options{}
+	tag, first := r.push("app:v1", old, images.HostPlatform(), foreign)
+	id := r.pull(tag, "")
+	r.pull(tag, "foreign")
+	newer := images.Options{Version: "newer"}
+	_, second := r.push("app:v1", newer, foreign)
+	record := func() string {
+		t.Helper()
+		img, err := r.Client().ImageService().Get(nsctx(r.ctx), tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.reg.Ref("app@" + img.Target.Digest.String())
+	}
+	as := func(when string, recorded string) {
+		t.Helper()
+		if got := r.status(tag, "runc").GetId(); got != id {
+			t.Errorf("%s: for the default target the tag means %q, not %s", when, got, id)
+		}
+		if got := record(); got != recorded {
+			t.Errorf("%s: the tag's record targets %s, not %s", when, got, recorded)
+		}
+		r.wantRun("", tag, old.Line(0))
+	}
+	newID := r.pull(tag, "foreign")
+	if newID == id || r.status(tag, "foreign").GetId() != newID {
+		t.Errorf("for the other target the tag means %v after its pull gave %s", r.status(tag, "foreign"), newID)
+	}
+	as("pulled for another target", first)
+	_, err := r.Pull(r.ctx, tag, "")
+	failure{name: "NoMatchingPlatform", code: codes.NotFound}.check(t, err, tag, targetOf(""))
+	as("its own pull failed", first)
+	r.crash(nil)
+	as("restarted", first)
+
+	if _, err := r.Ctr(r.ctx, "images", "pull", "--local", "--plain-http", "--platform", foreign, tag); err != nil {
+		t.Fatal(err)
+	}
+	if got := record(); got != second {
+		t.Fatalf("ctr has moved the tag's record to %s", got)
+	}
+	r.crash(nil)
+	as("moved by ctr, and restarted", second)
+	r.wantRun("foreign", tag, line(newer, foreign))
+
+	r.crash(func(o *node.Options) { o.Binary = node.Stock })
+	if img := r.status(tag, ""); img != nil {
+		t.Errorf("to stock, for which its record has no platform, the tag means %v", img)
+	}
+	if got := r.status(first, "").GetId(); got != id {
+		t.Errorf("to stock the digest means %q, not %s", got, id)
 	}
 }
