@@ -382,9 +382,10 @@ func (s *Store) native(e imagepin.Entry) bool {
 }
 
 // affected lists the records that entries are about, in the order in which it
-// is safe to write them one by one: first the ID and the tag, which promise
-// nothing, then what carries the labels of new keys, and what keeps the old
-// alive last. That can be the tag: it exists, and can wait.
+// is safe to write them one by one: first the tag, which promises nothing and
+// would be adopted, then what carries the labels of new keys, then the ID, which
+// a start makes where it is missing and could not explain alone, and what keeps
+// the old alive last. That can be the tag: it exists, and can wait.
 func affected(removed, added []imagepin.Entry) []string {
 	var names []string
 	carries := func(name string) bool {
@@ -396,13 +397,15 @@ func affected(removed, added []imagepin.Entry) []string {
 		}
 	}
 	for _, e := range added {
-		add(e.ImageID.String())
 		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") && !carries(e.Ref) {
 			add(e.Ref)
 		}
 	}
 	for _, e := range added {
 		add(e.Record)
+	}
+	for _, e := range added {
+		add(e.ImageID.String())
 	}
 	for _, e := range removed {
 		if !strings.Contains(e.Ref, "@") {
