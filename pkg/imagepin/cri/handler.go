@@ -11,6 +11,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -113,7 +114,7 @@ type sandboxes struct {
 	mu      sync.Mutex
 	marks   map[string]*sandbox
 	byID    map[string]*sandbox
-	refresh sync.Mutex
+	refresh keyed.Mutex
 }
 
 type sandbox struct {
@@ -165,8 +166,11 @@ func (x *sandboxes) handlerOf(ctx context.Context, id string) (handler string, o
 
 // reload adds what the service behind has and this does not.
 func (x *sandboxes) reload(ctx context.Context) error {
-	x.refresh.Lock()
-	defer x.refresh.Unlock()
+	const key = "list"
+	if err := x.refresh.Lock(ctx, key); err != nil {
+		return err
+	}
+	defer x.refresh.Unlock(key)
 	all, err := x.list(ctx)
 	if err != nil {
 		return err

@@ -4,13 +4,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
 // imageFsInfo reports one filesystem per snapshotter of a handler, the default
@@ -48,14 +49,17 @@ const usageTimeout = 2 * time.Second
 // usageCache remembers how much the snapshotters use. A committed snapshot does
 // not change; the others are looked at again once the period is over.
 type usageCache struct {
-	mu        sync.Mutex
+	lock      keyed.Mutex
 	committed map[string]map[string]snapshots.Usage // snapshotter, name
 	last      map[string]*runtime.FilesystemUsage
 }
 
 func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, root string, period time.Duration) (*runtime.FilesystemUsage, error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
+	const key = "usage"
+	if err := u.lock.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	defer u.lock.Unlock(key)
 	if last := u.last[name]; last != nil && time.Since(time.Unix(0, last.Timestamp)) < period {
 		return last, nil
 	}

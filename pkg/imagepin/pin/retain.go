@@ -16,6 +16,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
 const (
@@ -34,9 +35,20 @@ type Retainer struct {
 	// MaxBytes bounds what is retained, as the registry has it; zero does not.
 	MaxBytes int64
 
-	mu       sync.Mutex
+	write keyed.Mutex // one writer at a time
+
+	mu       sync.Mutex          // never held while containerd is called
 	held     map[string]retained // by lease
 	reserved map[*reservation]struct{}
+}
+
+// lock makes the caller the only writer until the returned function is called.
+func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
+	const key = "leases"
+	if err := r.write.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { r.write.Unlock(key) }, nil
 }
 
 type retained struct {
@@ -55,6 +67,11 @@ func (r *Retainer) Limit(maxBytes int64) {
 // Load reads which leases there are, and what they hold: a kill may have come
 // before one held everything.
 func (r *Retainer) Load(ctx context.Context) error {
+	unlock, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	all, err := r.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
 		return fmt.Errorf("list what is retained: %w", err)
@@ -82,24 +99,27 @@ func (r *Retainer) Load(ctx context.Context) error {
 // of the caller: what is not cannot be held. It fails with
 // [imagepin.RetainLimitReached] (ErrResourceExhausted).
 func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	unlock, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	l := leases.Lease{ID: leaseID(e)}
 	resources, err := r.resources(ctx, e)
 	if err != nil {
 		return err
 	}
-	if _, held := r.held[l.ID]; !held {
-		if err := r.create(ctx, l.ID, e); err != nil {
-			return err
-		}
+	if err := r.create(ctx, l.ID, e); err != nil {
+		return err
 	}
 	for _, res := range resources {
 		failpoint.Reach("retain.add")
 		if err := r.Leases.AddResource(ctx, l, res); err != nil {
 			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
 		}
+		r.mu.Lock()
 		r.held[l.ID].holds[res] = true
+		r.mu.Unlock()
 	}
 	failpoint.Reach("retain.done")
 	return nil
@@ -107,9 +127,9 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 
 func leaseID(e imagepin.Entry) string { return "imagepin-retain-" + e.Manifest.Encoded() }
 
+// create makes the lease of an entry, unless there is one.
 func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
-	nothing := func(digest.Digest) bool { return false }
-	if err := r.room(e, r.total(id, nothing)); err != nil {
+	if known, err := r.claim(id, e); known || err != nil {
 		return err
 	}
 	_, err := r.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
@@ -118,14 +138,36 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 		labelRetainSize:     strconv.FormatInt(e.Size, 10),
 	}))
 	if err != nil && !errdefs.IsAlreadyExists(err) {
+		r.forget(id)
 		return fmt.Errorf("retain %s: %w", e.Root.Digest, err)
 	}
 	failpoint.Reach("retain.leased")
+	return nil
+}
+
+// claim notes that a lease is about to be made. known tells that there is one.
+func (r *Retainer) claim(id string, e imagepin.Entry) (known bool, _ error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.held[id]; known {
+		return true, nil
+	}
+	nothing := func(digest.Digest) bool { return false }
+	if err := r.room(e, r.total(id, nothing)); err != nil {
+		return false, err
+	}
 	if r.held == nil {
 		r.held = make(map[string]retained)
 	}
 	r.held[id] = retained{root: e.Root.Digest, size: e.Size, holds: make(map[leases.Resource]bool)}
-	return nil
+	return false, nil
+}
+
+// forget notes that a lease is gone.
+func (r *Retainer) forget(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.held, id)
 }
 
 // resources lists what there is of an image.
@@ -161,20 +203,33 @@ func last(e imagepin.Entry) leases.Resource {
 
 // Release lets go of everything held for a root.
 func (r *Retainer) Release(ctx context.Context, root digest.Digest) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for id, h := range r.held {
-		if h.root != root {
-			continue
-		}
+	unlock, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, id := range r.leasesOf(root) {
 		failpoint.Reach("retain.release")
 		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("release %s: %w", root, err)
 		}
 		failpoint.Reach("retain.dropped")
-		delete(r.held, id)
+		r.forget(id)
 	}
 	return nil
+}
+
+// leasesOf gives the leases that hold something of a root.
+func (r *Retainer) leasesOf(root digest.Digest) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []string
+	for id, h := range r.held {
+		if h.root == root {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // ReleaseAllBut lets go of what no pin retains any more: what was left by a kill

@@ -1,0 +1,69 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// stuckWalk is a snapshotter that heeds nothing until it is let go.
+type stuckWalk struct {
+	snapshots.Snapshotter
+	reached, free chan struct{}
+}
+
+func (s stuckWalk) Walk(context.Context, snapshots.WalkFunc, ...string) error {
+	close(s.reached)
+	<-s.free
+	return nil
+}
+
+// TestLocksHonourContext has what caches are filled from hang: who waits for
+// that gives up with its context.
+func TestLocksHonourContext(t *testing.T) {
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	reached, free := make(chan struct{}), make(chan struct{})
+
+	x := sandboxes{list: func(context.Context) ([]*runtime.PodSandbox, error) {
+		close(reached)
+		<-free
+		return nil, nil
+	}}
+	listed := make(chan error, 1)
+	go func() {
+		_, _, err := x.handlerOf(t.Context(), "one")
+		listed <- err
+	}()
+	<-reached
+	if _, _, err := x.handlerOf(gone, "another"); !errors.Is(err, context.Canceled) {
+		t.Errorf("the handler of a sandbox: %v", err)
+	}
+	if _, _, err := x.byMark(gone, []string{"a mark"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("the handler of a pod: %v", err)
+	}
+	close(free)
+	if err := <-listed; err != nil {
+		t.Error(err)
+	}
+
+	sn := stuckWalk{reached: make(chan struct{}), free: make(chan struct{})}
+	var u usageCache
+	measured := make(chan error, 1)
+	go func() {
+		_, err := u.of(t.Context(), sn, "stuck", "/", time.Minute)
+		measured <- err
+	}()
+	<-sn.reached
+	if _, err := u.of(gone, sn, "another", "/", time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("the usage of a snapshotter: %v", err)
+	}
+	close(sn.free)
+	if err := <-measured; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,67 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+)
+
+// stuckRecords is an image store whose listing hangs until it is let go.
+type stuckRecords struct {
+	Records
+	reached, free chan struct{}
+}
+
+func (r stuckRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+	close(r.reached)
+	<-r.free
+	return r.Records.List(ctx, filters...)
+}
+
+// TestLockHonoursContext has containerd hang under a writer: every other writer
+// gives up with its context, and readers do not wait.
+func TestLockHonoursContext(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	entries := entries(tag, i, native, 1)
+	records := stuckRecords{e.store.Records, make(chan struct{}), make(chan struct{})}
+	e.store.Records = records
+	loaded := make(chan error, 1)
+	go func() {
+		_, err := e.store.Load(e.ctx)
+		loaded <- err
+	}()
+	<-records.reached
+	gone, cancel := context.WithCancel(e.ctx)
+	cancel()
+	for what, write := range map[string]func() error{
+		"Put":            func() error { _, err := e.store.Put(gone, "proof", entries...); return err },
+		"Remove":         func() error { _, err := e.store.Remove(gone, entries[0].Key); return err },
+		"Sync":           func() error { _, err := e.store.Sync(gone, tag); return err },
+		"Drop":           func() error { return e.store.Drop(gone, entries[0]) },
+		"Restore":        func() error { _, err := e.store.Restore(gone, entries[0], tag); return err },
+		"Realign":        func() error { return e.store.Realign(gone, entries[0]) },
+		"Load":           func() error { _, err := e.store.Load(gone); return err },
+		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, &Inventory{}) },
+		"ContentGone":    func() error { _, err := e.store.ContentGone(gone, entries[0].Manifest); return err },
+		"SnapshotGone": func() error {
+			_, err := e.store.SnapshotGone(gone, native.Snapshotter, entries[0].ChainID.String())
+			return err
+		},
+		"End": func() error { return e.store.End(gone) },
+	} {
+		if err := write(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if len(e.store.ByRef(tag)) != 1 || len(e.store.Images()) != 1 {
+		t.Error("what is known is not told")
+	}
+	close(records.free)
+	if err := <-loaded; err != nil {
+		t.Error(err)
+	}
+}
