@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
 	"google.golang.org/grpc"
 
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -33,10 +36,11 @@ type proxied struct {
 	server *grpc.Server
 	served chan error
 
-	mu    sync.Mutex
-	fault func(context.Context) error
-	hung  chan struct{} // gets one element a call that hangs
-	alive chan struct{} // closed when calls hang no more
+	mu     sync.Mutex
+	fault  func(context.Context) error
+	commit func(context.Context) error // of Commit, while which containerd holds its metadata database
+	hung   chan struct{}               // gets one element a call that hangs
+	alive  chan struct{}               // closed when calls hang no more
 }
 
 func newProxied(t *testing.T, r *rig) *proxied {
@@ -123,6 +127,18 @@ func (m *proxied) Stat(ctx context.Context, key string) (snapshots.Info, error) 
 		return snapshots.Info{}, err
 	}
 	return m.Snapshotter.Stat(ctx, key)
+}
+
+func (m *proxied) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
+	m.mu.Lock()
+	fault := m.commit
+	m.mu.Unlock()
+	if fault != nil {
+		if err := fault(ctx); err != nil {
+			return err
+		}
+	}
+	return m.Snapshotter.Commit(ctx, name, key, opts...)
 }
 
 func (m *proxied) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
@@ -232,6 +248,89 @@ func TestSnapshotterFaults(t *testing.T) {
 			return err == nil && got == opts.Line(0), nil
 		})
 	}
+}
+
+// TestHangInCommit has a snapshotter hang while it commits, when containerd holds its metadata database: nothing can be written, but what is here is
+// listed, and pulls that write nothing are answered; and all of it goes on when the snapshotter does.
+func TestHangInCommit(t *testing.T) {
+	t.Parallel()
+	r, m := onRemote(t)
+	opts := images.Options{}
+	tag, byDigest := r.push("app:v1", opts, images.HostPlatform())
+	id := r.pull(tag, "")
+	m.mu.Lock()
+	m.commit = m.hang
+	m.mu.Unlock()
+	// A caller that gives up frees it: containerd passes that on to the snapshotter.
+	short, cancel := context.WithCancel(r.ctx)
+	given := soon(func() (string, error) { return r.Pull(short, tag, "remote") })
+	<-m.hung
+	cancel()
+	if _, err := given(); err == nil {
+		t.Error("a pull of which the caller had gone succeeded")
+	}
+	other, _ := r.push("other:v1", images.Options{Version: "other"}, images.HostPlatform())
+	otherID := r.pull(other, "")
+
+	remote := soon(func() (string, error) { return r.Pull(r.ctx, tag, "remote") })
+	<-m.hung
+	if got := r.status(tag, "").GetId(); got != id {
+		t.Errorf("what is here is listed as %q", got)
+	}
+	if got := slices.Sorted(maps.Keys(r.list())); !slices.Equal(got, slices.Sorted(slices.Values([]string{id, otherID}))) {
+		t.Errorf("the images %q are listed", got)
+	}
+	if img := r.status(tag, "remote"); img != nil {
+		t.Errorf("what is not committed is listed: %v", img)
+	}
+	if got := r.pull(byDigest, ""); got != id {
+		t.Errorf("a pull of what is here gives %q", got)
+	}
+	another, _ := r.push("another:v1", images.Options{Version: "another"}, images.HostPlatform())
+	waiting := soon(func() (string, error) { return r.Pull(r.ctx, another, "") })
+	m.mu.Lock()
+	m.commit = nil
+	m.mu.Unlock()
+	m.set(nil)
+	for what, pulled := range map[string]func() (string, error){"the pull that hung": remote, "a pull that waited for it": waiting} {
+		if _, err := pulled(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	r.wantRun("remote", tag, opts.Line(0))
+	r.wantRun("", another, images.Options{Version: "another"}.Line(0))
+}
+
+// TestCheckWithoutASnapshotter repairs while a snapshotter is dead: its keys wait for it, and are not dropped.
+func TestCheckWithoutASnapshotter(t *testing.T) {
+	t.Parallel()
+	r, m := onRemote(t)
+	tag, _ := r.push("app:v1", images.Options{}, images.HostPlatform())
+	id := r.pull(tag, "remote")
+	m.kill(t)
+	r.crash(nil)
+	r.reg.Down()
+	resp, err := r.control().Check(r.ctx, &api.CheckRequest{Repair: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, f := range resp.Findings {
+		if strings.Contains(f.Subject, "on remote") {
+			found++
+		}
+		if f.Repaired || f.Error == "" {
+			t.Errorf("it is repaired: %v", f)
+		}
+	}
+	if found != 2 {
+		t.Errorf("a check finds %v", resp.Findings)
+	}
+	m.start(t)
+	testkit.EventuallyIn(t, time.Minute, "the image is there again", func(ctx context.Context) (bool, error) {
+		img, err := r.ImageStatus(ctx, tag, "remote")
+		return img.GetId() == id, err
+	})
 }
 
 // onSmallDisk moves a stopped node's root to a filesystem of its own.

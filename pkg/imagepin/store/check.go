@@ -65,6 +65,9 @@ func Unclaimed(subject, problem string) Finding {
 func (f Finding) Repair() string {
 	switch f.kind {
 	case lost:
+		if f.loss.Wait {
+			return "wait until its snapshotter answers"
+		}
 		return "unpack it again from what is here, or else fetch it by its digest, or else drop the key"
 	case astray:
 		return "restore its records and labels"
@@ -81,6 +84,9 @@ func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) (R
 		done, err := remake(ctx, f.loss)
 		if err == nil {
 			return done, nil
+		}
+		if f.loss.Wait {
+			return LeftAlone, err // it may be there when its snapshotter answers
 		}
 		if derr := f.store.giveUp(ctx, f.entry); derr != nil {
 			return LeftAlone, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
