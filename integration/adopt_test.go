@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,4 +58,35 @@ func TestUnpackedLater(t *testing.T) {
 	there(ref)
 	r.wantRun(second, ref, later.Line(0))
 	r.offline("running what ctr had unpacked")
+}
+
+// TestEndlessUser pulls, and has adopted, images whose user no label has room for: they are there like any other, with that user, over a restart too.
+func TestEndlessUser(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Handlers: onNative})
+	opts := images.Options{User: strings.Repeat("u", 5000)}
+	pulled, _ := r.push("pulled:v1", opts, images.HostPlatform(), foreign)
+	opts.Version = "adopted"
+	adopted, _ := r.push("adopted:v1", opts, images.HostPlatform())
+	r.pull(pulled, "")
+	r.pull(pulled, second)
+	if _, err := r.Ctr(r.ctx, "images", "pull", "--local", "--plain-http", adopted); err != nil {
+		t.Fatal(err)
+	}
+	noticed(t, r.Node, adopted)
+	r.reg.Reset()
+	for range 2 {
+		for ref, handlers := range map[string][]string{pulled: {"runc", second}, adopted: {"runc"}} {
+			for _, h := range handlers {
+				if got := r.status(ref, h).GetUsername(); got != opts.User {
+					t.Errorf("for %s the user of %s is %.20q", h, ref, got)
+				}
+			}
+		}
+		r.crash(nil)
+	}
+	r.offline("a restart")
+	if out, ok := r.imagepin("check"); !ok {
+		t.Errorf("a check finds:\n%s", out)
+	}
 }
