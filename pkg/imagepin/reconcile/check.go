@@ -2,12 +2,13 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
+
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -95,18 +96,18 @@ func unadopted(ctx context.Context, s *store.Store, img images.Image) (why strin
 // it. An image ID is none: it goes with its references.
 func adoptable(img images.Image) (reference.Named, error) {
 	if _, err := digest.Parse(img.Name); err == nil {
-		return nil, fmt.Errorf("its name is an image ID: %w", errdefs.ErrInvalidArgument)
+		return nil, errors.New("its name is an image ID")
 	}
 	ref, err := reference.ParseDockerRef(img.Name)
 	if err != nil {
-		return nil, fmt.Errorf("its name is not a reference: %w: %w", err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("its name is not a reference: %w", err)
 	}
 	if ref.String() != img.Name {
-		return nil, fmt.Errorf("its name is not a normalized reference, which would be %s: %w", ref, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("its name is not a normalized reference, which would be %s", ref)
 	}
 	// A record can be made to target anything; a digest means what it says.
 	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
-		return nil, fmt.Errorf("it targets %s, not the digest of its name: %w", img.Target.Digest, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("it targets %s, not the digest of its name", img.Target.Digest)
 	}
 	return ref, nil
 }
