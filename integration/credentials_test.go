@@ -113,7 +113,7 @@ func TestPresentImageNeedsProof(t *testing.T) {
 			if err := n.Stop(); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Remove(n.Path("root", "io.containerd.imagepin.v1.images", "node.key")); err != nil {
+			if err := os.Remove(n.NodeKey()); err != nil {
 				t.Fatal(err)
 			}
 			if err := n.Start(ctx); err != nil {

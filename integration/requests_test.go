@@ -235,7 +235,7 @@ func awaitInside(t *testing.T, n *node.Node, callers int, function string) {
 // goroutines reads containerd's goroutines, grouped by their stacks, from its debug socket.
 func goroutines(ctx context.Context, n *node.Node) (string, error) {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", n.Path("debug.sock"))
+	conn, err := d.DialContext(ctx, "unix", n.DebugAddress())
 	if err != nil {
 		return "", err
 	}

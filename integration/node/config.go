@@ -44,6 +44,7 @@ func (o Options) configs(root string) (containerd, beside []byte, _ error) {
 		b := table{
 			"version": 3, "address": filepath.Join(root, "imagepin.sock"), "containerd_address": filepath.Join(root, "containerd.sock"),
 			"state": filepath.Join(root, "imagepin"), "log_level": o.LogLevel,
+			"debug":   table{"address": filepath.Join(root, "imagepin-debug.sock")},
 			"plugins": table{imagesPlugin: images, verifierPlugin: plugins[verifierPlugin]},
 		}
 		if own, ok := plugins[ownPlugin]; ok {

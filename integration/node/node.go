@@ -273,6 +273,14 @@ func (n *Node) Address() string {
 // ContainerdAddress is the socket of containerd.
 func (n *Node) ContainerdAddress() string { return n.Path("containerd.sock") }
 
+// DebugAddress is the socket with the profiles of the process that imagepin is in.
+func (n *Node) DebugAddress() string {
+	if n.Address() != n.ContainerdAddress() {
+		return n.Path("imagepin-debug.sock")
+	}
+	return n.Path("debug.sock")
+}
+
 // Config is the path of the config.toml.
 func (n *Node) Config() string { return n.Path("config.toml") }
 
@@ -289,6 +297,14 @@ func (n *Node) Logs() string {
 		return err.Error()
 	}
 	return string(b)
+}
+
+// NodeKey is the file of the key that credentials are noted under.
+func (n *Node) NodeKey() string {
+	if n.Address() != n.ContainerdAddress() {
+		return n.Path("imagepin", "node.key")
+	}
+	return n.Path("root", "io.containerd.imagepin.v1.images", "node.key")
 }
 
 // VerifierDir is the bin_dir of image verifier plugins, empty at first.
@@ -354,13 +370,36 @@ func (n *Node) Start(ctx context.Context) error {
 	return n.WaitReady(ctx)
 }
 
-// Launch starts what the node runs and the clients and does not wait until it is ready.
+// Launch starts what the node runs and the clients and does not wait until it is ready. After [Node.Crash] a containerd beside
+// which imagepin was killed still runs, and stays.
 func (n *Node) Launch(ctx context.Context) error {
-	if n.process != nil || n.beside != nil {
+	if n.main() != nil {
 		return errors.New("containerd runs already")
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if n.process != nil {
+		return n.StartServe()
+	}
+	if err := n.Prepare(nil); err != nil {
+		return err
+	}
+	if err := n.StartContainerd(); err != nil {
+		return err
+	}
+	if err := n.StartServe(); err != nil {
+		return errors.Join(err, n.Kill9())
+	}
+	return nil
+}
+
+// Prepare changes the options, unless change is nil, writes the configurations and makes the clients. It starts nothing, and what
+// runs reads nothing of it by itself.
+func (n *Node) Prepare(change func(*Options)) error {
+	if change != nil {
+		change(&n.opts)
+		n.opts = n.opts.withDefaults()
 	}
 	config, beside, err := n.opts.configs(n.root)
 	if err != nil {
@@ -372,27 +411,20 @@ func (n *Node) Launch(ctx context.Context) error {
 	if err := os.WriteFile(n.ServeConfig(), beside, 0o644); err != nil {
 		return err
 	}
-	if err := n.StartContainerd(); err != nil {
-		return err
+	if n.conn != nil {
+		return nil
 	}
-	if err := n.StartServe(); err != nil {
-		return errors.Join(err, n.Kill9())
-	}
-	if err := n.connect(); err != nil {
-		return errors.Join(err, n.Kill9())
-	}
-	return nil
+	return n.connect()
 }
 
-// StartContainerd starts containerd alone, with the configuration of the last [Node.Launch], and does not wait.
+// StartContainerd starts containerd alone, as it was last prepared, and does not wait.
 func (n *Node) StartContainerd() (err error) {
 	binary, _ := n.opts.binaries()
 	n.process, err = launch(n, n.ContainerdAddress(), binary, "--config", n.Config())
 	return err
 }
 
-// StartServe starts imagepin serve alone, with the configuration of the last [Node.Launch], and does not wait. Where the node
-// has none it does nothing.
+// StartServe starts imagepin serve alone, as it was last prepared, and does not wait. Where the node has none it does nothing.
 func (n *Node) StartServe() (err error) {
 	if _, binary := n.opts.binaries(); binary != "" {
 		n.beside, err = launch(n, n.Address(), binary, "serve", "--config", n.ServeConfig())
@@ -495,6 +527,14 @@ func (n *Node) logTail() string {
 // containers go on.
 func (n *Node) Kill9() error { return n.end(syscall.SIGKILL) }
 
+// Crash kills the process that imagepin is in, at once with SIGKILL, and waits until it is gone. [Node.Start] starts it again.
+func (n *Node) Crash() error {
+	if n.main() != n.process {
+		return n.EndServe(syscall.SIGKILL)
+	}
+	return n.Kill9()
+}
+
 // Stop ends containerd, and imagepin serve before it, with SIGTERM, and waits until they are gone. Shims and containers go on.
 func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
 
@@ -553,7 +593,7 @@ func (n *Node) closed() {
 	n.conn, n.behind, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
 }
 
-// Wait waits until the process that imagepin is in exits by itself and returns how. A containerd beside it is killed then.
+// Wait waits until the process that imagepin is in exits by itself and returns how.
 func (n *Node) Wait(ctx context.Context) error {
 	p := n.main()
 	if p == nil {
@@ -561,7 +601,7 @@ func (n *Node) Wait(ctx context.Context) error {
 	}
 	select {
 	case <-p.done:
-		return errors.Join(p.err, n.Kill9())
+		return errors.Join(p.err, n.Crash())
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

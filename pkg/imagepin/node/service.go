@@ -40,6 +40,7 @@ type Service struct {
 	reconciler *reconcile.Reconciler
 	made       time.Time
 	ready      chan struct{}
+	underWay   bool // calls may have begun before this service was made
 	measured   *atomic.Pointer[Node] // which metrics tell of
 
 	running sync.Mutex      // held by Run
@@ -53,7 +54,7 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	s := newService(n, behind)
 	s.puller = pull.New(s.pullConfig())
 	s.cri = cri.New(s.criConfig())
-	s.assemble(false)
+	s.assemble()
 	s.measured = &atomic.Pointer[Node]{}
 	s.measured.Store(n)
 	if err := metrics.Register(func() metrics.State { return s.measured.Load().state() }); err != nil {
@@ -72,9 +73,15 @@ func (s *Service) With(c Config) (*Service, error) {
 		return nil, err
 	}
 	next := newService(n, s.behind)
+	select {
+	case <-s.ready:
+		next.underWay = true
+	default:
+		next.underWay, next.ready = s.underWay, s.ready // calls wait for it
+	}
 	next.puller = s.puller.With(next.pullConfig())
 	next.cri = s.cri.With(next.criConfig())
-	next.assemble(s.started())
+	next.assemble()
 	next.measured = s.measured
 	next.measured.Store(n)
 	return next, nil
@@ -116,24 +123,17 @@ func (s *Service) criConfig() cri.Config {
 }
 
 // assemble makes what works on the puller and the CRI.
-func (s *Service) assemble(underWay bool) {
+func (s *Service) assemble() {
 	n := s.node
 	s.reconciler = reconcile.New(reconcile.Config{
 		Store: n.store, Puller: s.puller, Content: n.Content, Leases: n.Leases,
-		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: underWay,
+		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: s.underWay,
 	})
 	s.control = control.New(control.Config{
 		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
 		Store: n.store, Puller: s.puller, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
 		Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})
-}
-
-// started tells whether calls may have begun.
-func (s *Service) started() bool {
-	s.running.Lock()
-	defer s.running.Unlock()
-	return s.reconciler.UnderWay || s.reconciler.Started()
 }
 
 // PassOn passes a call of a method that is in no CRI known here on to the CRI

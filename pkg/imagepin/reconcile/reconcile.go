@@ -66,10 +66,6 @@ type place struct {
 // New makes a reconciler.
 func New(c Config) *Reconciler { return &Reconciler{Config: c, awaited: make(map[string][]place)} }
 
-// Started tells whether a run has come so far that calls may have begun. It must
-// not be called during one.
-func (r *Reconciler) Started() bool { return r.started }
-
 // Run builds the index, calls ready, adopts what other tools have put on the
 // node, and follows their changes until ctx ends. It subscribes before it
 // lists, so that nothing falls between. It is run again, one after the other,
@@ -92,8 +88,8 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
 			return err
 		}
+		r.started = true
 	}
-	r.started = true
 	found, err := r.Store.Load(ctx)
 	if err != nil {
 		return err

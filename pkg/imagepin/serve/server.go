@@ -65,6 +65,11 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err := errors.Join(log.SetFormat(log.TextFormat), log.SetLevel(s.file.LogLevel)); err != nil {
 		return err
 	}
+	stopTracing, err := trace(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
 	defer s.unlock()
 	if err := os.MkdirAll(s.file.State, 0o700); err != nil {
 		return err

@@ -1,0 +1,225 @@
+package serve
+
+import (
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestStop ends imagepin serve: a pull that is under way is waited for, a stream that would not end is ended, and it exits without an
+// error. What serves next goes on where it was.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	r := started(t, node.Options{})
+	ref := r.push("app:v1", "v1")
+	id := r.pull(ref, "")
+	pod, err := r.RunPod(r.ctx, node.PodOptions{})
+	r.must(err)
+	c, _, err := r.RunContainer(r.ctx, pod, node.ContainerOptions{Image: id})
+	r.must(err)
+
+	events, err := r.Runtime().GetContainerEvents(r.ctx, &cri.GetEventsRequest{})
+	r.must(err)
+	begun, release := r.hang(registry.Is("GET", registry.Blob))
+	slow := r.push("slow:v1", "v2")
+	pulled := make(chan error, 1)
+	go func() {
+		_, err := r.Pull(r.ctx, slow, "")
+		pulled <- err
+	}()
+	begun()
+	since := r.LogOffset()
+	r.must(r.SignalServe(syscall.SIGTERM))
+	r.said(since, "imagepin is stopping")
+	for err == nil {
+		_, err = events.Recv()
+	}
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin is stopping") {
+		t.Errorf("the stream ended with %v", err)
+	}
+	release()
+	if err := <-pulled; err != nil {
+		t.Errorf("the pull that was under way: %v", err)
+	}
+	if err := r.Wait(r.ctx); err != nil {
+		t.Errorf("imagepin serve exited with %v", err)
+	}
+	if _, err := os.Stat(r.Address()); !os.IsNotExist(err) {
+		t.Errorf("its socket: %v", err)
+	}
+
+	r.must(r.StartServe())
+	r.must(r.WaitReady(r.ctx))
+	r.reg.Reset()
+	for ref, want := range map[string]string{ref: id, slow: ""} {
+		img, err := r.ImageStatus(r.ctx, ref, "")
+		r.must(err)
+		if img == nil || want != "" && img.Id != want {
+			t.Errorf("%s is %v", ref, img)
+		}
+	}
+	run, err := r.Runtime().ExecSync(r.ctx, &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/app", "cat", "/facts"}})
+	if err != nil || run.ExitCode != 0 {
+		t.Errorf("exec in a container from before: %v, %v", run, err)
+	}
+	if n := len(r.reg.Requests()); n > 0 {
+		t.Errorf("%d requests to the registry:\n%s", n, r.reg.Dump())
+	}
+}
+
+// TestOneServeOfAContainerd starts what must not run: a second imagepin serve, on the same state and on its own, and one beside a
+// containerd with imagepin built in.
+func TestOneServeOfAContainerd(t *testing.T) {
+	t.Parallel()
+	r := started(t, node.Options{NoPods: true})
+	if out, err := r.imagepin("serve", "--config", r.ServeConfig()); err == nil || !strings.Contains(out, "another imagepin serve is running on it") {
+		t.Errorf("a second one: %v\n%s", err, out)
+	}
+	elsewhere := func(state, socket string) string {
+		return "state = " + quoted(r.Path(state)) + "\naddress = " + quoted(r.Path(socket)) + "\ncontainerd_address = " + quoted(r.ContainerdAddress()) + "\n"
+	}
+	out, err := r.imagepin("serve", "--config", r.write("other.toml", elsewhere("other", "other.sock")))
+	if err == nil || !strings.Contains(out, r.Path("root")+": another imagepin serve is running on it") {
+		t.Errorf("a second one with a state of its own: %v\n%s", err, out)
+	}
+	if out, err := r.imagepin("serve", "--config", r.write("socket.toml", elsewhere("third", "imagepin.sock"))); err == nil || !strings.Contains(out, "another process is serving it") {
+		t.Errorf("one on the same socket: %v\n%s", err, out)
+	}
+	r.pull(r.push("app:v1", "v1"), "") // the first one serves as before
+
+	plugin := testkit.Node(t, node.Options{NoPods: true, Mode: node.Plugin})
+	file := plugin.Path("serve.toml")
+	text := "state = " + quoted(plugin.Path("imagepin")) + "\naddress = " + quoted(plugin.Path("imagepin.sock")) + "\ncontainerd_address = " + quoted(plugin.Address()) + "\n"
+	r.must(os.WriteFile(file, []byte(text), 0o600))
+	if out, err := r.imagepin("serve", "--config", file); err == nil || !strings.Contains(out, "it has imagepin built in (io.containerd.imagepin.v1.images)") {
+		t.Errorf("beside a containerd with imagepin: %v\n%s", err, out)
+	}
+}
+
+// TestModes looks at who could reach imagepin serve and what it keeps: root, over unix sockets. TCP is listened on where metrics are asked
+// for, and nowhere else.
+func TestModes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true, ServeExtra: "address = \"{root}/run/imagepin.sock\"\n"})
+	r.must(r.StartContainerd())
+	r.must(r.StartServe())
+	socket := r.Path("run", "imagepin.sock")
+	r.eventually("it serves", func() bool {
+		_, err := os.Stat(r.Path("imagepin", "node.key"))
+		return err == nil
+	})
+	for path, want := range map[string]fs.FileMode{
+		socket:                         fs.ModeSocket | 0o600,
+		filepath.Dir(socket):           fs.ModeDir | 0o711,
+		r.DebugAddress():               fs.ModeSocket | 0o600,
+		r.Path("imagepin"):             fs.ModeDir | 0o700,
+		r.Path("imagepin", "node.key"): 0o600,
+	} {
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if fi.Mode() != want {
+			t.Errorf("%s has mode %s, not %s", path, fi.Mode(), want)
+		}
+	}
+	if got := listening(t, r.PID()); len(got) > 0 {
+		t.Errorf("it listens on TCP: %q", got)
+	}
+}
+
+// listening are the TCP sockets that a process listens on, as the kernel shows them.
+func listening(t *testing.T, pid int) []string {
+	t.Helper()
+	fds, err := filepath.Glob(filepath.Join("/proc", itoa(pid), "fd", "*"))
+	if err != nil || len(fds) == 0 {
+		t.Fatalf("the files of process %d: %q, %v", pid, fds, err)
+	}
+	own := map[string]bool{}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, "socket:[") {
+			own[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
+		}
+	}
+	var found []string
+	for _, table := range []string{"tcp", "tcp6"} {
+		b, err := os.ReadFile("/proc/net/" + table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			const listen = "0A"
+			if f := strings.Fields(line); len(f) > 9 && f[3] == listen && own[f[9]] {
+				found = append(found, f[1])
+			}
+		}
+	}
+	return found
+}
+
+// TestHealth reads what is served over HTTP: that the process lives and whether it answers calls, the metrics, and on a unix socket
+// profiles.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	r := newRig(t, node.Options{NoPods: true, ServeExtra: "[metrics]\naddress = " + quoted(address) + "\n"})
+	r.must(r.StartServe())
+	get := func(client *http.Client, url string) (int, string) {
+		req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, url, nil)
+		r.must(err)
+		req.Close = true
+		res, err := client.Do(req)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		r.must(err)
+		return res.StatusCode, string(b)
+	}
+	tcp := &http.Client{Transport: &http.Transport{}}
+	r.eventually("it says that it waits for containerd", func() bool {
+		code, text := get(tcp, "http://"+address+"/readyz")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, r.ContainerdAddress())
+	})
+	if code, text := get(tcp, "http://"+address+"/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz: %d %s", code, text)
+	}
+	r.must(r.StartContainerd())
+	r.must(r.WaitReady(r.ctx))
+	r.eventually("it is ready", func() bool {
+		code, _ := get(tcp, "http://"+address+"/readyz")
+		return code == http.StatusOK
+	})
+	r.pull(r.push("app:v1", "v1"), "")
+	if _, text := get(tcp, "http://"+address+"/v1/metrics"); !strings.Contains(text, "imagepin_keys{") || !strings.Contains(text, "process_open_fds") {
+		t.Errorf("metrics:\n%s", text)
+	}
+	if code, _ := get(tcp, "http://"+address+"/debug/pprof/"); code != http.StatusNotFound {
+		t.Errorf("profiles are served over TCP: %d", code)
+	}
+	unix := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", r.DebugAddress()) }}}
+	if code, text := get(unix, "http://debug/debug/pprof/goroutine?debug=1"); code != http.StatusOK || !strings.Contains(text, "goroutine profile") {
+		t.Errorf("profiles: %d %s", code, text)
+	}
+	r.must(r.EndContainerd(syscall.SIGKILL))
+	r.eventually("it is not ready without containerd", func() bool {
+		code, _ := get(tcp, "http://"+address+"/readyz")
+		return code == http.StatusServiceUnavailable
+	})
+}

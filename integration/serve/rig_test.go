@@ -1,0 +1,177 @@
+// Package serve tests what only imagepin serve has: its life beside a containerd that comes and goes. All else is tested by the
+// package above in both modes.
+package serve
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// soon is how long is waited for what has to happen. It is no measure of how long that may take.
+const soon = time.Minute
+
+// ownSection begins imagepin's section of a configuration.
+const ownSection = "[plugins.\"io.containerd.imagepin.v1.images\"]\n"
+
+// rig is a registry and a node in mode [node.Serve].
+type rig struct {
+	*node.Node
+	t   *testing.T
+	ctx context.Context
+	reg *registry.Registry
+}
+
+// newRig makes a node and starts nothing.
+func newRig(t *testing.T, opts node.Options) *rig {
+	t.Helper()
+	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
+	opts.Mode = node.Serve
+	opts.SandboxImage = testkit.PushPause(t, r.reg)
+	n, err := node.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Node = n
+	t.Cleanup(func() {
+		if t.Failed() {
+			lines := strings.Split(n.Logs(), "\n")
+			t.Logf("the end of the log:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
+		}
+		if err := n.Close(); err != nil {
+			t.Errorf("cleaning up the node: %v", err)
+		}
+	})
+	r.must(n.Prepare(nil))
+	return r
+}
+
+// started is newRig with all started.
+func started(t *testing.T, opts node.Options) *rig {
+	t.Helper()
+	r := newRig(t, opts)
+	r.must(r.StartContainerd())
+	r.must(r.StartServe())
+	r.must(r.WaitReady(r.ctx))
+	return r
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// push puts an image for this platform into the registry.
+func (r *rig) push(ref, version string) string {
+	r.t.Helper()
+	testkit.Push(r.t, r.reg, ref, testkit.AppIndex(r.t, images.Options{Version: version}, images.HostPlatform()))
+	return r.reg.Ref(ref)
+}
+
+func (r *rig) pull(ref, handler string) string {
+	r.t.Helper()
+	id, err := r.Pull(r.ctx, ref, handler)
+	r.must(err)
+	return id
+}
+
+// eventually waits until something is so.
+func (r *rig) eventually(what string, so func() bool) {
+	r.t.Helper()
+	testkit.EventuallyIn(r.t, soon, what, func(context.Context) (bool, error) { return so(), nil })
+}
+
+// said waits until the log has a text since an offset.
+func (r *rig) said(since int64, text string) {
+	r.t.Helper()
+	r.eventually("the log says "+text, func() bool { return strings.Contains(r.LogsSince(since), text) })
+}
+
+// refused waits until calls are refused, and gives why.
+func (r *rig) refused() string {
+	r.t.Helper()
+	var why string
+	r.eventually("calls are refused", func() bool {
+		r.Conn().ResetConnectBackoff()
+		_, err := r.Images().ListImages(r.ctx, &cri.ListImagesRequest{})
+		why = status.Convert(err).Message()
+		return status.Code(err) == codes.Unavailable && strings.HasPrefix(why, "imagepin: ")
+	})
+	return why
+}
+
+// reload changes the options and has the configuration read again.
+func (r *rig) reload(change func(*node.Options)) {
+	r.t.Helper()
+	r.must(r.Prepare(change))
+	since := r.LogOffset()
+	r.must(r.SignalServe(syscall.SIGHUP))
+	r.said(since, "the configuration is reloaded")
+}
+
+// imagepin runs the imagepin command and gives what it printed.
+func (r *rig) imagepin(args ...string) (string, error) {
+	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), args...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// write puts a file below the node's root.
+func (r *rig) write(name, text string) string {
+	r.t.Helper()
+	path := r.Path(name)
+	r.must(os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// hang has the registry hang in what matches until release is called, and waits for none. begun tells when it does.
+func (r *rig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
+	held := make(chan struct{})
+	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
+	return func() {
+			r.t.Helper()
+			_, err := r.reg.Wait(r.ctx, conditions...)
+			r.must(err)
+		}, func() {
+			r.reg.SetFault(nil)
+			close(held)
+		}
+}
+
+// freeAddress is a TCP address that nobody uses.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// line is what a container of a pushed image prints.
+func line(version string) string {
+	return images.Options{Version: version, Platform: images.HostPlatform()}.Line(0)
+}
+
+func quoted(s string) string { return fmt.Sprintf("%q", s) }

@@ -1,0 +1,58 @@
+//go:build unix
+
+package serve
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+
+	// What sets tracing up as containerd does, by the same variables of the
+	// environment (OTEL_EXPORTER_OTLP_ENDPOINT and others).
+	_ "github.com/containerd/containerd/v2/pkg/tracing/plugin"
+)
+
+const serviceNameVariable = "OTEL_SERVICE_NAME"
+
+// trace has spans sent where the environment says so, and nowhere else. stop
+// sends those that are left.
+func trace(ctx context.Context) (stop func(), _ error) {
+	if os.Getenv(serviceNameVariable) == "" {
+		if err := os.Setenv(serviceNameVariable, "imagepin"); err != nil {
+			return nil, err
+		}
+	}
+	stop = func() {}
+	set := plugin.NewPluginSet()
+	for _, r := range registry.Graph(func(r *plugin.Registration) bool { return !isTracing(r) }) {
+		p := r.Init(plugin.NewContext(ctx, set, nil))
+		if err := set.Add(p); err != nil {
+			return nil, err
+		}
+		instance, err := p.Instance()
+		if plugin.IsSkipPlugin(err) {
+			return stop, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tracing: %w", err)
+		}
+		if c, ok := instance.(io.Closer); ok {
+			stop = func() {
+				if err := c.Close(); err != nil {
+					log.G(ctx).WithError(err).Warn("cannot send the last spans")
+				}
+			}
+		}
+	}
+	return stop, nil
+}
+
+func isTracing(r *plugin.Registration) bool {
+	return r.Type == plugins.TracingProcessorPlugin || r.Type == plugins.InternalPlugin && r.ID == "tracing"
+}
