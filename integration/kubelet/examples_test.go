@@ -47,9 +47,11 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, rc := range documents[nodev1.RuntimeClass](t, "runtimeclasses.yaml") {
-		if err := kube.Do(r.ctx, "POST", "/apis/node.k8s.io/v1/runtimeclasses", rc, nil); err != nil {
+		const runtimeClasses = "/apis/node.k8s.io/v1/runtimeclasses"
+		if err := kube.Do(r.ctx, "POST", runtimeClasses, rc, nil); err != nil {
 			t.Fatal(err)
 		}
+		forget(t, runtimeClasses+"/"+rc.Name)
 	}
 	pods := documents[core.Pod](t, "pods.yaml")
 	for _, p := range pods {

@@ -254,9 +254,22 @@ func (r *rig) secret(name, user, password string) {
 		ObjectMeta: meta.ObjectMeta{Name: name}, Type: core.SecretTypeDockerConfigJson,
 		Data: map[string][]byte{core.DockerConfigJsonKey: config},
 	}
-	if err := kube.Do(r.ctx, "POST", "/api/v1/namespaces/default/secrets", s, nil); err != nil {
+	const secrets = "/api/v1/namespaces/default/secrets"
+	if err := kube.Do(r.ctx, "POST", secrets, s, nil); err != nil {
 		r.t.Fatal(err)
 	}
+	forget(r.t, secrets+"/"+name)
+}
+
+// forget removes an object of the API server after the test.
+func forget(t *testing.T, path string) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := kube.Do(ctx, "DELETE", path, nil, nil); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // imagepin runs the command on the node; out is for the JSON that it prints, and may be nil.

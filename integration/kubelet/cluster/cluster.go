@@ -215,6 +215,16 @@ func (c *Cluster) DeletePod(ctx context.Context, name string) error {
 	return c.Do(ctx, "DELETE", pods+"/"+name, &meta.DeleteOptions{GracePeriodSeconds: &second}, nil)
 }
 
+// forget removes what the API server has of a node whose kubelet is gone.
+func (c *Cluster) forget(node string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	now := &meta.DeleteOptions{GracePeriodSeconds: new(int64)}
+	return errors.Join(
+		c.Do(ctx, "DELETE", pods+"?fieldSelector=spec.nodeName="+node, now, nil),
+		c.Do(ctx, "DELETE", "/api/v1/nodes/"+node, now, nil))
+}
+
 func writeKey(path string) error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

@@ -136,11 +136,12 @@ func (k *Kubelet) LogTail(lines int) string { return k.d.LogTail(lines) }
 // Stop ends kubelet; its pods go on.
 func (k *Kubelet) Stop() error { return k.d.Stop() }
 
-// Close ends kubelet and the proxy. Pods are the node's, which ends them when it is closed.
+// Close ends kubelet and the proxy, and makes the API server forget the node and its pods. What runs of these is containerd's,
+// which ends it when it is closed.
 func (k *Kubelet) Close() error {
 	var err error
 	if k.d != nil {
-		err = k.d.Kill9()
+		err = errors.Join(k.d.Kill9(), k.c.forget(k.Name))
 	}
 	return errors.Join(err, k.Proxy.close())
 }
