@@ -5,10 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -36,17 +36,32 @@ func (s *Service) streamImages(stream grpc.ServerStream) error {
 }
 
 func (s *Service) list(filter *runtime.ImageFilter) []*runtime.Image {
-	all := s.Store.Images()
-	if name := filter.GetImage().GetImage(); name != "" {
-		found := s.Store.Find(name)
-		all = slices.DeleteFunc(all, func(img store.Image) bool {
-			return !slices.ContainsFunc(found, func(e imagepin.Entry) bool { return e.ImageID == img.ID })
-		})
+	var found []store.Image
+	if name := filter.GetImage().GetImage(); name == "" {
+		found = s.Store.Images()
+	} else {
+		found = s.named(name)
 	}
-	images := make([]*runtime.Image, len(all))
-	for i, img := range all {
+	images := make([]*runtime.Image, len(found))
+	for i, img := range found {
 		images[i] = s.toCRI(img)
 	}
 	slices.SortFunc(images, func(a, b *runtime.Image) int { return strings.Compare(a.Id, b.Id) })
 	return images
+}
+
+// named are the images that a name means.
+func (s *Service) named(name string) []store.Image {
+	var ids []digest.Digest
+	for _, e := range s.Store.Find(name) {
+		ids = append(ids, e.ImageID)
+	}
+	slices.Sort(ids)
+	var found []store.Image
+	for _, id := range slices.Compact(ids) {
+		if entries := s.Store.ByID(id); len(entries) > 0 {
+			found = append(found, store.Image{ID: id, Entries: entries})
+		}
+	}
+	return found
 }

@@ -1,0 +1,150 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// listed are image records that change one by one.
+type listed struct{ images.Store }
+
+func (r listed) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return fn(ctx, r)
+}
+
+func listedRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
+
+// serviceOf makes a service of a node with so many images, each with a tag and
+// a digest. Listing does not look at their content.
+func serviceOf(t testing.TB, count int) *Service {
+	t.Helper()
+	n := ctdtest.New(t, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(store.Config{
+		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+	})
+	var all []imagepin.Entry
+	for i := range count {
+		root := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(fmt.Sprint("index ", i)), Size: 1}
+		record := fmt.Sprintf("registry.example/team/app%d@%s", i, root.Digest)
+		for _, ref := range []string{record, listedRef(i)} {
+			all = append(all, imagepin.Entry{
+				Key:  imagepin.Key{Ref: ref, Target: runtimes.Default().Target},
+				Root: root, Manifest: digest.FromString(fmt.Sprint("manifest ", i)), ImageID: digest.FromString(fmt.Sprint("config ", i)),
+				ReadyAt: time.Unix(1_700_000_000, 0), Source: imagepin.SourcePull, User: "1000", Record: record, RecordTarget: root,
+			})
+		}
+	}
+	// Many at once, but not all: a transaction gets slow with what is in it.
+	for batch := range slices.Chunk(all, 200) {
+		err := n.DB.Update(func(tx *bolt.Tx) error {
+			_, err := s.Put(boltutil.WithTransaction(n.Context(t), tx), "", batch...)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return New(Config{Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: runtimes})
+}
+
+func filterOf(i int) *runtime.ImageFilter {
+	return &runtime.ImageFilter{Image: &runtime.ImageSpec{Image: listedRef(i)}}
+}
+
+func statusOf(t testing.TB, s *Service, i int) func() {
+	ctx := t.Context()
+	r := &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: listedRef(i)}}
+	return func() {
+		resp, err := s.imageStatus(ctx, r, nil)
+		if err != nil || resp.GetImage() == nil {
+			t.Fatalf("%v, %v", resp, err)
+		}
+	}
+}
+
+func listOf(t testing.TB, s *Service, filter *runtime.ImageFilter, want int) func() {
+	return func() {
+		if got := len(s.list(filter)); got != want {
+			t.Fatalf("%d images are listed, not %d", got, want)
+		}
+	}
+}
+
+// A listing allocates for the images that it returns, the same for each of
+// them, and nothing for those that it does not return.
+func TestListingAllocatesForWhatItReturns(t *testing.T) {
+	// The race detector makes pools forget at random: a few allocations more.
+	const (
+		runs  = 20
+		slack = 10
+	)
+	counts := []int{10, 100, 1_000}
+	var all, filtered, status []float64
+	for _, count := range counts {
+		s := serviceOf(t, count)
+		all = append(all, testing.AllocsPerRun(runs, listOf(t, s, nil, count)))
+		filtered = append(filtered, testing.AllocsPerRun(runs, listOf(t, s, filterOf(count/2), 1)))
+		status = append(status, testing.AllocsPerRun(runs, statusOf(t, s, count/2)))
+	}
+	t.Logf("allocations with %d images: all %v, one by a filter %v, ImageStatus %v", counts, all, filtered, status)
+	each := all[0] / float64(counts[0])
+	for i, count := range counts {
+		if most := each*float64(count) + slack; all[i] > most {
+			t.Errorf("a list of %d images takes %v allocations, %v at most are expected after %v for %d", count, all[i], most, all[0], counts[0])
+		}
+		if filtered[i] > filtered[0]+slack {
+			t.Errorf("a list of one of %d images takes %v allocations, of one of %d %v", count, filtered[i], counts[0], filtered[0])
+		}
+		if status[i] > status[0]+slack {
+			t.Errorf("ImageStatus with %d images takes %v allocations, with %d %v", count, status[i], counts[0], status[0])
+		}
+	}
+}
+
+func BenchmarkListImages(b *testing.B) {
+	for _, count := range []int{10, 1_000, 10_000} {
+		s := serviceOf(b, count)
+		for what, call := range map[string]func(){"all": listOf(b, s, nil, count), "one": listOf(b, s, filterOf(count/2), 1)} {
+			b.Run(fmt.Sprintf("%s/%d", what, count), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					call()
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkImageStatus(b *testing.B) {
+	for _, count := range []int{10, 1_000, 10_000} {
+		call := statusOf(b, serviceOf(b, count), count/2)
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				call()
+			}
+		})
+	}
+}
