@@ -116,22 +116,3 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkLoad(b *testing.B) {
-	for _, count := range []int{1_000, 10_000} {
-		b.Run(fmt.Sprint(count), func(b *testing.B) {
-			e := newEnv(b)
-			e.fill(b, count)
-			b.ReportAllocs()
-			for b.Loop() {
-				e.restart()
-				if _, err := e.store.Load(e.ctx); err != nil {
-					b.Fatal(err)
-				}
-			}
-			if got := len(e.store.Images()); got != count {
-				b.Fatalf("%d images", got)
-			}
-		})
-	}
-}

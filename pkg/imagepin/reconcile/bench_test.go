@@ -1,0 +1,108 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/platforms"
+	"github.com/containerd/typeurl/v2"
+	bolt "go.etcd.io/bbolt"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// adopted is a node with images that another tool has put there, and their
+// names.
+func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
+	n := ctdtest.New(b, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := store.New(store.Config{
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+	})
+	ctx := n.Context(b)
+	var names []string
+	err = n.DB.Update(func(tx *bolt.Tx) error {
+		ctx := boltutil.WithTransaction(ctx, tx)
+		for i := range count {
+			blobs := ctdtest.Blobs{}
+			img := blobs.Image("linux/amd64", fmt.Sprint("image ", i), nil)
+			n.Write(ctx, b, blobs)
+			n.Keep(ctx, b, img, nil)
+			n.Unpack(ctx, b, img, "first")
+			names = append(names, fmt.Sprintf("registry.example/team/app%d:1", i))
+			if _, err := n.Images.Create(ctx, images.Image{Name: names[i], Target: img.Manifest}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r.healing = newHealing(r)
+	loaded, err := s.Load(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
+		b.Fatal(err)
+	}
+	if got := len(s.Images()); got != count {
+		b.Fatalf("%d images are adopted, not %d", got, count)
+	}
+	return ctx, r, names
+}
+
+// BenchmarkNotice is an event of an image record that is as it should be.
+func BenchmarkNotice(b *testing.B) {
+	const count = 100
+	ctx, r, names := adopted(b, count)
+	var all []*events.Envelope
+	for _, name := range names {
+		event, err := typeurl.MarshalAny(&eventsapi.ImageUpdate{Name: name})
+		if err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, &events.Envelope{Namespace: ctdtest.Namespace, Topic: "/images/update", Event: event})
+	}
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		r.notice(ctx, all[i%count])
+		i++
+	}
+}
+
+// BenchmarkAdopt reads what is to be known of an image of another tool, and
+// finds that it is recorded.
+func BenchmarkAdopt(b *testing.B) {
+	const count = 100
+	ctx, r, names := adopted(b, count)
+	all, err := r.Store.Records.List(ctx, "name=="+names[0])
+	if err != nil || len(all) != 1 {
+		b.Fatalf("%v, %v", all, err)
+	}
+	inventory, err := r.Store.Inventory(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := r.adoptAll(ctx, all, inventory); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// inMemory puts the test's directories into memory, where the syncs that a
+// fill takes cost nothing.
+func inMemory(b *testing.B) {
+	const shm = "/dev/shm"
+	if _, err := os.Stat(shm); err == nil {
+		b.Setenv("TMPDIR", shm)
+	}
+}
+
+func benchRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
+
+// fillAtOnce does what fill does, hundreds of images in one transaction.
+// Nothing else uses the databases, so that content and snapshots may be
+// touched in it.
+func (e *env) fillAtOnce(b *testing.B, count int) {
+	b.Helper()
+	const batch = 500
+	for from := 0; from < count; from += batch {
+		err := e.DB.Update(func(tx *bolt.Tx) error {
+			ctx := boltutil.WithTransaction(e.ctx, tx)
+			for i := from; i < min(from+batch, count); i++ {
+				if err := e.putOne(ctx, b, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
+	e.blobs = ctdtest.Blobs{}
+	img := e.image(fmt.Sprint("image ", i))
+	for _, d := range []ocispec.Descriptor{img.arm.Manifest, img.arm.Config, img.arm.Layer} {
+		delete(e.blobs, d.Digest) // a pull does not fetch what is for another platform
+	}
+	target := []runtimeplatform.Target{native, nativeToo}[i%2]
+	e.place(ctx, b, img, target)
+	_, err := e.store.Put(ctx, "", entries(benchRef(i), img, target, i)...)
+	return err
+}
+
+// BenchmarkLoad is a start.
+func BenchmarkLoad(b *testing.B) {
+	for _, count := range []int{1_000, 10_000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			inMemory(b)
+			e := newEnv(b)
+			e.fillAtOnce(b, count)
+			b.ReportAllocs()
+			for b.Loop() {
+				e.restart()
+				if _, err := e.store.Load(e.ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if got := len(e.store.Images()); got != count {
+				b.Fatalf("%d images", got)
+			}
+		})
+	}
+}
+
+// BenchmarkFind looks an image up by each of the names that it has.
+func BenchmarkFind(b *testing.B) {
+	const count = 1_000
+	inMemory(b)
+	e := newEnv(b)
+	e.fillAtOnce(b, count)
+	one := e.store.ByRef(benchRef(count / 2))[0]
+	for what, name := range map[string]string{
+		"reference": one.Ref, "digest": one.Record, "ID": one.ImageID.String(), "beginning of ID": one.ImageID.Encoded()[:12], "unknown": "registry.example/none:1",
+	} {
+		b.Run(what, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if found := e.store.Find(name); (len(found) == 0) != (what == "unknown") {
+					b.Fatalf("%d entries", len(found))
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkImages reads all of the index.
+func BenchmarkImages(b *testing.B) {
+	const count = 1_000
+	inMemory(b)
+	e := newEnv(b)
+	e.fillAtOnce(b, count)
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := len(e.store.Images()); got != count {
+			b.Fatalf("%d images", got)
+		}
+	}
+}
