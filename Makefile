@@ -64,11 +64,26 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit test-integration test-race test-lazy test-kubelet ## All tests
+test: test-unit check-bench test-integration test-race test-lazy test-kubelet ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector
 	$(GO) test -race $(OURS)
+
+.PHONY: check-bench
+check-bench: ## The Go benchmarks run, once each
+	$(GO) test -run '^$$' -bench . -benchtime 1x ./pkg/...
+
+# A table of about an hour and a half: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
+.PHONY: bench
+bench: build test-binaries ## Measure beside stock containerd, on a quiet machine: one table
+	@cd integration && $(GO) build -o ../bin/bench ./bench
+	@bin/bench $(BENCH)
+
+.PHONY: bench-docs
+bench-docs: ## The same, for docs/performance.md and docs/performance/
+	@$(MAKE) --no-print-directory bench BENCH='-out docs/performance $(BENCH)'
+	bin/bench -out docs/performance -doc docs/performance.md
 
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -34,9 +35,12 @@ type options struct {
 // bench measures.
 type bench struct {
 	options
-	log     io.Writer // what it is doing
-	reg     *registry.Registry
-	pushed  map[string]pushed
+	log    io.Writer // what it is doing
+	reg    *registry.Registry
+	pushed map[string]pushed // by tag
+	bases  map[tree]*base
+	// roots of the daemons. They stay until the end: removing many files slows down what comes after.
+	roots   []string
 	results []*result
 	// versions of the daemons.
 	versions []string
@@ -48,10 +52,19 @@ func (b *bench) say(format string, args ...any) {
 
 // measure runs the scenarios that have a row which was asked for.
 func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
+	if err := node.Sweep(); err != nil {
+		return fmt.Errorf("removing what an earlier process left: %w", err)
+	}
+	defer func() {
+		for _, root := range b.roots {
+			err = errors.Join(err, os.RemoveAll(root))
+		}
+	}()
 	if b.reg, err = registry.New(); err != nil {
 		return err
 	}
 	defer b.reg.Close()
+	b.bases = make(map[tree]*base)
 	b.pushed = make(map[string]pushed)
 	pause, err := images.PauseIndex(ctx)
 	if err != nil {

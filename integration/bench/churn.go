@@ -20,7 +20,7 @@ func churn(z sizes) scenario {
 			const images = 8
 			var refs []string
 			for i := range images {
-				ref, err := b.push(fmt.Sprintf("different/%d", i), manyTree(i+1))
+				ref, err := b.push("churn", manyTree, i+1)
 				if err != nil {
 					return nil, err
 				}
@@ -42,7 +42,7 @@ func churn(z sizes) scenario {
 					return 0, 0, err
 				}
 				// Connections to the registry that nobody uses are closed after a while; they are no leak.
-				if err := pause(ctx, idle); err != nil {
+				if err := pause(ctx, z.idle); err != nil {
 					return 0, 0, err
 				}
 				if routines, err = s.goroutines(ctx); err != nil {

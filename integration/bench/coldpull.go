@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"syscall"
 	"time"
 
 	"github.com/imagepin/imagepin/integration/registry"
@@ -40,33 +41,31 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 		rows:  []row{wall, cpuTime, requests},
 		fleet: f,
 		setup: func(ctx context.Context, b *bench, p *pair) error {
-			ref, err := b.push(repository, t)
-			if err != nil {
-				return err
-			}
-			// The first pull finds a cold registry connection and databases without buckets.
+			// The first pull finds databases without buckets and no connection.
 			for _, s := range p.sides() {
-				if _, err := s.Pull(ctx, ref, ""); err != nil {
+				ref, err := b.fresh(s, repository, t)
+				if err != nil {
 					return err
 				}
-				if err := s.forget(ctx, ref); err != nil {
+				if _, err := s.Pull(ctx, ref, ""); err != nil {
 					return err
 				}
 			}
 			return nil
 		},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			ref, err := b.push(repository, t)
-			if err != nil {
-				return nil, err
-			}
 			var (
 				walls []float64
 				used  time.Duration
 				asked int
 			)
 			for range times {
+				ref, err := b.fresh(s, repository, t)
+				if err != nil {
+					return nil, err
+				}
 				b.reg.Reset()
+				syscall.Sync()
 				before, err := cpu(s.PID())
 				if err != nil {
 					return nil, err
@@ -82,9 +81,6 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 				}
 				used += after - before
 				asked = b.reg.Count(registry.In(repository))
-				if err := s.forget(ctx, ref); err != nil {
-					return nil, err
-				}
 			}
 			return sample{wall.name: median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(asked)}, nil
 		},

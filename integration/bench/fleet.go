@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 )
 
@@ -21,6 +23,8 @@ import (
 type fleet struct {
 	discard  bool // discard_unpacked_layers
 	parallel bool // containerd's settings for parallel fetching and unpacking
+	// both tells stock to unpack in the second snapshotter, too.
+	both bool
 	// images is how many synthetic images the roots are filled with.
 	images int
 }
@@ -40,6 +44,16 @@ const (
   max_concurrent_unpacks = 8
 `
 )
+
+// bothSettings are what stock needs to unpack in a second snapshotter: its transfer service knows of no other than the default
+// one by itself.
+func bothSettings() string {
+	var b strings.Builder
+	for _, name := range []string{snapshotter, secondSnapshotter} {
+		fmt.Fprintf(&b, "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = %q\n  snapshotter = %q\n", images.HostPlatform(), name)
+	}
+	return b.String()
+}
 
 // ourRules give some repositories what stock has nothing like.
 const ourRules = `
@@ -61,6 +75,7 @@ const (
 type side struct {
 	*node.Node
 	ours bool
+	used map[string]int // variants of images that were pulled cold, by repository
 	// firstStart is how long the first start on a root with images took, until all were listed.
 	firstStart time.Duration
 }
@@ -96,8 +111,13 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		}
 	}()
 	for _, binary := range []string{node.Stock, node.Ours} {
+		root, err := node.TempDir()
+		if err != nil {
+			return p, err
+		}
+		b.roots = append(b.roots, root)
 		opts := node.Options{
-			Binary: binary, SandboxImage: b.reg.Ref(pauseTag), DiscardUnpackedLayers: f.discard, LogLevel: "info",
+			Binary: binary, Root: root, SandboxImage: b.reg.Ref(pauseTag), DiscardUnpackedLayers: f.discard, LogLevel: "info",
 			Handlers: []node.Handler{{Name: secondHandler, Snapshotter: secondSnapshotter}}, StartTimeout: 10 * time.Minute,
 		}
 		switch {
@@ -107,12 +127,14 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			opts.Extra = ourRules
 		case f.parallel:
 			opts.Extra = stockParallelSettings
+		case f.both:
+			opts.Extra = bothSettings()
 		}
 		n, err := node.New(opts)
 		if err != nil {
 			return p, err
 		}
-		s := &side{Node: n, ours: binary == node.Ours}
+		s := &side{Node: n, ours: binary == node.Ours, used: make(map[string]int)}
 		if s.ours {
 			p.ours = s
 		} else {
@@ -159,7 +181,7 @@ func (p *pair) close() error {
 
 // fillRoots writes synthetic images into the roots of a pair. They are written to memory first, where the syncs of the
 // snapshotter and of the content store cost nothing, and copied.
-func (b *bench) fillRoots(ctx context.Context, images int, p *pair) (err error) {
+func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 	start := time.Now()
 	dir, err := os.MkdirTemp(inMemory(), "imagepin-bench-")
 	if err != nil {
@@ -170,10 +192,10 @@ func (b *bench) fillRoots(ctx context.Context, images int, p *pair) (err error) 
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(r.fill(ctx, images), r.Close()); err != nil {
+	if err := errors.Join(r.fill(ctx, count), r.Close()); err != nil {
 		return fmt.Errorf("filling a root: %w", err)
 	}
-	b.say("%s synthetic images written in %s", thousands(images), durationText(time.Since(start)))
+	b.say("%s synthetic images written in %s", thousands(count), durationText(time.Since(start)))
 	for _, s := range p.sides() {
 		if out, err := exec.CommandContext(ctx, "cp", "-a", dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
 			return fmt.Errorf("copying a root: %w: %s", err, out)
@@ -190,14 +212,6 @@ func inMemory() string {
 		return shm
 	}
 	return ""
-}
-
-// forget removes an image and all it leaves, so that the next pull of it is cold.
-func (s *side) forget(ctx context.Context, ref string) error {
-	if err := s.RemoveImage(ctx, ref, ""); err != nil {
-		return fmt.Errorf("removing %s: %w", ref, err)
-	}
-	return s.GC(ctx)
 }
 
 // status asks for an image as kubelet does, by its reference.

@@ -15,7 +15,7 @@ func growth(z sizes) []scenario {
 	var all []scenario
 	for _, n := range z.images {
 		f := fleet{images: n}
-		all = append(all, firstStart(n, f), imageCalls(z, n, f), restarts(n, f), heals(n, f))
+		all = append(all, firstStart(n, f), imageCalls(z, n, f), restarts(z, n, f), heals(n, f))
 	}
 	return all
 }
@@ -82,11 +82,8 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 	}
 }
 
-// idle is how long a daemon is left alone before its memory is looked at.
-const idle = 5 * time.Second
-
 // restarts are starts on a root with images.
-func restarts(n int, f fleet) scenario {
+func restarts(z sizes, n int, f fleet) scenario {
 	listed := row{name: at("restart until listed", n), budget: only(n, ratio(1)), curve: "restart until listed", x: n}
 	reconcile := row{name: at("reconcile at start", n), budget: only(n, atMost(float64(500*time.Millisecond))), curve: "reconcile at start", x: n}
 	check := row{name: at("reconcile later (check)", n), budget: only(n, atMost(float64(100*time.Millisecond))), curve: "reconcile later", x: n}
@@ -117,7 +114,7 @@ func restarts(n int, f fleet) scenario {
 				got.took(reconcile.name, took)
 			}
 			// What is measured is a state that lasts, so that it has to be reached first.
-			if err := pause(ctx, idle); err != nil {
+			if err := pause(ctx, z.idle); err != nil {
 				return nil, err
 			}
 			var err error

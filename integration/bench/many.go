@@ -16,9 +16,7 @@ func manyPulls(z sizes) []scenario {
 }
 
 // manyTree is the image of these: it is the number of pulls that counts.
-func manyTree(seed int) tree {
-	return tree{layers: 3, files: 50, size: 512 << 10, seed: uint64(100 + seed)}
-}
+var manyTree = tree{layers: 3, files: 50, size: 512 << 10, seed: 6}
 
 func equalPulls(z sizes) scenario {
 	const repository = "equal"
@@ -30,7 +28,7 @@ func equalPulls(z sizes) scenario {
 	return scenario{
 		rows: []row{wall, cpuTime, resolves, fetches},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			ref, err := b.push(repository, manyTree(0))
+			ref, err := b.fresh(s, repository, manyTree)
 			if err != nil {
 				return nil, err
 			}
@@ -48,7 +46,7 @@ func equalPulls(z sizes) scenario {
 				resolves.name: float64(b.reg.Count(registry.Is("HEAD", ""), registry.In(repository))),
 				fetches.name:  float64(b.reg.Count(registry.Is("GET", ""), registry.In(repository))),
 			}
-			return got, s.forget(ctx, ref)
+			return got, nil
 		},
 	}
 }
@@ -62,7 +60,7 @@ func differentPulls(z sizes) scenario {
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var refs []string
 			for i := range z.different {
-				ref, err := b.push(fmt.Sprintf("different/%d", i), manyTree(i+1))
+				ref, err := b.fresh(s, fmt.Sprintf("different/%d", i), manyTree)
 				if err != nil {
 					return nil, err
 				}
@@ -72,12 +70,7 @@ func differentPulls(z sizes) scenario {
 			if err != nil {
 				return nil, err
 			}
-			for _, ref := range refs {
-				if err := s.RemoveImage(ctx, ref, ""); err != nil {
-					return nil, err
-				}
-			}
-			return sample{wall.name: float64(took), cpuTime.name: float64(used)}, s.GC(ctx)
+			return sample{wall.name: float64(took), cpuTime.name: float64(used)}, nil
 		},
 	}
 }
@@ -87,12 +80,12 @@ func removal(z sizes) scenario {
 	return scenario{
 		rows: []row{wall},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			ref, err := b.push("remove", manyTree(0))
-			if err != nil {
-				return nil, err
-			}
 			var walls []float64
 			for range z.small {
+				ref, err := b.fresh(s, "remove", manyTree)
+				if err != nil {
+					return nil, err
+				}
 				if _, err := s.Pull(ctx, ref, ""); err != nil {
 					return nil, err
 				}
@@ -102,7 +95,7 @@ func removal(z sizes) scenario {
 				}
 				walls = append(walls, float64(time.Since(start)))
 			}
-			return sample{wall.name: median(walls)}, s.GC(ctx)
+			return sample{wall.name: median(walls)}, nil
 		},
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/opencontainers/go-digest"
-
 	"github.com/imagepin/imagepin/integration/images"
 )
 
@@ -70,14 +68,24 @@ type pushed struct {
 	top    string // the snapshot of all layers
 }
 
-// push puts the image of a tree into the registry, in an index as most images come, and returns its reference. One
-// that was pushed before is not built again.
-func (b *bench) push(name string, t tree) (tag string, err error) {
-	tag = name + ":v1"
+// push puts a variant of the image of a tree into the registry, in an index as most images come, and returns its reference.
+// One that was pushed before is not built again.
+func (b *bench) push(repository string, t tree, variant int) (string, error) {
+	tag := fmt.Sprintf("%s:v%d", repository, variant)
 	if _, ok := b.pushed[tag]; ok {
 		return b.reg.Ref(tag), nil
 	}
-	img, err := images.Data(t.options())
+	of := b.bases[t]
+	if of == nil {
+		var err error
+		if of, err = newBase(t); err != nil {
+			return "", err
+		}
+		b.bases[t] = of
+		b.say("  %s: %d layers with %s files, %.1f MB fetched, %.1f MB unpacked", repository, t.layers, thousands(t.layers*t.files),
+			float64(of.fetched())/1e6, float64(int64(t.layers)*t.size)/1e6)
+	}
+	img, top, err := of.variant(variant)
 	if err != nil {
 		return "", err
 	}
@@ -90,31 +98,12 @@ func (b *bench) push(name string, t tree) (tag string, err error) {
 		return "", err
 	}
 	root, err := b.reg.Push(tag, idx)
-	if err != nil {
-		return "", err
-	}
-	layers, err := img.Layers()
-	if err != nil {
-		return "", err
-	}
-	var (
-		fetched int64
-		diffIDs []digest.Digest
-	)
-	for _, l := range layers {
-		n, err := l.Size()
-		if err != nil {
-			return "", err
-		}
-		fetched += n
-		d, err := l.DiffID()
-		if err != nil {
-			return "", err
-		}
-		diffIDs = append(diffIDs, digest.Digest(d.String()))
-	}
-	b.pushed[tag] = pushed{digest: root.String(), top: chainID(diffIDs)}
-	b.say("  %s: %d layers with %s files, %.1f MB fetched, %.1f MB unpacked", name, t.layers, thousands(t.layers*t.files),
-		float64(fetched)/1e6, float64(int64(t.layers)*t.size)/1e6)
-	return b.reg.Ref(tag), nil
+	b.pushed[tag] = pushed{digest: root.String(), top: top}
+	return b.reg.Ref(tag), err
+}
+
+// fresh is the reference of an image of a tree that this side has nothing of.
+func (b *bench) fresh(s *side, repository string, t tree) (string, error) {
+	s.used[repository]++
+	return b.push(repository, t, s.used[repository])
 }

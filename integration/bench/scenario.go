@@ -66,11 +66,13 @@ type sizes struct {
 	different int   // different images, four at a time
 	list      int   // containers to list
 	churn     int   // pulls and removals of the leak check
+	// idle is how long a daemon is left alone before its memory and its goroutines are looked at.
+	idle time.Duration
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, warm: 50, small: 10, equal: 100, different: 50, list: 100, churn: 1_000}
-	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, warm: 50, small: 10, equal: 100, different: 50, list: 100, churn: 1_000, idle: 5 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16, idle: 500 * time.Millisecond}
 )
 
 // thousands writes a number as people do.

@@ -13,6 +13,7 @@ import (
 func seconds() []scenario {
 	return []scenario{
 		secondPull("second snapshotter, layers kept", fleet{}, atMost(0)),
+		secondPull("second snapshotter, layers kept, stock configured for it", fleet{both: true}, atMost(0)),
 		secondPull("second snapshotter, layers discarded", fleet{discard: true}, budget{}),
 	}
 }
@@ -28,8 +29,8 @@ func secondPull(name string, f fleet, requestBudget budget) scenario {
 		rows:       []row{wall, requests},
 		fleet:      f,
 		stockFails: true,
-		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
-			ref, err := b.push(repository, secondTree)
+		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+			ref, err := b.fresh(s, repository, secondTree)
 			if err != nil {
 				return nil, err
 			}
@@ -48,10 +49,7 @@ func secondPull(name string, f fleet, requestBudget budget) scenario {
 			took := time.Since(start)
 			asked := b.reg.Count(registry.In(repository), func(q registry.Request) bool { return q.Method != "HEAD" })
 			if err == nil {
-				err = s.inSecond(ctx, b.pushed[repository+":v1"].top)
-			}
-			if ferr := s.forget(ctx, ref); err == nil {
-				err = ferr
+				err = s.inSecond(ctx, b.pushed[fmt.Sprintf("%s:v%d", repository, s.used[repository])].top)
 			}
 			return sample{wall.name: float64(took), requests.name: float64(asked)}, err
 		},

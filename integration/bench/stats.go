@@ -13,11 +13,11 @@ func median(all []float64) float64 {
 		return 0
 	}
 	s := slices.Sorted(slices.Values(all))
-	if m := len(s) / 2; len(s)%2 == 1 {
+	m := len(s) / 2
+	if len(s)%2 == 1 {
 		return s[m]
-	} else {
-		return (s[m-1] + s[m]) / 2
 	}
+	return (s[m-1] + s[m]) / 2
 }
 
 // spread is a median and what it lies between.

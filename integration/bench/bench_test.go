@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestMedian(t *testing.T) {
+	for _, tc := range []struct {
+		of   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 9}, 3}} {
+		if got := median(tc.of); got != tc.want {
+			t.Errorf("median of %v is %v, not %v", tc.of, got, tc.want)
+		}
+	}
+}
+
+// TestVerdict compares what was measured side by side, not all of one side with all of the other.
+func TestVerdict(t *testing.T) {
+	drifting := result{stock: []float64{100, 200, 400}, ours: []float64{50, 100, 240}} // ratios 0.5, 0.5, 0.6; differences -50, -100, -160
+	for name, tc := range map[string]struct {
+		r    result
+		b    budget
+		want string
+	}{
+		"ratio kept":          {drifting, ratio(0.5), "ok"},
+		"ratio missed":        {drifting, ratio(0.49), "missed"},
+		"difference kept":     {drifting, more(-100), "ok"},
+		"difference missed":   {drifting, more(-101), "missed"},
+		"absolute kept":       {drifting, atMost(100), "ok"},
+		"absolute missed":     {drifting, atMost(99), "missed"},
+		"none":                {drifting, budget{}, ""},
+		"nothing on stock":    {result{ours: []float64{1}}, ratio(1), ""},
+		"absolute, no stock":  {result{ours: []float64{1}}, atMost(1), "ok"},
+		"nothing measured":    {result{}, atMost(1), ""},
+		"nothing on both":     {result{stock: []float64{0}, ours: []float64{0}}, ratio(1), "ok"},
+		"stock does it free":  {result{stock: []float64{0}, ours: []float64{1}}, ratio(1), "missed"},
+		"ours does it freely": {result{stock: []float64{1}, ours: []float64{0}}, ratio(0.05), "ok"},
+	} {
+		tc.r.row.budget = tc.b
+		if got := tc.r.verdict(); got != tc.want {
+			t.Errorf("%s: %q, not %q", name, got, tc.want)
+		}
+	}
+}
+
+func sampleResults() []*result {
+	curve := func(x int, stock, ours float64) *result {
+		return &result{row: row{name: at("ListImages", x), curve: "ListImages", x: x, budget: only(x, ratio(0.5))}, stock: []float64{stock * 1e6}, ours: []float64{ours * 1e6, ours * 2e6}}
+	}
+	return []*result{
+		curve(10, 0.25, 0.2), curve(1_000, 20, 8),
+		{row: row{name: "Version", budget: more(150e3)}, stock: []float64{100e3}, ours: []float64{190e3}},
+		{row: row{name: "second"}, ours: []float64{2e9}, fails: errors.New("no\n  luck")},
+		{row: row{name: "third", unit: count, budget: atMost(0)}, ours: []float64{1}, fails: errors.New("no luck")},
+		{row: row{name: "memory gained", unit: bytes_, gain: true}, stock: []float64{-1e6}, ours: []float64{2.5e6}},
+	}
+}
+
+func TestTable(t *testing.T) {
+	var out bytes.Buffer
+	if err := table(&out, sampleResults()); err != nil {
+		t.Fatal(err)
+	}
+	want := strings.TrimPrefix(`
+metric                        stock  imagepin               ratio (min–max)      budget
+ListImages, 10 images       0.25 ms   0.30 ms              0.80 (0.80–0.80)
+ListImages, 1,000 images    20.0 ms   12.0 ms              0.40 (0.40–0.40)    ≤ 0.50 ×  ok
+Version                     0.10 ms   0.19 ms  +0.09 ms (+0.09 ms–+0.09 ms)  ≤ +0.15 ms  ok
+second                    fails [1]    2.00 s
+third                     fails [1]         1                                       ≤ 0  missed
+memory gained               -1.0 MB    2.5 MB
+[1] no luck
+`, "\n")
+	if got := out.String(); got != want {
+		t.Errorf("the table is\n%s\nnot\n%s", got, want)
+	}
+}
+
+func TestPlots(t *testing.T) {
+	all := plots(sampleResults())
+	if len(all) != 1 || all[0].title != "ListImages" || len(all[0].points) != 2 {
+		t.Fatalf("the plots are %+v", all)
+	}
+	svg := all[0].svg()
+	wellFormed(t, svg)
+	for _, s := range []string{"ListImages", "1,000", "imagepin", "stock", "<polyline"} {
+		if !bytes.Contains(svg, []byte(s)) {
+			t.Errorf("the plot does not have %q:\n%s", s, svg)
+		}
+	}
+}
+
+func wellFormed(t *testing.T, svg []byte) {
+	t.Helper()
+	for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatalf("not well-formed: %v\n%s", err, svg)
+		}
+	}
+}
+
+// TestDocumentHasTheTable fails where docs/performance.md and the files beside it are of different runs.
+func TestDocumentHasTheTable(t *testing.T) {
+	docs := filepath.Join("..", "..", "docs")
+	doc := filepath.Join(docs, "performance.md")
+	before, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := filepath.Join(t.TempDir(), "performance.md")
+	if err := os.WriteFile(again, before, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := pasteTable(again, filepath.Join(docs, "performance")); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(before, after) {
+		t.Error("docs/performance.md does not have the table of docs/performance: run `make bench-docs`")
+	}
+}
+
+// TestQuick runs everything that is measured, on both sides, and looks whether it gives what it is there to give. How fast
+// anything is says nothing here.
+func TestQuick(t *testing.T) {
+	dir := t.TempDir()
+	var list, out, said bytes.Buffer
+	if err := command(testkit.Context(t), []string{"-quick", "-list"}, &list, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if err := command(testkit.Context(t), []string{"-quick", "-out", dir}, &out, &said); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	text, err := os.ReadFile(filepath.Join(dir, tableFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(text) != out.String() {
+		t.Errorf("printed:\n%s\nwritten:\n%s", out.String(), text)
+	}
+	var raw struct{ Rows []rawRow }
+	b, err := os.ReadFile(filepath.Join(dir, "results.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &raw)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := map[string]rawRow{}
+	for _, r := range raw.Rows {
+		measured[r.Metric] = r
+	}
+	for name := range strings.Lines(list.String()) {
+		name = strings.TrimSuffix(name, "\n")
+		r := measured[name]
+		if len(r.Ours) == 0 || len(r.Stock) == 0 && r.Fails == "" && !strings.Contains(name, "reconcile") {
+			t.Errorf("%s is not measured: %+v", name, r)
+		}
+		if !strings.Contains(out.String(), name) {
+			t.Errorf("%s is not in the table", name)
+		}
+		// Times and memory are never nothing, but for CPU time, which is counted in hundredths of a second.
+		for _, v := range r.Ours {
+			if r.Unit != "count" && v <= 0 && !strings.Contains(name, "CPU") && !strings.Contains(name, "gained") || math.IsNaN(v) {
+				t.Errorf("%s: %v", name, r.Ours)
+			}
+		}
+	}
+	svgs, err := filepath.Glob(filepath.Join(dir, "*.svg"))
+	if err != nil || len(svgs) < 8 {
+		t.Errorf("the plots are %v, %v", svgs, err)
+	}
+	for _, path := range svgs {
+		svg, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wellFormed(t, svg)
+	}
+	// The counts that do not depend on how fast anything is.
+	for name, want := range map[string]float64{
+		"warm pull, default: requests": 1, "warm pull, by digest: requests": 0, "second snapshotter, layers kept: content requests": 0,
+	} {
+		for _, got := range measured[name].Ours {
+			if got != want {
+				t.Errorf("%s: %v, not %v", name, got, want)
+			}
+		}
+	}
+}
+
+// TestProfile runs one scenario with a profile.
+func TestProfile(t *testing.T) {
+	dir := t.TempDir()
+	if err := command(testkit.Context(t), []string{"-quick", "-run", "^Version$", "-cpuprofile", dir}, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	fi, err := os.Stat(filepath.Join(dir, "version.pprof"))
+	if err != nil || fi.Size() == 0 {
+		t.Errorf("the profile: %v, %v", fi, err)
+	}
+}
+
+func TestDurationText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0", 123 * time.Microsecond: "0.12 ms", 9_870 * time.Microsecond: "9.87 ms", 45_600 * time.Microsecond: "45.6 ms",
+		789 * time.Millisecond: "789 ms", 1_234 * time.Millisecond: "1.23 s", 12_340 * time.Millisecond: "12.3 s", -300 * time.Microsecond: "-0.30 ms",
+	} {
+		if got := durationText(d); got != want {
+			t.Errorf("%d: %q, not %q", d, got, want)
+		}
+	}
+}
+
+// TestSyntheticImages are read back with containerd's own stores.
+func TestSyntheticImages(t *testing.T) {
+	const n = 30
+	r, err := openRoot(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.fill(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.damage(t.Context(), 3); err != nil {
+		t.Fatal(err)
+	}
+	missing := 0
+	if err := r.atOnce(t.Context(), func(ctx context.Context) error {
+		all, err := r.images.List(ctx)
+		if err != nil {
+			return err
+		}
+		if len(all) != 3*n {
+			t.Errorf("%d records, not three for each of %d images", len(all), n)
+		}
+		for i := range n {
+			img, err := newSynthetic(i)
+			if err != nil {
+				return err
+			}
+			if _, err := r.snapshots.Stat(ctx, chainID(img.diffIDs)); err != nil {
+				missing++
+			}
+			ok, _, _, absent, err := ctdimages.Check(ctx, r.content, img.target, platforms.Default())
+			if err != nil || !ok {
+				t.Errorf("%s lacks %v: %v", img.ref, absent, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if missing != 3 {
+		t.Errorf("%d snapshots are missing, not 3", missing)
+	}
+}
