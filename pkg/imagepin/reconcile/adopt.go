@@ -83,8 +83,8 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 
 // adopt finds the targets that an image is unpacked for. Where it is not
 // unpacked for the default target but could be, that is done behind: it is where
-// stock would start it. What cannot be read or recorded
-// must not keep the others from being adopted, and the CRI from starting.
+// stock would start it. What cannot be read or recorded must not keep the others
+// from being adopted, and the CRI from starting.
 func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {
