@@ -2,9 +2,10 @@
 # Builds into bin/ what the integration tests and the demo need beside `make build`:
 #
 #   containerd-stock  containerd of the version in go.mod, without imagepin, to compare with and to roll back to
-#   containerd-failpoints
+#   containerd-failpoints, imagepin-failpoints
 #                     only when asked for (hack/test-binaries.sh crash): ours, which a test can have killed at named places
-#   containerd-race   only when asked for (hack/test-binaries.sh race): ours under the race detector
+#   containerd-race, imagepin-race
+#                     only when asked for (hack/test-binaries.sh race): ours under the race detector
 #   runc              a current runc: distributions' own may be too old for this containerd
 #   crictl            only when asked for (hack/test-binaries.sh crictl): for people, nothing in the tests needs it,
 #                     and not every module proxy has it
@@ -41,11 +42,15 @@ ours="-X github.com/containerd/containerd/v2/version.Version=$containerd+imagepi
 if [ "${1:-}" = crash ]; then
     echo "containerd-failpoints"
     CGO_ENABLED=0 "$GO" build -trimpath -tags failpoints -ldflags "-s -w $ours" -o "$bin/containerd-failpoints" ./cmd/containerd
+    echo "imagepin-failpoints"
+    CGO_ENABLED=0 "$GO" build -trimpath -tags failpoints -ldflags "-s -w" -o "$bin/imagepin-failpoints" ./cmd/imagepin
 fi
 if [ "${1:-}" = race ]; then
     echo "containerd-race"
     # The race detector is a library in C. Everything is compiled anew for it, which takes minutes the first time.
     CGO_ENABLED=1 "$GO" build -trimpath -race -ldflags "$ours" -o "$bin/containerd-race" ./cmd/containerd
+    echo "imagepin-race"
+    CGO_ENABLED=1 "$GO" build -trimpath -race -o "$bin/imagepin-race" ./cmd/imagepin
 fi
 
 if ! has runc github.com/opencontainers/runc "$RUNC_VERSION"; then
