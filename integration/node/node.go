@@ -318,6 +318,14 @@ func (n *Node) PID() int {
 	return 0
 }
 
+// ContainerdPID is the process ID of containerd, 0 while it does not run.
+func (n *Node) ContainerdPID() int {
+	if n.process == nil {
+		return 0
+	}
+	return n.process.cmd.Process.Pid
+}
+
 // main is the process that imagepin is in.
 func (n *Node) main() *process {
 	if _, beside := n.opts.binaries(); beside != "" {

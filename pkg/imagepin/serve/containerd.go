@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,7 +18,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/defaults"
-	"github.com/containerd/containerd/v2/pkg/dialer"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	"github.com/containerd/containerd/v2/plugins"
@@ -47,10 +47,13 @@ const reconnectWithin = time.Second
 func dialContainerd(address string) (*containerd, error) {
 	patience := backoff.DefaultConfig
 	patience.BaseDelay, patience.MaxDelay = 50*time.Millisecond, reconnectWithin
-	conn, err := grpc.NewClient(dialer.DialAddress(address),
+	// containerd's own dialer waits for a socket that there is none of.
+	conn, err := grpc.NewClient("passthrough:///containerd",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: patience, MinConnectTimeout: 5 * time.Second}),
-		grpc.WithContextDialer(dialer.ContextDialer),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", address)
+		}),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),

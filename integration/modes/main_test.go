@@ -1,0 +1,39 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestDifferences has every difference be a test that there is, and stand in docs/standalone.md as it does here.
+func TestDifferences(t *testing.T) {
+	files, err := filepath.Glob("../*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	var tests strings.Builder
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(b)
+	}
+	doc, err := os.ReadFile("../../docs/standalone.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range pluginOnly {
+		if !strings.Contains(tests.String(), "\nfunc "+d.test+"(t *testing.T)") {
+			t.Errorf("there is no test %s", d.test)
+		}
+		if row := "| " + d.reason + " | `" + d.test + "` |"; !strings.Contains(string(doc), row) {
+			t.Errorf("docs/standalone.md does not have the row\n%s", row)
+		}
+	}
+	if rows := strings.Count(string(doc), " | `Test"); rows != len(pluginOnly) {
+		t.Errorf("docs/standalone.md names %d tests that do not run, not %d", rows, len(pluginOnly))
+	}
+}

@@ -1,0 +1,133 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/imagepin/imagepin/integration/checker"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+)
+
+const killRounds = 16
+
+// TestKilledAtRandom kills imagepin serve, containerd, or both, at a request to the registry or at an event of containerd while images are
+// pulled and removed. What was killed is started again, and what is left is sound each time; in the end all can be removed.
+func TestKilledAtRandom(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("IMAGEPIN_CRASH_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("IMAGEPIN_CRASH_SEED: %v", err)
+		}
+	}
+	t.Logf("IMAGEPIN_CRASH_SEED=%d", seed)
+	k := &killer{
+		rig:  started(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}}}),
+		Rand: rand.New(rand.NewPCG(seed, 0)),
+	}
+	for round := range killRounds {
+		k.round(round)
+	}
+	for _, repo := range killRepos {
+		k.must(k.RemoveImage(k.ctx, k.reg.Ref(repo+":1"), ""))
+	}
+	k.sound("after all was removed", checker.Options{})
+}
+
+type killer struct {
+	*rig
+	*rand.Rand
+}
+
+var killRepos = []string{"one", "two", "three"}
+
+// round does a few things at once, and kills.
+func (k *killer) round(number int) {
+	k.t.Helper()
+	for _, repo := range killRepos {
+		k.push(repo+":1", fmt.Sprint(number/2))
+	}
+	victims := k.IntN(3)
+	pids := [][]int{{k.PID()}, {k.ContainerdPID()}, {k.PID(), k.ContainerdPID()}}[victims]
+	killed := make(chan struct{})
+	kill := sync.OnceFunc(func() {
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		close(killed)
+	})
+	ctx, cancel := context.WithCancel(k.ctx)
+	defer cancel()
+	if k.IntN(2) == 0 {
+		k.atRequest(1+k.IntN(12), kill)
+	} else {
+		k.atEvent(ctx, 1+k.IntN(20), kill)
+	}
+	var running sync.WaitGroup
+	for _, repo := range killRepos {
+		ref, handler := k.reg.Ref(repo+":1"), []string{"", "second"}[k.IntN(2)]
+		call := func() { _, _ = k.Pull(ctx, ref, handler) } // most fail
+		if k.IntN(4) == 0 {
+			call = func() { _ = k.RemoveImage(ctx, ref, "") }
+		}
+		running.Go(call)
+	}
+	idle := make(chan struct{})
+	go func() { running.Wait(); close(idle) }()
+	select {
+	case <-killed:
+	case <-idle:
+		kill() // too little happened for it
+	}
+	k.reg.SetFault(nil)
+	if victims != 1 {
+		k.must(k.EndServe(syscall.SIGKILL))
+	}
+	if victims != 0 {
+		k.must(k.EndContainerd(syscall.SIGKILL))
+		k.must(k.StartContainerd())
+	}
+	if victims != 1 {
+		k.must(k.StartServe())
+	}
+	k.must(k.WaitReady(k.ctx))
+	// A pull may have waited for containerd, and go on.
+	<-idle
+	k.sound(fmt.Sprintf("in round %d", number), checker.Options{})
+}
+
+// atRequest kills at the n-th request to the registry.
+func (k *killer) atRequest(n int, kill func()) {
+	var seen atomic.Int64
+	k.reg.SetFault(func(registry.Request) *registry.Fault {
+		if seen.Add(1) == int64(n) {
+			kill()
+		}
+		return nil
+	})
+}
+
+// atEvent kills at the n-th event of containerd.
+func (k *killer) atEvent(ctx context.Context, n int, kill func()) {
+	events, failed := k.Client().EventService().Subscribe(ctx)
+	go func() {
+		for range n {
+			select {
+			case <-events:
+			case <-failed:
+				return
+			}
+		}
+		kill()
+	}()
+}
