@@ -5,7 +5,7 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging tools
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages tools
 BIN          = bin
 
 .PHONY: help
@@ -64,7 +64,7 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit check-bench test-integration test-race test-lazy test-kubelet ## All tests
+test: test-unit check-bench test-integration test-race test-lazy test-kubelet test-packages ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector
@@ -112,6 +112,11 @@ test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/kubelet && $(GO) test -timeout 15m -parallel 12 ./...
 
+# Cold this installs a Debian with systemd into the user's cache, for minutes.
+.PHONY: test-packages
+test-packages: packages test-binaries ## Packages installed, run and removed under a real systemd, and built twice
+	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
+
 .PHONY: check
 check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses ## Everything that is checked without running it
 
@@ -126,6 +131,7 @@ check-vet:
 	cd integration/lazy && $(GO) vet ./...
 	cd integration/kubelet && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...
+	cd integration/packages && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:

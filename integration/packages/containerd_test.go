@@ -1,0 +1,60 @@
+package packages
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestContainerdPackage puts the containerd with imagepin in the place of a stock one whose pods are running, and takes
+// it away again.
+func TestContainerdPackage(t *testing.T) {
+	n := newStockNode(t)
+	ref := n.push("team/app:v1")
+	before := n.files()
+	running := n.runPod(containerdSocket, "first", ref)
+
+	out := n.install(packaged(t, "imagepin_*_{arch}.deb"), packaged(t, "imagepin-containerd_*_{arch}.deb"))
+	if !strings.Contains(out, "systemctl restart containerd starts it") {
+		t.Errorf("the installation says %s", out)
+	}
+	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/bin/containerd\n" {
+		t.Errorf("before the restart %s runs", exe)
+	}
+	n.Run("systemctl restart containerd")
+	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/lib/imagepin/bin/containerd\n" {
+		t.Errorf("after the restart %s runs", exe)
+	}
+	if l := n.Run("stat -c '%a %U:%G' /run/containerd/containerd.sock"); l != "660 root:root\n" {
+		t.Errorf("containerd's socket is %s", l)
+	}
+	if key := n.Run("stat -c '%a %U:%G' /var/lib/containerd/io.containerd.imagepin.v1.images/node.key"); key != "600 root:root\n" {
+		t.Errorf("the node's key is %s", key)
+	}
+	n.runs(containerdSocket, running)
+	if out := n.Run("imagepin images"); !strings.Contains(out, ref) {
+		t.Errorf("the image that was there is not listed:\n%s", out)
+	}
+	second := n.runPod(containerdSocket, "second", ref)
+	if shims := n.Run("readlink /proc/[0-9]*/exe || true"); !strings.Contains(shims, "/usr/lib/imagepin/bin/containerd-shim-runc-v2\n") {
+		t.Errorf("the new pod has another shim:\n%s", shims)
+	}
+
+	n.Run("imagepin uninstall --yes")
+	out = n.Run("dpkg --purge imagepin-containerd imagepin")
+	if !strings.Contains(out, "goes back to the distribution's") {
+		t.Errorf("the removal says %s", out)
+	}
+	n.Run("systemctl restart containerd")
+	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/bin/containerd\n" {
+		t.Errorf("after the removal %s runs", exe)
+	}
+	n.runs(containerdSocket, running)
+	n.runs(containerdSocket, second)
+	n.removePod(containerdSocket, running)
+	n.removePod(containerdSocket, second)
+	n.removePod(containerdSocket, n.runPod(containerdSocket, "third", ref))
+	n.Run("rm /tmp/*.deb")
+	if diff := difference(before, n.files()); diff != nil {
+		t.Errorf("after the purge:\n%s", strings.Join(diff, "\n"))
+	}
+}
