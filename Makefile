@@ -64,7 +64,7 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit check-bench test-integration test-race test-lazy test-kubelet test-packages ## All tests
+test: test-unit check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector
@@ -88,6 +88,10 @@ bench-docs: ## The same, for docs/performance.md and docs/performance/
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters
 	cd integration && $(GO) test -timeout 30m ./...
+
+.PHONY: test-serve
+test-serve: build test-binaries crash-binaries ## The integration tests again, with imagepin serve beside stock containerd
+	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -skip "$$($(GO) run ./modes)" .
 
 .PHONY: test-race
 test-race: build test-binaries crash-binaries ## Everything at once, on a containerd under the race detector
