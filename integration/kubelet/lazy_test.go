@@ -136,7 +136,10 @@ func TestLazyPullSecret(t *testing.T) {
 		if class == lazyClass {
 			r.wantLazy(layers)
 		}
-		p = r.pod("without-"+title(class), class, ref, core.PullIfNotPresent)
+	}
+	// After the others: the snapshotter keeps the credential of the last pull of a reference, be it none.
+	for _, class := range []string{"", lazyClass} {
+		p := r.pod("without-"+title(class), class, ref, core.PullIfNotPresent)
 		r.create(p)
 		r.waitPod(p, "is refused", waiting("ErrImagePull", "ImagePullBackOff"))
 	}
