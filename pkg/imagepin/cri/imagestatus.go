@@ -34,9 +34,11 @@ func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest
 		return &runtime.ImageStatusResponse{}, nil
 	}
 	e := s.likeliest(name, found)
-	resp := &runtime.ImageStatusResponse{
-		Image: s.toCRI(store.Image{ID: e.ImageID, Entries: s.Store.ByID(e.ImageID)}),
+	entries := s.Store.ByID(e.ImageID)
+	if len(entries) == 0 {
+		return &runtime.ImageStatusResponse{}, nil // it has just gone
 	}
+	resp := &runtime.ImageStatusResponse{Image: s.toCRI(store.Image{ID: e.ImageID, Entries: entries})}
 	if r.GetVerbose() {
 		info, err := s.verboseInfo(ctx, e)
 		if errdefs.IsNotFound(err) {
