@@ -26,7 +26,6 @@ type options struct {
 	run     *regexp.Regexp // rows to measure; nil is all
 	n       int            // repetitions
 	sizes   sizes
-	out     string // directory for raw numbers and plots; empty is none
 	profile string // directory for CPU profiles; empty is none
 	// profileFor is how long each profile is.
 	profileFor time.Duration
@@ -157,13 +156,24 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 	return b.profileOf(ctx, p.ours, s)
 }
 
-// profileOf writes a CPU profile of ours while it does a scenario again and again.
+// profileOf writes a heap profile of ours, and a CPU profile while it does a scenario again and again.
 func (b *bench) profileOf(ctx context.Context, s *side, what scenario) error {
-	if b.profile == "" || what.restarts {
+	if b.profile == "" {
 		return nil
 	}
 	if err := os.MkdirAll(b.profile, 0o755); err != nil {
 		return err
+	}
+	heap, err := s.pprof(ctx, "heap?gc=1")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(b.profile, fileName(what.rows[0].name))
+	if err := os.WriteFile(path+".heap.pprof", heap, 0o644); err != nil {
+		return err
+	}
+	if what.restarts {
+		return nil // a profile ends with the process
 	}
 	type answer struct {
 		profile []byte
@@ -182,9 +192,7 @@ func (b *bench) profileOf(ctx context.Context, s *side, what scenario) error {
 			if err := errors.Join(err, a.err); err != nil {
 				return err
 			}
-			path := filepath.Join(b.profile, fileName(what.rows[0].name)+".pprof")
-			b.say("  profile %s", path)
-			return os.WriteFile(path, a.profile, 0o644)
+			return os.WriteFile(path+".pprof", a.profile, 0o644)
 		default:
 		}
 		if err != nil {

@@ -44,7 +44,7 @@ func firstStart(n int, f fleet) scenario {
 
 // imageCalls are the questions that kubelet asks again and again.
 func imageCalls(z sizes, n int, f fleet) scenario {
-	status := row{name: at("ImageStatus", n), budget: only(n, ratio(0.5)), curve: "ImageStatus", x: n}
+	status := row{name: at("ImageStatus", n), budget: only(n, ratio(1)), curve: "ImageStatus", x: n}
 	list := row{name: at("ListImages", n), budget: only(n, ratio(0.5)), curve: "ListImages", x: n}
 	stream := row{name: at("StreamImages", n), budget: only(n, ratio(0.5)), curve: "StreamImages", x: n}
 	calls := max(3, min(z.warm, 20_000/n))
@@ -85,6 +85,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 // restarts are starts on a root with images.
 func restarts(z sizes, n int, f fleet) scenario {
 	listed := row{name: at("restart until listed", n), budget: only(n, ratio(1)), curve: "restart until listed", x: n}
+	used := row{name: at("restart until listed: CPU", n), curve: "restart until listed, CPU", x: n}
 	reconcile := row{name: at("reconcile at start", n), budget: only(n, atMost(float64(500*time.Millisecond))), curve: "reconcile at start", x: n}
 	check := row{name: at("reconcile later (check)", n), budget: only(n, atMost(float64(100*time.Millisecond))), curve: "reconcile later", x: n}
 	memory := row{name: at("memory (RSS)", n), unit: bytes_, budget: only(n, ratio(1.1)), curve: "memory (RSS)", x: n}
@@ -92,7 +93,7 @@ func restarts(z sizes, n int, f fleet) scenario {
 	heap := row{name: at("live heap", n), unit: bytes_, curve: "live heap", x: n}
 	routines := row{name: at("goroutines", n), unit: count, curve: "goroutines", x: n}
 	return scenario{
-		rows: []row{listed, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, fraction: 2,
+		rows: []row{listed, used, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, fraction: 2,
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			if err := s.Stop(); err != nil {
 				return nil, err
@@ -106,6 +107,11 @@ func restarts(z sizes, n int, f fleet) scenario {
 				return nil, err
 			}
 			got := sample{listed.name: float64(time.Since(start))}
+			processor, err := cpu(s.PID())
+			if err != nil {
+				return nil, err
+			}
+			got.took(used.name, processor)
 			if s.ours {
 				took, err := reconciled(s.LogsSince(from))
 				if err != nil {
@@ -117,7 +123,6 @@ func restarts(z sizes, n int, f fleet) scenario {
 			if err := pause(ctx, z.idle); err != nil {
 				return nil, err
 			}
-			var err error
 			if got[memory.name], got[own.name], err = rss(s.PID()); err != nil {
 				return nil, err
 			}

@@ -42,7 +42,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	n := flags.Int("n", 10, "`repetitions`; restarts take half of them")
 	quick := flags.Bool("quick", false, "small sizes and one repetition: to see that it works, not how fast")
 	out := flags.String("out", "", "`directory` for the table, the raw numbers and the plots")
-	profile := flags.String("cpuprofile", "", "`directory` for CPU profiles of imagepin at each scenario's work")
+	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it does its work again")
 	doc := flags.String("doc", "", "measure nothing: put the table of the -out directory into this `file`")
 	list := flags.Bool("list", false, "measure nothing: list the rows")
 	if err := flags.Parse(args); err != nil {
