@@ -40,7 +40,7 @@ type Service struct {
 	reconciler *reconcile.Reconciler
 	made       time.Time
 	ready      chan struct{}
-	underWay   bool // calls may have begun before this service was made
+	underWay   bool                  // calls may have begun before this service was made
 	measured   *atomic.Pointer[Node] // which metrics tell of
 
 	running sync.Mutex      // held by Run
