@@ -33,10 +33,13 @@ func TestTraces(t *testing.T) {
 	r := newRig(t, node.Options{Env: c.env(), Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
 	tag, digest := r.push("repo/app:1", images.Options{}, images.HostPlatform())
 
-	// ended waits until the call has ended and gives its spans: those below it have ended before.
-	ended := func(trace, call string) map[string][]*otlp.Span {
+	// ended waits until the call has ended and gives its spans: those below it have ended before. Two processes, imagepin serve and
+	// containerd, send theirs when they like, so that one more may have to be waited for.
+	ended := func(trace, call string, other ...string) map[string][]*otlp.Span {
 		t.Helper()
-		r.eventually("the span of "+call+" is sent", func() bool { return len(c.trace(trace)[call]) > 0 })
+		for _, span := range append(other, call) {
+			r.eventually("the span of "+span+" is sent", func() bool { return len(c.trace(trace)[span]) > 0 })
+		}
 		return c.trace(trace)
 	}
 	want := func(spans map[string][]*otlp.Span, wanted ...string) {
@@ -110,8 +113,8 @@ func TestTraces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spans = ended(trace, sandboxCall)
-	behind := sandboxCall + " > " + sandboxCall + " > " + sandboxCall // of the caller's, of the pipe's client, of the pipe's server
+	behind := sandboxCall + " > " + sandboxCall + " > " + sandboxCall // of the caller's, of imagepin's call to containerd, of containerd
+	spans = ended(trace, sandboxCall, sandboxCall+" > imagepin.pull > imagepin.ready", behind+" > cri.sandbox.run")
 	want(spans, sandboxCall+" > imagepin.pull > imagepin.ready", behind, behind+" > cri.sandbox.run")
 	r.removePod(p)
 }

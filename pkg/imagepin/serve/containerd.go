@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
@@ -54,7 +55,11 @@ func dialContainerd(address string) (*containerd, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", address)
 		}),
-		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
+		// What of a call is done in containerd belongs to its trace. What imagepin
+		// needs of containerd to answer it is in spans of its own, as in the plugin.
+		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool {
+			return strings.HasPrefix(info.FullMethodName, criPrefix)
+		}))),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
