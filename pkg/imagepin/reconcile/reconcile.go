@@ -105,6 +105,9 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
+		// Building the index took several times the memory that it needs, and the
+		// heap of a node that has little else to do would stay as large for hours.
+		debug.FreeOSMemory()
 	})
 	r.healing.add(ctx, found.Lost...)
 	for {
