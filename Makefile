@@ -55,6 +55,10 @@ licenses: ## Write docs/licenses.md: the licences of what the binaries are built
 check-licenses:
 	cd packaging && $(GO) run ./licenses -check ../docs/licenses.md
 
+.PHONY: vulncheck
+vulncheck: ## Known vulnerabilities in what is linked (needs https://vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(OURS)
+
 .PHONY: demo
 demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo

@@ -182,3 +182,28 @@ func TestListenersAreSeen(t *testing.T) {
 		t.Errorf("port %q, %v", l[0], err)
 	}
 }
+
+// TestHardening: what the unit gives up is what systemd says that it gives up, and nothing of it has been lost on the way.
+func TestHardening(t *testing.T) {
+	n := newStockNode(t)
+	n.install(packaged(t, "imagepin_*_{arch}.deb"))
+	// 0 is no exposure, 10 is all of it.
+	n.Run("systemd-analyze security --offline=yes --threshold=20 --no-pager imagepin.service")
+	n.Run("systemctl start imagepin.service")
+	process := "/proc/" + n.mainPID("imagepin.service")
+	status := n.Run("cat " + process + "/status")
+	for _, want := range []string{"CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("the process has no %q:\n%s", want, status)
+		}
+	}
+	for line := range strings.Lines(n.Run("cat " + process + "/mountinfo")) {
+		f := strings.Fields(line)
+		if f[4] == "/" && !strings.HasPrefix(f[5], "ro") || f[4] == "/etc" && !strings.HasPrefix(f[5], "ro") {
+			t.Errorf("it can write to %s: %s", f[4], f[5])
+		}
+	}
+	if env := n.Run("tr '\\0' '\\n' <" + process + "/environ | cut -d= -f1 | sort | tr '\\n' ' '"); strings.Contains(strings.ToUpper(env), "PASS") || strings.Contains(env, "TOKEN") {
+		t.Errorf("its environment has %s", env)
+	}
+}
