@@ -57,7 +57,7 @@ check-licenses:
 
 .PHONY: vulncheck
 vulncheck: ## Known vulnerabilities in what is linked (needs https://vuln.go.dev)
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(OURS)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 $(OURS)
 
 .PHONY: demo
 demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
