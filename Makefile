@@ -78,7 +78,7 @@ test-unit: ## Unit tests, under the race detector
 check-bench: ## The Go benchmarks run, once each
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./pkg/...
 
-# A table of about an hour and a half: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
+# It takes about an hour: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
 .PHONY: bench
 bench: build test-binaries ## Measure beside stock containerd, on a quiet machine: one table
 	@cd integration && $(GO) build -o ../bin/bench ./bench
