@@ -31,7 +31,7 @@ func newRecords(db *metadata.DB, publisher events.Publisher) *records {
 // a transaction, so the events are published here once it is committed: the CRI
 // service behind lives by them.
 //
-// Nothing but the image store may be used by fn: content and snapshots take
+// Nothing but image records and leases may be used by fn: content and snapshots take
 // locks in the opposite order and stop the database for good.
 func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	var noted *notes

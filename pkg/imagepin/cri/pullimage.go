@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -109,11 +110,7 @@ func (s *Service) hold(ctx context.Context, entries ...imagepin.Entry) (release 
 		return func() {}, nil
 	}
 	ctx = s.namespaced(ctx)
-	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
-		leases.WithLabel(imagepin.LeaseLabel, "use"))
-	if err != nil {
-		return nil, fmt.Errorf("hold an image: %w", err)
-	}
+	var l leases.Lease
 	release = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), visibleTimeout)
 		defer cancel()
@@ -121,12 +118,22 @@ func (s *Service) hold(ctx context.Context, entries ...imagepin.Entry) (release 
 			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
 		}
 	}
-	for _, e := range entries {
-		// The manifest keeps its configuration, and that its snapshots.
-		if err := s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"}); err != nil {
-			release()
-			return nil, fmt.Errorf("hold image %s: %w", e.ImageID, err)
+	if err := s.Store.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
+		l, err = s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
+			leases.WithLabel(imagepin.LeaseLabel, "use"))
+		for _, e := range entries {
+			if err != nil {
+				break
+			}
+			// The manifest keeps its configuration, and that its snapshots.
+			err = s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"})
 		}
+		return err
+	}); err != nil {
+		if l.ID != "" {
+			release()
+		}
+		return nil, fmt.Errorf("hold an image: %w", err)
 	}
 	failpoint.Reach("use.leased")
 	return release, nil

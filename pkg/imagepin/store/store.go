@@ -26,10 +26,11 @@ import (
 // once.
 type Records interface {
 	images.Store
-	// Atomically runs fn, which may use the given image store and nothing
-	// else of containerd. Where containerd can, either all that fn writes is
-	// kept or nothing; where it cannot (over its socket), the order of the
-	// writes has to be safe, and is.
+	// Atomically runs fn, which may use the given image store and the lease
+	// manager, with the context that it is given, and nothing else of
+	// containerd. Where containerd can, either all that fn writes is kept or
+	// nothing; where it cannot (over its socket), the order of the writes has
+	// to be safe, and is.
 	Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error
 }
 
