@@ -5,7 +5,7 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages tools
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages integration/versions tools
 BIN          = bin
 
 .PHONY: help
@@ -68,7 +68,7 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages ## All tests
+test: test-unit check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages test-versions ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector
@@ -125,6 +125,12 @@ test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 test-packages: packages test-binaries ## Packages installed, run and removed under a real systemd, and built twice
 	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
 
+# Cold this compiles two more containerds, for minutes; they are kept in the user's cache.
+.PHONY: test-versions
+test-versions: build test-binaries ## imagepin serve beside stock containerd 2.3 and 2.2
+	GO=$(GO) hack/containerd-versions.sh
+	cd integration/versions && $(GO) test -timeout 10m -count 1 ./...
+
 .PHONY: check
 check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses ## Everything that is checked without running it
 
@@ -140,6 +146,7 @@ check-vet:
 	cd integration/kubelet && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...
 	cd integration/packages && $(GO) vet ./...
+	cd integration/versions && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:
