@@ -129,9 +129,11 @@ func (r *rig) reload(change func(*node.Options)) {
 	r.said(since, "the configuration is reloaded")
 }
 
-// imagepin runs the imagepin command and gives what it printed.
+// imagepin runs the imagepin command, which ends by itself, and gives what it printed.
 func (r *rig) imagepin(args ...string) (string, error) {
-	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), args...)
+	ctx, cancel := context.WithTimeout(r.ctx, soon)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(node.BinDir(), "imagepin"), args...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }

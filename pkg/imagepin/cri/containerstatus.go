@@ -19,11 +19,7 @@ func (s *Service) containerStatus(ctx context.Context, r *runtime.ContainerStatu
 		return nil, err
 	}
 	status := resp.GetStatus()
-	id, err := digest.Parse(status.GetImageId())
-	if err != nil {
-		return resp, nil
-	}
-	entries := s.Store.ByID(id)
+	entries := s.Store.ByID(imageID(status))
 	if !slices.ContainsFunc(entries, s.foreign) {
 		return resp, nil
 	}
@@ -45,6 +41,17 @@ func (s *Service) containerStatus(ctx context.Context, r *runtime.ContainerStatu
 		status.ImageRef = digests[0]
 	}
 	return resp, nil
+}
+
+// imageID is the ID of a container's image, if the service behind tells it.
+// containerd 2.2 does so only where it knows no tag of the image.
+func imageID(status *runtime.ContainerStatus) digest.Digest {
+	for _, name := range []string{status.GetImageId(), status.GetImage().GetImage()} {
+		if id, err := digest.Parse(name); err == nil {
+			return id
+		}
+	}
+	return ""
 }
 
 // foreign tells whether an entry is of another platform than the node's own.

@@ -231,6 +231,9 @@ func (s *Server) replace(file *config.Beside, seen *state) error {
 	for _, w := range cri.Unheeded() {
 		log.L.Warn(w)
 	}
+	if cri.SandboxImage() == "" {
+		log.L.Warnf("[plugins.%q] pinned_images.sandbox is not set: the image of sandboxes is left to containerd, and not pinned", config.ImagesSection)
+	}
 	if s.service != nil {
 		s.service.Close()
 	}
