@@ -8,6 +8,7 @@ import (
 // TestContainerdPackage puts the containerd with imagepin in the place of a stock one whose pods are running, and takes
 // it away again.
 func TestContainerdPackage(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	ref := n.push("team/app:v1")
 	before := n.files()

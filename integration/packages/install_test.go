@@ -97,6 +97,7 @@ func plain(s string) string {
 
 // TestNodeScript runs what the DaemonSets of contrib/kubernetes run on a node, in all its ways.
 func TestNodeScript(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	before := n.files()
 	n.CopyFile("/tmp/node.sh", filepath.Join(repository(), "contrib", "kubernetes", "node.sh"), 0o755)

@@ -15,6 +15,7 @@ const (
 
 // TestStandalonePackage installs the deb beside a stock containerd, runs the units, a pull and a pod, and purges it.
 func TestStandalonePackage(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	ref := n.push("team/app:v1")
 	n.Run("ctr -n k8s.io version")
@@ -101,6 +102,7 @@ func TestStandalonePackage(t *testing.T) {
 
 // TestRemoveKeepsConfiguration: dpkg --remove is not --purge.
 func TestRemoveKeepsConfiguration(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	deb := packaged(t, "imagepin_*_{arch}.deb")
 	n.install(deb)
@@ -119,6 +121,7 @@ func TestRemoveKeepsConfiguration(t *testing.T) {
 
 // TestUpgradeRestarts: an upgrade leaves the service as it was, running or not.
 func TestUpgradeRestarts(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	deb := packaged(t, "imagepin_*_{arch}.deb")
 	n.install(deb)
@@ -171,6 +174,7 @@ func (n *stockNode) listeners(unit string) []string {
 
 // TestListenersAreSeen makes sure that the test above can fail.
 func TestListenersAreSeen(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	n.install(packaged(t, "imagepin_*_{arch}.deb"))
 	n.Run(`printf '[metrics]\naddress = "127.0.0.1:0"\n' >>/etc/imagepin/config.toml && systemctl start imagepin.service`)
@@ -185,6 +189,7 @@ func TestListenersAreSeen(t *testing.T) {
 
 // TestHardening: what the unit gives up is what systemd says that it gives up, and nothing of it has been lost on the way.
 func TestHardening(t *testing.T) {
+	t.Parallel()
 	n := newStockNode(t)
 	n.install(packaged(t, "imagepin_*_{arch}.deb"))
 	// 0 is no exposure, 10 is all of it.
