@@ -133,6 +133,42 @@ func TestHugeManifest(t *testing.T) {
 	testkit.NoLeaks(t, n, before)
 }
 
+// TestHugeManifestInAnIndex: what an index names is not fetched either if it is larger than any manifest is.
+func TestHugeManifestInAnIndex(t *testing.T) {
+	t.Parallel()
+	n := testkit.Node(t, node.Options{NoPods: true})
+	ctx := testkit.Context(t)
+	before := testkit.State(t, n)
+	const size = 256 << 20
+	child := digest.FromString("huge")
+	index := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{`+
+		`"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d,"platform":{"os":"linux","architecture":%q}}]}`,
+		child, size, strings.TrimPrefix(images.HostPlatform(), "linux/"))
+	var asked atomic.Bool
+	reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, child.Encoded()) {
+			asked.Store(true)
+			return
+		}
+		w.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
+		w.Header().Set("Docker-Content-Digest", digest.FromString(index).String())
+		w.Header().Set("Content-Length", fmt.Sprint(len(index)))
+		if r.Method == http.MethodGet {
+			fmt.Fprint(w, index)
+		}
+	}))
+	defer reg.Close()
+	ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
+	_, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	if err == nil || !strings.Contains(err.Error(), "ContentCorrupt") || !strings.Contains(err.Error(), fmt.Sprint(size)) {
+		t.Errorf("the pull gave %v", err)
+	}
+	if asked.Load() {
+		t.Error("it was asked for")
+	}
+	testkit.NoLeaks(t, n, before)
+}
+
 // peakMemory is the most that a process has had in memory, in bytes.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -91,6 +92,9 @@ func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int
 	for _, child := range c.candidates(children) {
 		if err := child.Digest.Validate(); err != nil {
 			return nil, malformed("index", desc, err)
+		}
+		if isManifest := images.IsManifestType(child.MediaType) || images.IsIndexType(child.MediaType); isManifest && child.Size > docker.MaxManifestSize {
+			return nil, malformed("index", desc, fmt.Errorf("%s is to have %d bytes, and a manifest may have %d", child.Digest, child.Size, docker.MaxManifestSize))
 		}
 		if images.IsManifestType(child.MediaType) && child.Platform != nil {
 			return []ocispec.Descriptor{desc, child}, nil
