@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/propagation"
@@ -44,11 +45,44 @@ func dialBehind(t testing.TB, b *behindPipe) runtime.RuntimeServiceClient {
 	return runtime.NewRuntimeServiceClient(conn)
 }
 
+// recorder keeps spans, and tells of each that has come.
+type recorder struct {
+	*tracetest.InMemoryExporter
+	came chan struct{}
+}
+
+func (r *recorder) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	defer func() {
+		select {
+		case r.came <- struct{}{}:
+		default:
+		}
+	}()
+	return r.InMemoryExporter.ExportSpans(ctx, spans)
+}
+
+// span waits for a span: that of a service ends after its answer has arrived.
+func (r *recorder) span(t testing.TB, id trace.SpanID) tracetest.SpanStub {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for {
+		all := r.GetSpans()
+		if at := slices.IndexFunc(all, func(s tracetest.SpanStub) bool { return s.SpanContext.SpanID() == id }); at >= 0 {
+			return all[at]
+		}
+		select {
+		case <-r.came:
+		case <-deadline:
+			t.Fatalf("span %s was not exported: %v", id, all)
+		}
+	}
+}
+
 // record sets tracing up as containerd's tracing plugin does, and keeps the
 // spans.
-func record(t testing.TB) *tracetest.InMemoryExporter {
+func record(t testing.TB) *recorder {
 	t.Helper()
-	exporter := tracetest.NewInMemoryExporter()
+	exporter := &recorder{tracetest.NewInMemoryExporter(), make(chan struct{}, 1)}
 	provider := sdk.NewTracerProvider(sdk.WithSyncer(exporter))
 	beforeProvider, beforePropagator := otel.GetTracerProvider(), otel.GetTextMapPropagator()
 	otel.SetTracerProvider(provider)
@@ -73,13 +107,9 @@ func TestPipeCarriesTheTraceOn(t *testing.T) {
 	if behind.calledIn.TraceID() != caller.SpanContext().TraceID() {
 		t.Errorf("the service behind is called in trace %s, not in the caller's %s", behind.calledIn.TraceID(), caller.SpanContext().TraceID())
 	}
-	all := spans.GetSpans()
-	at := slices.IndexFunc(all, func(s tracetest.SpanStub) bool { return s.SpanContext.SpanID() == behind.calledIn.SpanID() })
-	if at < 0 {
-		t.Fatalf("the span in which the service behind is called was not exported: %v", all)
-	}
-	if all[at].SpanKind != trace.SpanKindServer || !all[at].Parent.IsValid() {
-		t.Errorf("the service behind is called in %q, kind %s, parent %v", all[at].Name, all[at].SpanKind, all[at].Parent)
+	got := spans.span(t, behind.calledIn.SpanID())
+	if got.SpanKind != trace.SpanKindServer || !got.Parent.IsValid() {
+		t.Errorf("the service behind is called in %q, kind %s, parent %v", got.Name, got.SpanKind, got.Parent)
 	}
 }
 
