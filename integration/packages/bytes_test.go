@@ -29,7 +29,7 @@ import (
 // TestReproducible builds the packages once more: in another directory, as a user with another umask, time zone and
 // locale. They have to be the same to the byte.
 func TestReproducible(t *testing.T) {
-	root, err := filepath.Abs(filepath.Dir(dist()))
+	root, err := filepath.Abs(repository)
 	if err != nil {
 		t.Fatal(err)
 	}

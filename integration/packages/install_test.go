@@ -10,8 +10,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/imagepin/imagepin/integration/node"
 )
 
 // kubeletStandIn is a unit of the name of kubelet's that runs no kubelet: what docs/install.md does to kubelet is to restart
@@ -21,7 +19,7 @@ const kubeletStandIn = "[Service]\nExecStart=/bin/sleep infinity\n"
 // TestInstallDocs runs docs/install.md: of each of its two chapters every line with a "$", in its order, on a node of its
 // own. What is printed has to be what stands there; where nothing stands, anything may be printed.
 func TestInstallDocs(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(repository(), "docs", "install.md"))
+	text, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,8 +51,6 @@ func TestInstallDocs(t *testing.T) {
 		})
 	}
 }
-
-func repository() string { return filepath.Dir(node.BinDir()) }
 
 func chapterOf(t *testing.T, text, name string) string {
 	t.Helper()
@@ -100,7 +96,7 @@ func TestNodeScript(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
 	before := n.files()
-	n.CopyFile("/tmp/node.sh", filepath.Join(repository(), "contrib", "kubernetes", "node.sh"), 0o755)
+	n.CopyFile("/tmp/node.sh", filepath.Join(repository, "contrib", "kubernetes", "node.sh"), 0o755)
 	for _, name := range []string{"imagepin", "imagepin-containerd"} {
 		deb := packaged(t, name+"_*_{arch}.deb")
 		n.CopyFile("/tmp/packages/"+filepath.Base(deb), deb, 0o644)
@@ -128,7 +124,7 @@ func TestNodeScript(t *testing.T) {
 // TestDaemonSets: the manifests have only fields that exist, and their arguments are node.sh's.
 func TestDaemonSets(t *testing.T) {
 	for file, args := range map[string]string{"install.yaml": "install standalone", "remove.yaml": "remove"} {
-		text, err := os.ReadFile(filepath.Join(repository(), "contrib", "kubernetes", file))
+		text, err := os.ReadFile(filepath.Join(repository, "contrib", "kubernetes", file))
 		if err != nil {
 			t.Fatal(err)
 		}

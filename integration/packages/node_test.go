@@ -24,12 +24,15 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+// repository is its directory: tests run in that of their package.
+const repository = "../.."
+
 // dist is where `make packages` has put them.
 func dist() string {
 	if d := os.Getenv("IMAGEPIN_DIST"); d != "" {
 		return d
 	}
-	return filepath.Join(filepath.Dir(node.BinDir()), "dist")
+	return filepath.Join(repository, "dist")
 }
 
 // packaged is the path of the only package that a pattern names, for this architecture where it says {arch}.

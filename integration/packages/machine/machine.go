@@ -89,9 +89,9 @@ func Start(t testing.TB) *Machine {
 	return m
 }
 
-// debianRoot makes a Debian, or finds it where it was made before.
+// debianRoot makes a Debian, or finds it where it was made before. The test runs in the directory above this one.
 func debianRoot() (string, error) {
-	cmd := exec.Command(filepath.Join(filepath.Dir(node.BinDir()), "hack", "debian-root.sh"))
+	cmd := exec.Command(filepath.Join("..", "..", "hack", "debian-root.sh"))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	return strings.TrimSpace(string(out)), err
