@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
+	"github.com/sirupsen/logrus"
 )
 
 // VerifierSection is that of containerd's image verifiers.
@@ -136,6 +137,9 @@ func ParseFile(text []byte) (*Beside, error) {
 	}
 	if a := f.Debug.Address; a != "" && !strings.HasPrefix(a, "/") {
 		return nil, topError("debug.address", fmt.Errorf("%q is not the path of a unix socket", a))
+	}
+	if _, err := logrus.ParseLevel(f.LogLevel); err != nil {
+		return nil, topError("log_level", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Plugins)) {
 		switch name {

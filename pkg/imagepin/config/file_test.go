@@ -41,6 +41,7 @@ func TestWrongFile(t *testing.T) {
 		"state = 'here'":                     "state: ",
 		"containerd_address = 'x'":           "containerd_address: ",
 		"[debug]\naddress = '127.0.0.1:1'":   "debug.address: ",
+		"log_level = 'loud'":                 "log_level: ",
 		"address = 1":                        "address",
 		"= 1":                                "",
 		"[plugins.other]":                    `[plugins."other"]: there is no such section`,
