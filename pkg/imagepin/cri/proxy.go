@@ -56,6 +56,10 @@ type proxy struct {
 	retirement *retirement
 }
 
+// opaque is the type of the messages that are only passed on. One of no fields
+// keeps all that it is read from, and is read and written without a look inside.
+var opaque = (&emptypb.Empty{}).ProtoReflect().Type()
+
 // serviceDesc builds what a grpc.Server registers.
 func (p *proxy) serviceDesc() (*grpc.ServiceDesc, error) {
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(p.service))
@@ -71,16 +75,17 @@ func (p *proxy) serviceDesc() (*grpc.ServiceDesc, error) {
 	for i := range service.Methods().Len() {
 		m := service.Methods().Get(i)
 		name := string(m.Name())
-		in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
-		if err != nil {
-			return nil, fmt.Errorf("method %s: %w", m.FullName(), err)
-		}
-		out, err := protoregistry.GlobalTypes.FindMessageByName(m.Output().FullName())
-		if err != nil {
-			return nil, fmt.Errorf("method %s: %w", m.FullName(), err)
+		in, out := opaque, opaque
+		if unary[name] != nil {
+			if in, err = protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName()); err != nil {
+				return nil, fmt.Errorf("method %s: %w", m.FullName(), err)
+			}
+			if out, err = protoregistry.GlobalTypes.FindMessageByName(m.Output().FullName()); err != nil {
+				return nil, fmt.Errorf("method %s: %w", m.FullName(), err)
+			}
 		}
 		if m.IsStreamingClient() || m.IsStreamingServer() {
-			desc.Streams = append(desc.Streams, p.streamDesc(m, streams[name], in, out))
+			desc.Streams = append(desc.Streams, p.streamDesc(m, streams[name]))
 			delete(streams, name)
 			continue
 		}
@@ -140,7 +145,7 @@ func (p *proxy) methodDesc(name string, answer unaryInterceptor, in, out protore
 	}
 }
 
-func (p *proxy) streamDesc(m protoreflect.MethodDescriptor, answer streamInterceptor, in, out protoreflect.MessageType) grpc.StreamDesc {
+func (p *proxy) streamDesc(m protoreflect.MethodDescriptor, answer streamInterceptor) grpc.StreamDesc {
 	desc := grpc.StreamDesc{
 		StreamName:    string(m.Name()),
 		ServerStreams: m.IsStreamingServer(),
@@ -150,7 +155,7 @@ func (p *proxy) streamDesc(m protoreflect.MethodDescriptor, answer streamInterce
 	behind := desc
 	desc.Handler = func(_ any, stream grpc.ServerStream) error {
 		if answer == nil {
-			return p.pipe(stream, &behind, full, in, out)
+			return p.pipe(stream, &behind, full)
 		}
 		leave, ok, err := p.retirement.enter(stream.Context())
 		if err != nil {
@@ -160,13 +165,13 @@ func (p *proxy) streamDesc(m protoreflect.MethodDescriptor, answer streamInterce
 			defer leave()
 			return p.guard(stream.Context(), desc.StreamName, func() error { return answer(stream) })
 		}
-		return p.pipe(stream, &behind, full, in, out)
+		return p.pipe(stream, &behind, full)
 	}
 	return desc
 }
 
 // pipe passes a stream on in both directions until the service behind ends it.
-func (p *proxy) pipe(stream grpc.ServerStream, desc *grpc.StreamDesc, method string, in, out protoreflect.MessageType) error {
+func (p *proxy) pipe(stream grpc.ServerStream, desc *grpc.StreamDesc, method string) error {
 	ctx, cancel := context.WithCancel(outgoing(stream.Context()))
 	defer cancel()
 	client, err := p.behind.NewStream(ctx, desc, method)
@@ -177,7 +182,7 @@ func (p *proxy) pipe(stream grpc.ServerStream, desc *grpc.StreamDesc, method str
 		// Ends when the caller has said all, or when the stream does, which
 		// its context's end brings about.
 		for {
-			req := in.New().Interface()
+			req := opaque.New().Interface()
 			if err := stream.RecvMsg(req); err != nil {
 				if errors.Is(err, io.EOF) {
 					_ = client.CloseSend()
@@ -197,7 +202,7 @@ func (p *proxy) pipe(stream grpc.ServerStream, desc *grpc.StreamDesc, method str
 		}
 	}
 	for {
-		resp := out.New().Interface()
+		resp := opaque.New().Interface()
 		if err := client.RecvMsg(resp); err != nil {
 			stream.SetTrailer(client.Trailer())
 			if errors.Is(err, io.EOF) {
@@ -218,10 +223,8 @@ func (s *Service) PassOn(stream grpc.ServerStream) error {
 	if !ok {
 		return status.Error(codes.Internal, "imagepin: a call without a method")
 	}
-	// A message of no fields keeps all that it is read from.
-	unknown := (&emptypb.Empty{}).ProtoReflect().Type()
 	p := &proxy{behind: s.Behind}
-	return p.pipe(stream, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, unknown, unknown)
+	return p.pipe(stream, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 }
 
 // outgoing passes the caller's metadata on, except for what belongs to its
