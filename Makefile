@@ -98,9 +98,10 @@ test-serve: build test-binaries crash-binaries ## The integration tests again, w
 	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -skip "$$($(GO) run ./modes)" .
 
 .PHONY: test-race
-test-race: build test-binaries crash-binaries ## Everything at once, on a containerd under the race detector
+test-race: build test-binaries crash-binaries ## Everything at once, and the life of imagepin serve, under the race detector
 	GO=$(GO) hack/test-binaries.sh race
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency .
+	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 ./serve
 
 .PHONY: soak
 soak: build test-binaries crash-binaries ## Thousands of kills and of histories at random (ROUNDS=5000)

@@ -40,11 +40,12 @@ type rig struct {
 	reg *registry.Registry
 }
 
-// newRig makes a node and starts nothing.
+// newRig makes a node and starts nothing. IMAGEPIN_CONCURRENCY_BINARY is as for TestConcurrency: containerd-race stands for imagepin
+// under the race detector, which must find nothing.
 func newRig(t *testing.T, opts node.Options) *rig {
 	t.Helper()
 	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
-	opts.Mode = node.Serve
+	opts.Mode, opts.Binary = node.Serve, os.Getenv("IMAGEPIN_CONCURRENCY_BINARY")
 	opts.SandboxImage = testkit.PushPause(t, r.reg)
 	n, err := node.New(opts)
 	if err != nil {
@@ -52,6 +53,9 @@ func newRig(t *testing.T, opts node.Options) *rig {
 	}
 	r.Node = n
 	t.Cleanup(func() {
+		if _, race, found := strings.Cut(n.Logs(), "WARNING: DATA RACE"); found {
+			t.Errorf("the race detector has found:%s", race[:min(len(race), 5000)])
+		}
 		if t.Failed() {
 			lines := strings.Split(n.Logs(), "\n")
 			t.Logf("the end of the log:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
