@@ -339,26 +339,34 @@ func TestAnswersThatAreNoImage(t *testing.T) {
 	}
 }
 
-func TestResolveInTime(t *testing.T) {
+// hanging is a resolver whose registry does not answer; asked is told when it
+// is asked.
+func hanging(t *testing.T) (r *Resolver, asked chan struct{}) {
 	a := newRegistry(t)
 	release := make(chan struct{})
-	asked := make(chan struct{}, 10)
+	asked = make(chan struct{}, 10)
 	a.answer = func(http.ResponseWriter, *http.Request) bool {
 		asked <- struct{}{}
 		<-release
 		return false
 	}
 	t.Cleanup(func() { close(release) })
-	r := newResolver(t, server(a))
+	return newResolver(t, server(a)), asked
+}
+
+func TestResolveInTime(t *testing.T) {
+	r, _ := hanging(t)
 	r.Timeout = 20 * time.Millisecond
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 	var e *imagepin.Error
 	if !errors.As(err, &e) || e.Name != imagepin.ManifestPullTimeout || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
+}
 
+func TestResolveWhoseCallerHasGone(t *testing.T) {
+	r, asked := hanging(t)
 	r.Timeout = time.Hour
-	<-asked
 	gone := errors.New("the caller has gone")
 	ctx, cancel := context.WithCancelCause(quiet(t))
 	go func() {

@@ -28,6 +28,8 @@ func (l *lateEvents) Publish(ctx context.Context, topic string, event events.Eve
 	select {
 	case <-l.begin:
 	case l.lost <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	return l.Exchange.Publish(ctx, topic, event)
 }
@@ -100,7 +102,9 @@ func TestSubscribeReturnsWhenItHasBegun(t *testing.T) {
 func TestSubscribeThatFails(t *testing.T) {
 	gone := errors.New("gone")
 	ctx := namespaces.WithNamespace(t.Context(), "k8s.io")
-	_, failed := eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), fails: gone}}.Subscribe(ctx)
+	begun := make(chan struct{})
+	close(begun)
+	_, failed := eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), begin: begun, fails: gone}}.Subscribe(ctx)
 	if err := <-failed; !errors.Is(err, gone) {
 		t.Errorf("got %v", err)
 	}
