@@ -45,26 +45,31 @@ type containerd struct {
 // again.
 const reconnectWithin = time.Second
 
-func dialContainerd(address string) (*containerd, error) {
+// dialContainerd connects to a containerd, which need not be there. Without
+// tracing the caller's trace is passed on all the same, with its metadata.
+func dialContainerd(address string, tracing bool) (*containerd, error) {
 	patience := backoff.DefaultConfig
 	patience.BaseDelay, patience.MaxDelay = 50*time.Millisecond, reconnectWithin
-	// containerd's own dialer waits for a socket that there is none of.
-	conn, err := grpc.NewClient("passthrough:///containerd",
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: patience, MinConnectTimeout: 5 * time.Second}),
+		// containerd's own dialer waits for a socket that there is none of.
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", address)
 		}),
-		// What of a call is done in containerd belongs to its trace. What imagepin
-		// needs of containerd to answer it is in spans of its own, as in the plugin.
-		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool {
-			return strings.HasPrefix(info.FullMethodName, criPrefix)
-		}))),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
 		),
-	)
+	}
+	if tracing {
+		// What of a call is done in containerd belongs to its trace. What imagepin
+		// needs of containerd to answer it is in spans of its own, as in the plugin.
+		options = append(options, grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool {
+			return strings.HasPrefix(info.FullMethodName, criPrefix)
+		}))))
+	}
+	conn, err := grpc.NewClient("passthrough:///containerd", options...)
 	if err != nil {
 		return nil, fmt.Errorf("containerd's socket: %w", err)
 	}

@@ -65,7 +65,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err := errors.Join(log.SetFormat(log.TextFormat), log.SetLevel(s.file.LogLevel)); err != nil {
 		return err
 	}
-	stopTracing, err := trace(context.WithoutCancel(ctx))
+	tracing, stopTracing, err := trace(context.WithoutCancel(ctx))
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err := s.lock(s.file.State); err != nil {
 		return err
 	}
-	if s.containerd, err = dialContainerd(s.file.ContainerdAddress); err != nil {
+	if s.containerd, err = dialContainerd(s.file.ContainerdAddress, tracing); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.containerd.conn.Close()) }()
@@ -90,7 +90,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	return s.serve(ctx, l)
+	return s.serve(ctx, l, tracing)
 }
 
 // Ready says why calls are not answered; nil is that they are.
@@ -101,19 +101,22 @@ func (s *Server) Ready() error {
 }
 
 // serve answers calls on a listener until ctx ends.
-func (s *Server) serve(ctx context.Context, l net.Listener) error {
+func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error {
 	cutStreams, streams := context.WithCancel(context.Background())
 	cutAll, all := context.WithCancel(context.Background())
 	defer streams()
 	defer all()
 	s.exchange = &exchange{cutStreams: cutStreams, cutAll: cutAll}
 	s.exchange.away(errStarting)
-	server := grpc.NewServer(
+	options := []grpc.ServerOption{
 		grpc.UnknownServiceHandler(s.exchange.handle),
-		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
-	)
+	}
+	if tracing {
+		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler()))
+	}
+	server := grpc.NewServer(options...)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	log.G(ctx).WithField("address", l.Addr()).Info("serving the CRI")

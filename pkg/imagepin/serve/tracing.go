@@ -20,12 +20,12 @@ import (
 
 const serviceNameVariable = "OTEL_SERVICE_NAME"
 
-// trace has spans sent where the environment says so, and nowhere else. stop
-// sends those that are left.
-func trace(ctx context.Context) (stop func(), _ error) {
+// trace has spans sent where the environment says so, and nowhere else: on tells
+// whether. stop sends those that are left.
+func trace(ctx context.Context) (on bool, stop func(), _ error) {
 	if os.Getenv(serviceNameVariable) == "" {
 		if err := os.Setenv(serviceNameVariable, "imagepin"); err != nil {
-			return nil, err
+			return false, nil, err
 		}
 	}
 	stop = func() {}
@@ -33,14 +33,14 @@ func trace(ctx context.Context) (stop func(), _ error) {
 	for _, r := range registry.Graph(func(r *plugin.Registration) bool { return !isTracing(r) }) {
 		p := r.Init(plugin.NewContext(ctx, set, nil))
 		if err := set.Add(p); err != nil {
-			return nil, err
+			return false, nil, err
 		}
 		instance, err := p.Instance()
 		if plugin.IsSkipPlugin(err) {
-			return stop, nil
+			return false, stop, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("tracing: %w", err)
+			return false, nil, fmt.Errorf("tracing: %w", err)
 		}
 		if c, ok := instance.(io.Closer); ok {
 			stop = func() {
@@ -50,7 +50,7 @@ func trace(ctx context.Context) (stop func(), _ error) {
 			}
 		}
 	}
-	return stop, nil
+	return true, stop, nil
 }
 
 func isTracing(r *plugin.Registration) bool {
