@@ -62,7 +62,7 @@ func (a *app) uninstall(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) printUninstall(r *api.UninstallResponse, dry bool) error {
-	verb, then := "Removed", "imagepin writes nothing more. Start stock containerd in its place: this one, restarted, would adopt the images again."
+	verb, then := "Removed", "imagepin writes nothing more. Go on with stock containerd, on its own socket: imagepin, started again, would adopt the images again."
 	if dry {
 		verb, then = "Would remove", "Nothing was changed. Do it with --yes."
 	}
