@@ -95,6 +95,9 @@ var errRefused = errors.New("imagepin does not run beside this containerd")
 // look asks a containerd what it is. Its error is errRefused or says that
 // containerd is not there or not ready yet.
 func (c *containerd) look(ctx context.Context) (*state, error) {
+	if err := c.lookAtVersion(ctx); err != nil {
+		return nil, err
+	}
 	loaded, err := c.client.IntrospectionService().Plugins(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("containerd on %s: %w", c.address, err)

@@ -1,0 +1,26 @@
+//go:build unix
+
+package serve
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestTooOld(t *testing.T) {
+	for _, version := range []string{"v2.1.0", "2.1.9+unknown", "v2.4.2+imagepin", "v2.10.0", "3.0.0-beta.1", "v2.1", "v2.1.5-k3s1.33", "", "dev", "8e7e32f.m", "2024", "20240101.1.2"} {
+		if err := tooOld(version); err != nil {
+			t.Errorf("%q: %v", version, err)
+		}
+	}
+	for _, version := range []string{"1.6.20~ds1", "1.7.24~ds1", "v2.0.5", "v2.0.0-rc.1", "1.10.0", "2.0"} {
+		err := tooOld(version)
+		if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "containerd "+version+", and 2.1 or later") {
+			t.Errorf("%q: %v", version, err)
+		}
+		if gone(err) {
+			t.Errorf("%q is waited for", version)
+		}
+	}
+}
