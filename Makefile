@@ -5,7 +5,8 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages integration/versions tools
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages integration/versions \
+               integration/versions/2.2/plugin integration/versions/2.3/plugin tools
 BIN          = bin
 
 .PHONY: help
@@ -126,14 +127,19 @@ test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 test-packages: packages test-binaries ## Packages installed, run and removed under a real systemd, and built twice
 	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
 
-# Cold this compiles two more containerds, for minutes; they are kept in the user's cache.
+# Cold this compiles two more containerds and takes Debian's, for minutes; they are kept in the user's cache.
 .PHONY: test-versions
-test-versions: build test-binaries ## imagepin serve beside stock containerd 2.3 and 2.2
+test-versions: build test-binaries ## In and beside every containerd that there is a promise for
 	GO=$(GO) hack/containerd-versions.sh
-	cd integration/versions && $(GO) test -timeout 10m -count 1 ./...
+	hack/debian-containerd.sh
+	cd integration/versions && $(GO) test -timeout 10m -count 1 ./... && $(GO) run ./table -check -results ../../$(BIN)/versions.tsv ../..
+
+.PHONY: versions-table
+versions-table: ## Write into RELEASES.md what test-versions has found
+	cd integration/versions && $(GO) run ./table -results ../../$(BIN)/versions.tsv ../..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses ## Everything that is checked without running it
+check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses check-versions ## Everything that is checked without running it
 
 .PHONY: check-format
 check-format:
@@ -168,6 +174,10 @@ generate: ## Write the code that is generated of api/
 .PHONY: check-generate
 check-generate:
 	cd tools && $(GO) run ./protogen -check ../api imagepin/v1/imagepin.proto
+
+.PHONY: check-versions
+check-versions:
+	cd integration/versions && $(GO) run ./table -check ../..
 
 .PHONY: clean
 clean: ## Remove what was built

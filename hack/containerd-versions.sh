@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Builds the stock containerds of other versions that `imagepin serve` is tested with, each from the module below
-# integration/versions: bin/containerd-<minor>/ with containerd, ctr and the shim. They are kept in the user's cache under a
-# name made of everything that they are built of.
+# Builds the containerds of other versions that imagepin is tested with, each from modules below integration/versions:
+# bin/containerd-<minor>/ with
+#
+#   containerd, ctr, containerd-shim-runc-v2
+#                        stock ones, kept in the user's cache under a name made of everything that they are built of
+#   containerd-imagepin  the same containerd with imagepin
 set -euo pipefail
 
 GO=${GO:-go}
@@ -12,7 +15,7 @@ mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 containerd=github.com/containerd/containerd/v2
 
-for module in "$root"/integration/versions/*/; do
+for module in "$root"/integration/versions/*.*/; do
     minor=$(basename "$module")
     cd "$module"
     version=$("$GO" list -m -f '{{.Version}}' "$containerd")
@@ -27,4 +30,10 @@ for module in "$root"/integration/versions/*/; do
         fi
         ln -sf "$built/$name" "$bin/containerd-$minor/$name"
     done
+
+    # imagepin changes all the time: always asked of Go's build cache.
+    cd "$module/plugin"
+    version=$("$GO" list -m -f '{{.Replace.Version}}' "$containerd")+imagepin
+    echo "containerd $version"
+    CGO_ENABLED=0 "$GO" build -trimpath -ldflags "-s -w -X $containerd/version.Version=$version" -o "$bin/containerd-$minor/containerd-imagepin" .
 done

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Takes the containerds of Debian's suites in integration/versions/debian.txt, for the tests of imagepin serve:
+# bin/containerd-debian-<suite>/ with containerd, ctr and the shim. They are kept in the user's cache; nothing is installed.
+#
+# apt checks the signatures; its lists are its own. IMAGEPIN_DEBIAN_MIRROR is another mirror.
+set -euo pipefail
+
+MIRROR=${IMAGEPIN_DEBIAN_MIRROR:-http://deb.debian.org/debian}
+KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=${IMAGEPIN_BIN:-$root/bin}
+mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
+cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
+arch=$(dpkg --print-architecture)
+
+# fetch SUITE DIRECTORY: the package's programs.
+fetch() {
+    local work=$2.new
+    rm -rf "$work"
+    mkdir -p "$work"/apt/{lists,cache,etc} "$work/bin"
+    echo "deb [arch=$arch signed-by=$KEYRING] $MIRROR $1 main" >"$work/apt/sources.list"
+    : >"$work/apt/status"
+    local own=(-q -o "Dir::Etc=$work/apt/etc" -o "Dir::Etc::SourceList=$work/apt/sources.list" -o Dir::Etc::SourceParts=-
+        -o "Dir::State::Lists=$work/apt/lists" -o "Dir::State::Status=$work/apt/status" -o "Dir::Cache=$work/apt/cache"
+        -o APT::Sandbox::User=root -o "APT::Architecture=$arch" -o Acquire::Languages=none)
+    (cd "$work" && apt-get "${own[@]}" update && apt-get "${own[@]}" download containerd) >"$2.log" 2>&1 || {
+        tail -5 "$2.log" >&2
+        exit 1
+    }
+    dpkg-deb -x "$work"/containerd_*.deb "$work/root"
+    mv "$work"/root/usr/bin/{containerd,ctr,containerd-shim-runc-v2} "$work/bin"
+    mv "$work/bin" "$2"
+    rm -rf "$work"
+}
+
+mkdir -p "$cache"
+grep -v '^#' "$root/integration/versions/debian.txt" | while read -r suite _; do
+    dir=$cache/debian-containerd-$suite-$arch
+    if [ ! -d "$dir" ]; then
+        echo "containerd of Debian $suite (kept in the user's cache)"
+        fetch "$suite" "$dir"
+    fi
+    mkdir -p "$bin/containerd-debian-$suite"
+    for name in containerd ctr containerd-shim-runc-v2; do
+        ln -sf "$dir/$name" "$bin/containerd-debian-$suite/$name"
+    done
+done
