@@ -11,6 +11,7 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // TestRetainedComesBackOffline removes what a pin retains and pulls it again while the registry is down: whoever was let have it before gets it,
@@ -195,4 +196,34 @@ func TestRoomForOneOfTwo(t *testing.T) {
 	if held := retained(t, r); len(held) != 1 {
 		t.Errorf("%q are held", held)
 	}
+}
+
+// TestRetainedForWhatAnotherToolUnpacks holds a pinned image also in the snapshotter that another tool has unpacked it in.
+func TestRetainedForWhatAnotherToolUnpacks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets})
+	r.version("kept/app:v1", "kept")
+	ref := r.reg.Ref("kept/app:v1")
+	r.pull(ref, "")
+	for id := range r.list() {
+		r.remove(id, "")
+	}
+	if _, err := r.Ctr(r.ctx, "images", "pull", "--local", "--plain-http", "--snapshotter", "native", ref); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("its snapshot in native is held", func() bool {
+		s := testkit.State(t, r.Node)
+		return slices.ContainsFunc(retained(t, r), func(lease string) bool {
+			return slices.ContainsFunc(s.LeaseResources[lease], func(resource string) bool {
+				return strings.HasPrefix(resource, "snapshots/native ")
+			})
+		})
+	})
+	// So it outlives its records there, too.
+	for id := range r.list() {
+		r.remove(id, "")
+	}
+	r.reg.Down()
+	r.pull(ref, "")
+	r.pull(ref, "native")
 }

@@ -106,6 +106,7 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(conte
 		if err := p.committed(ctx, e); err != nil {
 			return err
 		}
+		p.RetainIfPinned(ctx, e)
 		return record(ctx)
 	})
 }

@@ -415,13 +415,10 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.
 	if err != nil {
 		return imagepin.Entry{}, store.Change{}, err
 	}
-	if err := p.retain(ctx, e); err != nil {
-		if j.pin != nil && j.pin.Retain {
-			return imagepin.Entry{}, store.Change{}, err
-		}
-		// Somebody else's pin retains it: that there is no room is not this
-		// caller's failure.
-		log.G(ctx).WithError(err).WithField("ref", j.ref.String()).Warn("an image is not retained")
+	if j.pin == nil || !j.pin.Retain {
+		p.RetainIfPinned(ctx, e)
+	} else if err := p.retain(ctx, e); err != nil {
+		return imagepin.Entry{}, store.Change{}, err
 	}
 	e.Ref = byDigest.String()
 	entries := []imagepin.Entry{e}
@@ -457,6 +454,15 @@ func (p *Puller) retain(ctx context.Context, e imagepin.Entry) error {
 		return nil
 	}
 	return p.Retainer.Retain(ctx, e)
+}
+
+// RetainIfPinned holds what somebody's pin retains, before it is recorded and
+// while a lease of the caller still does. That it cannot is not the caller's
+// failure, and is logged.
+func (p *Puller) RetainIfPinned(ctx context.Context, e imagepin.Entry) {
+	if err := p.retain(ctx, e); err != nil {
+		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image is not retained")
+	}
 }
 
 // of gives what the node has of one digest of a reference. What another tool

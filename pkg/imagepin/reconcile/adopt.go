@@ -72,6 +72,9 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 				return err
 			}
 		}
+		for _, e := range entries {
+			r.Puller.RetainIfPinned(ctx, e)
+		}
 		failpoint.Reach("adopt.found")
 		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
 			return err

@@ -147,6 +147,7 @@ func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
 	case *eventsapi.ImageUpdate:
 		about, err = event.Name, r.record(ctx, event.Name)
 	case *eventsapi.ImageDelete:
+		delete(r.awaited, event.Name)
 		about, err = event.Name, r.record(ctx, event.Name)
 	case *eventsapi.SnapshotCommit:
 		about, err = event.Name, r.committed(ctx, place{event.Snapshotter, event.Name})
@@ -168,7 +169,6 @@ func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
 
 // record looks at one image record.
 func (r *Reconciler) record(ctx context.Context, name string) error {
-	delete(r.awaited, name)
 	unknown, err := r.Store.Sync(ctx, name)
 	if err != nil || unknown == nil {
 		return err
