@@ -28,6 +28,9 @@ const (
 	// pipeSize is the buffer of the connection to the CRI service behind, in
 	// bytes.
 	pipeSize = 128 << 10
+	// pipeWindow is how much of an answer may be under way there, in bytes.
+	// Within a process there is no network to find out about first.
+	pipeWindow = 1 << 20
 )
 
 // Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
@@ -146,6 +149,7 @@ func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
 	listener := bufconn.Listen(pipeSize)
 	server := grpc.NewServer(
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.InitialWindowSize(pipeWindow), grpc.InitialConnWindowSize(pipeWindow),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
 	)
@@ -156,6 +160,7 @@ func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
+		grpc.WithInitialWindowSize(pipeWindow), grpc.WithInitialConnWindowSize(pipeWindow),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
