@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
@@ -105,9 +106,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
-		// Building the index took several times the memory that it needs, and the
-		// heap of a node that has little else to do would stay as large for hours.
-		debug.FreeOSMemory()
+		giveBack(ctx)
 	})
 	r.healing.add(ctx, found.Lost...)
 	for {
@@ -124,6 +123,21 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 				r.notice(ctx, e)
 			}
 		}
+	}
+}
+
+// settling is how long a start goes on after the index stands: the CRI service
+// behind reads the same images.
+const settling = 5 * time.Second
+
+// giveBack returns memory to the system when a start has settled. Building the
+// index took several times the memory that it needs, and the heap of a node that
+// has little else to do would stay as large for long.
+func giveBack(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settling):
+		debug.FreeOSMemory()
 	}
 }
 
