@@ -129,7 +129,7 @@ test-packages: packages test-binaries ## Packages installed, run and removed und
 
 # Cold this compiles two more containerds and takes Debian's, for minutes; they are kept in the user's cache.
 .PHONY: test-versions
-test-versions: build test-binaries ## In and beside every containerd that there is a promise for
+test-versions: build test-binaries ## The main job with other versions of containerd, in it and beside it
 	GO=$(GO) hack/containerd-versions.sh
 	hack/debian-containerd.sh
 	cd integration/versions && $(GO) test -timeout 10m -count 1 ./... && $(GO) run ./table -check -results ../../$(BIN)/versions.tsv ../..

@@ -35,6 +35,8 @@ fetch() {
 }
 
 mkdir -p "$cache"
+exec 9>"$cache/debian-containerd.lock"
+flock 9
 grep -v '^#' "$root/integration/versions/debian.txt" | while read -r suite _; do
     dir=$cache/debian-containerd-$suite-$arch
     if [ ! -d "$dir" ]; then

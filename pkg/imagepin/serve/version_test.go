@@ -4,8 +4,12 @@ package serve
 
 import (
 	"errors"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc"
 )
 
 func TestTooOld(t *testing.T) {
@@ -22,5 +26,33 @@ func TestTooOld(t *testing.T) {
 		if gone(err) {
 			t.Errorf("%q is waited for", version)
 		}
+	}
+}
+
+// TestVersionIsNotTold asks a containerd whose version service is disabled, and then one that is not there.
+func TestVersionIsNotTold(t *testing.T) {
+	address := filepath.Join(t.TempDir(), "containerd.sock")
+	l, err := net.Listen("unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, served := grpc.NewServer(), make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	c, err := dialContainerd(address, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.lookAtVersion(t.Context()); err != nil {
+		t.Errorf("without the service: %v", err)
+	}
+	server.Stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if err := c.lookAtVersion(t.Context()); err == nil || !gone(err) || !strings.Contains(err.Error(), address) {
+		t.Errorf("without a containerd: %v", err)
+	}
+	if err := c.conn.Close(); err != nil {
+		t.Error(err)
 	}
 }
