@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
-
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -24,15 +23,21 @@ func Check(ctx context.Context, s *store.Store) (store.Report, error) {
 	if err != nil {
 		return report, err
 	}
-	all, err := s.Records.List(ctx)
-	if err != nil {
-		return report, fmt.Errorf("list images: %w", err)
+	var unexplained []images.Image
+	for _, img := range report.Records {
+		_, err := digest.Parse(img.Name) // an image ID goes with its references
+		if err != nil && !s.Explained(img) {
+			unexplained = append(unexplained, img)
+		}
 	}
-	ours := recorded(all)
-	slices.SortFunc(all, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
-	for _, img := range all {
-		if _, err := digest.Parse(img.Name); err == nil || ours[img.Name] || s.Explained(img) {
-			continue // an image ID goes with its references
+	if len(unexplained) == 0 {
+		return report, nil
+	}
+	slices.SortFunc(unexplained, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
+	ours := recorded(report.Records)
+	for _, img := range unexplained {
+		if ours[img.Name] {
+			continue
 		}
 		why, err := unadopted(ctx, s, img)
 		if err != nil {

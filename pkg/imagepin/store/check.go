@@ -15,6 +15,8 @@ type Report struct {
 	// Checked is how many keys were looked at.
 	Checked  int
 	Findings []Finding
+	// Records are the image records that the keys were compared with.
+	Records []images.Image
 }
 
 // Finding is something that is not as it is recorded.
@@ -116,7 +118,7 @@ func (s *Store) Check(ctx context.Context) (Report, error) {
 	for _, img := range all {
 		records[img.Name] = img
 	}
-	var r Report
+	r := Report{Records: all}
 	for _, img := range s.Images() {
 		for _, e := range img.Entries {
 			r.Checked++
