@@ -81,19 +81,23 @@ func (r *rig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[
 	})
 }
 
-// wantHealthy fails the test unless the node is ready and under no pressure, and kubelet had its statistics whenever it looked:
-// stock containerd reports an empty mountpoint for the second snapshotter, which breaks kubelet's eviction manager.
-func (r *rig) wantHealthy() {
+// waitHealthy waits until the node is ready and under no pressure, and fails the test unless kubelet had its statistics whenever
+// it looked: stock containerd reports an empty mountpoint for the second snapshotter, which breaks kubelet's eviction manager.
+func (r *rig) waitHealthy() {
 	r.t.Helper()
-	status, err := r.k.Status(r.ctx)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, c := range status.Conditions {
-		if want := c.Type == core.NodeReady; (c.Status == core.ConditionTrue) != want {
-			r.t.Errorf("condition %s of the node is %s: %s", c.Type, c.Status, c.Message)
+	var last core.NodeStatus
+	defer func() {
+		if r.t.Failed() {
+			r.t.Logf("the last conditions of the node: %v", last.Conditions)
 		}
-	}
+	}()
+	testkit.EventuallyIn(r.t, time.Minute, "the node is ready and under no pressure", func(ctx context.Context) (bool, error) {
+		var err error
+		last, err = r.k.Status(ctx)
+		return len(last.Conditions) > 0 && !slices.ContainsFunc(last.Conditions, func(c core.NodeCondition) bool {
+			return (c.Status == core.ConditionTrue) != (c.Type == core.NodeReady)
+		}), err
+	})
 	for line := range strings.Lines(r.k.LogTail(1 << 20)) {
 		if strings.Contains(line, "failed to get summary stats") && strings.Contains(line, "mountpoint") {
 			r.t.Errorf("kubelet's eviction manager says %s", line)
@@ -141,7 +145,7 @@ func (r *rig) testStats() {
 		}
 		return maps.Equal(listed, sizes), nil
 	})
-	r.wantHealthy()
+	r.waitHealthy()
 }
 
 // TestTwoDisks has the two snapshotters on disks of their own. kubelet is told the right disk for the root filesystem of each
@@ -185,7 +189,7 @@ func TestTwoDisks(t *testing.T) {
 		})
 	}
 	right(func(used uint64) bool { return used < big })
-	r.wantHealthy()
+	r.waitHealthy()
 
 	if err := r.k.Stop(); err != nil {
 		t.Fatal(err)
@@ -221,28 +225,19 @@ func TestTwoDisks(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	testkit.EventuallyIn(t, time.Minute, "there is room on both disks", func(context.Context) (bool, error) {
-		for name, dir := range disks {
-			if statfs(t, dir).available < before[name]+big {
-				return false, nil
-			}
-		}
-		return true, nil
-	})
+	for name, dir := range disks {
+		testkit.EventuallyIn(t, time.Minute, "there is room on the disk of "+name, func(context.Context) (bool, error) {
+			return statfs(t, dir).available >= before[name]+big, nil
+		})
+	}
 	right(func(used uint64) bool { return used < big })
-	testkit.EventuallyIn(t, time.Minute, "the node is under no pressure any more", func(ctx context.Context) (bool, error) {
-		status, err := r.k.Status(ctx)
-		return slices.ContainsFunc(status.Conditions, func(c core.NodeCondition) bool {
-			return c.Type == core.NodeDiskPressure && c.Status == core.ConditionFalse
-		}), err
-	})
 	for i, p := range pods {
 		now := r.waitPod(p, "still runs", running)
 		if a, b := now.Status.ContainerStatuses[0].ContainerID, p.Status.ContainerStatuses[0].ContainerID; a != b {
 			t.Errorf("the pod of class %s runs container %s, not %s", title(classes[i]), a, b)
 		}
 	}
-	r.wantHealthy()
+	r.waitHealthy()
 }
 
 // disk makes a filesystem of so many megabytes for the test and returns where it is mounted.
