@@ -5,33 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"sync"
 
-	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-const (
-	criPlugin = "cri"
-	// pipeSize is the buffer of the connection to the CRI service behind, in
-	// bytes.
-	pipeSize = 128 << 10
-	// pipeWindow is how much of an answer may be under way there, in bytes.
-	// Within a process there is no network to find out about first.
-	pipeWindow = 1 << 20
-)
+const criPlugin = "cri"
 
 // Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
 // before containerd loads its plugins. It fails where this containerd has no
@@ -122,18 +109,18 @@ func serve(ctx context.Context, n *node.Node, behind any) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", behind)
 	}
-	conn, stop, err := pipe(service)
+	conn, err := newPipe(service)
 	if err != nil {
 		return nil, err
 	}
 	f := &front{}
 	if f.service, err = n.Serve(conn); err != nil {
-		return nil, fmt.Errorf("imagepin: %w", errors.Join(err, stop()))
+		return nil, fmt.Errorf("imagepin: %w", errors.Join(err, conn.Close()))
 	}
 	background, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { f.service.Follow(background) })
-	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, stop)
+	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, conn.Close)
 	if c, ok := behind.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}
@@ -141,39 +128,4 @@ func serve(ctx context.Context, n *node.Node, behind any) (any, error) {
 		return frontWithTCP{f}, nil
 	}
 	return f, nil
-}
-
-// pipe serves the CRI service behind on a connection within the process, which
-// carries the caller's trace on.
-func pipe(behind registrar) (_ *grpc.ClientConn, stop func() error, _ error) {
-	listener := bufconn.Listen(pipeSize)
-	server := grpc.NewServer(
-		grpc.StatsHandler(otelgrpc.NewServerHandler()),
-		grpc.InitialWindowSize(pipeWindow), grpc.InitialConnWindowSize(pipeWindow),
-		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
-	)
-	if err := behind.Register(server); err != nil {
-		return nil, nil, fmt.Errorf("imagepin: serve the CRI behind: %w", err)
-	}
-	conn, err := grpc.NewClient("passthrough:///cri",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
-		grpc.WithInitialWindowSize(pipeWindow), grpc.WithInitialConnWindowSize(pipeWindow),
-		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
-		),
-	)
-	if err != nil {
-		return nil, nil, fmt.Errorf("imagepin: reach the CRI behind: %w", err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	return conn, func() error {
-		err := conn.Close()
-		server.Stop()
-		return errors.Join(err, <-served)
-	}, nil
 }

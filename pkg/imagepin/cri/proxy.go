@@ -41,6 +41,16 @@ func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, nex
 	}
 }
 
+// Local is a connection to a service of this process. It gives an answer as the
+// service made it, where Invoke would write and read it once more. Nobody may
+// change that answer: the service may still look at it.
+type Local interface {
+	grpc.ClientConnInterface
+	// Call sends req to a unary method, given as /service/method. Errors are
+	// those of Invoke.
+	Call(ctx context.Context, method string, req proto.Message) (proto.Message, error)
+}
+
 // proxy describes a gRPC service that passes every method of a service on to a
 // connection, except for what is intercepted. It is made from the service's
 // protobuf descriptor: a method that a later CRI adds passes through without a
@@ -109,6 +119,11 @@ func (p *proxy) methodDesc(name string, answer unaryInterceptor, in, out protore
 			return nil, err
 		}
 		return resp, nil
+	}
+	if local, ok := p.behind.(Local); ok && answer == nil {
+		next = func(ctx context.Context, req proto.Message) (proto.Message, error) {
+			return local.Call(outgoing(ctx), full, req)
+		}
 	}
 	handle := func(ctx context.Context, req any) (any, error) {
 		message := req.(proto.Message)
