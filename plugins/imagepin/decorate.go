@@ -109,7 +109,7 @@ func serve(ctx context.Context, n *node.Node, behind any) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", behind)
 	}
-	conn, err := newPipe(service)
+	conn, err := newLocal(service)
 	if err != nil {
 		return nil, err
 	}

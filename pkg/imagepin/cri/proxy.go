@@ -41,16 +41,6 @@ func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, nex
 	}
 }
 
-// Local is a connection to a service of this process. It gives an answer as the
-// service made it, where Invoke would write and read it once more. Nobody may
-// change that answer: the service may still look at it.
-type Local interface {
-	grpc.ClientConnInterface
-	// Call sends req to a unary method, given as /service/method. Errors are
-	// those of Invoke.
-	Call(ctx context.Context, method string, req proto.Message) (proto.Message, error)
-}
-
 // proxy describes a gRPC service that passes every method of a service on to a
 // connection, except for what is intercepted. It is made from the service's
 // protobuf descriptor: a method that a later CRI adds passes through without a
@@ -81,10 +71,19 @@ func (p *proxy) serviceDesc() (*grpc.ServiceDesc, error) {
 		return nil, fmt.Errorf("%s is not a service", p.service)
 	}
 	unary, streams := maps.Clone(p.unary), maps.Clone(p.streams)
+	localUnary, localStreams := p.local()
 	desc := &grpc.ServiceDesc{ServiceName: p.service, HandlerType: (*any)(nil), Metadata: service.ParentFile().Path()}
 	for i := range service.Methods().Len() {
 		m := service.Methods().Get(i)
 		name := string(m.Name())
+		if local, ok := localUnary[name]; ok && unary[name] == nil {
+			desc.Methods = append(desc.Methods, local)
+			continue
+		}
+		if local, ok := localStreams[name]; ok && streams[name] == nil {
+			desc.Streams = append(desc.Streams, local)
+			continue
+		}
 		in, out := opaque, opaque
 		if unary[name] != nil {
 			if in, err = protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName()); err != nil {
@@ -119,11 +118,6 @@ func (p *proxy) methodDesc(name string, answer unaryInterceptor, in, out protore
 			return nil, err
 		}
 		return resp, nil
-	}
-	if local, ok := p.behind.(Local); ok && answer == nil {
-		next = func(ctx context.Context, req proto.Message) (proto.Message, error) {
-			return local.Call(outgoing(ctx), full, req)
-		}
 	}
 	handle := func(ctx context.Context, req any) (any, error) {
 		message := req.(proto.Message)

@@ -206,60 +206,6 @@ func call(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDescr
 	}
 }
 
-// localBehind is a connection that answers calls in the place of the service.
-type localBehind struct {
-	grpc.ClientConnInterface
-	called []string
-	md     metadata.MD
-	answer proto.Message
-}
-
-func (l *localBehind) Call(ctx context.Context, method string, _ proto.Message) (proto.Message, error) {
-	l.called = append(l.called, method)
-	l.md, _ = metadata.FromOutgoingContext(ctx)
-	return l.answer, nil
-}
-
-func TestOnlyWhatIsPassedOnIsCalledLocally(t *testing.T) {
-	b := &backend{}
-	local := &localBehind{
-		ClientConnInterface: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle))),
-		answer:              &runtime.ListImagesResponse{Images: []*runtime.Image{{Id: "handed over"}}},
-	}
-	intercepted := map[string]unaryInterceptor{
-		"ImageStatus": func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) { return next(ctx, req) },
-	}
-	p := &proxy{
-		service: "runtime.v1.ImageService", behind: local, unary: intercepted,
-		guard: (&Service{Config: Config{Ready: isReady()}, memory: &memory{}}).guard,
-	}
-	desc, err := p.serviceDesc()
-	if err != nil {
-		t.Fatal(err)
-	}
-	front := grpc.NewServer()
-	front.RegisterService(desc, nil)
-	images := runtime.NewImageServiceClient(dial(t, front))
-
-	got, err := images.ListImages(metadata.AppendToOutgoingContext(t.Context(), "x-own", "1"), &runtime.ListImagesRequest{})
-	if err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "handed over" {
-		t.Errorf("what is passed on is answered with %v, %v", got, err)
-	}
-	if !slices.Equal(local.md["x-own"], []string{"1"}) {
-		t.Errorf("what is passed on has the metadata %v", local.md)
-	}
-	// An interceptor may change what it gets: it gets a copy of its own.
-	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
-		t.Error(err)
-	}
-	if want := []string{runtime.ImageService_ListImages_FullMethodName}; !slices.Equal(local.called, want) {
-		t.Errorf("%v are called locally, not %v", local.called, want)
-	}
-	if want := []string{runtime.ImageService_ImageStatus_FullMethodName}; !slices.Equal(b.methods, want) {
-		t.Errorf("%v are invoked, not %v", b.methods, want)
-	}
-}
-
 func TestEveryMethodIsForwarded(t *testing.T) {
 	b, conn := proxied(t, isReady(), nil, nil)
 	all := methods(t)

@@ -1,0 +1,112 @@
+package cri
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// imageService is a service of this process.
+type imageService struct {
+	runtime.UnimplementedImageServiceServer
+	list *runtime.ListImagesResponse
+}
+
+func (s *imageService) ListImages(context.Context, *runtime.ListImagesRequest) (*runtime.ListImagesResponse, error) {
+	return s.list, nil
+}
+
+func (s *imageService) StreamImages(_ *runtime.StreamImagesRequest, stream grpc.ServerStreamingServer[runtime.StreamImagesResponse]) error {
+	return stream.Send(&runtime.StreamImagesResponse{Images: s.list.GetImages()})
+}
+
+// localTo is a connection that notes what crosses it, of which the service is
+// known.
+type localTo struct {
+	grpc.ClientConnInterface
+	images *imageService
+}
+
+func (l localTo) Implementation(service string) any {
+	if service == runtime.ImageService_ServiceDesc.ServiceName {
+		return l.images
+	}
+	return nil
+}
+
+func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
+	b := &backend{}
+	l := localTo{
+		ClientConnInterface: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle))),
+		images:              &imageService{list: &runtime.ListImagesResponse{Images: []*runtime.Image{{Id: "its own"}}}},
+	}
+	p := &proxy{
+		service: "runtime.v1.ImageService", behind: l, guard: (&Service{Config: Config{Ready: isReady()}, memory: &memory{}}).guard,
+		unary: map[string]unaryInterceptor{
+			"ImageStatus": func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
+				return next(ctx, req)
+			},
+		},
+	}
+	desc, err := p.serviceDesc()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	front := grpc.NewServer(grpc.UnaryInterceptor(
+		func(ctx context.Context, req any, call *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			seen = append(seen, call.FullMethod)
+			return handle(ctx, req)
+		}))
+	front.RegisterService(desc, nil)
+	client := runtime.NewImageServiceClient(dial(t, front))
+
+	got, err := client.ListImages(t.Context(), &runtime.ListImagesRequest{})
+	if err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
+		t.Errorf("what is passed on is answered with %v, %v", got, err)
+	}
+	stream, err := client.StreamImages(t.Context(), &runtime.StreamImagesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stream.Recv(); err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
+		t.Errorf("a stream that is passed on is answered with %v, %v", got, err)
+	}
+	if _, err := client.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
+		t.Error(err)
+	}
+	if want := []string{runtime.ImageService_ImageStatus_FullMethodName}; !slices.Equal(b.methods, want) {
+		t.Errorf("%v cross the connection, not %v", b.methods, want)
+	}
+	want := []string{runtime.ImageService_ListImages_FullMethodName, runtime.ImageService_ImageStatus_FullMethodName}
+	if !slices.Equal(seen, want) {
+		t.Errorf("the server's interceptor is told of %v, not of %v", seen, want)
+	}
+}
+
+// TestServicesHaveTheirDescriptorsMethods holds what a service of this process
+// is asked by against what the proxy is made from.
+func TestServicesHaveTheirDescriptorsMethods(t *testing.T) {
+	generated := map[string]bool{}
+	for _, service := range Services() {
+		for _, m := range service.Methods {
+			generated[service.ServiceName+"."+m.MethodName] = true
+		}
+		for _, s := range service.Streams {
+			generated[service.ServiceName+"."+s.StreamName] = true
+		}
+	}
+	all := methods(t)
+	for _, m := range all {
+		if !generated[string(m.FullName())] {
+			t.Errorf("%s is in no generated service", m.FullName())
+		}
+	}
+	if len(generated) != len(all) {
+		t.Errorf("%d methods are generated, %d described", len(generated), len(all))
+	}
+}

@@ -1,0 +1,102 @@
+package imagepin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+)
+
+// local is a connection to the CRI service behind, which is in the same process.
+// Unary calls are answered by the service itself, in the caller's goroutine and
+// context; streams go over a pipe. It implements [cri.Local].
+type local struct {
+	*pipe
+	implementations map[string]any    // by the names of the services
+	methods         map[string]method // by /service/method
+}
+
+type method struct {
+	implementation any
+	answer         grpc.MethodHandler
+}
+
+func newLocal(behind registrar) (*local, error) {
+	l := &local{methods: make(map[string]method)}
+	var err error
+	if l.implementations, err = implementations(behind); err != nil {
+		return nil, err
+	}
+	for _, service := range cri.Services() {
+		for _, m := range service.Methods {
+			l.methods[fullName(service, m)] = method{l.implementations[service.ServiceName], m.Handler}
+		}
+	}
+	l.pipe, err = newPipe(behind)
+	return l, err
+}
+
+// Implementation implements [cri.Local].
+func (l *local) Implementation(service string) any { return l.implementations[service] }
+
+// Invoke implements grpc.ClientConnInterface. The answer is a copy: the service
+// may look at its own still. Options are those of a connection, and say nothing
+// here.
+func (l *local) Invoke(ctx context.Context, name string, args, reply any, options ...grpc.CallOption) error {
+	m, ok := l.methods[name]
+	if !ok {
+		return l.pipe.Invoke(ctx, name, args, reply, options...)
+	}
+	read := func(req any) error {
+		proto.Merge(req.(proto.Message), args.(proto.Message))
+		return nil
+	}
+	resp, err := m.answer(m.implementation, ctx, read, nil)
+	if err != nil {
+		return asStatus(err)
+	}
+	proto.Merge(reply.(proto.Message), resp.(proto.Message))
+	return nil
+}
+
+// asStatus makes an error what a gRPC server makes of it.
+func asStatus(err error) error {
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
+	}
+	return status.FromContextError(err).Err()
+}
+
+// implementations gives what answers the calls of the CRI's services. A gRPC
+// server does not tell what was registered with it, but its interceptor is told
+// by every call: one is made of each service, and not answered by it.
+func implementations(behind registrar) (_ map[string]any, err error) {
+	var last any
+	asked, err := newPipe(behind, grpc.UnaryInterceptor(
+		func(_ context.Context, _ any, call *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+			last = call.Server
+			return &emptypb.Empty{}, nil
+		}))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, asked.Close()) }()
+	all := make(map[string]any)
+	for _, service := range cri.Services() {
+		if err := asked.Invoke(context.Background(), fullName(service, service.Methods[0]), &emptypb.Empty{}, &emptypb.Empty{}); err != nil {
+			return nil, fmt.Errorf("imagepin: the CRI behind has no %s: %w", service.ServiceName, err)
+		}
+		all[service.ServiceName] = last
+	}
+	return all, nil
+}
+
+func fullName(service *grpc.ServiceDesc, m grpc.MethodDesc) string {
+	return "/" + service.ServiceName + "/" + m.MethodName
+}

@@ -1,0 +1,191 @@
+package imagepin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+)
+
+// behind is a CRI service that notes the span it is called in.
+type behind struct {
+	runtime.UnimplementedRuntimeServiceServer
+	runtime.UnimplementedImageServiceServer
+	calls    int
+	calledIn trace.SpanContext
+	list     *runtime.ListContainersResponse
+	fail     error
+}
+
+func (b *behind) Register(s *grpc.Server) error {
+	runtime.RegisterRuntimeServiceServer(s, b)
+	runtime.RegisterImageServiceServer(s, b)
+	return nil
+}
+
+func (b *behind) Version(ctx context.Context, _ *runtime.VersionRequest) (*runtime.VersionResponse, error) {
+	b.calls++
+	b.calledIn = trace.SpanContextFromContext(ctx)
+	return &runtime.VersionResponse{}, b.fail
+}
+
+func (b *behind) ListContainers(_ context.Context, r *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error) {
+	if id := r.GetFilter().GetId(); id != "" {
+		return &runtime.ListContainersResponse{Containers: []*runtime.Container{{Id: id}}}, nil
+	}
+	return b.list, b.fail
+}
+
+func (b *behind) StreamContainers(_ *runtime.StreamContainersRequest, stream grpc.ServerStreamingServer[runtime.StreamContainersResponse]) error {
+	return stream.Send(&runtime.StreamContainersResponse{Containers: []*runtime.Container{{Id: "streamed"}}})
+}
+
+func localTo(t testing.TB, b registrar) *local {
+	t.Helper()
+	l, err := newLocal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func TestImplementationsAreFoundWithoutACall(t *testing.T) {
+	b := &behind{}
+	l := localTo(t, b)
+	for _, service := range cri.Services() {
+		if got := l.Implementation(service.ServiceName); got != b {
+			t.Errorf("%s is implemented by %v", service.ServiceName, got)
+		}
+	}
+	if got := l.Implementation("runtime.v2.RuntimeService"); got != nil {
+		t.Errorf("a service that is not there is implemented by %v", got)
+	}
+	if b.calls != 0 {
+		t.Errorf("the service behind was called %d times", b.calls)
+	}
+}
+
+// onlyRuntime is a CRI service without images.
+type onlyRuntime struct{ *behind }
+
+func (o onlyRuntime) Register(s *grpc.Server) error {
+	runtime.RegisterRuntimeServiceServer(s, o.behind)
+	return nil
+}
+
+func TestAServiceThatIsMissing(t *testing.T) {
+	if _, err := newLocal(onlyRuntime{&behind{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
+		t.Errorf("a CRI without images: %v", err)
+	}
+}
+
+func TestLocalCall(t *testing.T) {
+	b := &behind{list: &runtime.ListContainersResponse{Containers: []*runtime.Container{{Id: "one"}}}}
+	client := runtime.NewRuntimeServiceClient(localTo(t, b))
+
+	got, err := client.ListContainers(t.Context(), &runtime.ListContainersRequest{})
+	if err != nil || len(got.GetContainers()) != 1 || got.GetContainers()[0].GetId() != "one" {
+		t.Fatalf("the answer is %v, %v", got, err)
+	}
+	got.Containers[0].Id = "changed"
+	if id := b.list.GetContainers()[0].GetId(); id != "one" {
+		t.Errorf("the caller has changed the service's own container to %q", id)
+	}
+	req := &runtime.ListContainersRequest{Filter: &runtime.ContainerFilter{Id: "asked"}}
+	if got, err = client.ListContainers(t.Context(), req); err != nil || got.GetContainers()[0].GetId() != "asked" {
+		t.Errorf("the answer to a request that says something is %v, %v", got, err)
+	}
+}
+
+func TestLocalCallIsInTheCallersTrace(t *testing.T) {
+	record(t)
+	b := &behind{}
+	client := runtime.NewRuntimeServiceClient(localTo(t, b))
+	ctx, caller := otel.Tracer("").Start(t.Context(), "caller")
+	defer caller.End()
+	if _, err := client.Version(ctx, &runtime.VersionRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if !b.calledIn.Equal(caller.SpanContext()) {
+		t.Errorf("the service behind is called in %v, not in the caller's %v", b.calledIn, caller.SpanContext())
+	}
+}
+
+func TestErrorsOfALocalCallAreThoseOfAServer(t *testing.T) {
+	b := &behind{}
+	l := localTo(t, b)
+	for _, fail := range []error{
+		status.Error(codes.NotFound, "no such container"),
+		fmt.Errorf("wrapped: %w", status.Error(codes.Unavailable, "not yet")),
+		errors.New("no status"), context.Canceled, fmt.Errorf("wrapped: %w", context.DeadlineExceeded),
+	} {
+		b.fail = fail
+		_, got := runtime.NewRuntimeServiceClient(l).Version(t.Context(), &runtime.VersionRequest{})
+		_, want := runtime.NewRuntimeServiceClient(l.pipe).Version(t.Context(), &runtime.VersionRequest{})
+		if status.Code(got) != status.Code(want) || got.Error() != want.Error() {
+			t.Errorf("%v arrives as %v, from a server as %v", fail, got, want)
+		}
+	}
+}
+
+func TestCallsThatCrossThePipe(t *testing.T) {
+	l := localTo(t, &behind{})
+	stream, err := runtime.NewRuntimeServiceClient(l).StreamContainers(t.Context(), &runtime.StreamContainersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stream.Recv(); err != nil || got.GetContainers()[0].GetId() != "streamed" {
+		t.Errorf("the stream gives %v, %v", got, err)
+	}
+	if got, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ends with %v, %v", got, err)
+	}
+	if err := l.Invoke(t.Context(), "/runtime.v1.RuntimeService/Unheard", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("a method that is not there: %v", err)
+	}
+}
+
+func BenchmarkLocal(b *testing.B) {
+	list := &runtime.ListContainersResponse{}
+	for i := range 100 {
+		list.Containers = append(list.Containers, &runtime.Container{
+			Id: fmt.Sprintf("%064d", i), PodSandboxId: fmt.Sprintf("%064d", i),
+			Labels: map[string]string{"io.kubernetes.container.name": "app", "io.kubernetes.pod.uid": fmt.Sprint(i)},
+		})
+	}
+	l := localTo(b, &behind{list: list})
+	for name, conn := range map[string]grpc.ClientConnInterface{"local": l, "pipe": l.pipe} {
+		client := runtime.NewRuntimeServiceClient(conn)
+		b.Run(name+"/Version", func(b *testing.B) {
+			for b.Loop() {
+				if _, err := client.Version(b.Context(), &runtime.VersionRequest{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(name+"/ListContainers", func(b *testing.B) {
+			for b.Loop() {
+				if _, err := client.ListContainers(b.Context(), &runtime.ListContainersRequest{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
