@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -22,7 +20,6 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -34,16 +31,7 @@ import (
 func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched bool, _ error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var opened atomic.Bool
-	src := &source{name: j.ref.String(), session: sync.OnceValues(func() (*resolve.Session, error) {
-		session := j.session
-		if session == nil {
-			session = p.Resolver.Session(j.ref, j.credential)
-		}
-		opened.Store(true)
-		p.endStalled(ctx, session, cancel)
-		return session, nil
-	})}
+	src := p.sourceOf(ctx, j, cancel)
 	c := &chooser{
 		content: p.Content,
 		runtime: j.runtime,
@@ -87,7 +75,7 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	return e, opened.Load(), p.committed(ctx, e)
+	return e, src.opened.Load(), p.committed(ctx, e)
 }
 
 // source is how a job's image came to the node. One that is made ready for one
@@ -105,21 +93,6 @@ func (p *Puller) source(j job) imagepin.Source {
 		}
 	}
 	return imagepin.SourcePull
-}
-
-// endStalled ends a pull whose session makes no progress.
-func (p *Puller) endStalled(ctx context.Context, session *resolve.Session, end context.CancelCauseFunc) {
-	if p.ProgressTimeout <= 0 {
-		return
-	}
-	stalled := session.Stalled(ctx, p.ProgressTimeout)
-	go func() {
-		select {
-		case <-stalled:
-			end(errStalled)
-		case <-ctx.Done():
-		}
-	}()
 }
 
 // because prefers the reason for which a context was ended to the error that

@@ -2,7 +2,6 @@ package pull
 
 import (
 	"context"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -70,14 +68,7 @@ func (p *Puller) reserve(ctx context.Context, j job, freed func(root digest.Dige
 func (p *Puller) measure(ctx context.Context, j job) (imagepin.Entry, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	src := &source{name: j.ref.String(), session: sync.OnceValues(func() (*resolve.Session, error) {
-		session := j.session
-		if session == nil {
-			session = p.Resolver.Session(j.ref, j.credential)
-		}
-		p.endStalled(ctx, session, cancel)
-		return session, nil
-	})}
+	src := p.sourceOf(ctx, j, cancel)
 	ensure := func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) }
 	path, err := (&chooser{content: p.Content, runtime: j.runtime, ensure: ensure}).choose(ctx, j.root)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -28,6 +29,7 @@ type source struct {
 	name    string
 	root    ocispec.Descriptor
 	session func() (*resolve.Session, error)
+	opened  atomic.Bool // the session was
 	options []transfer.ImageResolverOption
 }
 
@@ -35,6 +37,37 @@ var (
 	_ transfer.ImageFetcher              = (*source)(nil)
 	_ transfer.ImageResolverOptionSetter = (*source)(nil)
 )
+
+// sourceOf is where the content of a job comes from. end is called where a
+// session that was opened makes no progress.
+func (p *Puller) sourceOf(ctx context.Context, j job, end context.CancelCauseFunc) *source {
+	s := &source{name: j.ref.String()}
+	s.session = sync.OnceValues(func() (*resolve.Session, error) {
+		session := j.session
+		if session == nil {
+			session = p.Resolver.Session(j.ref, j.credential)
+		}
+		s.opened.Store(true)
+		p.endStalled(ctx, session, end)
+		return session, nil
+	})
+	return s
+}
+
+// endStalled ends a pull whose session makes no progress.
+func (p *Puller) endStalled(ctx context.Context, session *resolve.Session, end context.CancelCauseFunc) {
+	if p.ProgressTimeout <= 0 {
+		return
+	}
+	stalled := session.Stalled(ctx, p.ProgressTimeout)
+	go func() {
+		select {
+		case <-stalled:
+			end(errStalled)
+		case <-ctx.Done():
+		}
+	}()
+}
 
 // Resolve implements transfer.ImageResolver. It sends nothing.
 func (s *source) Resolve(context.Context) (string, ocispec.Descriptor, error) {
