@@ -85,7 +85,8 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 // restarts are starts on a root with images.
 func restarts(z sizes, n int, f fleet) scenario {
 	listed := row{name: at("restart until listed", n), budget: only(n, ratio(1)), curve: "restart until listed", x: n}
-	used := row{name: at("restart until listed: CPU", n), curve: "restart until listed, CPU", x: n}
+	ready := row{name: at("restart until ready", n), curve: "restart until ready", x: n}
+	used := row{name: at("restart until ready: CPU", n), curve: "restart until ready, CPU", x: n}
 	reconcile := row{name: at("reconcile at start", n), budget: only(n, atMost(float64(500*time.Millisecond))), curve: "reconcile at start", x: n}
 	check := row{name: at("reconcile later (check)", n), budget: only(n, atMost(float64(100*time.Millisecond))), curve: "reconcile later", x: n}
 	memory := row{name: at("memory (RSS)", n), unit: bytes_, budget: only(n, ratio(1.1)), curve: "memory (RSS)", x: n}
@@ -93,20 +94,24 @@ func restarts(z sizes, n int, f fleet) scenario {
 	heap := row{name: at("live heap", n), unit: bytes_, curve: "live heap", x: n}
 	routines := row{name: at("goroutines", n), unit: count, curve: "goroutines", x: n}
 	return scenario{
-		rows: []row{listed, used, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, fraction: 2,
+		rows: []row{listed, ready, used, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, fraction: 2,
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			if err := s.Stop(); err != nil {
 				return nil, err
 			}
 			from := s.LogOffset()
 			start := time.Now()
-			if err := s.Start(ctx); err != nil {
+			if err := s.Launch(ctx); err != nil {
 				return nil, err
 			}
-			if err := s.awaitImages(ctx, n); err != nil {
+			if err := s.awaitFirstList(ctx, n); err != nil {
 				return nil, err
 			}
 			got := sample{listed.name: float64(time.Since(start))}
+			if err := s.WaitReady(ctx); err != nil {
+				return nil, err
+			}
+			got.took(ready.name, time.Since(start))
 			processor, err := cpu(s.PID())
 			if err != nil {
 				return nil, err
@@ -154,6 +159,22 @@ func (s *side) awaitImages(ctx context.Context, n int) error {
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return fmt.Errorf("%d of %d images are listed: %w", len(all), n, err)
+		}
+	}
+}
+
+// awaitFirstList waits until a containerd that has just been launched lists so many images. It asks from before there is a socket.
+func (s *side) awaitFirstList(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("the images are not listed"))
+	defer cancel()
+	for {
+		s.Conn().ResetConnectBackoff() // or gRPC would wait for seconds
+		all, err := s.ListImages(ctx)
+		if err == nil && len(all) == n {
+			return nil
+		}
+		if perr := pause(ctx, 5*time.Millisecond); perr != nil {
+			return errors.Join(perr, err)
 		}
 	}
 }

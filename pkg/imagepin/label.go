@@ -71,6 +71,31 @@ func IsKeyLabel(name string) bool {
 // ErrInvalidArgument where e is incomplete or the label would be longer than
 // containerd allows (4,096 bytes of name and value).
 func EncodeKeyLabel(e Entry) (name, value string, _ error) {
+	l := labelOf(e)
+	if err := l.validate(); err != nil {
+		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
+	}
+	name = KeyLabelName(e.Key)
+	value, err := l.encode(name)
+	if err != nil && l.User != "" {
+		l.User, l.UserAside = "", true
+		value, err = l.encode(name)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
+	}
+	return name, value, nil
+}
+
+// IsKeyLabelOf tells whether value is what [EncodeKeyLabel] gives for an entry
+// that has been recorded. It takes a quarter of the time of reading it.
+func IsKeyLabelOf(e Entry, value string) bool {
+	b, err := json.Marshal(labelOf(e))
+	return err == nil && string(b) == value
+}
+
+// labelOf is what a label says of an entry.
+func labelOf(e Entry) keyLabel {
 	l := keyLabel{
 		Version:     labelVersion,
 		Ref:         e.Ref,
@@ -92,19 +117,7 @@ func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 	if l.UserAside {
 		l.User = ""
 	}
-	if err := l.validate(); err != nil {
-		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
-	}
-	name = KeyLabelName(e.Key)
-	value, err := l.encode(name)
-	if err != nil && l.User != "" {
-		l.User, l.UserAside = "", true
-		value, err = l.encode(name)
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("key %s: %w", e.Key, err)
-	}
-	return name, value, nil
+	return l
 }
 
 // encode gives the value of a label called name. It fails with
@@ -162,9 +175,15 @@ func (l keyLabel) validate() error {
 	if l.Platform == "" || l.Snapshotter == "" {
 		return fmt.Errorf("platform %q and snapshotter %q must be set: %w", l.Platform, l.Snapshotter, errdefs.ErrInvalidArgument)
 	}
-	for field, d := range map[string]digest.Digest{"digest": l.Digest, "manifest": l.Manifest, "image": l.ImageID} {
-		if err := d.Validate(); err != nil {
-			return fmt.Errorf("%s %q: %v: %w", field, d, err, errdefs.ErrInvalidArgument)
+	for _, d := range []struct {
+		field string
+		digest.Digest
+	}{{"digest", l.Digest}, {"manifest", l.Manifest}, {"image", l.ImageID}, {"chain", l.ChainID}} {
+		if d.field == "chain" && d.Digest == "" {
+			continue // an image without layers
+		}
+		if err := validateDigest(d.Digest); err != nil {
+			return fmt.Errorf("%s %q: %v: %w", d.field, d.Digest, err, errdefs.ErrInvalidArgument)
 		}
 	}
 	// A time zone can carry a legal time out of the years that JSON can have:
@@ -172,10 +191,15 @@ func (l keyLabel) validate() error {
 	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
 		return fmt.Errorf("ready %s: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
 	}
-	if l.ChainID != "" {
-		if err := l.ChainID.Validate(); err != nil {
-			return fmt.Errorf("chain %q: %v: %w", l.ChainID, err, errdefs.ErrInvalidArgument)
-		}
-	}
 	return nil
+}
+
+// validateDigest is d.Validate, which takes most of a start's time where it
+// matches the digests of thousands of labels with regular expressions.
+func validateDigest(d digest.Digest) error {
+	hex, ok := strings.CutPrefix(string(d), "sha256:")
+	if ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {
+		return nil
+	}
+	return d.Validate()
 }

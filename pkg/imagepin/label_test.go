@@ -2,6 +2,7 @@ package imagepin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -269,4 +270,17 @@ func FuzzDecodeKeyLabel(f *testing.F) {
 			t.Errorf("what was encoded cannot be decoded: %v", err)
 		}
 	})
+}
+
+func TestValidateDigest(t *testing.T) {
+	hex := strings.Repeat("0f", 32)
+	for _, d := range []digest.Digest{
+		"", "sha256:", "sha256", digest.Digest("sha256:" + hex), digest.Digest("sha256:" + hex[1:]), digest.Digest("sha256:" + hex + "0"),
+		digest.Digest("sha256:" + strings.ToUpper(hex)), digest.Digest("sha256:" + hex[:31] + "g" + hex[32:]), digest.Digest("sha256: " + hex[1:]),
+		digest.Digest("sha512:" + hex + hex), digest.Digest("sha512:" + hex), digest.Digest("md5:" + hex), digest.Digest(hex),
+	} {
+		if got, want := validateDigest(d), d.Validate(); !errors.Is(got, want) {
+			t.Errorf("%q is %v, not %v", d, got, want)
+		}
+	}
 }

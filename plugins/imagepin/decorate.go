@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
@@ -58,11 +59,7 @@ func decorated(behind initFunc) initFunc {
 		if err != nil {
 			return nil, fmt.Errorf("the CRI is not served without imagepin, which failed to load (to go without it, add %q to disabled_plugins): %w", config.Section, err)
 		}
-		service, err := behind(ic)
-		if err != nil {
-			return nil, err
-		}
-		return serve(ic.Context, instance.(*node.Node), service)
+		return serve(ic, instance.(*node.Node), behind)
 	}
 }
 
@@ -104,27 +101,48 @@ type frontWithTCP struct{ *front }
 // there is nothing for operators.
 func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.RegisterCRI(s) }
 
-func serve(ctx context.Context, n *node.Node, behind any) (any, error) {
-	service, ok := behind.(registrar)
-	if !ok {
-		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", behind)
+// headStart is how long containerd's CRI is not begun with, at most, while what is
+// recorded is read. It reads every image itself when it starts, all at once, and
+// what has to compete with that takes several times as long. A snapshotter that
+// hangs does not hold containerd up for longer.
+const headStart = time.Second
+
+// serve makes the CRI service behind, and puts the node's imagepin in front.
+func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err error) {
+	conn := newLocal()
+	service, err := n.Serve(conn)
+	if err != nil {
+		return nil, fmt.Errorf("imagepin: %w", err)
 	}
-	conn, err := newLocal(service)
+	ctx, cancel := context.WithCancel(ic.Context)
+	var following sync.WaitGroup
+	following.Go(func() { service.Follow(ctx) })
+	f := &front{service: service, close: []func() error{func() error { cancel(); following.Wait(); return nil }}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	select {
+	case <-service.Loaded():
+	case <-time.After(headStart):
+	}
+	made, err := behind(ic)
 	if err != nil {
 		return nil, err
 	}
-	f := &front{}
-	if f.service, err = n.Serve(conn); err != nil {
-		return nil, fmt.Errorf("imagepin: %w", errors.Join(err, conn.Close()))
-	}
-	background, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { f.service.Follow(background) })
-	f.close = append(f.close, func() error { cancel(); running.Wait(); return nil }, conn.Close)
-	if c, ok := behind.(io.Closer); ok {
+	if c, ok := made.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}
-	if _, ok := behind.(tcpRegistrar); ok {
+	registered, ok := made.(registrar)
+	if !ok {
+		return nil, fmt.Errorf("imagepin: containerd's CRI plugin is a %T, which has no gRPC service", made)
+	}
+	if err := conn.connect(registered); err != nil {
+		return nil, err
+	}
+	f.close = slices.Insert(f.close, 1, conn.pipe.Close)
+	if _, ok := made.(tcpRegistrar); ok {
 		return frontWithTCP{f}, nil
 	}
 	return f, nil

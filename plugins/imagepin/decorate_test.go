@@ -3,14 +3,21 @@ package imagepin
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
+	"github.com/prometheus/client_golang/prometheus"
+	bolt "go.etcd.io/bbolt"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
@@ -98,14 +105,115 @@ func TestDecorated(t *testing.T) {
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), config.Section) || !strings.Contains(err.Error(), "disabled_plugins") {
 		t.Errorf("with a plugin that failed: %v", err)
 	}
+}
 
+// nodeOf makes a node whose one snapshotter is called first, and is the given
+// one where that is not nil.
+func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
+	t.Helper()
+	registerer := prometheus.DefaultRegisterer
+	prometheus.DefaultRegisterer = prometheus.NewRegistry()
+	t.Cleanup(func() { prometheus.DefaultRegisterer = registerer })
+	table, err := config.DefaultTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := table.Check()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inherited := config.CRI{Images: config.Images{Snapshotter: "first", ImagePullProgressTimeout: "5m"}}
+	inherited.Runtime.Containerd.DefaultRuntimeName = "runc"
+	inherited.Runtime.Containerd.Runtimes = map[string]config.Handler{"runc": {}}
+	c := ctdtest.New(t, "first")
+	n, err := node.New(node.Config{
+		Containerd: node.Containerd{
+			Records: newRecords(c.DB, c.Events), Pins: metadata.NewImageStore(c.DB), Content: c.Content, Leases: c.Leases,
+			Namespaces: spaces{db: c.DB}, Events: c.Events, Snapshotters: map[string]node.Snapshotter{"first": {Root: t.TempDir()}},
+			Snapshots: func(name string) snapshots.Snapshotter {
+				if hangs != nil {
+					return hangs
+				}
+				return c.Snapshotter(name)
+			},
+		},
+		Settings: settings, CRI: inherited, NodeKey: filepath.Join(t.TempDir(), "key"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// spaces makes namespaces in a metadata database.
+type spaces struct {
+	namespaces.Store
+	db *metadata.DB
+}
+
+func (s spaces) Create(ctx context.Context, name string, labels map[string]string) error {
+	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
+}
+
+func TestDecoratedCRIThatFails(t *testing.T) {
+	broken := errors.New("broken")
 	fails := func(*plugin.InitContext) (any, error) { return nil, broken }
-	if _, err := decorated(fails)(ourPlugin(t, &node.Node{}, nil)); !errors.Is(err, broken) {
+	if _, err := decorated(fails)(ourPlugin(t, nodeOf(t, nil), nil)); !errors.Is(err, broken) {
 		t.Errorf("with a CRI that fails: %v", err)
 	}
-
 	none := func(*plugin.InitContext) (any, error) { return "no service", nil }
-	if _, err := decorated(none)(ourPlugin(t, &node.Node{}, nil)); err == nil || !strings.Contains(err.Error(), "string") {
+	if _, err := decorated(none)(ourPlugin(t, nodeOf(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
 		t.Errorf("with a CRI that has no service: %v", err)
+	}
+}
+
+// walked is a snapshotter that tells when it is walked, and then hangs where it
+// is to.
+type walked struct {
+	snapshots.Snapshotter
+	was  chan struct{}
+	hang bool
+}
+
+func (w *walked) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ...string) error {
+	close(w.was)
+	if w.hang {
+		<-ctx.Done()
+	}
+	return ctx.Err()
+}
+
+func TestTheIndexIsBuiltBeforeTheCRIBegins(t *testing.T) {
+	for name, hang := range map[string]bool{"quick": false, "hanging": true} {
+		t.Run(name, func(t *testing.T) {
+			w := &walked{was: make(chan struct{}), hang: hang}
+			theirs := &behind{}
+			begin := func(*plugin.InitContext) (any, error) {
+				select {
+				case <-w.was:
+				default:
+					t.Error("the CRI is begun with before the snapshotter was looked at")
+				}
+				return theirs, nil
+			}
+			got, err := decorated(begin)(ourPlugin(t, nodeOf(t, w), nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			front := got.(*front)
+			select {
+			case <-front.service.Loaded():
+				if hang {
+					t.Error("the index is there though its snapshotter hangs")
+				}
+			default:
+				if !hang {
+					t.Error("the CRI is begun with before the index is there")
+				}
+			}
+			if err := front.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -15,9 +15,12 @@ import (
 
 // local is a connection to the CRI service behind, which is in the same process.
 // Unary calls are answered by the service itself, in the caller's goroutine and
-// context; streams go over a pipe. It implements [cri.Local].
+// context; streams go over a pipe. Calls wait until it is connected. It
+// implements [cri.Local].
 type local struct {
-	*pipe
+	connected chan struct{} // closed once what is below stands
+
+	pipe            *pipe
 	implementations map[string]any    // by the names of the services
 	methods         map[string]method // by /service/method
 }
@@ -27,19 +30,34 @@ type method struct {
 	answer         grpc.MethodHandler
 }
 
-func newLocal(behind registrar) (*local, error) {
-	l := &local{methods: make(map[string]method)}
-	var err error
+func newLocal() *local { return &local{connected: make(chan struct{})} }
+
+// connect says what is behind.
+func (l *local) connect(behind registrar) (err error) {
 	if l.implementations, err = implementations(behind); err != nil {
-		return nil, err
+		return err
 	}
+	l.methods = make(map[string]method)
 	for _, service := range cri.Services() {
 		for _, m := range service.Methods {
 			l.methods[fullName(service, m)] = method{l.implementations[service.ServiceName], m.Handler}
 		}
 	}
-	l.pipe, err = newPipe(behind)
-	return l, err
+	if l.pipe, err = newPipe(behind); err != nil {
+		return err
+	}
+	close(l.connected)
+	return nil
+}
+
+// wait waits until l is connected.
+func (l *local) wait(ctx context.Context) error {
+	select {
+	case <-l.connected:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 // Implementation implements [cri.Local].
@@ -49,6 +67,9 @@ func (l *local) Implementation(service string) any { return l.implementations[se
 // may look at its own still. Options are those of a connection, and say nothing
 // here.
 func (l *local) Invoke(ctx context.Context, name string, args, reply any, options ...grpc.CallOption) error {
+	if err := l.wait(ctx); err != nil {
+		return err
+	}
 	m, ok := l.methods[name]
 	if !ok {
 		return l.pipe.Invoke(ctx, name, args, reply, options...)
@@ -63,6 +84,14 @@ func (l *local) Invoke(ctx context.Context, name string, args, reply any, option
 	}
 	proto.Merge(reply.(proto.Message), resp.(proto.Message))
 	return nil
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (l *local) NewStream(ctx context.Context, desc *grpc.StreamDesc, name string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+	if err := l.wait(ctx); err != nil {
+		return nil, err
+	}
+	return l.pipe.NewStream(ctx, desc, name, options...)
 }
 
 // asStatus makes an error what a gRPC server makes of it.

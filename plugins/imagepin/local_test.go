@@ -54,12 +54,12 @@ func (b *behind) StreamContainers(_ *runtime.StreamContainersRequest, stream grp
 
 func localTo(t testing.TB, b registrar) *local {
 	t.Helper()
-	l, err := newLocal(b)
-	if err != nil {
+	l := newLocal()
+	if err := l.connect(b); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
+		if err := l.pipe.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -91,7 +91,7 @@ func (o onlyRuntime) Register(s *grpc.Server) error {
 }
 
 func TestAServiceThatIsMissing(t *testing.T) {
-	if _, err := newLocal(onlyRuntime{&behind{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
+	if err := newLocal().connect(onlyRuntime{&behind{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
 		t.Errorf("a CRI without images: %v", err)
 	}
 }

@@ -56,5 +56,8 @@ func newPipe(service registrar, options ...grpc.ServerOption) (*pipe, error) {
 func (p *pipe) Close() error {
 	err := p.ClientConn.Close()
 	p.server.Stop()
-	return errors.Join(err, <-p.served)
+	if failed := <-p.served; !errors.Is(failed, grpc.ErrServerStopped) {
+		err = errors.Join(err, failed)
+	}
+	return err
 }

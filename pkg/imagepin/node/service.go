@@ -39,6 +39,8 @@ type Service struct {
 	control    *control.Server
 	reconciler *reconcile.Reconciler
 	made       time.Time
+	loaded     context.Context // ends once what is recorded has been read
+	isLoaded   context.CancelFunc
 	ready      chan struct{}
 	underWay   bool                  // calls may have begun before this service was made
 	measured   *atomic.Pointer[Node] // which metrics tell of
@@ -89,6 +91,7 @@ func (s *Service) With(c Config) (*Service, error) {
 
 func newService(n *Node, behind grpc.ClientConnInterface) *Service {
 	s := &Service{node: n, behind: behind, made: time.Now(), ready: make(chan struct{})}
+	s.loaded, s.isLoaded = context.WithCancel(context.Background())
 	s.ending, s.end = context.WithCancel(context.Background())
 	return s
 }
@@ -140,7 +143,11 @@ func (s *Service) assemble() {
 // service behind.
 func (s *Service) PassOn(stream grpc.ServerStream) error { return s.cri.PassOn(stream) }
 
-// Ready is closed once the index stands.
+// Loaded is closed once what is recorded has been read.
+func (s *Service) Loaded() <-chan struct{} { return s.loaded.Done() }
+
+// Ready is closed once the index stands: what is recorded has been read, and what
+// other tools have put on the node is adopted.
 func (s *Service) Ready() <-chan struct{} { return s.ready }
 
 // Register makes the CRI and the control service those of a gRPC server.
@@ -170,7 +177,7 @@ func (s *Service) Run(ctx context.Context) error {
 		err = s.node.loadPins(ctx)
 	}
 	if err == nil {
-		err = s.reconciler.Run(ctx, s.isReady)
+		err = s.reconciler.Run(ctx, s.isLoaded, s.isReady)
 	}
 	if ctx.Err() != nil || s.ending.Err() != nil {
 		return nil

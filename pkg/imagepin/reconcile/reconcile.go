@@ -67,11 +67,11 @@ type place struct {
 // New makes a reconciler.
 func New(c Config) *Reconciler { return &Reconciler{Config: c, awaited: make(map[string][]place)} }
 
-// Run builds the index, calls ready, adopts what other tools have put on the
-// node, and follows their changes until ctx ends. It subscribes before it
+// Run builds the index and calls loaded, adopts what other tools have put on the
+// node and calls ready, and follows their changes until ctx ends. It subscribes before it
 // lists, so that nothing falls between. It is run again, one after the other,
 // where it lost track.
-func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
+func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -95,6 +95,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err != nil {
 		return err
 	}
+	loaded()
 	if err := r.adoptAll(ctx, found.Unexplained, found.Have); err != nil {
 		return err
 	}

@@ -80,6 +80,23 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
+// BenchmarkCheck compares what is recorded with what there is.
+func BenchmarkCheck(b *testing.B) {
+	for _, count := range []int{1_000, 10_000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			inMemory(b)
+			e := newEnv(b)
+			e.fillAtOnce(b, count)
+			b.ReportAllocs()
+			for b.Loop() {
+				if r, err := e.store.Check(e.ctx); err != nil || len(r.Findings) > 0 {
+					b.Fatal(r.Findings, err)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkFind looks an image up by each of the names that it has.
 func BenchmarkFind(b *testing.B) {
 	const count = 1_000

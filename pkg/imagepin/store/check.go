@@ -119,19 +119,22 @@ func (s *Store) Check(ctx context.Context) (Report, error) {
 		records[img.Name] = img
 	}
 	r := Report{Records: all}
+	known := make(map[string]imagepin.Entry) // by the names of their labels
 	for _, img := range s.Images() {
 		for _, e := range img.Entries {
 			r.Checked++
+			label := imagepin.KeyLabelName(e.Key)
+			known[label] = e
 			if loss, gone := s.lost(e, have); gone {
 				r.lost(s, loss)
 			}
-			if why := s.misrecorded(e, records); why != "" {
+			if why := misrecorded(e, label, records); why != "" {
 				r.add(s, astray, e, why)
 			}
 		}
 	}
 	for _, img := range all {
-		s.checkLabels(img, have, &r)
+		s.checkLabels(img, known, have, &r)
 	}
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return compareEntries(&a.entry, &b.entry) })
 	return r, nil
@@ -155,14 +158,14 @@ func (r *Report) add(s *Store, kind findingKind, e imagepin.Entry, problem strin
 }
 
 // misrecorded says what is wrong with the records of an entry.
-func (s *Store) misrecorded(e imagepin.Entry, records map[string]images.Image) string {
+func misrecorded(e imagepin.Entry, label string, records map[string]images.Image) string {
 	img, ok := records[e.Record]
 	switch {
 	case !ok:
 		return "its record " + e.Record + " is gone"
 	case img.Target.Digest != e.RecordTarget.Digest:
 		return fmt.Sprintf("its record %s targets %s, not %s", e.Record, img.Target.Digest, e.RecordTarget.Digest)
-	case img.Labels[imagepin.KeyLabelName(e.Key)] == "":
+	case img.Labels[label] == "":
 		return "its record " + e.Record + " does not carry its label"
 	}
 	if _, ok := records[e.ImageID.String()]; !ok {
@@ -172,9 +175,12 @@ func (s *Store) misrecorded(e imagepin.Entry, records map[string]images.Image) s
 }
 
 // checkLabels reports the key labels of a record that are in no index.
-func (s *Store) checkLabels(img images.Image, have *Inventory, r *Report) {
+func (s *Store) checkLabels(img images.Image, known map[string]imagepin.Entry, have *Inventory, r *Report) {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		if e, ok := known[name]; ok && e.Record == img.Name && imagepin.IsKeyLabelOf(e, value) {
 			continue
 		}
 		e, err := imagepin.DecodeKeyLabel(name, value)

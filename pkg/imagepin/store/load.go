@@ -239,21 +239,12 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 		snapshots: make(map[string]map[string]struct{}),
 		silent:    make(map[string]error),
 	}
-	if err := s.Content.Walk(ctx, func(i content.Info) error {
-		inv.blobs[i.Digest] = nil
-		for label := range i.Labels {
-			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
-				inv.blobs[i.Digest] = append(inv.blobs[i.Digest], name)
-			}
-		}
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("walk content: %w", err)
-	}
 	var (
-		walks sync.WaitGroup
-		mu    sync.Mutex
+		walks   sync.WaitGroup
+		mu      sync.Mutex
+		failure error
 	)
+	walks.Go(func() { failure = recovered(func() error { return s.walkContent(ctx, inv) }) })
 	for _, name := range s.Runtimes.Snapshotters() {
 		walks.Go(func() {
 			committed, err := s.committed(ctx, name)
@@ -268,25 +259,47 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 		})
 	}
 	walks.Wait()
+	if failure != nil {
+		return nil, fmt.Errorf("walk content: %w", failure)
+	}
 	return inv, ctx.Err()
 }
 
-// committed walks a snapshotter. One that hangs must not keep the images of the
-// others from being served.
-func (s *Store) committed(ctx context.Context, snapshotter string) (_ map[string]struct{}, err error) {
+func (s *Store) walkContent(ctx context.Context, inv *Inventory) error {
+	return s.Content.Walk(ctx, func(i content.Info) error {
+		inv.blobs[i.Digest] = nil
+		for label := range i.Labels {
+			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
+				inv.blobs[i.Digest] = append(inv.blobs[i.Digest], name)
+			}
+		}
+		return nil
+	})
+}
+
+// recovered makes a panic an error.
+func recovered(call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
+	return call()
+}
+
+// committed walks a snapshotter. One that hangs must not keep the images of the
+// others from being served.
+func (s *Store) committed(ctx context.Context, snapshotter string) (map[string]struct{}, error) {
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
 	names := make(map[string]struct{})
-	err = s.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
-		if i.Kind == snapshots.KindCommitted {
-			names[i.Name] = struct{}{}
-		}
-		return nil
+	err := recovered(func() error {
+		return s.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+			if i.Kind == snapshots.KindCommitted {
+				names[i.Name] = struct{}{}
+			}
+			return nil
+		})
 	})
 	if errdefs.IsNotFound(err) {
 		err = nil // it has never had any
