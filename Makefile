@@ -92,11 +92,11 @@ bench-docs: ## The same, for docs/performance.md and docs/performance/
 
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters
-	cd integration && $(GO) test -timeout 30m ./...
+	cd integration && $(GO) test -timeout 30m -count 1 ./...
 
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests again, with imagepin serve beside stock containerd
-	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -skip "$$($(GO) run ./modes)" .
+	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" .
 
 .PHONY: test-race
 test-race: build test-binaries crash-binaries ## Everything at once, and the life of imagepin serve, under the race detector
@@ -112,7 +112,7 @@ soak: build test-binaries crash-binaries ## Thousands of kills and of histories 
 .PHONY: test-lazy
 test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (stargz's) beside overlayfs; needs FUSE
 	GO=$(GO) hack/lazy-binaries.sh
-	cd integration/lazy && $(GO) test -timeout 10m ./...
+	cd integration/lazy && $(GO) test -timeout 10m -count 1 ./...
 
 # Cold this compiles Kubernetes, for minutes; the binaries are kept in the user's cache. The cases mostly wait for kubelet, so
 # that more of them run at once than there are processors.
@@ -120,7 +120,7 @@ test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (sta
 test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
 	GO=$(GO) hack/kubernetes-binaries.sh
 	GO=$(GO) hack/lazy-binaries.sh
-	cd integration/kubelet && $(GO) test -timeout 15m -parallel 12 ./...
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./...
 
 # Cold this installs a Debian with systemd into the user's cache, for minutes.
 .PHONY: test-packages
