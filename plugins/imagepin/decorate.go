@@ -105,7 +105,7 @@ func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.Regis
 // recorded is read. It reads every image itself when it starts, all at once, and
 // what has to compete with that takes several times as long. A snapshotter that
 // hangs does not hold containerd up for longer.
-const headStart = time.Second
+const headStart = 3 * time.Second
 
 // serve makes the CRI service behind, and puts the node's imagepin in front.
 func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err error) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -90,8 +91,12 @@ type Change struct {
 }
 
 // record makes the image record of a pin. Labels that are empty are those to be
-// dropped.
+// dropped. It fails with ErrInvalidArgument where a label cannot hold the scope,
+// whose name comes from a pod.
 func (p Pin) record() (images.Image, error) {
+	if err := labels.Validate(labelScope, string(p.Scope)); err != nil {
+		return images.Image{}, fmt.Errorf("pin %s in scope %.100q…: %w", p.Ref, p.Scope, err)
+	}
 	img := images.Image{Name: p.ID.String(), Target: p.Root, Labels: map[string]string{
 		labelVersion: strconv.Itoa(version),
 		labelScope:   string(p.Scope),

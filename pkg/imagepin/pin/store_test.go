@@ -110,6 +110,19 @@ func wantEqual(t *testing.T, what string, got, want any) {
 
 var scopes = []policy.Scope{policy.NodeScope, policy.WorkloadScope("shop", "pod-template-hash", "5f4d")}
 
+// TestScopeThatNoLabelHolds is of a pod whose label is longer than Kubernetes would have it.
+func TestScopeThatNoLabelHolds(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.WorkloadScope("shop", "pod-template-hash", strings.Repeat("x", 64<<10)), Ref: ref}
+	_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "workload/shop/pod-template-hash=x") || len(err.Error()) > 1000 {
+		t.Errorf("a pin in a scope of 64 KiB: %.2000v", err)
+	}
+	if all := e.List(); len(all) != 0 {
+		t.Errorf("it is there: %d pins", len(all))
+	}
+}
+
 // TestRoundTrip reads every fact of a pin back as it was written.
 func TestRoundTrip(t *testing.T) {
 	e := newEnv(t, 0)

@@ -79,8 +79,10 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	loaded := &Loaded{Have: have}
 	x := newIndex()
 	var stale []imagepin.Entry
+	texts := make(interned)
 	for _, img := range all {
 		for _, e := range decode(ctx, img) {
+			texts.share(&e)
 			if d := e.RecordTarget.Digest; d != e.Root.Digest && d != e.Manifest {
 				stale = append(stale, e) // the record has come to mean another image
 				continue

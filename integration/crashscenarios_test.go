@@ -1,0 +1,293 @@
+package integration
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+)
+
+// scenario is something that is killed at each failpoint it reaches.
+type scenario struct {
+	options node.Options
+	// setup brings about where it begins, on a node that has nothing.
+	setup func(*crashRig)
+	// op is killed, and later done again.
+	op func(*crashRig) error
+	// after removes what another tool has left that was killed with it.
+	after func(*crashRig)
+}
+
+// anywhere are the handlers of all targets.
+var anywhere = []string{"", second, "foreign"}
+
+func (c *crashRig) pullEverywhere(ref string) {
+	c.t.Helper()
+	for _, h := range anywhere {
+		c.pull(ref, h)
+	}
+}
+
+var crashScenarios = map[string]scenario{
+	"pull": {
+		setup: func(c *crashRig) { c.data("app:1", "1") },
+		op:    func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), "") },
+	},
+	"pull of another platform": {
+		setup: func(c *crashRig) { c.data("app:1", "1") },
+		op:    func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), "foreign") },
+	},
+	"pull for a second snapshotter": {
+		options: node.Options{DiscardUnpackedLayers: true},
+		setup:   func(c *crashRig) { c.pull(c.data("app:1", "1"), "") },
+		op:      func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), second) },
+	},
+	"pull of a tag that has moved": {
+		setup: func(c *crashRig) {
+			c.pull(c.data("app:1", "1"), "")
+			c.data("app:1", "2")
+		},
+		op: func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), "") },
+	},
+	"remove": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		op:    func(c *crashRig) error { return c.RemoveImage(c.ctx, c.reg.Ref("app:1"), "") },
+	},
+	"remove for one handler": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		op:    func(c *crashRig) error { return c.RemoveImage(c.ctx, c.reg.Ref("app:1"), second) },
+	},
+	"pull that pins and retains": {
+		options: node.Options{DiscardUnpackedLayers: true},
+		setup:   func(c *crashRig) { c.data("pinned/app:1", "1") },
+		op:      func(c *crashRig) error { return c.pulled(c.reg.Ref("pinned/app:1"), "") },
+	},
+	"pin set": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		op: func(c *crashRig) error {
+			repo, digest, _ := strings.Cut(c.pushedDigest("app:1"), "@")
+			return c.command("pin", "set", "--retain", repo+":1", digest)
+		},
+	},
+	"pin rm": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("pinned/app:1", "1")) },
+		op: func(c *crashRig) error {
+			err := c.command("pin", "rm", c.reg.Ref("pinned/app:1"))
+			if err != nil && strings.Contains(err.Error(), "UnknownPin") {
+				return nil // that is what is wanted
+			}
+			return err
+		},
+	},
+	"refresh": {
+		setup: func(c *crashRig) {
+			ref := c.data("pinned/app:1", "1")
+			c.pull(ref, "")
+			c.pull(ref, second)
+			c.data("pinned/app:1", "2")
+		},
+		op: func(c *crashRig) error { return c.refreshed(c.reg.Ref("pinned/app:1")) },
+	},
+	"adoption": {
+		setup: func(c *crashRig) {
+			ref := c.data("app:1", "1")
+			c.pull(ref, "")
+			c.ctr("images", "export", "--platform", images.HostPlatform(), c.Path("app.tar"), ref)
+			c.remove(ref, "")
+		},
+		op: func(c *crashRig) error {
+			if _, err := c.Ctr(c.ctx, "images", "import", c.Path("app.tar")); err != nil {
+				return err
+			}
+			return c.until(c.reg.Ref("app:1"), "runc", true)
+		},
+		after: (*crashRig).dropForeignLeases,
+	},
+	"adoption of one more name": {
+		setup: func(c *crashRig) { c.pull(c.data("app:1", "1"), "") },
+		op: func(c *crashRig) error {
+			if _, err := c.Ctr(c.ctx, "images", "tag", "--force", c.reg.Ref("app:1"), c.reg.Ref("app:named")); err != nil {
+				return err
+			}
+			return c.until(c.reg.Ref("app:named"), "runc", true)
+		},
+		after: (*crashRig).dropForeignLeases,
+	},
+	"tag removed by another tool": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		op:    func(c *crashRig) error { return c.removedByCtr(c.reg.Ref("app:1")) },
+	},
+	"digest removed by another tool": {
+		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		op:    func(c *crashRig) error { return c.removedByCtr(c.pushedDigest("app:1")) },
+	},
+	"start after a killed pull": {
+		setup: func(c *crashRig) {
+			ref := c.data("app:1", "1")
+			c.killed("pull.unpacked", func() error { return c.pulled(ref, "") })
+			for _, purpose := range []string{"use", "collect"} {
+				if _, err := c.Client().LeasesService().Create(nsctx(c.ctx), leases.WithRandomID(), leases.WithLabel("io.imagepin.lease", purpose)); err != nil {
+					c.t.Fatal(err)
+				}
+			}
+		},
+		op: func(c *crashRig) error { return c.Restart(c.ctx, nil) },
+	},
+	"start after a killed removal": {
+		setup: func(c *crashRig) {
+			c.pullEverywhere(c.data("app:1", "1"))
+			c.arm("remove.release")
+			if err := c.RemoveImage(c.ctx, c.reg.Ref("app:1"), second); err == nil {
+				c.t.Fatal("the removal was not killed")
+			}
+		},
+		op: (*crashRig).again,
+	},
+	"start with a label astray": {
+		setup: func(c *crashRig) {
+			ref := c.data("app:1", "1")
+			c.pull(ref, "")
+			c.pull(c.data("app:2", "2"), "")
+			c.copyKeys(c.pushedDigest("app:1"), c.pushedDigest("app:2"))
+		},
+		op: (*crashRig).again,
+	},
+	"healing": {
+		setup: func(c *crashRig) { c.pull(c.data("app:1", "1"), "") },
+		op: func(c *crashRig) error {
+			if err := c.loseSnapshots(); err != nil {
+				return err
+			}
+			return c.until(c.reg.Ref("app:1"), "runc", true)
+		},
+	},
+	"dropping what cannot be healed": {
+		options: node.Options{DiscardUnpackedLayers: true},
+		setup: func(c *crashRig) {
+			c.pull(c.data("app:1", "1"), "")
+			c.collect() // or there are layers to unpack
+		},
+		op: func(c *crashRig) error {
+			if err := c.loseSnapshots(); err != nil {
+				return err
+			}
+			return c.until(c.reg.Ref("app:1"), "runc", false)
+		},
+	},
+	"RunPodSandbox": {
+		setup: func(*crashRig) {},
+		op: func(c *crashRig) error {
+			_, err := c.RunPod(c.ctx, node.PodOptions{Handler: second})
+			return err
+		},
+	},
+}
+
+// again ends containerd, however it is, and starts it.
+func (c *crashRig) again() error {
+	if err := c.Kill9(); err != nil {
+		return err
+	}
+	return c.Start(c.ctx)
+}
+
+// killed has containerd killed in a call, and starts it again.
+func (c *crashRig) killed(at string, call func() error) {
+	c.t.Helper()
+	c.arm(at)
+	err := call()
+	if got := c.died(); got != at {
+		c.t.Fatalf("containerd died at %q, not %q: %v", got, at, err)
+	}
+	c.revive()
+}
+
+func (c *crashRig) ctr(args ...string) {
+	c.t.Helper()
+	if _, err := c.Ctr(c.ctx, args...); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// pushedDigest is the reference by digest of what was pushed last under a tag.
+func (c *crashRig) pushedDigest(ref string) string {
+	repo, _, _ := strings.Cut(ref, ":")
+	return c.reg.Ref(repo + "@" + c.digests[ref])
+}
+
+// dropForeignLeases deletes the leases that ctr could not delete: containerd died before it was done.
+func (c *crashRig) dropForeignLeases() {
+	c.t.Helper()
+	manager := c.Client().LeasesService()
+	all, err := manager.List(nsctx(c.ctx))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, l := range all {
+		if l.Labels["io.imagepin.lease"] != "" {
+			continue
+		}
+		if err := manager.Delete(nsctx(c.ctx), l); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// removedByCtr removes a record, unless it is gone, and waits until the index has noticed.
+func (c *crashRig) removedByCtr(name string) error {
+	if _, err := c.Ctr(c.ctx, "images", "rm", name); err != nil {
+		return err
+	}
+	return c.until(name, "runc", false)
+}
+
+// copyKeys copies the keys of one record to another.
+func (c *crashRig) copyKeys(from, to string) {
+	c.t.Helper()
+	store := c.Client().ImageService()
+	img, err := store.Get(nsctx(c.ctx), from)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var fields []string
+	add := ctdimages.Image{Name: to, Labels: map[string]string{}}
+	for label, value := range img.Labels {
+		if strings.HasPrefix(label, "io.imagepin.key.") {
+			add.Labels[label] = value
+			fields = append(fields, "labels."+label)
+		}
+	}
+	if _, err := store.Update(nsctx(c.ctx), add, fields...); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// loseSnapshots removes every snapshot of the default snapshotter that is there.
+func (c *crashRig) loseSnapshots() error {
+	ctx, sn := nsctx(c.ctx), c.Client().SnapshotService("overlayfs")
+	for {
+		var names, parents []string
+		if err := sn.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+			names, parents = append(names, i.Name), append(parents, i.Parent)
+			return nil
+		}); err != nil || len(names) == 0 {
+			return err
+		}
+		for _, name := range names {
+			if slices.Contains(parents, name) {
+				continue
+			}
+			// Healing goes on beside it, and what that leaves is collected.
+			if err := sn.Remove(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+				return err
+			}
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/transfer"
+	"github.com/containerd/containerd/v2/pkg/tracing"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// job is one key to make ready, once it is known which digest it means.
+type job struct {
+	ref     reference.Named
+	root    ocispec.Descriptor
+	host    string // that named the digest, where one was asked
+	runtime runtimeplatform.Runtime
+
+	session    *resolve.Session // where the registry was asked
+	credential resolve.Credential
+	proof      string // of the credential, where it was accepted
+
+	pin      *pin.Pin            // that decided root; nil where none did
+	registry *ocispec.Descriptor // what the registry says that ref means
+	progress transfer.ProgressFunc
+	done     func(metrics.Done)
+	anew     bool // though it is recorded as ready
+	counted  bool // already, as a part of the same pull
+	verified bool // already
+}
+
+// job is what a verdict on a request makes to do.
+func (v Verdict) job(ref reference.Named, r Request) job {
+	return job{
+		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
+		session: v.session, credential: r.Credential, proof: v.proof,
+		pin: v.Pin, registry: v.Registry, verified: v.verified,
+		progress: r.Progress, done: r.Done,
+	}
+}
+
+// ready finds a digest of ref's repository that is ready for a target, under
+// whatever reference.
+func (p *Puller) ready(ref reference.Named, root digest.Digest, t runtimeplatform.Target) (imagepin.Entry, bool) {
+	if e, ok := p.Store.Get(imagepin.Key{Ref: ref.String(), Target: t}); ok && e.Root.Digest == root {
+		return e, true
+	}
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
+	if err != nil {
+		return imagepin.Entry{}, false
+	}
+	return p.Store.Get(imagepin.Key{Ref: byDigest.String(), Target: t})
+}
+
+// run makes a key ready, and counts it.
+func (p *Puller) run(ctx context.Context, j job) (entry imagepin.Entry, err error) {
+	done := metrics.Nothing
+	err = traced(ctx, "ready", func(ctx context.Context) error {
+		entry, done, err = p.makeKey(ctx, j)
+		tracing.SpanFromContext(ctx).SetAttributes(tracing.Attribute("done", string(done)))
+		return err
+	}, tracing.WithAttribute("image.ref", j.ref.String()), tracing.WithAttribute("image.target", j.runtime.Target.String()),
+		tracing.WithAttribute("image.digest", j.root.Digest.String()))
+	if !j.counted {
+		metrics.Pull(done)
+	}
+	if err == nil && j.done != nil {
+		j.done(done)
+	}
+	return entry, err
+}
+
+// makeKey verifies, makes, records and shows the key of a job. done is what had to
+// be done, or how that failed.
+func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
+	if !j.verified {
+		if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
+			return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
+		}
+	}
+	start := time.Now()
+	var (
+		change store.Change
+		err    error
+	)
+	record := func(ctx context.Context, e imagepin.Entry) error {
+		return traced(ctx, "record", func(ctx context.Context) (err error) {
+			entry, change, err = p.record(ctx, j, e)
+			return err
+		})
+	}
+	if known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target); ok && !j.anew {
+		done = metrics.Nothing
+		if err = record(ctx, known); change.Wrote {
+			done = metrics.Recorded
+		}
+	} else {
+		done = metrics.Unpacked
+		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+			made, fetched, err := p.make(ctx, j)
+			if err != nil {
+				return err
+			}
+			if fetched {
+				done = metrics.Fetched
+			}
+			failpoint.Reach("pull.made")
+			if err := record(ctx, made); err != nil {
+				return err
+			}
+			failpoint.Reach("pull.recorded")
+			return nil
+		})
+	}
+	if err == nil && len(change.Names) > 0 {
+		err = traced(ctx, "visible", func(ctx context.Context) error { return p.Visible(ctx, entry.ImageID, change.Names) })
+		failpoint.Reach("pull.visible")
+	}
+	if err != nil {
+		if j.pin != nil && gone(err) {
+			return imagepin.Entry{}, failure(ctx), goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)
+		}
+		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+	}
+	if change.Wrote {
+		log.G(ctx).WithFields(log.Fields{
+			"ref": entry.Ref, "target": entry.Target.String(), "digest": entry.Root.Digest,
+			"manifest": entry.Manifest, "image": entry.ImageID, "host": entry.Host, "took": time.Since(start),
+		}).Info("image is ready")
+	}
+	return entry, done, nil
+}
+
+// gone tells whether content that a pull needs is not to be had.
+func gone(err error) bool {
+	var e *imagepin.Error
+	return errdefs.IsNotFound(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
+}

@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Interrupted after any number of writes, an operation leaves no key without
+// its content, and done again it ends where it would have without the
+// interruption.
+func TestInterruptedOperations(t *testing.T) {
+	type operation func(*testing.T, *env, image, image) error
+	put := func(target runtimeplatform.Target, second bool, at int) operation {
+		return func(t *testing.T, e *env, a, b image) error {
+			i := a
+			if second {
+				i = b
+			}
+			ctx, done := e.Lease(t)
+			defer done()
+			e.place(ctx, t, i, target)
+			_, err := e.store.Put(e.ctx, "proof", entries(tag, i, target, at)...)
+			return err
+		}
+	}
+	remove := func(target runtimeplatform.Target) operation {
+		return func(t *testing.T, e *env, a, _ image) error {
+			_, err := e.store.Remove(e.ctx, keysOf(entries(tag, a, target, 0))...)
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		before []operation
+		do     operation
+	}{
+		"first pull":                       {nil, put(native, false, 0)},
+		"first pull of another platform":   {nil, put(foreign, false, 0)},
+		"pull for a second snapshotter":    {[]operation{put(native, false, 0)}, put(nativeToo, false, 1)},
+		"pull of a tag that moved":         {[]operation{put(native, false, 0)}, put(native, true, 1)},
+		"foreign pull of a tag that moved": {[]operation{put(foreign, false, 0)}, put(foreign, true, 1)},
+		"removal":                          {[]operation{put(native, false, 0)}, remove(native)},
+		"removal of another platform":      {[]operation{put(foreign, false, 0)}, remove(foreign)},
+		"removal for one snapshotter":      {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
+		"removal of what a tag meant":      {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
+	} {
+		for _, crash := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, crash %v", name, crash), func(t *testing.T) {
+				prepare := func() (*env, image, image) {
+					e := newEnv(t)
+					a, b := e.image("a"), e.image("b")
+					for _, op := range c.before {
+						if err := op(t, e, a, b); err != nil {
+							t.Fatal(err)
+						}
+					}
+					e.records.writes = 0
+					return e, a, b
+				}
+				e, a, b := prepare()
+				if err := c.do(t, e, a, b); err != nil {
+					t.Fatal(err)
+				}
+				writes, want := e.records.writes, lines(e.state(t))
+				if writes == 0 {
+					t.Fatal("the operation writes nothing")
+				}
+				for n := range writes {
+					e, a, b := prepare()
+					e.records.allow = n
+					if err := c.do(t, e, a, b); !errors.Is(err, errStopped) {
+						t.Fatalf("after %d of %d writes: %v", n, writes, err)
+					}
+					e.Collect(t)
+					if crash {
+						e.restart()
+						e.load(t)
+						e.sound(t)
+					} else {
+						e.records.allow = -1
+					}
+					if err := c.do(t, e, a, b); err != nil {
+						t.Fatalf("again after %d of %d writes: %v", n, writes, err)
+					}
+					e.sound(t)
+					if got := lines(e.state(t)); got != want {
+						t.Errorf("after %d of %d writes and the operation again:\n%swant\n%s", n, writes, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+type failingContent struct {
+	content.Store
+	err error
+}
+
+func (c failingContent) Update(context.Context, content.Info, ...string) (content.Info, error) {
+	return content.Info{}, c.err
+}

@@ -1,0 +1,193 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+func TestLoad(t *testing.T) {
+	e := newEnv(t)
+	a, b := e.image("a"), e.image("b")
+	e.pull(t, tag, a, native, 0, "p")
+	e.pull(t, tag, a, nativeToo, 1, "")
+	e.pull(t, tag, a, foreign, 2, "")
+	e.pull(t, repo+":b", b, native, 3, "")
+	want := e.keys()
+	before := e.state(t)
+
+	e.restart()
+	wantEqual(t, "unexplained", e.load(t), nil)
+	wantEqual(t, "keys", e.keys(), want)
+	if !e.store.HasProof("p") {
+		t.Error("a proof is not found again")
+	}
+	if e.records.writes != 0 || lines(e.state(t)) != lines(before) {
+		t.Errorf("Load wrote %d times", e.records.writes)
+	}
+	got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign})
+	wanted := entries(tag, a, foreign, 2)[1]
+	if !ok || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", wanted) {
+		t.Errorf("got  %+v\nwant %+v", got, wanted)
+	}
+}
+
+func TestLoadSkipsWhatIsNotReady(t *testing.T) {
+	digested := func(i image) string { return repo + "@" + i.root.Digest.String() }
+	for name, c := range map[string]struct {
+		spoil func(*testing.T, *env, image)
+		lost  bool // of the native key; the second snapshotter's may stay
+		both  bool
+	}{
+		"nothing":       {func(*testing.T, *env, image) {}, false, false},
+		"manifest":      {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Manifest.Digest) }, true, true},
+		"configuration": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Config.Digest) }, true, true},
+		"snapshot": {func(t *testing.T, e *env, i image) {
+			if err := e.Snapshotter("first").Remove(e.ctx, i.amd64.ChainID.String()); err != nil {
+				t.Fatal(err)
+			}
+		}, true, false},
+		"snapshot that is not committed": {func(t *testing.T, e *env, i image) {
+			sn := e.Snapshotter("first")
+			if err := sn.Remove(e.ctx, i.amd64.ChainID.String()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := sn.Prepare(e.ctx, i.amd64.ChainID.String(), ""); err != nil {
+				t.Fatal(err)
+			}
+		}, true, false},
+		"layer, which may be discarded": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Layer.Digest) }, false, false},
+		"damaged label": {func(t *testing.T, e *env, i image) {
+			e.label(t, digested(i), imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native}), "{")
+		}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			i := e.image("a")
+			e.pull(t, tag, i, native, 0, "")
+			e.pull(t, tag, i, nativeToo, 1, "")
+			c.spoil(t, e, i)
+			e.restart()
+			e.load(t)
+			if _, ok := e.store.Get(imagepin.Key{Ref: tag, Target: native}); ok == c.lost {
+				t.Errorf("native key: %v", ok)
+			}
+			if _, ok := e.store.Get(imagepin.Key{Ref: tag, Target: nativeToo}); ok == c.both {
+				t.Errorf("key of the second snapshotter: %v", ok)
+			}
+		})
+	}
+}
+
+func (e *env) deleteBlob(t *testing.T, d digest.Digest) {
+	t.Helper()
+	if err := e.Content.Delete(e.ctx, d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLoadSkipsTargetsOfNoHandler(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	gone := entries(tag, i, native, 0)[1]
+	gone.Target.Snapshotter = "third"
+	label, value, err := imagepin.EncodeKeyLabel(gone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.label(t, gone.Record, label, value)
+	e.restart()
+	e.load(t)
+	wantEqual(t, "keys", e.keys(), texts(keysOf(entries(tag, i, native, 0))...))
+}
+
+// A crash between the writes of a tag that moves leaves its key on two records.
+func TestLoadTakesTheLaterOfTwoClaims(t *testing.T) {
+	e := newEnv(t)
+	a, b := e.image("a"), e.image("b")
+	e.pull(t, tag, a, native, 0, "")
+	e.pull(t, tag, b, native, 1, "")
+	old := entries(tag, a, native, 0)[1]
+	label, value, err := imagepin.EncodeKeyLabel(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.label(t, old.Record, label, value)
+	e.restart()
+	e.load(t)
+	if got, _ := e.store.Get(old.Key); got.Root.Digest != b.root.Digest {
+		t.Errorf("the tag means %s", got.Root.Digest)
+	}
+	wantEqual(t, "keys on the old record", e.keyLabels(t, old.Record), texts(imagepin.Key{Ref: old.Record, Target: native}))
+	e.remove(t, append(keysOf(entries(tag, b, native, 1)), entries(tag, a, native, 0)[0].Key)...)
+	e.wantEmpty(t)
+}
+
+// A tag that was deleted while nobody watched is gone, as Sync has it.
+func TestLoadForgetsATagThatIsGone(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	e.pull(t, tag, i, foreign, 1, "")
+	e.delete(t, tag)
+	e.restart()
+	e.load(t)
+	want := append(keysOf(entries(tag, i, foreign, 1)), imagepin.Key{Ref: repo + "@" + i.root.Digest.String(), Target: native})
+	wantEqual(t, "keys", e.keys(), texts(want...))
+	wantEqual(t, "keys on the record", e.keyLabels(t, want[2].Ref), texts(want[2]))
+}
+
+func TestLoadReturnsWhatNoKeyExplains(t *testing.T) {
+	e := newEnv(t)
+	a, b := e.image("a"), e.image("b")
+	e.pull(t, tag, a, native, 0, "")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, b, native)
+	for _, name := range []string{repo + ":other", repo + "@" + b.root.Digest.String(), b.amd64.Config.Digest.String()} {
+		if _, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: b.root}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.restart()
+	wantEqual(t, "unexplained", e.load(t), []string{repo + ":other", repo + "@" + b.root.Digest.String(), b.amd64.Config.Digest.String()})
+
+	// Another tool moves a tag of ours: that is unexplained too.
+	e.move(t, tag, b)
+	e.restart()
+	if got := e.load(t); !slices.Contains(got, tag) {
+		t.Errorf("unexplained: %v", got)
+	}
+}
+
+type brokenSnapshotter struct{ snapshots.Snapshotter }
+
+func (brokenSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string) error {
+	return errors.New("no answer")
+}
+
+// One snapshotter that does not answer does not take the others' images away.
+func TestLoadWithASnapshotterThatDoesNotAnswer(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	e.pull(t, tag, i, nativeToo, 1, "")
+	e.restart()
+	e.store.Snapshotter = func(name string) snapshots.Snapshotter {
+		if name == "first" {
+			return brokenSnapshotter{e.Snapshotter(name)}
+		}
+		return e.Snapshotter(name)
+	}
+	e.load(t)
+	wantEqual(t, "keys", e.keys(), texts(keysOf(entries(tag, i, nativeToo, 1))...))
+}

@@ -1,0 +1,65 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+func TestRemoveFreesOneSnapshotter(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	e.pull(t, tag, i, nativeToo, 1, "")
+	chain, config := i.amd64.ChainID, i.amd64.Config.Digest
+
+	// A key of that snapshotter is left: nothing is freed.
+	e.remove(t, imagepin.Key{Ref: tag, Target: native})
+	if !e.HasSnapshot(t, "first", chain) || e.Records(t)[tag].Name == "" {
+		t.Error("what another key needs was removed")
+	}
+	e.remove(t, imagepin.Key{Ref: repo + "@" + i.root.Digest.String(), Target: native})
+	if e.HasSnapshot(t, "first", chain) || !e.HasSnapshot(t, "second", chain) {
+		t.Errorf("snapshots: first %v, second %v", e.HasSnapshot(t, "first", chain), e.HasSnapshot(t, "second", chain))
+	}
+	info, err := e.Content.Info(e.ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Labels[snapshotKey+"first"] != "" || info.Labels[snapshotKey+"second"] != chain.String() {
+		t.Errorf("labels of the configuration: %v", info.Labels)
+	}
+	e.sound(t)
+	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...)
+	e.wantEmpty(t)
+	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // once more: nothing to do
+}
+
+func TestRemoveOfNothing(t *testing.T) {
+	e := newEnv(t)
+	change, err := e.store.Remove(e.ctx, imagepin.Key{Ref: tag, Target: native})
+	if err != nil || change.Wrote || e.records.writes != 0 {
+		t.Errorf("%+v, %v, %d writes", change, err, e.records.writes)
+	}
+}
+
+// What another tool made of a tag meanwhile is not ours to delete.
+func TestRemoveLeavesATagThatMoved(t *testing.T) {
+	e := newEnv(t)
+	a, b := e.image("a"), e.image("b")
+	e.pull(t, tag, a, native, 0, "")
+	ctx, done := e.Lease(t)
+	e.place(ctx, t, b, native)
+	if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: b.root}, "target"); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	e.remove(t, keysOf(entries(tag, a, native, 0))...)
+	e.wantRecords(t, map[string]digest.Digest{tag: b.root.Digest})
+	if !e.HasBlob(t, b.amd64.Manifest.Digest) || e.HasBlob(t, a.amd64.Manifest.Digest) {
+		t.Error("the content is not that of the tag")
+	}
+}

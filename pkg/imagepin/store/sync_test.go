@@ -1,0 +1,100 @@
+package store
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+)
+
+func TestSync(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(*env, *testing.T, image, image)
+		look      string // "tag", "digest" or "ID"
+		keys      int    // that are left
+		unknown   bool
+	}{
+		"nothing":                       {func(*env, *testing.T, image, image) {}, "digest", 2, false},
+		"nothing with the ID":           {func(*env, *testing.T, image, image) {}, "ID", 2, false},
+		"tag was deleted":               {(*env).deleteTag, "tag", 1, false},
+		"record with keys was deleted":  {(*env).deleteDigest, "digest", 1, false},
+		"tag was moved":                 {(*env).moveTag, "tag", 2, true},
+		"record with keys was moved":    {(*env).moveDigest, "digest", 1, true},
+		"labels of the record wiped":    {(*env).wipeDigest, "digest", 2, false},
+		"an unknown record was created": {(*env).createOther, "other", 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			a, b := e.image("a"), e.image("b")
+			e.pull(t, tag, a, native, 0, "")
+			ctx, done := e.Lease(t)
+			defer done()
+			e.place(ctx, t, b, native)
+			before := e.state(t)
+			c.meanwhile(e, t, a, b)
+			look := map[string]string{
+				"tag": tag, "digest": repo + "@" + a.root.Digest.String(), "ID": a.amd64.Config.Digest.String(), "other": repo + ":other",
+			}[c.look]
+			unknown, err := e.store.Sync(e.ctx, look)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (unknown != nil) != c.unknown || (unknown != nil && unknown.Name != look) {
+				t.Errorf("for adoption: %v", unknown)
+			}
+			if got := e.keys(); len(got) != c.keys {
+				t.Errorf("keys are %v", got)
+			}
+			e.sound(t)
+			if strings.HasPrefix(name, "labels") && lines(e.state(t)) != lines(before) {
+				t.Errorf("labels were not put back:\n%s", lines(e.state(t)))
+			}
+			if strings.HasPrefix(name, "nothing") && e.records.writes != 3 {
+				t.Errorf("wrote %d times", e.records.writes-3)
+			}
+			after := e.state(t)
+			if _, err := e.store.Sync(e.ctx, look); err != nil || lines(e.state(t)) != lines(after) {
+				t.Errorf("the second look changes something: %v", err)
+			}
+		})
+	}
+}
+
+func (e *env) deleteTag(t *testing.T, _, _ image) { e.delete(t, tag) }
+
+func (e *env) deleteDigest(t *testing.T, a, _ image) { e.delete(t, repo+"@"+a.root.Digest.String()) }
+
+func (e *env) delete(t *testing.T, name string) {
+	t.Helper()
+	if err := e.Images.Delete(e.ctx, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *env) moveTag(t *testing.T, _, b image) { e.move(t, tag, b) }
+
+func (e *env) moveDigest(t *testing.T, a, b image) { e.move(t, repo+"@"+a.root.Digest.String(), b) }
+
+func (e *env) move(t *testing.T, name string, to image) {
+	t.Helper()
+	if _, err := e.Images.Update(e.ctx, images.Image{Name: name, Target: to.root}, "target"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wipeDigest does what stock's CRI does when it pulls the same digest again.
+func (e *env) wipeDigest(t *testing.T, a, _ image) {
+	t.Helper()
+	if _, err := e.Images.Update(e.ctx, images.Image{
+		Name: repo + "@" + a.root.Digest.String(), Labels: map[string]string{criManagedLabel: criManagedValue},
+	}, "labels"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *env) createOther(t *testing.T, _, b image) {
+	t.Helper()
+	if _, err := e.Images.Create(e.ctx, images.Image{Name: repo + ":other", Target: b.root}); err != nil {
+		t.Fatal(err)
+	}
+}
