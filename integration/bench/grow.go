@@ -44,7 +44,7 @@ func firstStart(n int, f fleet) scenario {
 
 // imageCalls are the questions that kubelet asks again and again.
 func imageCalls(z sizes, n int, f fleet) scenario {
-	status := row{name: at("ImageStatus", n), curve: "ImageStatus", x: n}
+	status := row{name: at("ImageStatus", n), budget: only(n, ratio(1)), curve: "ImageStatus", x: n}
 	list := row{name: at("ListImages", n), budget: only(n, ratio(0.5)), curve: "ListImages", x: n}
 	stream := row{name: at("StreamImages", n), budget: only(n, ratio(0.5)), curve: "StreamImages", x: n}
 	calls := max(3, min(z.warm, 20_000/n))

@@ -53,7 +53,7 @@ func equalPulls(z sizes) scenario {
 
 func differentPulls(z sizes) scenario {
 	name := fmt.Sprintf("%d images, 4 pulls at a time", z.different)
-	wall := row{name: name}
+	wall := row{name: name, budget: ratio(1)}
 	cpuTime := row{name: name + ": CPU"}
 	return scenario{
 		rows: []row{wall, cpuTime},
