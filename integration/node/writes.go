@@ -3,7 +3,6 @@ package node
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
 	"os"
 )
 
@@ -20,20 +19,23 @@ func (n *Node) MetadataWrites() (uint64, error) {
 		return 0, err
 	}
 	defer f.Close()
-	var newest uint64
-	for offset := int64(0); offset >= 0; {
+	read := func(page int64) ([]byte, error) {
 		meta := make([]byte, fields)
-		if _, err := io.ReadFull(io.NewSectionReader(f, offset+header, fields), meta); err != nil {
-			return 0, err
+		if _, err := f.ReadAt(meta, page+header); err != nil {
+			return nil, err
 		}
 		if got := binary.NativeEndian.Uint32(meta); got != magic {
-			return 0, fmt.Errorf("%s: no meta page at %d: %x", f.Name(), offset, got)
+			return nil, fmt.Errorf("%s: no meta page at %d: %x", f.Name(), page, got)
 		}
-		newest = max(newest, binary.NativeEndian.Uint64(meta[txid:]))
-		if offset > 0 {
-			break
-		}
-		offset = int64(binary.NativeEndian.Uint32(meta[pageSize:]))
+		return meta, nil
 	}
-	return newest, nil
+	first, err := read(0)
+	if err != nil {
+		return 0, err
+	}
+	second, err := read(int64(binary.NativeEndian.Uint32(first[pageSize:])))
+	if err != nil {
+		return 0, err
+	}
+	return max(binary.NativeEndian.Uint64(first[txid:]), binary.NativeEndian.Uint64(second[txid:])), nil
 }

@@ -88,7 +88,7 @@ func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 }
 
 // IsKeyLabelOf tells whether value is what [EncodeKeyLabel] gives for an entry
-// that has been recorded. It takes a quarter of the time of reading it.
+// that has been recorded, without reading it.
 func IsKeyLabelOf(e Entry, value string) bool {
 	b, err := json.Marshal(labelOf(e))
 	return err == nil && string(b) == value
@@ -175,15 +175,9 @@ func (l keyLabel) validate() error {
 	if l.Platform == "" || l.Snapshotter == "" {
 		return fmt.Errorf("platform %q and snapshotter %q must be set: %w", l.Platform, l.Snapshotter, errdefs.ErrInvalidArgument)
 	}
-	for _, d := range []struct {
-		field string
-		digest.Digest
-	}{{"digest", l.Digest}, {"manifest", l.Manifest}, {"image", l.ImageID}, {"chain", l.ChainID}} {
-		if d.field == "chain" && d.Digest == "" {
-			continue // an image without layers
-		}
-		if err := validateDigest(d.Digest); err != nil {
-			return fmt.Errorf("%s %q: %v: %w", d.field, d.Digest, err, errdefs.ErrInvalidArgument)
+	for field, d := range map[string]digest.Digest{"digest": l.Digest, "manifest": l.Manifest, "image": l.ImageID} {
+		if err := validateDigest(d); err != nil {
+			return fmt.Errorf("%s %q: %v: %w", field, d, err, errdefs.ErrInvalidArgument)
 		}
 	}
 	// A time zone can carry a legal time out of the years that JSON can have:
@@ -191,11 +185,16 @@ func (l keyLabel) validate() error {
 	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
 		return fmt.Errorf("ready %s: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
 	}
+	if l.ChainID != "" {
+		if err := validateDigest(l.ChainID); err != nil {
+			return fmt.Errorf("chain %q: %v: %w", l.ChainID, err, errdefs.ErrInvalidArgument)
+		}
+	}
 	return nil
 }
 
-// validateDigest is d.Validate, which takes most of a start's time where it
-// matches the digests of thousands of labels with regular expressions.
+// validateDigest is d.Validate, whose regular expressions took a quarter of the
+// time in which a start reads thousands of labels.
 func validateDigest(d digest.Digest) error {
 	hex, ok := strings.CutPrefix(string(d), "sha256:")
 	if ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {

@@ -117,7 +117,7 @@ func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err er
 	ctx, cancel := context.WithCancel(ic.Context)
 	var following sync.WaitGroup
 	following.Go(func() { service.Follow(ctx) })
-	f := &front{service: service, close: []func() error{func() error { cancel(); following.Wait(); return nil }}}
+	f := &front{service: service, close: []func() error{func() error { cancel(); following.Wait(); return nil }, conn.Close}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.Close())
@@ -141,7 +141,6 @@ func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err er
 	if err := conn.connect(registered); err != nil {
 		return nil, err
 	}
-	f.close = slices.Insert(f.close, 1, conn.pipe.Close)
 	if _, ok := made.(tcpRegistrar); ok {
 		return frontWithTCP{f}, nil
 	}

@@ -60,6 +60,14 @@ func (l *local) wait(ctx context.Context) error {
 	}
 }
 
+// Close ends the streams under way.
+func (l *local) Close() error {
+	if l.pipe == nil {
+		return nil
+	}
+	return l.pipe.Close()
+}
+
 // Implementation implements [cri.Local].
 func (l *local) Implementation(service string) any { return l.implementations[service] }
 

@@ -59,7 +59,7 @@ func localTo(t testing.TB, b registrar) *local {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.pipe.Close(); err != nil {
+		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
 	})

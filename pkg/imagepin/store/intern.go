@@ -14,13 +14,10 @@ func (x interned) share(e *imagepin.Entry) {
 		&e.Root.MediaType, (*string)(&e.Root.Digest), &e.RecordTarget.MediaType, (*string)(&e.RecordTarget.Digest),
 		(*string)(&e.Manifest), (*string)(&e.ImageID), (*string)(&e.ChainID),
 	} {
-		if *text == "" {
-			continue
-		}
 		if same, ok := x[*text]; ok {
 			*text = same
-			continue
+		} else {
+			x[*text] = *text
 		}
-		x[*text] = *text
 	}
 }
