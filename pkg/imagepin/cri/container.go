@@ -149,7 +149,10 @@ func name(spec *runtime.ImageSpec, e imagepin.Entry) {
 // is not.
 func (s *Service) readyFor(ctx context.Context, w want, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
 	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {
-		return w.entry, nil
+		// It may have been removed before it was locked.
+		if now, ok := s.Store.Get(w.entry.Key); ok && now.Root.Digest == w.root.Digest {
+			return now, nil
+		}
 	}
 	// The tag stays with what it means for the target, if it does already:
 	// the digest is what the caller was given.
@@ -215,17 +218,64 @@ func (s *Service) use(ctx context.Context, refs []reference.Named, ready func() 
 	if err != nil {
 		return nil, err
 	}
-	entries, err := ready()
-	if err != nil {
-		unlock()
-		return nil, err
-	}
-	let, err := s.hold(ctx, entries...)
+	let, err := s.readyAndHeld(ctx, ready)
 	if err != nil {
 		unlock()
 		return nil, err
 	}
 	return func() { let(); unlock() }, nil
+}
+
+// maxTries is how often images are made ready that other tools remove in between.
+const maxTries = 3
+
+// readyAndHeld makes images ready and holds them. One that another tool removes
+// before it is held is made ready again.
+func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
+	for range maxTries {
+		entries, err := ready()
+		if err != nil {
+			return nil, err
+		}
+		release, err = s.hold(ctx, entries...)
+		if err != nil {
+			return nil, err
+		}
+		present, err := s.present(s.namespaced(ctx), entries)
+		if err == nil && present {
+			return release, nil
+		}
+		release()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("images are removed again and again while they are made ready: %w", errdefs.ErrUnavailable)
+}
+
+// present reports whether what entries need is there. A key that lacks something
+// leaves the index.
+func (s *Service) present(ctx context.Context, entries []imagepin.Entry) (bool, error) {
+	all := true
+	for _, e := range entries {
+		here, err := s.Store.Present(ctx, e)
+		if err != nil {
+			return false, err
+		}
+		if here {
+			continue
+		}
+		all = false
+		for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
+			if _, err := s.Store.ContentGone(ctx, d); err != nil {
+				return false, err
+			}
+		}
+		if _, err := s.Store.SnapshotGone(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
+			return false, err
+		}
+	}
+	return all, nil
 }
 
 // cannotMakeReady says what would help where an image that is needed now cannot

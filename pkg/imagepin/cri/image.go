@@ -46,6 +46,15 @@ func (s *Service) toCRI(img store.Image) *runtime.Image {
 	}
 }
 
+// untaggedImage makes the CRI's view of an image that no key accounts for.
+func untaggedImage(u store.Untagged) *runtime.Image {
+	uid, username := userOf(u.User)
+	return &runtime.Image{
+		Id: u.ImageID.String(), Size: uint64(u.Size), Uid: uid, Username: username,
+		Spec: &runtime.ImageSpec{Image: u.ImageID.String()},
+	}
+}
+
 func distinct(names []string) []string {
 	slices.Sort(names)
 	return slices.Compact(names)

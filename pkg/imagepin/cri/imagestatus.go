@@ -28,6 +28,9 @@ func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest
 		found = slices.DeleteFunc(found, func(e imagepin.Entry) bool { return e.Target != rt.Target })
 	}
 	if len(found) == 0 {
+		if u, ok := s.Store.FindUntagged(name); ok {
+			return &runtime.ImageStatusResponse{Image: untaggedImage(u)}, nil
+		}
 		if !strict {
 			s.asked.forget(normalized(name))
 		}

@@ -46,6 +46,7 @@ func (s *Service) list(filter *runtime.ImageFilter) []*runtime.Image {
 	for i, img := range found {
 		images[i] = s.toCRI(img)
 	}
+	images = append(images, s.untagged(filter.GetImage().GetImage())...)
 	slices.SortFunc(images, func(a, b *runtime.Image) int { return strings.Compare(a.Id, b.Id) })
 	return images
 }
@@ -64,4 +65,19 @@ func (s *Service) named(name string) []store.Image {
 		}
 	}
 	return found
+}
+
+// untagged are the images that no key accounts for, as containerd's CRI lists
+// them: kubelet's image garbage collection has to see them. name is that of a
+// filter; empty is all.
+func (s *Service) untagged(name string) []*runtime.Image {
+	var images []*runtime.Image
+	if name == "" {
+		for _, u := range s.Store.Untagged() {
+			images = append(images, untaggedImage(u))
+		}
+	} else if u, ok := s.Store.FindUntagged(name); ok {
+		images = append(images, untaggedImage(u))
+	}
+	return images
 }

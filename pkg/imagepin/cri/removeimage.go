@@ -34,16 +34,29 @@ func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 			return nil, err
 		}
 		entries := s.wholeImages(name)
-		refs := references(entries)
+		refs := locksOf(entries)
 		if missing := slices.ContainsFunc(refs, func(ref string) bool { return !slices.Contains(held, ref) }); missing {
 			unlock()
 			held = append(refs, normalized(name))
 			continue
 		}
-		resp, err := s.removeEntries(ctx, r, entries, next)
+		if len(entries) == 0 {
+			unlock()
+			return next(ctx, r) // containerd's CRI may have a record that no key accounts for
+		}
+		removed, err := s.removeEntries(ctx, r, entries)
 		unlock()
-		return resp, err
+		if err != nil || !removed {
+			return &runtime.RemoveImageResponse{}, err
+		}
+		// Without the lock: a snapshotter that hangs must not keep pulls waiting.
+		return &runtime.RemoveImageResponse{}, s.collect(ctx)
 	}
+}
+
+// collect collects what was removed, also for a caller that has gone.
+func (s *Service) collect(ctx context.Context) error {
+	return s.Store.Collect(s.namespaced(context.WithoutCancel(ctx)))
 }
 
 // wholeImages gives every entry of the images that a name means.
@@ -60,30 +73,29 @@ func (s *Service) wholeImages(name string) []imagepin.Entry {
 	return all
 }
 
-func references(entries []imagepin.Entry) []string {
+// locksOf gives the references to be locked before entries are removed: their own,
+// and those of their digests, by which calls use them.
+func locksOf(entries []imagepin.Entry) []string {
 	var refs []string
 	for _, e := range entries {
-		refs = append(refs, e.Ref)
+		refs = append(refs, e.Ref, byDigest(e).String())
 	}
 	return distinct(refs)
 }
 
-func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry, next nextRemove) (*runtime.RemoveImageResponse, error) {
-	if len(entries) == 0 {
-		// Not in the index: if containerd's CRI has a record that could not be
-		// adopted, it is for it to remove.
-		return next(ctx, r)
-	}
+// removeEntries removes those of an image's entries that a call means. removed is
+// false where there are none.
+func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry) (removed bool, _ error) {
 	if handler := r.GetImage().GetRuntimeHandler(); handler != "" {
 		rt, err := s.lookup(handler)
 		if err != nil {
-			return nil, err
+			return false, err
 		}
 		entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Target != rt.Target })
 	} else {
 		used, err := s.inUse(ctx)
 		if err != nil {
-			return nil, err
+			return false, err
 		}
 		unused := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
 			return used[use{e.ImageID, e.Target}]
@@ -97,13 +109,13 @@ func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageReque
 		keys[i] = e.Key
 	}
 	if _, err := s.Store.Remove(s.namespaced(ctx), keys...); err != nil {
-		return nil, err
+		return false, err
 	}
 	for _, e := range entries {
 		s.asked.forget(e.Ref)
 	}
 	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("image is removed")
-	return &runtime.RemoveImageResponse{}, nil
+	return len(keys) > 0, nil
 }
 
 // use is an image in a target that something is made of.

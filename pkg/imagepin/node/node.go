@@ -78,6 +78,8 @@ type Node struct {
 	retainer *pin.Retainer
 	unpack   []unpack.Platform
 	progress time.Duration
+	// garbage has an element where there is something to collect.
+	garbage chan struct{}
 }
 
 // New makes a node. Wrong configuration is ErrInvalidArgument, and names section
@@ -92,7 +94,11 @@ func New(c Config) (*Node, error) {
 	n.pins = pin.New(pin.Config{
 		Images: c.Pins, Namespaces: c.Namespaces, MaxPerNamespace: c.Settings.MaxPinsPerNamespace, Notify: n.notify,
 	})
-	n.retainer = &pin.Retainer{Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes}
+	n.garbage = make(chan struct{}, 1)
+	n.retainer = &pin.Retainer{
+		Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes,
+		Wanted: n.pins.Retains, Released: n.noteGarbage,
+	}
 	return n, nil
 }
 
@@ -105,7 +111,7 @@ func (n *Node) with(c Config) (*Node, error) {
 		return nil, err
 	}
 	next.store = n.store.With(next.storeConfig())
-	next.pins, next.retainer = n.pins, n.retainer
+	next.pins, next.retainer, next.garbage = n.pins, n.retainer, n.garbage
 	next.pins.Limit(c.Settings.MaxPinsPerNamespace)
 	next.retainer.Limit(c.Settings.MaxRetainedBytes)
 	return next, nil

@@ -13,8 +13,13 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// sweepPeriod is how often unused pins are looked for.
-const sweepPeriod = time.Hour
+const (
+	// sweepPeriod is how often unused pins, and images that no key accounts for,
+	// are looked for.
+	sweepPeriod = time.Hour
+	// untaggedGrace is how long an image stays that no key accounts for.
+	untaggedGrace = time.Hour
+)
 
 // notify tells of what happened to a pin: in the log, a metric and an event of
 // containerd, and by letting go of what it retained.
@@ -53,13 +58,8 @@ func (n *Node) loadPins(ctx context.Context) error {
 	return n.retainer.ReleaseAllBut(ctx, n.pins.Retains)
 }
 
-// sweep removes the pins that nothing has used for their time to live, until
-// ctx ends.
+// sweep removes what nothing uses any more until ctx ends.
 func (s *Service) sweep(ctx context.Context) {
-	n := s.node
-	if n.Settings.PinTTL == 0 {
-		return
-	}
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
 	for {
@@ -68,14 +68,26 @@ func (s *Service) sweep(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		used, err := s.cri.PinsInUse(ctx)
-		if err == nil {
-			err = n.pins.Expire(ctx, time.Now().Add(-n.Settings.PinTTL), func(id pin.ID) bool { return used[id] })
-		}
-		if err != nil && ctx.Err() == nil {
+		if err := s.expirePins(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("cannot look for pins that nothing uses")
 		}
+		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("cannot remove images that no key accounts for")
+		}
 	}
+}
+
+// expirePins removes the pins that nothing has used for their time to live.
+func (s *Service) expirePins(ctx context.Context) error {
+	n := s.node
+	if n.Settings.PinTTL == 0 {
+		return nil
+	}
+	used, err := s.cri.PinsInUse(ctx)
+	if err != nil {
+		return err
+	}
+	return n.pins.Expire(ctx, time.Now().Add(-n.Settings.PinTTL), func(id pin.ID) bool { return used[id] })
 }
 
 // state is what the node's metrics say.

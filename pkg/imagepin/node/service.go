@@ -168,10 +168,11 @@ func (s *Service) Run(ctx context.Context) error {
 	defer s.running.Unlock()
 	ctx, cancel := context.WithCancel(inNamespace(ctx))
 	defer context.AfterFunc(s.ending, cancel)()
-	var sweeping sync.WaitGroup
-	defer sweeping.Wait()
+	var behind sync.WaitGroup
+	defer behind.Wait()
 	defer cancel()
-	sweeping.Go(func() { s.sweep(ctx) })
+	behind.Go(func() { s.sweep(ctx) })
+	behind.Go(func() { s.node.collectGarbage(ctx) })
 	err := s.node.Leases.(*undoneLeases).retry(ctx)
 	if err == nil {
 		err = s.node.loadPins(ctx)

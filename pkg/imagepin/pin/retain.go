@@ -3,6 +3,7 @@ package pin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -21,6 +22,7 @@ import (
 
 const (
 	retainPurpose   = "retain"
+	retainPrefix    = "imagepin-retain-"
 	labelRetainRoot = imagepin.LabelPrefix + "retain.root"
 	labelRetainSize = imagepin.LabelPrefix + "retain.bytes"
 )
@@ -34,6 +36,12 @@ type Retainer struct {
 	Content content.Store
 	// MaxBytes bounds what is retained, as the registry has it; zero does not.
 	MaxBytes int64
+	// Wanted reports whether a pin retains a root. It is asked again when the
+	// caller has waited for others; nil retains whatever the caller says.
+	Wanted func(root digest.Digest) bool
+	// Released is called when leases have been deleted, so that what they held is
+	// collected; it must not wait for that. It may be nil.
+	Released func()
 
 	write keyed.Mutex // one writer at a time
 
@@ -95,15 +103,18 @@ func (r *Retainer) Load(ctx context.Context) error {
 	return nil
 }
 
-// Retain holds the image of an entry. Its content must be there, under a lease
-// of the caller: what is not cannot be held. It fails with
-// [imagepin.RetainLimitReached] (ErrResourceExhausted).
+// Retain holds the image of an entry, unless no pin retains it any more. Its
+// content must be there, under a lease of the caller: what is not cannot be held.
+// It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
 func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if r.Wanted != nil && !r.Wanted(e.Root.Digest) {
+		return nil // the pin has gone while others were waited for
+	}
 	l := leases.Lease{ID: leaseID(e)}
 	resources, err := r.resources(ctx, e)
 	if err != nil {
@@ -125,7 +136,14 @@ func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
 	return nil
 }
 
-func leaseID(e imagepin.Entry) string { return "imagepin-retain-" + e.Manifest.Encoded() }
+// leaseID names the lease of an entry: one for each root and manifest, since a
+// manifest can be in several indexes, and each can have a pin.
+func leaseID(e imagepin.Entry) string {
+	if e.Root.Digest == e.Manifest {
+		return retainPrefix + e.Manifest.Encoded()
+	}
+	return retainPrefix + digest.FromString(e.Root.Digest.String()+" "+e.Manifest.String()).Encoded()
+}
 
 // create makes the lease of an entry, unless there is one.
 func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
@@ -201,54 +219,46 @@ func last(e imagepin.Entry) leases.Resource {
 	return leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter}
 }
 
-// Release lets go of everything held for a root.
+// Release lets go of everything held for a root. What that was is collected later.
 func (r *Retainer) Release(ctx context.Context, root digest.Digest) error {
+	return r.ReleaseAllBut(ctx, func(other digest.Digest) bool { return other != root })
+}
+
+// ReleaseAllBut lets go of what no pin retains any more, also of what was left by a
+// kill between a pin's change and its release. What that was is collected later.
+func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Digest) bool) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	for _, id := range r.leasesOf(root) {
+	gone := r.leasesBut(wanted)
+	for _, id := range gone {
 		failpoint.Reach("retain.release")
-		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("release %s: %w", root, err)
+		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("release what is retained: %w", err)
 		}
 		failpoint.Reach("retain.dropped")
 		r.forget(id)
 	}
+	if len(gone) > 0 && r.Released != nil {
+		r.Released()
+	}
 	return nil
 }
 
-// leasesOf gives the leases that hold something of a root.
-func (r *Retainer) leasesOf(root digest.Digest) []string {
+// leasesBut gives the leases of roots that are not wanted.
+func (r *Retainer) leasesBut(wanted func(root digest.Digest) bool) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var ids []string
 	for id, h := range r.held {
-		if h.root == root {
+		if !wanted(h.root) {
 			ids = append(ids, id)
 		}
 	}
+	slices.Sort(ids)
 	return ids
-}
-
-// ReleaseAllBut lets go of what no pin retains any more: what was left by a kill
-// between a pin's change and its release.
-func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Digest) bool) error {
-	r.mu.Lock()
-	var gone []digest.Digest
-	for _, h := range r.held {
-		if !wanted(h.root) {
-			gone = append(gone, h.root)
-		}
-	}
-	r.mu.Unlock()
-	for _, root := range gone {
-		if err := r.Release(ctx, root); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Holds tells whether an entry's manifest is held with its snapshot for the

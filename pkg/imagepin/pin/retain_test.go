@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -85,6 +86,7 @@ func TestRetain(t *testing.T) {
 	if err := r.Release(n.Context(t), kept.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
+	n.Collect(t)
 	wantEqual(t, "what was released", there(t, n, kept), all(false))
 	wantEqual(t, "what was released for another target", there(t, n, keptToo), all(false))
 	wantEqual(t, "holds", r.Holds(kept), false)
@@ -143,6 +145,7 @@ func TestReleaseAllBut(t *testing.T) {
 		if err := r.ReleaseAllBut(n.Context(t), func(d digest.Digest) bool { return slices.Contains(wanted, d) }); err != nil {
 			t.Fatal(err)
 		}
+		n.Collect(t)
 		for i, e := range entries {
 			wantEqual(t, "what is left", there(t, n, e), all(i == 1))
 		}
@@ -236,4 +239,49 @@ func TestReserve(t *testing.T) {
 	if _, err := unlimited.Reserve(nil, a, b, c); err != nil || unlimited.Limited() || !r.Limited() {
 		t.Errorf("without a limit: %v", err)
 	}
+}
+
+// TestRetainTwoRootsOfOneManifest has two pins retain indexes that share a
+// manifest: each keeps it for as long as it is there.
+func TestRetainTwoRootsOfOneManifest(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	r := newRetainer(t, n, 0)
+	ctx, drop := n.Lease(t)
+	e := put(ctx, t, n, "shared", first)
+	other := e
+	other.Root = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("another index"), Size: 1}
+	for _, e := range []imagepin.Entry{e, other} {
+		if err := r.Retain(n.Context(t), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop()
+	if err := r.Release(n.Context(t), e.Root.Digest); err != nil {
+		t.Fatal(err)
+	}
+	n.Collect(t)
+	wantEqual(t, "what the other pin retains, but for its index, which is not there", there(t, n, other), []bool{false, true, true, true})
+	wantEqual(t, "holds", []bool{r.Holds(e), r.Holds(other)}, []bool{false, true})
+}
+
+// TestRetainOfAPinThatHasGone holds nothing, and tells of what is released.
+func TestRetainOfAPinThatHasGone(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	r := newRetainer(t, n, 0)
+	ctx, drop := n.Lease(t)
+	defer drop()
+	e := put(ctx, t, n, "a", first)
+	pinned, released := true, 0
+	r.Wanted = func(digest.Digest) bool { return pinned }
+	r.Released = func() { released++ }
+	for _, pinned = range []bool{false, true, false} {
+		if err := r.Retain(n.Context(t), e); err != nil {
+			t.Fatal(err)
+		}
+		wantEqual(t, "held while it is pinned", r.Holds(e), pinned)
+		if err := r.Release(n.Context(t), e.Root.Digest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantEqual(t, "releases", released, 1)
 }

@@ -36,9 +36,9 @@ type Verdict struct {
 	// Pin is the pin that holds; nil where there is none.
 	Pin *pin.Pin
 
-	session  *resolve.Session
-	proof    string // of the caller's credential, where it was accepted
-	verified bool   // by the verifier plugins
+	session *resolve.Session
+	proof   string      // of the caller's credential, where it was accepted
+	toPin   *pinRequest // the pin that Root is to become; nil where none is
 }
 
 // question is what has to be decided.
@@ -48,16 +48,14 @@ type question struct {
 	decision   policy.Decision
 	// dry leaves pins as they are.
 	dry bool
-	// room fails where what would be pinned cannot be retained; nil lets all be
-	// pinned. It asks the verifier plugins before it fetches anything.
-	room func(context.Context, Verdict) error
 }
 
 func (q question) pinID() pin.ID { return pin.ID{Scope: q.decision.Scope, Ref: q.ref.String()} }
 
 // decide finds the digest that a reference means: by the pin that holds for its
 // scope, by what is on the node where the behavior does without the registry,
-// or by asking. The first digest that a scope uses becomes its pin.
+// or by asking. The first digest that a scope uses becomes its pin, once its
+// manifest has been read: see [Puller.pinFirst].
 func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 	if d, ok := q.ref.(reference.Digested); ok {
 		return p.decideDigest(ctx, q, d.Digest())
@@ -75,21 +73,11 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 	if q.decision.Scope == "" {
 		return v, nil
 	}
-	if pinned == nil && !q.dry {
-		if q.room != nil {
-			if err := q.room(ctx, v); err != nil {
-				return v, err
-			}
-			v.verified = true
-		}
-		made, err := p.Pins.Make(ctx, q.pinID(), v.Root, pin.ByUse, q.decision.Retain)
-		if err != nil {
-			return v, err
-		}
-		pinned = &made
-	}
 	if pinned == nil {
-		v.Why += "; it would be pinned"
+		v.toPin = &pinRequest{id: q.pinID(), retain: q.decision.Retain}
+		if q.dry {
+			v.Why += "; it would be pinned"
+		}
 		return v, nil
 	}
 	return v, p.follow(ctx, q, pinned, &v)
@@ -98,7 +86,6 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 // follow makes a verdict that of a pin, and notes what was seen of the tag.
 func (p *Puller) follow(ctx context.Context, q question, held *pin.Pin, v *Verdict) error {
 	if v.Root.Digest != held.Root.Digest {
-		v.verified = false // another pull has pinned another
 		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
 	}
 	v.Root, v.Pin = held.Root, held

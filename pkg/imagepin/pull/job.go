@@ -34,6 +34,7 @@ type job struct {
 	proof      string // of the credential, where it was accepted
 
 	pin      *pin.Pin            // that decided root; nil where none did
+	toPin    *pinRequest         // the pin that root is to become; nil where none is
 	registry *ocispec.Descriptor // what the registry says that ref means
 	progress transfer.ProgressFunc
 	done     func(metrics.Done)
@@ -47,9 +48,14 @@ func (v Verdict) job(ref reference.Named, r Request) job {
 	return job{
 		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
 		session: v.session, credential: r.Credential, proof: v.proof,
-		pin: v.Pin, registry: v.Registry, verified: v.verified,
+		pin: v.Pin, toPin: v.toPin, registry: v.Registry,
 		progress: r.Progress, done: r.Done,
 	}
+}
+
+// byDigest is the reference of the job's root.
+func (j job) byDigest() (reference.Canonical, error) {
+	return reference.WithDigest(reference.TrimNamed(j.ref), j.root.Digest)
 }
 
 // ready finds a digest of ref's repository that is ready for a target, under
@@ -83,57 +89,54 @@ func (p *Puller) run(ctx context.Context, j job) (entry imagepin.Entry, err erro
 	return entry, err
 }
 
-// makeKey verifies, makes, records and shows the key of a job. done is what had to
-// be done, or how that failed.
-func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
+// maxTries is how often a key is made because something else was removed that it
+// was to be made of, or pinned, in between.
+const maxTries = 5
+
+// makeKey makes the key of a job, again where the node has changed meanwhile. done
+// is what had to be done, or how that failed.
+func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, err error) {
+	defer j.toPin.releaseRoom()
+	for range maxTries {
+		entry, done, err = p.tryKey(ctx, j)
+		var other *pinnedElsewhere
+		switch {
+		case errors.As(err, &other):
+			j = p.follows(j, other.pin)
+		case errors.Is(err, errRemoved):
+			j.anew = true
+		default:
+			return entry, done, err
+		}
+	}
+	return entry, done, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+}
+
+// tryKey verifies, makes, records and shows the key of a job. Nothing removes its
+// digest meanwhile.
+func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
 	if !j.verified {
 		if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
 			return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
 		}
 	}
+	byDigest, err := j.byDigest()
+	if err != nil {
+		return imagepin.Entry{}, failure(ctx), err
+	}
+	unlock, err := p.images.RLock(ctx, byDigest.String())
+	if err != nil {
+		return imagepin.Entry{}, failure(ctx), err
+	}
+	defer unlock()
 	start := time.Now()
-	var (
-		change store.Change
-		err    error
-	)
-	record := func(ctx context.Context, e imagepin.Entry) error {
-		return traced(ctx, "record", func(ctx context.Context) (err error) {
-			entry, change, err = p.record(ctx, j, e)
-			return err
-		})
-	}
-	if known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target); ok && !j.anew {
-		done = metrics.Nothing
-		if err = record(ctx, known); change.Wrote {
-			done = metrics.Recorded
-		}
-	} else {
-		done = metrics.Unpacked
-		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
-			made, fetched, err := p.make(ctx, j)
-			if err != nil {
-				return err
-			}
-			if fetched {
-				done = metrics.Fetched
-			}
-			failpoint.Reach("pull.made")
-			if err := record(ctx, made); err != nil {
-				return err
-			}
-			failpoint.Reach("pull.recorded")
-			return nil
-		})
-	}
+	entry, change, done, err := p.makeAndRecord(ctx, j)
 	if err == nil && len(change.Names) > 0 {
 		err = traced(ctx, "visible", func(ctx context.Context) error { return p.Visible(ctx, entry.ImageID, change.Names) })
 		failpoint.Reach("pull.visible")
 	}
 	if err != nil {
-		if j.pin != nil && gone(err) {
-			return imagepin.Entry{}, failure(ctx), goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)
-		}
-		return imagepin.Entry{}, failure(ctx), complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+		return imagepin.Entry{}, failure(ctx), p.failed(ctx, j, err)
 	}
 	if change.Wrote {
 		log.G(ctx).WithFields(log.Fields{
@@ -142,6 +145,54 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 		}).Info("image is ready")
 	}
 	return entry, done, nil
+}
+
+// failed is the error of a job that err has ended.
+func (p *Puller) failed(ctx context.Context, j job, err error) error {
+	var other *pinnedElsewhere
+	switch {
+	case errors.As(err, &other), errors.Is(err, errRemoved):
+		return err
+	case j.pin != nil && gone(err):
+		return goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)
+	}
+	return complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+}
+
+// makeAndRecord makes what the job's key needs, as far as it is not ready, and
+// records the key.
+func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry, change store.Change, done metrics.Done, err error) {
+	known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target)
+	if !ok || j.anew {
+		done = metrics.Unpacked
+		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+			made, fetched, err := p.make(ctx, &j)
+			if err != nil {
+				return err
+			}
+			if fetched {
+				done = metrics.Fetched
+			}
+			failpoint.Reach("pull.made")
+			entry, change, err = p.record(ctx, j, made)
+			return err
+		})
+		return entry, change, done, err
+	}
+	if entry, ok = p.recorded(j, known); ok {
+		return entry, store.Change{}, metrics.Nothing, p.prove(ctx, j)
+	}
+	err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+		if err := p.pinFirst(ctx, &j, known); err != nil {
+			return err
+		}
+		entry, change, err = p.record(ctx, j, known)
+		return err
+	})
+	if done = metrics.Nothing; change.Wrote {
+		done = metrics.Recorded
+	}
+	return entry, change, done, err
 }
 
 // gone tells whether content that a pull needs is not to be had.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -54,24 +53,17 @@ func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descri
 	return e, manifest, err
 }
 
-// Hold runs fn under a lease that holds what entries need. It is for work behind
-// the service: the end of ctx is that of the process.
+// Hold runs fn under a lease that holds what entries need. Where a part of that is
+// gone fn is not run, and nothing fails. It is for work behind the service: the end
+// of ctx is that of the process.
 func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
 	return withLeaseBehind(ctx, p.Leases, func(ctx context.Context) error {
-		id, _ := leases.FromContext(ctx)
-		for _, e := range entries {
-			needs := []leases.Resource{
-				{ID: e.RecordTarget.Digest.String(), Type: "content"},
-				{ID: e.Manifest.String(), Type: "content"},
-			}
-			if e.ChainID != "" {
-				needs = append(needs, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
-			}
-			for _, r := range needs {
-				if err := p.Leases.AddResource(ctx, leases.Lease{ID: id}, r); err != nil {
-					return fmt.Errorf("hold %s: %w", r.ID, err)
-				}
-			}
+		err := p.Store.AddToLease(ctx, entries...)
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 		return fn(ctx)
 	})
@@ -106,7 +98,10 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(conte
 		if err := p.committed(ctx, e); err != nil {
 			return err
 		}
+		if err := record(ctx); err != nil {
+			return err
+		}
 		p.RetainIfPinned(ctx, e)
-		return record(ctx)
+		return nil
 	})
 }

@@ -28,10 +28,10 @@ import (
 // they are discarded, and the committed snapshot. The context carries the
 // lease that holds all of it. It returns the entry to record, and whether
 // anything had to be fetched.
-func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched bool, _ error) {
+func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bool, _ error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	src := p.sourceOf(ctx, j, cancel)
+	src := p.sourceOf(ctx, *j, cancel)
 	c := &chooser{
 		content: p.Content,
 		runtime: j.runtime,
@@ -45,6 +45,15 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
 	failpoint.Reach("pull.chosen")
+	if j.toPin != nil {
+		image, err := p.measured(ctx, *j, path, c.ensure)
+		if err != nil {
+			return imagepin.Entry{}, false, because(ctx, err)
+		}
+		if err := p.pinFirst(ctx, j, image); err != nil {
+			return imagepin.Entry{}, false, err
+		}
+	}
 	src.root = path[len(path)-1]
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
 	if err := traced(ctx, "fetch", func(ctx context.Context) error {
@@ -67,7 +76,7 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 		return imagepin.Entry{}, false, err
 	}
 	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
-	e.Root, e.Host, e.Source = j.root, j.host, p.source(j)
+	e.Root, e.Host, e.Source = j.root, j.host, p.source(*j)
 	e.RecordTarget = RecordTarget(ctx, p.Content, j.root, manifest, j.runtime)
 	if e.RecordTarget.Digest != manifest.Digest {
 		e.Size += sizeOf(path[:len(path)-1])
@@ -75,7 +84,12 @@ func (p *Puller) make(ctx context.Context, j job) (_ imagepin.Entry, fetched boo
 	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	return e, src.opened.Load(), p.committed(ctx, e)
+	if err := p.committed(ctx, e); errdefs.IsNotFound(err) {
+		return imagepin.Entry{}, false, fmt.Errorf("%w: %v", errRemoved, err)
+	} else if err != nil {
+		return imagepin.Entry{}, false, err
+	}
+	return e, src.opened.Load(), nil
 }
 
 // source is how a job's image came to the node. One that is made ready for one

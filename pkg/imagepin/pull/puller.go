@@ -220,9 +220,6 @@ func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (i
 	}
 	defer unlock()
 	q := question{ref: ref, credential: r.Credential, decision: r.decision}
-	if p.retainsAnew(q) {
-		return p.pullRetained(ctx, r, q)
-	}
 	return p.decideAndRun(ctx, r, q)
 }
 

@@ -2,75 +2,92 @@ package pull
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
-	"github.com/containerd/log"
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
+// errRemoved says that something else removed what a key was to be made of.
+var errRemoved = fmt.Errorf("a part of the image was removed while it was made ready: %w", errdefs.ErrUnavailable)
+
 // record writes an image that is in place under the job's reference and under
-// its digest, so that it is found by either. A reference that is pinned, but not
-// for this pull, stays with what it means.
-func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (imagepin.Entry, store.Change, error) {
-	byDigest, err := reference.WithDigest(reference.TrimNamed(j.ref), j.root.Digest)
+// its digest, so that it is found by either. The context carries a lease, which
+// holds the image from then on. It fails with errRemoved where a part of it is
+// not there any more.
+func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded imagepin.Entry, change store.Change, _ error) {
+	entries, err := p.entries(j, e)
 	if err != nil {
-		return imagepin.Entry{}, store.Change{}, err
+		return imagepin.Entry{}, change, err
 	}
-	if j.pin == nil || !j.pin.Retain {
-		p.RetainIfPinned(ctx, e)
-	} else if err := p.retain(ctx, e); err != nil {
-		return imagepin.Entry{}, store.Change{}, err
+	e = entries[len(entries)-1]
+	err = traced(ctx, "record", func(ctx context.Context) error {
+		err := p.Store.AddToLease(ctx, e)
+		if errdefs.IsNotFound(err) {
+			return errRemoved
+		}
+		if err != nil {
+			return err
+		}
+		if err := p.retainFirst(ctx, j, e); err != nil {
+			return err
+		}
+		if change, err = p.Store.Put(ctx, j.proof, entries...); err != nil {
+			return err
+		}
+		failpoint.Reach("pull.recorded")
+		return p.retainRecorded(ctx, j, e)
+	})
+	return e, change, err
+}
+
+// recorded reports whether record has nothing to do for an image that is ready,
+// and gives its entry.
+func (p *Puller) recorded(j job, e imagepin.Entry) (imagepin.Entry, bool) {
+	entries, err := p.entries(j, e)
+	if err != nil || j.toPin != nil || !p.Store.Recorded(j.proof, entries...) {
+		return imagepin.Entry{}, false
+	}
+	e = entries[len(entries)-1]
+	return e, p.retentionHeld(j, e)
+}
+
+// entries are the keys of a job's image: that of its digest, and that of its
+// reference where the job decides what that means on the node.
+func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
+	byDigest, err := j.byDigest()
+	if err != nil {
+		return nil, err
 	}
 	e.Ref = byDigest.String()
 	entries := []imagepin.Entry{e}
-	if ref := j.ref.String(); ref != e.Ref && !p.holdsStill(j) {
+	if ref := j.ref.String(); ref != e.Ref && p.movesTag(j) {
 		e.Ref = ref
 		entries = append(entries, e)
 	}
-	change, err := p.Store.Put(ctx, j.proof, entries...)
-	if err != nil {
-		return imagepin.Entry{}, store.Change{}, err
-	}
-	if j.proof != "" {
-		if err := p.Pins.Prove(ctx, j.ref, j.root.Digest, j.proof); err != nil {
-			return imagepin.Entry{}, store.Change{}, err
-		}
-	}
-	return e, change, nil
+	return entries, nil
 }
 
-// holdsStill tells whether a job must not move what its reference means for the
-// target: it is pinned, and not by this job's pin.
-func (p *Puller) holdsStill(j job) bool {
-	if j.pin != nil || !p.Pins.Pinned(j.ref.String()) {
-		return false
+// movesTag reports whether a job decides what its tag means on the node: a pin of
+// the node does, and else a pull that no pin has sent elsewhere than its registry
+// does. Otherwise one workload would decide for the others.
+func (p *Puller) movesTag(j job) bool {
+	if held, ok := p.Pins.Get(pin.ID{Scope: policy.NodeScope, Ref: j.ref.String()}); ok {
+		return held.Root.Digest == j.root.Digest
 	}
-	_, meant := p.Store.Get(imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target})
-	return meant
-}
-
-// retain holds what a pin retains, while a lease of the caller still does.
-func (p *Puller) retain(ctx context.Context, e imagepin.Entry) error {
-	if !p.Pins.Retains(e.Root.Digest) || p.Retainer.Holds(e) {
-		return nil
+	if j.pin == nil || j.pin.Scope == policy.NodeScope {
+		return true
 	}
-	return p.Retainer.Retain(ctx, e)
-}
-
-// RetainIfPinned holds what somebody's pin retains, before it is recorded and
-// while a lease of the caller still does. That it cannot is not the caller's
-// failure, and is logged.
-func (p *Puller) RetainIfPinned(ctx context.Context, e imagepin.Entry) {
-	if err := p.retain(ctx, e); err != nil {
-		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image is not retained")
-	}
+	return j.registry != nil && j.registry.Digest == j.root.Digest
 }
 
 // of gives what the node has of one digest of a reference. What another tool
@@ -81,31 +98,6 @@ func (p *Puller) of(ref reference.Named, root digest.Digest) []imagepin.Entry {
 		entries = append(p.Store.ByRef(byDigest.String()), entries...)
 	}
 	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
-}
-
-// retainHere holds what of one digest of a reference is on the node, and has the
-// pins that retain it remember who may have it.
-func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root digest.Digest) error {
-	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
-	if err != nil {
-		return err
-	}
-	unlock, err := p.images.RLock(ctx, ref.String(), byDigest.String())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	var proofs []string
-	for _, e := range p.of(ref, root) {
-		proofs = append(proofs, p.Store.Proofs(e.Record)...)
-		if p.Retainer.Holds(e) {
-			continue
-		}
-		if err := p.Retainer.Retain(ctx, e); err != nil {
-			return err
-		}
-	}
-	return p.Pins.Prove(ctx, ref, root, proofs...)
 }
 
 // PinUse is for a container that is made without a pull: it gives the digest

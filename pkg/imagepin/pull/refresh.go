@@ -234,27 +234,29 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	}
 	id := pin.ID{Scope: scope, Ref: ref.String()}
 	retain = retain || p.Policy.Rule(ref.String()).Retain
+	var moving []pin.Pin
 	if old, ok := p.Pins.Get(id); ok {
-		previous = old.Root.Digest
+		previous, moving = old.Root.Digest, append(moving, old)
 	}
 	if retain {
 		// First, so that the pin stays as it was where there is no room.
-		if err := p.retainHere(ctx, ref, d); err != nil {
-			return pin.Pin{}, "", errors.Join(err, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains))
+		release, err := p.Retainer.Reserve(p.releasedBy(moving, d), p.of(ref, d)...)
+		if err != nil {
+			return pin.Pin{}, "", err
 		}
+		defer release()
 	}
 	held, err := p.Pins.Move(ctx, id, v.Root, pin.ByOperator, retain)
 	if err != nil {
-		return pin.Pin{}, "", errors.Join(err, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains))
+		return pin.Pin{}, "", err
 	}
-	if retain {
-		// Another pin's change may have let go of it in between.
-		if err := p.retainHere(ctx, ref, d); err != nil || v.proof == "" {
-			return held, previous, err
-		}
-		return held, previous, p.Pins.Prove(ctx, ref, d, v.proof)
+	if !retain {
+		return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
 	}
-	return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
+	if err := p.retainHere(ctx, ref, d); err != nil || v.proof == "" {
+		return held, previous, err
+	}
+	return held, previous, p.Pins.Prove(ctx, ref, d, v.proof)
 }
 
 // WouldPull says what a pull would run, and changes nothing. scope is that of

@@ -5,7 +5,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -13,39 +12,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
-
-// retainsAnew tells whether the answer to a question would become a pin that
-// retains, while what is retained is limited: whether there is room is decided
-// before the pin is made.
-func (p *Puller) retainsAnew(q question) bool {
-	if _, ok := q.ref.(reference.Digested); ok {
-		return false
-	}
-	return q.decision.Scope != "" && q.decision.Retain && p.pinFor(q) == nil && p.Retainer.Limited()
-}
-
-// pullRetained is a pull whose reference would be pinned and retained. The
-// manifest, which tells the size, is fetched before the pin is made: a lease of
-// its own holds it until the pull has recorded it.
-func (p *Puller) pullRetained(ctx context.Context, r Request, q question) (e imagepin.Entry, _ error) {
-	release := func() {}
-	defer func() { release() }()
-	q.room = func(ctx context.Context, v Verdict) error {
-		if err := verify(ctx, p.Verifiers, q.ref.String(), v.Root); err != nil {
-			return complete(err, imagepin.ImageVerificationFailed, q.ref.String(), r.Runtime.Target)
-		}
-		reserved, err := p.reserve(ctx, v.job(q.ref, r), nil, r.Runtime)
-		if err == nil {
-			release = reserved
-		}
-		return err
-	}
-	err := withLease(ctx, p.Leases, func(ctx context.Context) (err error) {
-		e, err = p.decideAndRun(ctx, r, q)
-		return err
-	})
-	return e, err
-}
 
 // reserve makes sure that there is room to retain what a job would make ready
 // for some runtimes, until the returned function is called. What has to be
@@ -74,9 +40,18 @@ func (p *Puller) measure(ctx context.Context, j job) (imagepin.Entry, error) {
 	if err != nil {
 		return imagepin.Entry{}, because(ctx, err)
 	}
+	e, err := p.measured(ctx, j, path, ensure)
+	if err != nil {
+		return imagepin.Entry{}, because(ctx, err)
+	}
+	return e, nil
+}
+
+// measured is measure where the path to the manifest is known.
+func (p *Puller) measured(ctx context.Context, j job, path []ocispec.Descriptor, ensure ensure) (imagepin.Entry, error) {
 	manifest := path[len(path)-1]
 	if err := ensure(ctx, manifest); err != nil {
-		return imagepin.Entry{}, because(ctx, err)
+		return imagepin.Entry{}, err
 	}
 	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)
 	if err != nil {

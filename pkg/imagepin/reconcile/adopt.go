@@ -28,24 +28,37 @@ const adoptBatch = 50
 type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
 
 // adoptAll gives keys to the images that others have put on the node before the
-// start. Nothing else writes yet, and their records hold them.
+// start. No call is answered yet, and their records hold them.
 func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *store.Inventory) error {
 	has := func(snapshotter string, chainID digest.Digest) (bool, error) {
 		return have.HasSnapshot(snapshotter, chainID), nil
 	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
-		var entries []imagepin.Entry
+		var adoptions []store.Adoption
 		for _, img := range batch {
-			entries = append(entries, r.adopt(ctx, img, has)...)
+			if entries := r.adopt(ctx, img, has); len(entries) > 0 {
+				adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
+			}
 		}
-		if len(entries) == 0 {
+		if len(adoptions) == 0 {
 			continue
 		}
 		failpoint.Reach("adopt.found")
-		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
+		if _, err := r.Store.Adopt(ctx, adoptions...); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
+	}
+	return ctx.Err()
+}
+
+// adoptEach is adoptAll while calls are answered: what was found at the beginning
+// may have changed since.
+func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image) error {
+	for _, img := range unknown {
+		if err := r.adoptNow(ctx, img); err != nil {
+			return err
+		}
 	}
 	return ctx.Err()
 }
@@ -60,28 +73,29 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 		return nil
 	}
 	return r.Puller.Hold(ctx, entries, func(ctx context.Context) error {
-		now, err := r.Store.Records.Get(ctx, img.Name)
-		if errdefs.IsNotFound(err) || err == nil && now.Target.Digest != img.Target.Digest {
-			return nil // there is an event of that, too
-		}
-		if err != nil {
-			return fmt.Errorf("read image record %s: %w", img.Name, err)
-		}
-		for _, e := range entries {
-			if ok, err := r.Store.Present(ctx, e); err != nil || !ok {
-				return err
-			}
-		}
-		for _, e := range entries {
-			r.Puller.RetainIfPinned(ctx, e)
-		}
 		failpoint.Reach("adopt.found")
-		if _, err := r.Store.Put(ctx, "", entries...); err != nil {
+		if _, err := r.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
+		for _, e := range entries {
+			r.Puller.RetainIfPinned(ctx, e)
+		}
 		return nil
 	})
+}
+
+// noteUntagged notes an image that has a record of its ID and no key.
+// containerd's CRI lists it without a tag where it can be read.
+func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
+	if _, err := digest.Parse(img.Name); err != nil || r.Store.Explained(img) {
+		return
+	}
+	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes.Default())
+	if err != nil || e.ImageID.String() != img.Name {
+		return
+	}
+	r.Store.NoteUntagged(store.Untagged{Entry: e})
 }
 
 // adopt finds the targets that an image is unpacked for. Where it is not
@@ -110,10 +124,6 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 			if e.Target == r.Runtimes.Default().Target {
 				r.healing.add(ctx, store.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
 			}
-			continue
-		}
-		if err := r.Store.Hold(ctx, e); err != nil {
-			entry.WithError(err).Warn("cannot keep the snapshot of an image that another tool has unpacked")
 			continue
 		}
 		entries = append(entries, e)

@@ -84,7 +84,8 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		r.healing.wait()
 	}()
 	changes, failed := r.Events.Subscribe(ctx, topics...)
-	if !r.started && !r.UnderWay {
+	first := !r.started && !r.UnderWay
+	if first {
 		// Later, there are the leases of calls that are under way.
 		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
 			return err
@@ -96,8 +97,16 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		return err
 	}
 	loaded()
-	if err := r.adoptAll(ctx, found.Unexplained, found.Have); err != nil {
+	if first {
+		err = r.adoptAll(ctx, found.Unexplained, found.Have)
+	} else {
+		err = r.adoptEach(ctx, found.Unexplained)
+	}
+	if err != nil {
 		return err
+	}
+	for _, img := range found.Unexplained {
+		r.noteUntagged(ctx, img)
 	}
 	if err := r.Puller.RetainPinned(ctx); err != nil {
 		return err
@@ -188,6 +197,7 @@ func (r *Reconciler) record(ctx context.Context, name string) error {
 	if err != nil || unknown == nil {
 		return err
 	}
+	r.noteUntagged(ctx, *unknown)
 	return r.adoptNow(ctx, *unknown)
 }
 

@@ -214,6 +214,9 @@ func (e *env) remove(t *testing.T, keys ...imagepin.Key) {
 	if _, err := e.store.Remove(e.ctx, keys...); err != nil {
 		t.Fatal(err)
 	}
+	if err := e.store.Collect(e.ctx); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // label sets a label that is none of ours.

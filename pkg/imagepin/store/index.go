@@ -23,6 +23,9 @@ type index struct {
 	bySnapshot map[snapshot]group
 	ids        *digestset.Set
 	proofs     proofs
+	// untagged are the records of image IDs that no key has accounted for when
+	// they were looked at.
+	untagged map[digest.Digest]Untagged
 }
 
 // snapshot is one that is committed, by its chain ID.
@@ -45,6 +48,7 @@ func newIndex() *index {
 		bySnapshot: make(map[snapshot]group),
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
+		untagged:   make(map[digest.Digest]Untagged),
 	}
 }
 
@@ -88,6 +92,37 @@ func (x *index) remove(k imagepin.Key) {
 	if len(x.byID[e.ImageID]) == 0 {
 		_ = x.ids.Remove(e.ImageID)
 	}
+}
+
+// needing gives the entries that need a snapshot.
+func (x *index) needing(id snapshot) group {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.bySnapshot[id]
+}
+
+// unchanged gives those of some entries that have not been replaced since.
+func (x *index) unchanged(since group) []imagepin.Entry {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	var still []imagepin.Entry
+	for _, e := range since {
+		if x.byKey[e.Key] == e {
+			still = append(still, *e)
+		}
+	}
+	return still
+}
+
+// all gives every entry.
+func (x *index) all() map[*imagepin.Entry]bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	all := make(map[*imagepin.Entry]bool, len(x.byKey))
+	for _, e := range x.byKey {
+		all[e] = true
+	}
+	return all
 }
 
 func take[K comparable](m map[K]group, k K, e *imagepin.Entry) {

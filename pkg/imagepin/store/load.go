@@ -59,15 +59,16 @@ type Loss struct {
 // where they do not belong any more, which would come back to life once the key
 // is removed from where it does, and images without the record of their ID.
 func (s *Store) Load(ctx context.Context) (*Loaded, error) {
+	before := s.index.all()
+	have, err := s.Inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	have, err := s.Inventory(ctx)
-	if err != nil {
-		return nil, err
-	}
 	all, err := s.Records.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
@@ -87,7 +88,7 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 				stale = append(stale, e) // the record has come to mean another image
 				continue
 			}
-			if loss, lost := s.lost(e, have); lost {
+			if loss, lost := s.lost(e, have); lost && !s.recordedSince(before, e) {
 				loaded.Lost = append(loaded.Lost, loss)
 				continue
 			}
@@ -111,7 +112,7 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
 	s.index.byRecord, s.index.bySnapshot = x.byRecord, x.bySnapshot
-	s.index.ids, s.index.proofs = x.ids, x.proofs
+	s.index.ids, s.index.proofs, s.index.untagged = x.ids, x.proofs, x.untagged
 	s.index.mu.Unlock()
 	for _, e := range stale {
 		failpoint.Reach("start.astray")
@@ -136,13 +137,22 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	}
 	lost := make(map[string]bool, len(loaded.Lost))
 	for _, l := range loaded.Lost {
-		lost[l.Entry.Record] = true
+		lost[l.Entry.Record], lost[l.Entry.ImageID.String()] = true, true
 	}
 	news := s.unclaimed(have)
 	loaded.Unexplained = slices.DeleteFunc(all, func(img images.Image) bool {
 		return lost[img.Name] || s.Explained(img) && !(news && s.Adopted(img.Name))
 	})
 	return loaded, nil
+}
+
+// recordedSince reports whether a call has recorded an entry since the index had
+// the entries before: an inventory of that time does not know what it needs.
+func (s *Store) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	now := s.index.byKey[e.Key]
+	return now != nil && !before[now] && sameImage(*now, e)
 }
 
 // lost tells whether a recorded key is not ready.
@@ -165,6 +175,13 @@ func (s *Store) Recheck(e imagepin.Entry, have *Inventory) (_ Loss, ok bool) { r
 // Drop takes a key that is recorded but not in the index off its record, and
 // frees what only it held.
 func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
+	if err := s.drop(ctx, e); err != nil {
+		return err
+	}
+	return s.Collect(ctx)
+}
+
+func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -180,10 +197,7 @@ func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
 	if _, err := s.applyBeside(ctx, others, []imagepin.Entry{e}, nil, ""); err != nil {
 		return err
 	}
-	if err := s.releaseSnapshots(ctx, []imagepin.Entry{e}); err != nil {
-		return err
-	}
-	return s.Collect(ctx)
+	return s.releaseSnapshots(ctx, []imagepin.Entry{e})
 }
 
 // lostBeside gives the other keys on an entry's record that are not in the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 )
@@ -37,18 +38,23 @@ func TestLockHonoursContext(t *testing.T) {
 	<-records.reached
 	gone, cancel := context.WithCancel(e.ctx)
 	cancel()
+	held, done := e.Lease(t)
+	defer done()
+	leased, cancel := context.WithCancel(held)
+	cancel()
 	for what, write := range map[string]func() error{
 		"Put":            func() error { _, err := e.store.Put(gone, "proof", entries...); return err },
 		"Remove":         func() error { _, err := e.store.Remove(gone, entries[0].Key); return err },
 		"Sync":           func() error { _, err := e.store.Sync(gone, tag); return err },
 		"Drop":           func() error { return e.store.Drop(gone, entries[0]) },
-		"Restore":        func() error { _, err := e.store.Restore(gone, entries[0], tag); return err },
+		"Restore":        func() error { _, err := e.store.Restore(leased, entries[0], tag); return err },
+		"Adopt":          func() error { _, err := e.store.Adopt(gone, Adoption{Entries: entries}); return err },
 		"Realign":        func() error { return e.store.Realign(gone, entries[0]) },
 		"Load":           func() error { _, err := e.store.Load(gone); return err },
 		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, &Inventory{}) },
 		"ContentGone":    func() error { _, err := e.store.ContentGone(gone, entries[0].Manifest); return err },
-		"SnapshotGone": func() error {
-			_, err := e.store.SnapshotGone(gone, native.Snapshotter, entries[0].ChainID.String())
+		"RemoveUntagged": func() error {
+			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err
 		},
 		"End": func() error { return e.store.End(gone) },

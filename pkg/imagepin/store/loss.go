@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -18,21 +17,21 @@ import (
 // returned to be healed. Their labels stay.
 func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]Loss, error) {
 	id := snapshot{snapshotter, digest.Digest(name)}
-	if !s.needs(id) {
+	before := s.index.needing(id)
+	if len(before) == 0 {
 		return nil, nil // most are those of containers
+	}
+	// Without the lock: a snapshotter that hangs must not keep others waiting.
+	here, err := s.HasSnapshot(ctx, snapshotter, id.chainID)
+	if err != nil || here {
+		return nil, err
 	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	here, err := s.HasSnapshot(ctx, snapshotter, id.chainID)
-	if err != nil || here {
-		return nil, err
-	}
-	s.index.mu.RLock()
-	entries := s.index.bySnapshot[id].values()
-	s.index.mu.RUnlock()
+	entries := s.index.unchanged(before)
 	var losses []Loss
 	for _, e := range entries {
 		whole, err := s.whole(ctx, e)
@@ -43,12 +42,6 @@ func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]L
 	}
 	s.index.replace(entries, nil)
 	return losses, nil
-}
-
-func (s *Store) needs(id snapshot) bool {
-	s.index.mu.RLock()
-	defer s.index.mu.RUnlock()
-	return len(s.index.bySnapshot[id]) > 0
 }
 
 // ContentGone takes notice that a blob may have been deleted. The keys that
@@ -118,8 +111,17 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 
 // Restore records a key that has been made ready again, if the record called
 // witness still means it: another tool, or a removal, may have been there
-// meanwhile. What it needs must be held by a lease of the caller.
+// meanwhile. The context carries a lease of the caller, which is to hold what it
+// needs. A key that lacks something is not restored.
 func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
+	e = *s.withUser(ctx, e)
+	err := s.AddToLease(ctx, e)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return false, err
@@ -132,9 +134,6 @@ func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (
 	if err != nil {
 		return false, fmt.Errorf("read image record %s: %w", witness, err)
 	}
-	if present, err := s.Present(ctx, e); err != nil || !present {
-		return false, err
-	}
 	var replaced []imagepin.Entry
 	if now, ok := s.Get(e.Key); ok {
 		if now.Root.Digest == e.Root.Digest || witness != e.Ref {
@@ -144,7 +143,10 @@ func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (
 	} else if meant, err := s.tagMeans(ctx, e); err != nil || !meant {
 		return false, err
 	}
-	_, err = s.apply(ctx, replaced, []imagepin.Entry{*s.withUser(ctx, e)}, "")
+	if err := s.keepSnapshot(ctx, e); err != nil {
+		return false, err
+	}
+	_, err = s.apply(ctx, replaced, []imagepin.Entry{e}, "")
 	return err == nil, err
 }
 
@@ -162,24 +164,6 @@ func (s *Store) tagMeans(ctx context.Context, e imagepin.Entry) (bool, error) {
 		return false, fmt.Errorf("read image record %s: %w", e.Ref, err)
 	}
 	return tag.Target.Digest == e.RecordTarget.Digest || s.Explained(tag), nil
-}
-
-// Hold makes an image's configuration keep its snapshot alive, as unpacking it
-// does last: another tool may be between the two.
-func (s *Store) Hold(ctx context.Context, e imagepin.Entry) error {
-	if e.ChainID == "" {
-		return nil
-	}
-	label := snapshotRefPrefix + e.Target.Snapshotter
-	info, err := s.Content.Info(ctx, e.ImageID)
-	if err != nil || info.Labels[label] == e.ChainID.String() {
-		return err
-	}
-	_, err = s.Content.Update(ctx, content.Info{
-		Digest: e.ImageID,
-		Labels: map[string]string{label: e.ChainID.String()},
-	}, "labels."+label)
-	return err
 }
 
 // Adopted tells whether the keys of a reference are of an image that came by

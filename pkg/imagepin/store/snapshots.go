@@ -65,9 +65,17 @@ func (s *Store) release(ctx context.Context, u unpacked) error {
 // were written. Those of lost keys stay: they may be wanted yet. It writes
 // nothing where there are none.
 func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory, lost ...Loss) error {
+	released, err := s.releaseOrphans(ctx, have, lost)
+	if err != nil || !released {
+		return err
+	}
+	return s.Collect(ctx)
+}
+
+func (s *Store) releaseOrphans(ctx context.Context, have *Inventory, lost []Loss) (released bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	wanted := make(map[unpacked]bool)
@@ -88,11 +96,29 @@ func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory, lost ...Los
 	for _, u := range orphans {
 		failpoint.Reach("start.orphan")
 		if err := s.release(ctx, u); err != nil {
-			return err
+			return false, err
 		}
 	}
-	if len(orphans) == 0 {
+	return len(orphans) > 0, nil
+}
+
+// keepSnapshot makes an image's configuration keep its snapshot alive, as
+// unpacking it does last: another tool may be between the two, and a removal may
+// have let go of it while it was made ready again. The caller holds the lock.
+func (s *Store) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
+	if e.ChainID == "" {
 		return nil
 	}
-	return s.Collect(ctx)
+	label := snapshotRefPrefix + e.Target.Snapshotter
+	info, err := s.Content.Info(ctx, e.ImageID)
+	if err == nil && info.Labels[label] != e.ChainID.String() {
+		_, err = s.Content.Update(ctx, content.Info{
+			Digest: e.ImageID,
+			Labels: map[string]string{label: e.ChainID.String()},
+		}, "labels."+label)
+	}
+	if err != nil {
+		return fmt.Errorf("keep the snapshot of %s in %s: %w", e.ImageID, e.Target.Snapshotter, err)
+	}
+	return nil
 }

@@ -60,11 +60,13 @@ type state struct {
 	index *index
 	write keyed.Mutex // one writer at a time; see lock
 	ended bool        // guarded by write
+	// removed is when the last key of an image was removed; guarded by write.
+	removed map[digest.Digest]time.Time
 }
 
 // New makes a store with an empty index; see [Store.Load].
 func New(c Config) *Store {
-	return &Store{Config: c, state: &state{index: newIndex()}}
+	return &Store{Config: c, state: &state{index: newIndex(), removed: make(map[digest.Digest]time.Time)}}
 }
 
 // With gives a store of the same keys with another configuration, which has to
@@ -108,9 +110,8 @@ func (s *Store) End(ctx context.Context) error {
 }
 
 // Put records that keys are ready: entries replace what was known of their
-// keys. The content and the snapshots must be in place and be held by a lease
-// of the caller. A non-empty proof is noted on the records that carry the
-// keys.
+// keys. A lease of the caller must hold what they need, see [Store.AddToLease].
+// A non-empty proof is noted on the records that carry the keys.
 //
 // Put writes only what differs, and nothing where nothing does.
 func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
@@ -119,13 +120,40 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 		return Change{}, err
 	}
 	defer unlock()
-	var replaced []imagepin.Entry
-	news := false
-	for i, e := range entries {
+	return s.put(ctx, proof, entries, nil)
+}
+
+// put is Put for a caller that holds the lock. still is the condition on which
+// anything is written; nil is none.
+func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry, still condition) (Change, error) {
+	entries, replaced, news := s.news(proof, entries)
+	if !news {
+		return Change{}, nil
+	}
+	// First, so that no record is written whose snapshot nothing keeps.
+	for _, e := range entries {
+		if err := s.keepSnapshot(ctx, e); err != nil {
+			return Change{}, err
+		}
+	}
+	return s.bring(ctx, nil, replaced, entries, proof, creates(entries), still)
+}
+
+// Recorded reports whether Put would write nothing.
+func (s *Store) Recorded(proof string, entries ...imagepin.Entry) bool {
+	_, _, news := s.news(proof, entries)
+	return !news
+}
+
+// news gives entries as they are to be recorded, and those they replace. news
+// is false where all of them, and the proof, are recorded already.
+func (s *Store) news(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, news bool) {
+	wanted = slices.Clone(entries)
+	for i, e := range wanted {
 		old, ok := s.Get(e.Key)
 		switch {
 		case ok && sameImage(old, e):
-			entries[i] = old // it says since when the key has been ready
+			wanted[i] = old // it says since when the key has been ready
 			news = news || !s.hasProofOn(e.Record, proof)
 		case ok:
 			replaced, news = append(replaced, old), true
@@ -133,10 +161,7 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 			news = true
 		}
 	}
-	if !news {
-		return Change{}, nil
-	}
-	return s.apply(ctx, replaced, entries, proof)
+	return wanted, replaced, news
 }
 
 func sameImage(a, b imagepin.Entry) bool {
@@ -144,9 +169,9 @@ func sameImage(a, b imagepin.Entry) bool {
 		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest
 }
 
-// Remove takes keys away, and the records that no key needs any more. What a
-// record kept alive is collected before Remove returns, as far as nothing else
-// holds it. Keys that are not there are ignored.
+// Remove takes keys away, and the records that no key needs any more. What they
+// kept alive goes with the next garbage collection, as far as nothing else holds
+// it: see [Store.Collect]. Keys that are not there are ignored.
 func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -166,14 +191,12 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	if err != nil {
 		return ch, err
 	}
+	s.noteRemoved(removed)
 	failpoint.Reach("remove.recorded")
 	// The keys are gone: what they held has to go too, whoever still waits.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
 	defer cancel()
-	if err := s.releaseSnapshots(ctx, removed); err != nil {
-		return ch, err
-	}
-	return ch, s.Collect(ctx)
+	return ch, s.releaseSnapshots(ctx, removed)
 }
 
 // Sync takes notice of what another tool has done to the record called name.
@@ -181,40 +204,53 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 // removed; labels that were wiped are written again. It returns the record
 // where no key accounts for it, for adoption to look at.
 func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
+	img, removed, err := s.sync(ctx, name)
+	if err != nil || !removed {
+		return img, err
+	}
+	return nil, s.Collect(ctx)
+}
+
+// sync is Sync; removed reports whether it has removed the record.
+func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer unlock()
 	carried := s.ByRecord(name)
 	img, err := s.Records.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
 		s.index.noteProofs(images.Image{Name: name})
+		s.forgetUntagged(name)
 		for _, e := range s.ByRef(name) {
 			if s.native(e) && e.Record != name {
 				carried = append(carried, e)
 			}
 		}
-		return nil, s.unseat(ctx, carried)
+		return nil, false, s.unseat(ctx, carried)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read image record %s: %w", name, err)
+		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
 	}
 	s.index.noteProofs(img)
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
 	if err := s.unseat(ctx, moved); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
-		_, err := s.bring(ctx, nil, nil, stay, "", isID)
-		return nil, err
+		_, err := s.bring(ctx, nil, nil, stay, "", isID, nil)
+		return nil, false, err
 	}
 	if s.Explained(img) {
-		return nil, nil
+		return nil, false, nil
 	}
-	return &img, nil
+	if removed, err := s.removeLate(ctx, img); err != nil || removed {
+		return nil, removed, err
+	}
+	return &img, false, nil
 }
 
 // unseat takes keys off a record that is gone, or means another image. Those of a tag whose own record is
@@ -280,10 +316,14 @@ func creates(added []imagepin.Entry) creator {
 // applyBeside is apply where there are keys that are recorded and not in the
 // index: their records stay.
 func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.bring(ctx, recorded, removed, added, proof, creates(added))
+	return s.bring(ctx, recorded, removed, added, proof, creates(added), nil)
 }
 
-func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator) (Change, error) {
+// condition is what has to hold for a change to be made. It is looked at in the
+// transaction that makes the change, where containerd has transactions.
+type condition func(context.Context, images.Store) error
+
+func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, still condition) (Change, error) {
 	v := s.view(removed, added)
 	v.entries = append(v.entries, recorded...)
 	gone := make(map[string]struct{})
@@ -293,6 +333,11 @@ func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.E
 		ours[e.RecordTarget.Digest] = true
 	}
 	plan := func(ctx context.Context, store images.Store) ([]change, error) {
+		if still != nil {
+			if err := still(ctx, store); err != nil {
+				return nil, err
+			}
+		}
 		var changes []change
 		for _, name := range affected(removed, added) {
 			c, needed, err := planRecord(ctx, store, v, name, gone, ours, proof)

@@ -1,0 +1,55 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// RemoveUntagged removes the images that no key accounts for, that nobody has
+// written a record of since before, and that nothing on the node is made of.
+func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
+	all := s.Store.Untagged()
+	if len(all) == 0 {
+		return nil
+	}
+	used, err := s.imagesInUse(ctx)
+	if err != nil {
+		return err
+	}
+	collect := false
+	for _, u := range all {
+		if used[u.ImageID] {
+			continue
+		}
+		removed, err := s.Store.RemoveUntagged(s.namespaced(ctx), u.ImageID, before)
+		if err != nil {
+			return err
+		}
+		collect = collect || removed
+	}
+	if !collect {
+		return nil
+	}
+	return s.collect(ctx)
+}
+
+// imagesInUse finds the image IDs that the containers of the node were made of.
+func (s *Service) imagesInUse(ctx context.Context) (map[digest.Digest]bool, error) {
+	resp, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("which images are in use: %w", err)
+	}
+	used := make(map[digest.Digest]bool)
+	for _, c := range resp.GetContainers() {
+		for _, name := range []string{c.GetImageId(), c.GetImageRef(), c.GetImage().GetImage()} {
+			if id, err := digest.Parse(name); err == nil {
+				used[id] = true
+			}
+		}
+	}
+	return used, nil
+}

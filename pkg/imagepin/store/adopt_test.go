@@ -1,0 +1,85 @@
+package store
+
+import (
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// TestAdoptLeavesWhatHasMoved adopts one of two images: the tag of the other was
+// moved, by a pull or by another tool, after it was looked at.
+func TestAdoptLeavesWhatHasMoved(t *testing.T) {
+	for what, move := range map[string]func(*env, image, image){
+		"by a pull": func(e *env, _, newer image) { e.pull(t, tag, newer, native, 100, "") },
+		"by another tool": func(e *env, _, newer image) {
+			if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: newer.root}, "target"); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"away": func(e *env, _, _ image) {
+			if err := e.Images.Delete(e.ctx, tag); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			e := newEnv(t)
+			older, newer, other := e.image("a"), e.image("b"), e.image("c")
+			ctx, done := e.Lease(t)
+			defer done()
+			var adoptions []Adoption
+			for name, i := range map[string]image{tag: older, repo + ":other": other} {
+				e.place(ctx, t, i, native)
+				img, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: i.root})
+				if err != nil {
+					t.Fatal(err)
+				}
+				adopted := entries(name, i, native, 0)[1:]
+				adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
+				adoptions = append(adoptions, Adoption{Image: img, Entries: adopted})
+			}
+			e.place(ctx, t, newer, native)
+			move(e, older, newer)
+			if _, err := e.store.Adopt(ctx, adoptions...); err != nil {
+				t.Fatal(err)
+			}
+			if got := e.store.ByRef(repo + ":other"); len(got) != 1 || got[0].Root.Digest != other.root.Digest {
+				t.Errorf("the other is adopted as %v", got)
+			}
+			for _, got := range e.store.ByRef(tag) {
+				if got.Root.Digest != newer.root.Digest {
+					t.Errorf("the tag is adopted as %v", got)
+				}
+			}
+			if img := e.Records(t)[tag]; img.Target.Digest == older.root.Digest {
+				t.Error("the record of the tag was moved back")
+			}
+		})
+	}
+}
+
+// TestAdoptLeavesALaterPull has a pull of another platform, which writes no record
+// of the tag, come after another tool has written that.
+func TestAdoptLeavesALaterPull(t *testing.T) {
+	e := newEnv(t)
+	older, newer := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, older, foreign)
+	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulled := int(time.Until(time.Unix(when, 0)).Abs()/time.Second) + 10
+	e.pull(t, tag, newer, foreign, pulled, "")
+	adopted := entries(tag, older, foreign, 0)[1:]
+	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: adopted}); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign}); !ok || got.Root.Digest != newer.root.Digest {
+		t.Errorf("the tag means %v", got)
+	}
+}

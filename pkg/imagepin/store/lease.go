@@ -1,0 +1,78 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// AddToLease makes the lease in ctx hold what entries need, and then looks
+// whether it is there: what was found there before may have been collected since,
+// and from now on it stays. It writes nothing where the lease holds it already.
+//
+// It fails with ErrNotFound where something is not there, and with
+// ErrFailedPrecondition where ctx has no lease.
+func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
+	id, ok := leases.FromContext(ctx)
+	if !ok {
+		return fmt.Errorf("hold %d keys: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
+	}
+	lease := leases.Lease{ID: id}
+	held, err := s.Leases.ListResources(ctx, lease)
+	if err != nil {
+		return fmt.Errorf("hold what keys need: %w", err)
+	}
+	if missing := needed(entries, held); len(missing) > 0 {
+		if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
+			for _, r := range missing {
+				if err := s.Leases.AddResource(ctx, lease, r); err != nil {
+					return fmt.Errorf("hold %s: %w", r.ID, err)
+				}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	failpoint.Reach("lease.added")
+	for _, e := range entries {
+		present, err := s.Present(ctx, e)
+		if err != nil {
+			return err
+		}
+		if !present {
+			return fmt.Errorf("a part of %s was removed meanwhile: %w", e.Key, errdefs.ErrNotFound)
+		}
+	}
+	return nil
+}
+
+// needed lists what entries need and a lease does not hold.
+func needed(entries []imagepin.Entry, held []leases.Resource) []leases.Resource {
+	known := make(map[leases.Resource]bool, len(held))
+	for _, r := range held {
+		known[r] = true
+	}
+	var missing []leases.Resource
+	need := func(r leases.Resource) {
+		if !known[r] {
+			known[r] = true
+			missing = append(missing, r)
+		}
+	}
+	for _, e := range entries {
+		need(leases.Resource{ID: e.RecordTarget.Digest.String(), Type: "content"})
+		need(leases.Resource{ID: e.Manifest.String(), Type: "content"})
+		need(leases.Resource{ID: e.ImageID.String(), Type: "content"})
+		if e.ChainID != "" {
+			need(leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+		}
+	}
+	return missing
+}

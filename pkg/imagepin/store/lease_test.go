@@ -1,0 +1,103 @@
+package store
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+)
+
+// TestAddToLease holds what keys need over the removal of every record, and says
+// where a part was collected before.
+func TestAddToLease(t *testing.T) {
+	e := newEnv(t)
+	i, gone := e.image("a"), e.image("b")
+	e.pull(t, tag, i, native, 0, "")
+	e.pull(t, repo+":gone", gone, native, 0, "")
+	known := entries(tag, i, native, 0)
+	if err := e.store.AddToLease(e.ctx, known...); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without a lease: %v", err)
+	}
+	ctx, done := e.Lease(t)
+	for range 2 {
+		if err := e.store.AddToLease(ctx, known...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.remove(t, keysOf(known)...)
+	e.remove(t, keysOf(entries(repo+":gone", gone, native, 0))...)
+	if ok, err := e.store.Present(e.ctx, known[0]); err != nil || !ok {
+		t.Errorf("what the lease holds is there: %v, %v", ok, err)
+	}
+	if err := e.store.AddToLease(ctx, entries(repo+":gone", gone, native, 0)...); !errdefs.IsNotFound(err) {
+		t.Errorf("of what was collected: %v", err)
+	}
+	// The removal has dropped the label that keeps the snapshot: it is back.
+	if _, err := e.store.Put(ctx, "", known...); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	e.Collect(t)
+	e.sound(t)
+}
+
+// hangingLeases hang where a deletion waits for a garbage collection.
+type hangingLeases struct {
+	leases.Manager
+	reached, free chan struct{}
+}
+
+func (l hangingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
+	if len(opts) > 0 {
+		close(l.reached)
+		select {
+		case <-l.free:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return l.Manager.Delete(ctx, lease, opts...)
+}
+
+// TestWritersDoNotWaitForACollection has a collection hang, as it does with a
+// snapshotter that hangs: everything else is written meanwhile.
+func TestWritersDoNotWaitForACollection(t *testing.T) {
+	for what, begin := range map[string]func(*env, image) error{
+		"Collect": func(e *env, i image) error {
+			if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); err != nil {
+				return err
+			}
+			return e.store.Collect(e.ctx)
+		},
+		"Drop": func(e *env, i image) error {
+			lost := entries(tag, i, native, 0)[0]
+			e.store.index.replace(entries(tag, i, native, 0)[:1], nil)
+			return e.store.Drop(e.ctx, lost)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			e := newEnv(t)
+			i, other := e.image("a"), e.image("b")
+			e.pull(t, tag, i, native, 0, "")
+			hanging := hangingLeases{e.Leases, make(chan struct{}), make(chan struct{})}
+			e.store.Leases = hanging
+			ended := make(chan error, 1)
+			go func() { ended <- begin(e, i) }()
+			<-hanging.reached
+			ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
+			defer cancel()
+			held, done := e.Lease(t)
+			e.place(held, t, other, native)
+			if _, err := e.store.Put(ctx, "", entries(repo+":2", other, native, 1)...); err != nil {
+				t.Error(err)
+			}
+			done()
+			close(hanging.free)
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

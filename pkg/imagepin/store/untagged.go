@@ -1,0 +1,140 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// lateRecord is how long containerd's CRI may take to write the record of an
+// image ID. It does so when it handles the event of another record, which can be
+// removed by then (updateImage in internal/cri/server/images/image_pull.go).
+const lateRecord = time.Minute
+
+// Untagged is an image that no key accounts for, and that has a record of its
+// image ID. containerd's CRI lists it without a tag.
+type Untagged struct {
+	// Entry has ImageID, Manifest, ChainID, Size and User. Its Key is empty.
+	imagepin.Entry
+}
+
+// NoteUntagged notes an image that has a record of its ID and no key. It is
+// forgotten when the record goes; see [Store.Sync].
+func (s *Store) NoteUntagged(u Untagged) {
+	s.index.mu.Lock()
+	defer s.index.mu.Unlock()
+	s.index.untagged[u.ImageID] = u
+}
+
+// Untagged gives the images that have a record of their ID and no key, in no
+// particular order.
+func (s *Store) Untagged() []Untagged {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	var all []Untagged
+	for id, u := range s.index.untagged {
+		if len(s.index.byID[id]) == 0 {
+			all = append(all, u)
+		}
+	}
+	return all
+}
+
+// FindUntagged gives the image without a key that has an ID.
+func (s *Store) FindUntagged(name string) (Untagged, bool) {
+	id, err := digest.Parse(name)
+	if err != nil {
+		return Untagged{}, false
+	}
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	u, ok := s.index.untagged[id]
+	return u, ok && len(s.index.byID[id]) == 0
+}
+
+// forgetUntagged notes that the record of an ID is gone.
+func (s *Store) forgetUntagged(name string) {
+	s.index.mu.Lock()
+	defer s.index.mu.Unlock()
+	delete(s.index.untagged, digest.Digest(name))
+}
+
+// RemoveUntagged removes the record of an image ID that no key accounts for, that
+// is the only record of its target and that nobody has written since before. What
+// it kept goes with the next garbage collection, see [Store.Collect]. The caller
+// has seen that nothing is made of the image.
+func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	img, err := s.Records.Get(ctx, id.String())
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read image record %s: %w", id, err)
+	}
+	if img.UpdatedAt.After(before) {
+		return false, nil
+	}
+	return s.removeUnaccounted(ctx, img)
+}
+
+// removeUnaccounted removes the record of an image ID, unless there is a key of
+// it or another record of its target. The caller holds the lock.
+func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
+	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[criManagedLabel] != criManagedValue {
+		return false, nil
+	}
+	same, err := s.Records.List(ctx, fmt.Sprintf("target.digest==%s", img.Target.Digest))
+	if err != nil {
+		return false, fmt.Errorf("list the records of %s: %w", img.Target.Digest, err)
+	}
+	if len(same) != 1 {
+		return false, nil
+	}
+	failpoint.Reach("untagged.remove")
+	if err := s.Records.Delete(ctx, img.Name); err != nil && !errdefs.IsNotFound(err) {
+		return false, fmt.Errorf("delete image record %s: %w", img.Name, err)
+	}
+	failpoint.Reach("untagged.removed")
+	s.forgetUntagged(img.Name)
+	log.G(ctx).WithField("image", img.Name).Info("removed the record of an image ID that no key accounts for")
+	return true, nil
+}
+
+// noteRemoved notes the images whose last keys have been removed: containerd's
+// CRI may yet write the record of their ID. The caller holds the lock.
+func (s *Store) noteRemoved(entries []imagepin.Entry) {
+	now := time.Now()
+	for id, at := range s.removed {
+		if now.Sub(at) > lateRecord {
+			delete(s.removed, id)
+		}
+	}
+	for _, e := range entries {
+		if len(s.ByID(e.ImageID)) == 0 {
+			s.removed[e.ImageID] = now
+		}
+	}
+}
+
+// removeLate removes a record that containerd's CRI has written of an image after
+// that was removed. The caller holds the lock.
+func (s *Store) removeLate(ctx context.Context, img images.Image) (removed bool, _ error) {
+	at, ok := s.removed[digest.Digest(img.Name)]
+	if !ok || time.Since(at) > lateRecord {
+		return false, nil
+	}
+	return s.removeUnaccounted(ctx, img)
+}
