@@ -237,6 +237,11 @@ func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Ent
 		if err != nil {
 			return nil, err
 		}
+		for _, e := range entries {
+			if err := s.Puller.Show(s.namespaced(ctx), e); err != nil {
+				return nil, err
+			}
+		}
 		release, err = s.hold(ctx, entries...)
 		if err != nil {
 			return nil, err

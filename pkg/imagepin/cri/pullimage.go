@@ -65,15 +65,15 @@ func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 	}
 }
 
-// WaitVisible waits until the service behind knows an image under names.
-// It fails with [imagepin.NotVisible].
-func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string) error {
+// WaitVisible waits until the service behind knows an image under names, as long as
+// it is wanted under each. It fails with [imagepin.NotVisible].
+func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string, wanted func(name string) bool) error {
 	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
 	defer tick.Stop()
 	for _, name := range names {
-		for {
+		for wanted(name) {
 			resp, err := behind.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
 			if err == nil && resp.GetImage().GetId() == id.String() {
 				break

@@ -153,10 +153,15 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 	}()
 	select {
 	case <-s.Ready:
+		return call()
+	default:
+	}
+	select {
+	case <-s.Ready:
+		return call()
 	case <-ctx.Done():
 		return fmt.Errorf("imagepin is not initialized yet: %w", errdefs.ErrUnavailable)
 	}
-	return call()
 }
 
 // Guard runs the answer to a call as this service's own calls are run, for a

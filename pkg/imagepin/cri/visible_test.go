@@ -38,21 +38,25 @@ func TestWaitVisible(t *testing.T) {
 	id := digest.FromString("image")
 	names := []string{id.String(), "registry.example/app:v1"}
 	for name, tc := range map[string]struct {
-		after time.Duration
-		give  time.Duration
-		want  error
+		after  time.Duration
+		give   time.Duration
+		wanted time.Duration
+		asked  int
+		want   error
 	}{
-		"at once":            {0, time.Hour, nil},
-		"late":               {5 * time.Second, time.Hour, nil},
-		"too late":           {time.Minute, time.Hour, errdefs.ErrUnavailable},
-		"the caller gave up": {time.Minute, time.Second, context.DeadlineExceeded},
+		"at once":            {0, time.Hour, time.Hour, 2, nil},
+		"late":               {5 * time.Second, time.Hour, time.Hour, 2, nil},
+		"removed meanwhile":  {time.Minute, time.Hour, time.Second, 0, nil},
+		"too late":           {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
+		"the caller gave up": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), tc.give)
 				defer cancel()
 				behind := &slowToNotice{id: id, after: time.Now().Add(tc.after)}
-				err := WaitVisible(ctx, behind, id, names)
+				end := time.Now().Add(tc.wanted)
+				err := WaitVisible(ctx, behind, id, names, func(string) bool { return time.Now().Before(end) })
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
@@ -63,7 +67,7 @@ func TestWaitVisible(t *testing.T) {
 				if named != nil && status.Code(toStatus(err)) != codes.Unavailable {
 					t.Errorf("status %v", toStatus(err))
 				}
-				if tc.want == nil && len(behind.names) != len(names) {
+				if len(behind.names) != tc.asked {
 					t.Errorf("asked for %q", behind.names)
 				}
 			})

@@ -28,7 +28,7 @@ import (
 // failed.
 const retryAfter = time.Second
 
-type visible = func(ctx context.Context, id digest.Digest, names []string) error
+type visible = func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
 
 // Service is a node's imagepin in front of a CRI service.
 type Service struct {
@@ -99,8 +99,8 @@ func newService(n *Node, behind grpc.ClientConnInterface) *Service {
 // pullConfig is what the puller works with.
 func (s *Service) pullConfig() pull.Config {
 	images := runtime.NewImageServiceClient(s.behind)
-	return s.node.pullConfig(func(ctx context.Context, id digest.Digest, names []string) error {
-		return cri.WaitVisible(ctx, images, id, names)
+	return s.node.pullConfig(func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
+		return cri.WaitVisible(ctx, images, id, names, wanted)
 	})
 }
 

@@ -3,12 +3,15 @@ package pull
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -38,9 +41,10 @@ type job struct {
 	registry *ocispec.Descriptor // what the registry says that ref means
 	progress transfer.ProgressFunc
 	done     func(metrics.Done)
-	anew     bool // though it is recorded as ready
-	counted  bool // already, as a part of the same pull
-	verified bool // already
+	manifest digest.Digest // that was chosen; empty before
+	anew     bool          // though it is recorded as ready
+	counted  bool          // already, as a part of the same pull
+	verified bool          // already
 }
 
 // job is what a verdict on a request makes to do.
@@ -131,9 +135,8 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 	defer unlock()
 	start := time.Now()
 	entry, change, done, err := p.makeAndRecord(ctx, j)
-	if err == nil && len(change.Names) > 0 {
-		err = traced(ctx, "visible", func(ctx context.Context) error { return p.Visible(ctx, entry.ImageID, change.Names) })
-		failpoint.Reach("pull.visible")
+	if err == nil {
+		err = p.Show(ctx, entry)
 	}
 	if err != nil {
 		return imagepin.Entry{}, failure(ctx), p.failed(ctx, j, err)
@@ -145,6 +148,24 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 		}).Info("image is ready")
 	}
 	return entry, done, nil
+}
+
+// Show waits until containerd's CRI knows an image as it is recorded, whoever has
+// recorded it. It asks nothing where that is known.
+func (p *Puller) Show(ctx context.Context, e imagepin.Entry) error {
+	names := p.Store.Unseen(e)
+	if len(names) == 0 {
+		return nil
+	}
+	unseen := func(name string) bool { return slices.Contains(p.Store.Unseen(e), name) }
+	return traced(ctx, "visible", func(ctx context.Context) error {
+		if err := p.Visible(ctx, e.ImageID, names, unseen); err != nil {
+			return err
+		}
+		p.Store.Seen(names...)
+		failpoint.Reach("pull.visible")
+		return nil
+	})
 }
 
 // failed is the error of a job that err has ended.
@@ -167,14 +188,16 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		done = metrics.Unpacked
 		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
-			if err != nil {
-				return err
-			}
 			if fetched {
 				done = metrics.Fetched
 			}
-			failpoint.Reach("pull.made")
-			entry, change, err = p.record(ctx, j, made)
+			if err == nil {
+				failpoint.Reach("pull.made")
+				entry, change, err = p.record(ctx, j, made)
+			}
+			if err != nil {
+				p.letGo(ctx, j)
+			}
 			return err
 		})
 		return entry, change, done, err
@@ -193,6 +216,23 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		done = metrics.Recorded
 	}
 	return entry, change, done, err
+}
+
+// letGo lets go of the snapshot of a job that has failed, which unpacking made the
+// image's configuration keep: a key of another target may keep that.
+func (p *Puller) letGo(ctx context.Context, j job) {
+	if j.manifest == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	m, err := images.Manifest(ctx, p.Content, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: j.manifest}, platforms.All)
+	if err != nil {
+		return // it was not fetched
+	}
+	if err := p.Store.LetGo(ctx, m.Config.Digest, j.runtime.Target.Snapshotter); err != nil {
+		log.G(ctx).WithError(err).WithField("ref", j.ref.String()).Warn("what a failed pull has unpacked stays until the next start")
+	}
 }
 
 // gone tells whether content that a pull needs is not to be had.

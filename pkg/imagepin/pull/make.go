@@ -44,6 +44,7 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	}); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
+	j.manifest = path[len(path)-1].Digest
 	failpoint.Reach("pull.chosen")
 	if j.toPin != nil {
 		image, err := p.measured(ctx, *j, path, c.ensure)

@@ -45,9 +45,9 @@ type Config struct {
 	Verifiers map[string]imageverifier.ImageVerifier
 	// UnpackPlatforms has one entry per snapshotter; its Platform has to match all.
 	UnpackPlatforms []unpack.Platform
-	// Visible waits until the CRI service behind knows the image called id
-	// under every name.
-	Visible func(ctx context.Context, id digest.Digest, names []string) error
+	// Visible waits until the CRI service behind knows the image called id under
+	// every name, as long as it is wanted under that name.
+	Visible func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
 
 	// DiscardLayers lets layers go once they are unpacked.
 	DiscardLayers bool

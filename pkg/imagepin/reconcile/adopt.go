@@ -74,6 +74,7 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	}
 	return r.Puller.Hold(ctx, entries, func(ctx context.Context) error {
 		failpoint.Reach("adopt.found")
+		r.Store.Unsee(img, entries...)
 		if _, err := r.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
 			return err
 		}

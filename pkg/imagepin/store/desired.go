@@ -125,6 +125,9 @@ type change struct {
 	after images.Image
 }
 
+// retargets reports whether a record means another image after a change.
+func (c *change) retargets() bool { return c.create || slices.Contains(c.fieldpaths, "target") }
+
 func (c *change) write(ctx context.Context, store images.Store) error {
 	var (
 		err  error

@@ -26,6 +26,9 @@ type index struct {
 	// untagged are the records of image IDs that no key has accounted for when
 	// they were looked at.
 	untagged map[digest.Digest]Untagged
+	// unseen are the records that containerd's CRI may not know yet, and what they
+	// target.
+	unseen map[string]digest.Digest
 }
 
 // snapshot is one that is committed, by its chain ID.
@@ -49,6 +52,7 @@ func newIndex() *index {
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
 		untagged:   make(map[digest.Digest]Untagged),
+		unseen:     make(map[string]digest.Digest),
 	}
 }
 

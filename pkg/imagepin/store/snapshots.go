@@ -60,6 +60,25 @@ func (s *Store) release(ctx context.Context, u unpacked) error {
 	return nil
 }
 
+// LetGo drops the reference from an image's configuration to its snapshot in a
+// snapshotter, unless a key needs it. A key that is recorded later has it set again.
+func (s *Store) LetGo(ctx context.Context, id digest.Digest, snapshotter string) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	u := unpacked{id, snapshotter}
+	info, err := s.Content.Info(ctx, id)
+	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.keeps(u) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the labels of %s: %w", id, err)
+	}
+	return s.release(ctx, u)
+}
+
 // ReleaseOrphans lets go of the snapshots of images that have keys, but none
 // for the snapshotter: what a removal leaves that was killed after its records
 // were written. Those of lost keys stay: they may be wanted yet. It writes

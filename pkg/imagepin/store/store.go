@@ -223,6 +223,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	if errdefs.IsNotFound(err) {
 		s.index.noteProofs(images.Image{Name: name})
 		s.forgetUntagged(name)
+		s.index.noteRecord(name, "")
 		for _, e := range s.ByRef(name) {
 			if s.native(e) && e.Record != name {
 				carried = append(carried, e)
@@ -234,6 +235,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
 	}
 	s.index.noteProofs(img)
+	s.index.noteRecord(name, img.Target.Digest)
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
@@ -374,6 +376,7 @@ func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.E
 			return Change{}, err
 		}
 	}
+	s.index.noteUnseen(changes)
 	s.index.replace(removed, added)
 	for _, c := range changes {
 		s.index.noteProofs(c.after)
@@ -384,7 +387,7 @@ func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.E
 func summarize(changes []change) Change {
 	ch := Change{Wrote: len(changes) > 0}
 	for _, c := range changes {
-		if c.create || slices.Contains(c.fieldpaths, "target") {
+		if c.retargets() {
 			ch.Names = append(ch.Names, c.image.Name)
 		}
 	}

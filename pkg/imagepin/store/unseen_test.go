@@ -1,0 +1,78 @@
+package store
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+)
+
+// TestUnseen has what was written waited for by whoever finds it, until it is seen,
+// or is not there any more as it was written.
+func TestUnseen(t *testing.T) {
+	e := newEnv(t)
+	a, b := e.image("a"), e.image("b")
+	e.pull(t, tag, a, native, 0, "")
+	e.pull(t, tag, a, foreign, 0, "")
+	want := func(when string, i image, at []string) {
+		t.Helper()
+		got := e.store.Unseen(entries(tag, i, native, 0)[1])
+		slices.Sort(got)
+		slices.Sort(at)
+		if !slices.Equal(got, at) {
+			t.Errorf("%s: %q, not %q", when, got, at)
+		}
+	}
+	id, digested := a.amd64.Config.Digest.String(), repo+"@"+a.root.Digest.String()
+	want("written", a, []string{tag, digested, id})
+	e.store.Seen(digested)
+	want("one is seen", a, []string{tag, id})
+	if got := e.store.Unseen(entries(tag, a, foreign, 0)[1]); slices.Contains(got, tag) {
+		t.Errorf("a tag of another platform is waited for: %q", got)
+	}
+	e.pull(t, tag, a, nativeToo, 1, "")
+	want("labels do not count", a, []string{tag, id})
+	if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: b.root}, "target"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.store.Sync(e.ctx, tag); err != nil {
+		t.Fatal(err)
+	}
+	want("another tool has moved the tag", a, []string{id})
+	if err := e.Images.Delete(e.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.store.Sync(e.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	want("another tool has removed the ID", a, nil)
+	e.store.Unsee(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
+	want("another tool has written it", a, []string{tag, id})
+}
+
+// TestLetGo lets go of a snapshot that a failed pull has unpacked, and of none that a
+// key needs.
+func TestLetGo(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	ctx, done := e.Lease(t)
+	e.place(ctx, t, i, nativeToo)
+	done()
+	for range 2 {
+		for _, snapshotter := range []string{"first", "second"} {
+			if err := e.store.LetGo(e.ctx, i.amd64.Config.Digest, snapshotter); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	e.Collect(t)
+	if !e.HasSnapshot(t, "first", i.amd64.ChainID) || e.HasSnapshot(t, "second", i.amd64.ChainID) {
+		t.Error("the snapshots are not those of the keys")
+	}
+	e.sound(t)
+	gone := e.image("b")
+	if err := e.store.LetGo(e.ctx, gone.amd64.Config.Digest, "first"); err != nil {
+		t.Errorf("of what is not there: %v", err)
+	}
+}
