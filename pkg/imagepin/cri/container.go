@@ -26,14 +26,14 @@ import (
 // ready for the target of the sandbox's handler, and names them by their image
 // IDs: those mean one platform, where a tag means several.
 func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContainerRequest, next func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)) (*runtime.CreateContainerResponse, error) {
-	handler, ok, err := s.sandboxes.handlerOf(ctx, r.GetPodSandboxId())
+	sandbox, err := s.sandboxes.byID(ctx, r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	if !ok {
+	if sandbox == nil {
 		return next(ctx, r) // the service behind says that there is no such sandbox
 	}
-	rt, err := s.lookup(handler)
+	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err
 	}

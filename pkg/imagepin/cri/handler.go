@@ -8,10 +8,13 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -47,37 +50,48 @@ func unknownHandler(err error) error {
 	}
 }
 
-// imageRuntime finds the runtime of an image call: the handler that it names,
-// or that of the sandbox it belongs to, or what its annotation says, or the
-// default. strict tells whether the call says anything at all: one that does
-// not is no pod's.
-func (s *Service) imageRuntime(ctx context.Context, spec *runtime.ImageSpec, sandbox *runtime.PodSandboxConfig) (rt runtimeplatform.Runtime, strict bool, _ error) {
-	strict = spec.GetRuntimeHandler() != "" || len(spec.GetAnnotations()) > 0 || sandbox != nil
-	handler, err := s.imageHandler(ctx, spec, sandbox)
-	if err != nil {
-		return runtimeplatform.Runtime{}, strict, err
-	}
-	rt, err = s.lookup(handler)
-	return rt, strict, err
+// caller is what an image call says of the pod that it is for.
+type caller struct {
+	runtime runtimeplatform.Runtime
+	// strict reports whether the call says anything of a pod that is known
+	// here: a handler, a sandbox, or annotations other than an unknown mark.
+	strict bool
+	// pod is the zero value where the call belongs to no known sandbox.
+	pod policy.Pod
 }
 
-func (s *Service) imageHandler(ctx context.Context, spec *runtime.ImageSpec, sandbox *runtime.PodSandboxConfig) (string, error) {
-	if h := spec.GetRuntimeHandler(); h != "" {
-		return h, nil
-	}
-	marks := podMarks(sandbox.GetMetadata().GetUid(), sandbox.GetAnnotations(), spec.GetAnnotations())
-	if len(marks) > 0 {
-		h, ok, err := s.sandboxes.byMark(ctx, marks)
-		if err != nil || ok {
-			return h, err
+// callerOf finds the runtime of an image call: the handler that it names, or
+// that of the sandbox it belongs to, or what its annotation says, or the
+// default. The pod is looked up where the handler is not named, and where
+// wantPod says so. It fails with [imagepin.UnknownRuntimeHandler].
+func (s *Service) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *runtime.PodSandboxConfig, wantPod bool) (caller, error) {
+	handler := spec.GetRuntimeHandler()
+	marks := podMarks(config.GetMetadata().GetUid(), config.GetAnnotations(), spec.GetAnnotations())
+	var known *sandbox
+	if len(marks) > 0 && (handler == "" || wantPod) {
+		var err error
+		if known, err = s.sandboxes.byMark(ctx, marks); err != nil {
+			return caller{}, err
 		}
 	}
-	for _, annotations := range []map[string]string{spec.GetAnnotations(), sandbox.GetAnnotations()} {
-		if h := annotations[handlerAnnotation]; h != "" {
-			return h, nil
-		}
+	var c caller
+	switch {
+	case handler != "":
+	case known != nil:
+		handler = known.handler
+	default:
+		handler = cmp.Or(spec.GetAnnotations()[handlerAnnotation], config.GetAnnotations()[handlerAnnotation])
 	}
-	return "", nil
+	if known != nil {
+		c.pod = known.pod
+	}
+	// After a restart of kubelet, the mark of a running pod is another one
+	// than its sandbox has: it does not say which pod's it is.
+	unknownMark := len(marks) > 0 && known == nil
+	c.strict = handler != "" || known != nil || config != nil || (len(spec.GetAnnotations()) > 0 && !unknownMark)
+	var err error
+	c.runtime, err = s.lookup(handler)
+	return c, err
 }
 
 // sandboxHandler is the handler that a sandbox is made with.
@@ -106,62 +120,102 @@ func podMarks(uid string, annotations ...map[string]string) []string {
 	return marks
 }
 
-// sandboxes remembers the handlers of the node's sandboxes. It is a cache of
-// what the service behind knows, and ahead of it while a sandbox is being made.
+// sandboxes remembers the sandboxes of the node. It is a cache of what the
+// service behind knows, and ahead of it while a sandbox is being made.
 type sandboxes struct {
 	list func(context.Context) ([]*runtime.PodSandbox, error)
+	// status gives one sandbox by its ID or the beginning of it.
+	status func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error)
 
 	mu      sync.Mutex
 	marks   map[string]*sandbox
-	byID    map[string]*sandbox
+	ids     map[string]*sandbox
 	refresh keyed.Mutex
 }
 
+// sandbox is what is remembered of one. It does not change once it is added.
 type sandbox struct {
 	handler string
+	pod     policy.Pod
 	marks   []string
 }
 
-// byMark finds the handler of the sandbox that has one of the marks.
-func (x *sandboxes) byMark(ctx context.Context, marks []string) (handler string, ok bool, _ error) {
-	if h, ok := x.known(marks); ok {
-		return h, true, nil
+// byMark finds the sandbox that has one of the marks; nil where none has.
+func (x *sandboxes) byMark(ctx context.Context, marks []string) (*sandbox, error) {
+	if s := x.marked(marks); s != nil {
+		return s, nil
 	}
 	if err := x.reload(ctx); err != nil {
-		return "", false, err
+		return nil, err
 	}
-	h, ok := x.known(marks)
-	return h, ok, nil
+	return x.marked(marks), nil
 }
 
-func (x *sandboxes) known(marks []string) (string, bool) {
+func (x *sandboxes) marked(marks []string) *sandbox {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range marks {
 		if s := x.marks[m]; s != nil {
-			return s.handler, true
+			return s
 		}
 	}
-	return "", false
+	return nil
 }
 
-// handlerOf gives the handler of a sandbox by its ID.
-func (x *sandboxes) handlerOf(ctx context.Context, id string) (handler string, ok bool, _ error) {
-	x.mu.Lock()
-	s := x.byID[id]
-	x.mu.Unlock()
-	if s != nil {
-		return s.handler, true, nil
+// byID finds a sandbox by its ID or the beginning of it, which is what crictl
+// shows; nil where there is none.
+func (x *sandboxes) byID(ctx context.Context, id string) (*sandbox, error) {
+	full, err := x.fullID(ctx, id)
+	if err != nil || full == "" {
+		return nil, err
+	}
+	return x.identified(full), nil
+}
+
+// fullID gives the whole ID of a sandbox, which is remembered then; it is empty
+// where there is no such sandbox.
+func (x *sandboxes) fullID(ctx context.Context, id string) (string, error) {
+	if id == "" || x.identified(id) != nil {
+		return id, nil
 	}
 	if err := x.reload(ctx); err != nil {
-		return "", false, err
+		return "", err
 	}
+	if x.identified(id) != nil {
+		return id, nil
+	}
+	found, err := x.status(ctx, id)
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return "", nil
+	case err != nil:
+		return "", err
+	case x.identified(found.GetId()) == nil:
+		x.add(found.GetId(), newSandbox(found))
+	}
+	return found.GetId(), nil
+}
+
+func (x *sandboxes) identified(id string) *sandbox {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if s = x.byID[id]; s == nil {
-		return "", false, nil
+	return x.ids[id]
+}
+
+// described is what the messages of the CRI about a sandbox have in common.
+type described interface {
+	GetRuntimeHandler() string
+	GetMetadata() *runtime.PodSandboxMetadata
+	GetLabels() map[string]string
+	GetAnnotations() map[string]string
+}
+
+func newSandbox(d described) *sandbox {
+	return &sandbox{
+		handler: d.GetRuntimeHandler(),
+		pod:     policy.Pod{Namespace: d.GetMetadata().GetNamespace(), Labels: d.GetLabels(), Annotations: d.GetAnnotations()},
+		marks:   podMarks(d.GetMetadata().GetUid(), d.GetAnnotations()),
 	}
-	return s.handler, true, nil
 }
 
 // reload adds what the service behind has and this does not.
@@ -178,10 +232,7 @@ func (x *sandboxes) reload(ctx context.Context) error {
 	// A pod's latest sandbox wins.
 	slices.SortFunc(all, func(a, b *runtime.PodSandbox) int { return cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()) })
 	for _, s := range all {
-		x.add(s.GetId(), &sandbox{
-			handler: s.GetRuntimeHandler(),
-			marks:   podMarks(s.GetMetadata().GetUid(), s.GetAnnotations()),
-		})
+		x.add(s.GetId(), newSandbox(s))
 	}
 	return nil
 }
@@ -191,13 +242,13 @@ func (x *sandboxes) add(id string, s *sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.marks == nil {
-		x.marks, x.byID = make(map[string]*sandbox), make(map[string]*sandbox)
+		x.marks, x.ids = make(map[string]*sandbox), make(map[string]*sandbox)
 	}
 	for _, m := range s.marks {
 		x.marks[m] = s
 	}
 	if id != "" {
-		x.byID[id] = s
+		x.ids[id] = s
 	}
 }
 
@@ -206,12 +257,12 @@ func (x *sandboxes) remove(id string, s *sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if s == nil {
-		s = x.byID[id]
+		s = x.ids[id]
 	}
 	if s == nil {
 		return
 	}
-	delete(x.byID, id)
+	delete(x.ids, id)
 	for _, m := range s.marks {
 		if x.marks[m] == s {
 			delete(x.marks, m)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -17,13 +19,36 @@ import (
 // behind is what the service behind has, and how often it was asked.
 type behind struct {
 	sandboxes []*runtime.PodSandbox
+	unlisted  []*runtime.PodSandboxStatus
 	lists     int
+	statuses  int
 	err       error
 }
 
 func (b *behind) list(context.Context) ([]*runtime.PodSandbox, error) {
 	b.lists++
 	return b.sandboxes, b.err
+}
+
+// status resolves the beginning of an ID, as containerd's CRI does.
+func (b *behind) status(_ context.Context, id string) (*runtime.PodSandboxStatus, error) {
+	b.statuses++
+	if b.err != nil {
+		return nil, b.err
+	}
+	for _, s := range b.sandboxes {
+		if strings.HasPrefix(s.GetId(), id) {
+			return &runtime.PodSandboxStatus{
+				Id: s.GetId(), RuntimeHandler: s.GetRuntimeHandler(), Metadata: s.GetMetadata(), Labels: s.GetLabels(), Annotations: s.GetAnnotations(),
+			}, nil
+		}
+	}
+	for _, s := range b.unlisted {
+		if strings.HasPrefix(s.GetId(), id) {
+			return s, nil
+		}
+	}
+	return nil, status.Error(codes.NotFound, "no such sandbox")
 }
 
 func podSandbox(id, handler, uid, seen string, created int64) *runtime.PodSandbox {
@@ -43,30 +68,30 @@ func TestSandboxes(t *testing.T) {
 		podSandbox("old", "runc", "pod", "earlier", 1),
 		podSandbox("other", "", "else", "", 3),
 	}}
-	x := &sandboxes{list: b.list}
+	x := &sandboxes{list: b.list, status: b.status}
 	byMark := func(want string, known bool, marks ...string) {
 		t.Helper()
-		if got, ok, err := x.byMark(t.Context(), marks); got != want || ok != known || err != nil {
-			t.Errorf("marks %v: %q, %v, %v", marks, got, ok, err)
+		if got, err := x.byMark(t.Context(), marks); (got != nil) != known || (known && got.handler != want) || err != nil {
+			t.Errorf("marks %v: %v, %v", marks, got, err)
 		}
 	}
-	handlerOf := func(want string, known bool, id string) {
+	byID := func(want string, known bool, id string) {
 		t.Helper()
-		if got, ok, err := x.handlerOf(t.Context(), id); got != want || ok != known || err != nil {
-			t.Errorf("sandbox %s: %q, %v, %v", id, got, ok, err)
+		if got, err := x.byID(t.Context(), id); (got != nil) != known || (known && got.handler != want) || err != nil {
+			t.Errorf("sandbox %s: %v, %v", id, got, err)
 		}
 	}
 	byMark("kata", true, "uid pod") // the newest wins, whatever the order
 	byMark("runc", true, "seen earlier")
 	byMark("kata", true, "seen later", "uid else")
 	byMark("", true, "uid else")
-	handlerOf("runc", true, "old")
-	handlerOf("kata", true, "new")
+	byID("runc", true, "old")
+	byID("kata", true, "new")
 	if b.lists != 1 {
 		t.Errorf("listed %d times for what is known", b.lists)
 	}
 	byMark("", false, "uid none")
-	handlerOf("", false, "none")
+	byID("", false, "none")
 	if b.lists != 3 {
 		t.Errorf("listed %d times", b.lists)
 	}
@@ -76,13 +101,13 @@ func TestSandboxes(t *testing.T) {
 	x.add("", made)
 	byMark("arm", true, "uid fresh")
 	x.add("fresh", made)
-	handlerOf("arm", true, "fresh")
+	byID("arm", true, "fresh")
 	if b.lists != 3 {
 		t.Errorf("listed %d times", b.lists)
 	}
 	x.remove("fresh", nil)
 	byMark("", false, "uid fresh")
-	handlerOf("", false, "fresh")
+	byID("", false, "fresh")
 
 	// A failed attempt does not take away what a later one has noted.
 	first, second := &sandbox{handler: "a", marks: []string{"uid retry"}}, &sandbox{handler: "b", marks: []string{"uid retry"}}
@@ -99,15 +124,15 @@ func TestSandboxes(t *testing.T) {
 	byMark("", false, "uid pod")
 
 	b.err = errors.New("no answer")
-	if _, _, err := x.byMark(t.Context(), []string{"uid none"}); !errors.Is(err, b.err) {
+	if _, err := x.byMark(t.Context(), []string{"uid none"}); !errors.Is(err, b.err) {
 		t.Errorf("got %v", err)
 	}
-	if _, _, err := x.handlerOf(t.Context(), "none"); !errors.Is(err, b.err) {
+	if _, err := x.byID(t.Context(), "none"); !errors.Is(err, b.err) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestImageRuntime(t *testing.T) {
+func TestCallerOf(t *testing.T) {
 	set, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
 		{Name: "runc", Snapshotter: "s"}, {Name: "kata", Snapshotter: "s"}, {Name: "arm", Snapshotter: "s", Platform: "linux/arm64"},
 	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -143,13 +168,16 @@ func TestImageRuntime(t *testing.T) {
 		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(handlerAnnotation, "arm")), "arm", true},
 		"annotations that say nothing":   {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
 		"sandbox that is not known":      {&runtime.ImageSpec{}, pod("unknown", nil), "runc", true},
+		"mark that is not known":         {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "after a restart", "a", "b")}, nil, "runc", false},
+		"handler and an unknown mark":    {&runtime.ImageSpec{RuntimeHandler: "arm", Annotations: annotated(configSeenAnnotation, "after a restart")}, nil, "arm", true},
+		"annotation and an unknown mark": {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "after a restart")}, nil, "arm", true},
 		"unknown handler":                {&runtime.ImageSpec{RuntimeHandler: "gone"}, nil, "", true},
 		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &Service{Config: Config{Runtimes: set}, memory: &memory{}}
 			s.sandboxes.list = b.list
-			rt, strict, err := s.imageRuntime(t.Context(), c.spec, c.sandbox)
+			got, err := s.callerOf(t.Context(), c.spec, c.sandbox, false)
 			if c.want == "" {
 				var e *imagepin.Error
 				if !errors.As(err, &e) || e.Name != imagepin.UnknownRuntimeHandler || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kata") {
@@ -157,10 +185,52 @@ func TestImageRuntime(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || rt.Handler != c.want || strict != c.strict {
-				t.Errorf("got %q, strict %v, %v", rt.Handler, strict, err)
+			if err != nil || got.runtime.Handler != c.want || got.strict != c.strict {
+				t.Errorf("got %q, strict %v, %v", got.runtime.Handler, got.strict, err)
 			}
 		})
+	}
+}
+
+// A sandbox is found by the beginning of its ID, which is what crictl shows, and so removed.
+func TestSandboxByShortID(t *testing.T) {
+	b := &behind{
+		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
+		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
+	}
+	s := &Service{memory: &memory{}}
+	s.sandboxes.list, s.sandboxes.status = b.list, b.status
+	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
+		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {
+			t.Errorf("sandbox %s: %v, %v", id, got, err)
+		}
+	}
+	if len(s.sandboxes.ids) != 2 {
+		t.Errorf("%d IDs are remembered of two sandboxes", len(s.sandboxes.ids))
+	}
+	asked := b.statuses
+	for _, id := range []string{"", "abcdef0123"} {
+		if _, err := s.sandboxes.byID(t.Context(), id); err != nil || b.statuses != asked {
+			t.Errorf("sandbox %q: the service behind is asked, %v", id, err)
+		}
+	}
+	removed := ""
+	gone := func(_ context.Context, r *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error) {
+		removed = r.GetPodSandboxId()
+		b.sandboxes = nil
+		return &runtime.RemovePodSandboxResponse{}, nil
+	}
+	if _, err := s.removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, gone); err != nil || removed != "abc" {
+		t.Errorf("sandbox %q is removed, %v", removed, err)
+	}
+	if got, err := s.sandboxes.byMark(t.Context(), []string{"uid pod"}); got != nil || err != nil {
+		t.Errorf("a sandbox that is gone is remembered: %v, %v", got, err)
+	}
+	// What the service behind does not answer does not keep a sandbox from being removed.
+	b.err = errors.New("no answer")
+	removed = ""
+	if _, err := s.removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, gone); err != nil || removed != "x" {
+		t.Errorf("sandbox %q is removed, %v", removed, err)
 	}
 }
 

@@ -5,38 +5,33 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // imageStatus answers from the index. A call that says whose pod it is for is
-// answered for that pod's target alone: where the image is not ready for it,
-// it is not present, and kubelet pulls. A call that says nothing (kubelet's
-// look-up of the image's user, crictl) is answered with what is most likely
-// meant.
+// answered for that pod's target and pin alone: where the image is not ready for
+// it, it is not present, and kubelet pulls. A call that says nothing (kubelet's
+// look-up of the image's user, crictl) is answered with what was answered last
+// to one that did, and else with what is most likely meant.
 func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
-	rt, strict, err := s.imageRuntime(ctx, r.GetImage(), nil)
+	name := r.GetImage().GetImage()
+	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)))
 	if err != nil {
 		return nil, err
 	}
-	name := r.GetImage().GetImage()
-	found := s.Store.Find(name)
-	if strict {
-		s.asked.note(normalized(name), rt.Target)
-		found = slices.DeleteFunc(found, func(e imagepin.Entry) bool { return e.Target != rt.Target })
-	}
-	if len(found) == 0 {
+	e, ok := s.statusEntry(name, c)
+	if !ok {
 		if u, ok := s.Store.FindUntagged(name); ok {
 			return &runtime.ImageStatusResponse{Image: untaggedImage(u)}, nil
 		}
-		if !strict {
-			s.asked.forget(normalized(name))
-		}
 		return &runtime.ImageStatusResponse{}, nil
 	}
-	e := s.likeliest(name, found)
 	entries := s.Store.ByID(e.ImageID)
 	if len(entries) == 0 {
 		return &runtime.ImageStatusResponse{}, nil // it has just gone
@@ -55,19 +50,70 @@ func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest
 	return resp, nil
 }
 
-// likeliest is the entry that a name without a target means: the target last
-// asked for under it, else the default one, else any.
-func (s *Service) likeliest(name string, found []imagepin.Entry) imagepin.Entry {
-	last, asked := s.asked.get(normalized(name))
+// statusEntry is what a name means for a caller of ImageStatus. ok is false
+// where that is not on the node, or not ready for the caller's target.
+func (s *Service) statusEntry(name string, c caller) (e imagepin.Entry, ok bool) {
+	if !c.strict {
+		return s.likeliest(name)
+	}
+	if e, ok = s.meantFor(name, c); ok {
+		s.answered.note(normalized(name), e)
+	}
+	return e, ok
+}
+
+// meantFor is the entry that a name means for the target and the pin of a
+// caller. Without a pin, it is the one that the node has under the name.
+func (s *Service) meantFor(name string, c caller) (imagepin.Entry, bool) {
+	root, pinned := s.pinnedFor(name, c)
+	found := s.Store.Find(name)
 	for _, e := range found {
-		if asked && e.Target == last {
-			return e
+		if e.Target == c.runtime.Target && (!pinned || e.Root.Digest == root.Digest()) {
+			return e, true
 		}
 	}
-	for _, e := range found {
-		if e.Target == s.Runtimes.Default().Target {
-			return e
-		}
+	if !pinned {
+		return imagepin.Entry{}, false
 	}
-	return found[0]
+	return s.Store.Get(imagepin.Key{Ref: root.String(), Target: c.runtime.Target})
+}
+
+// pinnedFor is what a tag is pinned to for the pod of a caller.
+func (s *Service) pinnedFor(name string, c caller) (_ reference.Canonical, ok bool) {
+	if _, err := digest.Parse(name); err == nil {
+		return nil, false // an image ID, which is of no repository
+	}
+	ref, err := reference.ParseDockerRef(name)
+	if err != nil || !s.Pins.Pinned(ref.String()) {
+		return nil, false
+	}
+	d, _ := s.Puller.Treatment(ref.String(), c.pod)
+	held, ok := s.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref.String()})
+	if !ok {
+		return nil, false
+	}
+	root, err := reference.WithDigest(reference.TrimNamed(ref), held.Root.Digest)
+	return root, err == nil
+}
+
+// likeliest is the entry that a name means where nothing is said of a target:
+// the one answered last, while it is there, else that of the default target,
+// else any.
+func (s *Service) likeliest(name string) (imagepin.Entry, bool) {
+	if last, ok := s.answered.get(normalized(name)); ok {
+		for _, ref := range []string{last.Ref, byDigest(last).String()} {
+			if e, ok := s.Store.Get(imagepin.Key{Ref: ref, Target: last.Target}); ok && e.ImageID == last.ImageID {
+				return e, true
+			}
+		}
+		s.answered.forget(normalized(name))
+	}
+	found := s.Store.Find(name)
+	if len(found) == 0 {
+		return imagepin.Entry{}, false
+	}
+	if i := slices.IndexFunc(found, func(e imagepin.Entry) bool { return e.Target == s.Runtimes.Default().Target }); i >= 0 {
+		return found[i], true
+	}
+	return found[0], true
 }

@@ -33,17 +33,17 @@ func TestLocksHonourContext(t *testing.T) {
 		close(reached)
 		<-free
 		return nil, nil
-	}}
+	}, status: (&behind{}).status}
 	listed := make(chan error, 1)
 	go func() {
-		_, _, err := x.handlerOf(t.Context(), "one")
+		_, err := x.byID(t.Context(), "one")
 		listed <- err
 	}()
 	<-reached
-	if _, _, err := x.handlerOf(gone, "another"); !errors.Is(err, context.Canceled) {
+	if _, err := x.byID(gone, "another"); !errors.Is(err, context.Canceled) {
 		t.Errorf("the handler of a sandbox: %v", err)
 	}
-	if _, _, err := x.byMark(gone, []string{"a mark"}); !errors.Is(err, context.Canceled) {
+	if _, err := x.byMark(gone, []string{"a mark"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("the handler of a pod: %v", err)
 	}
 	close(free)

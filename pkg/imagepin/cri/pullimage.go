@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -30,20 +31,32 @@ const (
 
 // pullImage makes an image ready for the target of the pod it is pulled for.
 func (s *Service) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
-	rt, _, err := s.imageRuntime(ctx, r.GetImage(), r.GetSandboxConfig())
+	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
 		return nil, err
 	}
+	name := r.GetImage().GetImage()
 	e, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
-		Ref: r.GetImage().GetImage(), Runtime: rt, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
+		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {
-		log.G(ctx).WithError(err).WithField("target", rt.Target.String()).Error("PullImage failed")
+		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": shortened(normalized(name)), "target": c.runtime.Target.String()}).Error("PullImage failed")
 		return nil, err
 	}
-	s.asked.note(e.Ref, e.Target)
+	s.answered.note(normalized(name), e)
 	s.warnOfUsers(ctx, e)
 	return &runtime.PullImageResponse{ImageRef: e.ImageID.String()}, nil
+}
+
+// maxLoggedName bounds a name in the log, which a caller may make as long as a
+// message: the longest reference is 255 bytes of name, 128 of tag and a digest.
+const maxLoggedName = 512
+
+func shortened(name string) string {
+	if len(name) <= maxLoggedName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:maxLoggedName], "") + "..."
 }
 
 func credential(a *runtime.AuthConfig) resolve.Credential {

@@ -112,7 +112,7 @@ func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageReque
 		return false, err
 	}
 	for _, e := range entries {
-		s.asked.forget(e.Ref)
+		s.answered.forget(e.Ref)
 	}
 	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("image is removed")
 	return len(keys) > 0, nil

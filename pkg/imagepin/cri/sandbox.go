@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -22,6 +23,7 @@ func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxReq
 	}
 	made := &sandbox{
 		handler: handler,
+		pod:     podOf(r.GetConfig()),
 		marks:   podMarks(r.GetConfig().GetMetadata().GetUid(), r.GetConfig().GetAnnotations()),
 	}
 	s.sandboxes.add("", made)
@@ -75,11 +77,16 @@ func (s *Service) readySandboxImage(ctx context.Context, handler string) (releas
 	})
 }
 
-// removePodSandbox forgets what was remembered of the sandbox.
+// removePodSandbox forgets what was remembered of the sandbox. Its ID may be cut
+// short, which nobody can complete once it is gone.
 func (s *Service) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
+	id, err := s.sandboxes.fullID(ctx, r.GetPodSandboxId())
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("sandbox", r.GetPodSandboxId()).Warn("a sandbox is removed, and remembered still")
+	}
 	resp, err := next(ctx, r)
 	if err == nil {
-		s.sandboxes.remove(r.GetPodSandboxId(), nil)
+		s.sandboxes.remove(id, nil)
 	}
 	return resp, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -66,7 +65,7 @@ type Service struct {
 // memory is what a service remembers of its calls.
 type memory struct {
 	sandboxes  sandboxes
-	asked      lastAsked
+	answered   lastAnswered
 	usage      usageCache
 	retirement retirement
 }
@@ -77,6 +76,10 @@ func New(c Config) *Service {
 	s.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
+	}
+	s.sandboxes.status = func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error) {
+		resp, err := s.runtimes.PodSandboxStatus(ctx, &runtime.PodSandboxStatusRequest{PodSandboxId: id})
+		return resp.GetStatus(), err
 	}
 	return s
 }
@@ -188,33 +191,4 @@ func (s *Service) GuardRetired(ctx context.Context, method string, call func() e
 // namespaced gives a context for containerd's stores.
 func (s *Service) namespaced(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, s.Namespace)
-}
-
-// lastAsked remembers for which target each reference was last asked strictly,
-// for calls that say nothing.
-type lastAsked struct {
-	mu     sync.Mutex
-	target map[string]runtimeplatform.Target
-}
-
-func (a *lastAsked) note(ref string, t runtimeplatform.Target) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.target == nil {
-		a.target = make(map[string]runtimeplatform.Target)
-	}
-	a.target[ref] = t
-}
-
-func (a *lastAsked) get(ref string) (runtimeplatform.Target, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	t, ok := a.target[ref]
-	return t, ok
-}
-
-func (a *lastAsked) forget(ref string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.target, ref)
 }

@@ -134,14 +134,18 @@ func (s *Service) nameFilesystems(ctx context.Context, layers []writableLayer) e
 				return err
 			}
 		}
-		handler, ok, err := s.sandboxes.handlerOf(ctx, sandboxOf[l.container])
+		sandbox, err := s.sandboxes.byID(ctx, sandboxOf[l.container])
 		if err != nil {
 			return err
 		}
-		rt, lerr := s.Runtimes.Lookup(handler)
-		if !ok || lerr != nil {
-			// It has just gone, or its handler is no longer configured:
-			// what nobody can name is better left out.
+		if sandbox == nil {
+			l.leaveOut() // it has just gone
+			continue
+		}
+		rt, err := s.Runtimes.Lookup(sandbox.handler)
+		if err != nil {
+			// Its handler is no longer configured: what nobody can name is
+			// better left out.
 			l.leaveOut()
 			continue
 		}

@@ -1,0 +1,72 @@
+package cri
+
+import (
+	"container/list"
+	"sync"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// maxAnswered is how many names are remembered: more than the images of a large
+// node have.
+const maxAnswered = 16384
+
+// lastAnswered remembers which entry each name was answered with last to a call
+// that says whose it is, for calls that do not. The names that were not used for
+// longest are forgotten first. The zero value is ready to use.
+type lastAnswered struct {
+	mu     sync.Mutex
+	byName map[string]*list.Element
+	recent list.List // of answer, the latest first
+}
+
+type answer struct {
+	name  string
+	entry imagepin.Entry
+}
+
+// note remembers an answer.
+func (l *lastAnswered) note(name string, e imagepin.Entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.byName[name]; known != nil {
+		known.Value = answer{name, e}
+		l.recent.MoveToFront(known)
+		return
+	}
+	if l.byName == nil {
+		l.byName = make(map[string]*list.Element)
+	}
+	l.byName[name] = l.recent.PushFront(answer{name, e})
+	if l.recent.Len() > maxAnswered {
+		l.drop(l.recent.Back())
+	}
+}
+
+// get gives the last answer for a name, which may no longer be on the node.
+func (l *lastAnswered) get(name string) (imagepin.Entry, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	known := l.byName[name]
+	if known == nil {
+		return imagepin.Entry{}, false
+	}
+	l.recent.MoveToFront(known)
+	return known.Value.(answer).entry, true
+}
+
+// forget forgets the answers for names.
+func (l *lastAnswered) forget(names ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, name := range names {
+		if known := l.byName[name]; known != nil {
+			l.drop(known)
+		}
+	}
+}
+
+func (l *lastAnswered) drop(known *list.Element) {
+	delete(l.byName, known.Value.(answer).name)
+	l.recent.Remove(known)
+}
