@@ -270,7 +270,7 @@ func TestUnpinnedPullMovesNothing(t *testing.T) {
 		t.Error("a pod that opts out of the pin gets what is pinned")
 	}
 	r.wantLine(pod, node.ContainerOptions{Image: other, UserImage: ref}, line(images.Options{Version: "now"}, images.HostPlatform()))
-	if got := r.status(ref, "").GetId(); got != id {
+	if got := r.status(ref, node.DefaultHandler).GetId(); got != id {
 		t.Errorf("the pull has moved what the tag means to %s", got)
 	}
 	if img := testkit.State(t, r.Node).Images["k8s.io/"+ref]; img.Target.Digest.String() != old {

@@ -2,13 +2,13 @@ package kubelet
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	core "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
@@ -17,10 +17,10 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestWithoutCredential starts pods on the second snapshotter when layers that they need are discarded and the registry wants a
-// credential that the node does not have: in RunPodSandbox those of the sandbox image; in CreateContainer those of the digest
-// that is pinned for the pod's revision, where kubelet finds the tag's present one and does not pull. The pod's events say which
-// setting helps, and it runs once one does.
+// TestWithoutCredential starts pods when what they need is gone and the registry wants a credential that the node does not have.
+// The layers of the sandbox image are needed in RunPodSandbox: the pod's events say which setting helps, and it runs once one does.
+// The digest that is pinned for a pod's revision is absent for kubelet, although the tag's present one is here: kubelet pulls with
+// the pod's secret.
 func TestWithoutCredential(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "without", node.Options{Extra: policy}, cluster.KubeletOptions{})
@@ -42,8 +42,8 @@ func TestWithoutCredential(t *testing.T) {
 	}
 
 	was, is := images.Options{Version: "was"}, images.Options{Version: "is"}
-	ref, _ := r.push("pinned/private/app:v1", was)
-	r.wantLine(start("first", "", "one", ref, core.PullAlways), line("", was, 0))
+	ref, wasRef := r.push("pinned/private/app:v1", was)
+	first := r.wantLine(start("first", "", "one", ref, core.PullAlways), line("", was, 0))
 	collect()
 	r.reg.SetAuth(&registry.Auth{Users: users})
 	r.push("pinned/private/app:v1", is)
@@ -52,16 +52,34 @@ func TestWithoutCredential(t *testing.T) {
 	r.reg.SetAuth(&registry.Auth{Users: users, Public: []string{"pause"}})
 	r.wantLine(p, line(second, is, 0))
 
+	// Its layers are discarded, and were never unpacked for this class.
 	collect()
-	p = start("container", second, "one", ref, core.PullIfNotPresent)
-	r.wantAdvice(p)
-	if err := r.Restart(r.ctx, func(o *node.Options) {
-		o.Extra += fmt.Sprintf("\n[plugins.\"io.containerd.cri.v1.images\".registry.configs.%q.auth]\n  username = \"alice\"\n  password = %q\n",
-			r.reg.Host(), users["alice"].Password)
-	}); err != nil {
+	elsewhere := r.wantLine(start("class", second, "one", ref, core.PullIfNotPresent), line(second, was, 0))
+
+	// It is collected with all that there was of it.
+	for _, p := range []*core.Pod{first, elsewhere} {
+		r.delete(p)
+		r.gone(p)
+	}
+	if err := r.RemoveImage(r.ctx, wasRef, ""); err != nil {
 		t.Fatal(err)
 	}
-	r.wantLine(p, line(second, was, 0))
+	collect()
+	if img, err := r.ImageStatus(r.ctx, wasRef, ""); err != nil || img != nil {
+		t.Fatalf("the pinned digest is still here: %v, %v", img, err)
+	}
+	r.wantLine(start("collected", "", "one", ref, core.PullIfNotPresent), line("", was, 0))
+}
+
+// gone waits until a pod that was deleted has no container on the node.
+func (r *rig) gone(p *core.Pod) {
+	r.t.Helper()
+	testkit.EventuallyIn(r.t, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {
+		all, err := r.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
+			Filter: &cri.ContainerFilter{LabelSelector: map[string]string{"io.kubernetes.pod.name": p.Name}},
+		})
+		return len(all.GetContainers()) == 0, err
+	})
 }
 
 // wantAdvice waits until a pod's events say what to do where a credential is missing.

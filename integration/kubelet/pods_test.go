@@ -44,6 +44,7 @@ func TestPods(t *testing.T) {
 					{"volumes", (*rig).testImageVolumes},
 					{"private", (*rig).testPrivate},
 					{"versions", (*rig).testVersions},
+					{"users", (*rig).testRevisionUsers},
 				} {
 					t.Run(c.name, func(t *testing.T) {
 						t.Parallel()
