@@ -17,7 +17,6 @@ import (
 	introspection "github.com/containerd/containerd/api/services/introspection/v1"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	"github.com/containerd/containerd/v2/plugins"
@@ -57,10 +56,7 @@ func dialContainerd(address string, tracing bool) (*containerd, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", address)
 		}),
-		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
-		),
+		unlimited,
 	}
 	if tracing {
 		// What of a call is done in containerd belongs to its trace. What imagepin
@@ -224,9 +220,10 @@ func (r socketRecords) Atomically(ctx context.Context, fn func(context.Context, 
 
 // services are those of containerd that a node works on.
 func (c *containerd) services(s *state, verifier bindir.Config) node.Containerd {
+	records := pagedImages{c.client.ImageService()}
 	services := node.Containerd{
-		Records:      socketRecords{c.client.ImageService()},
-		Pins:         c.client.ImageService(),
+		Records:      socketRecords{records},
+		Pins:         records,
 		Content:      c.client.ContentStore(),
 		Leases:       c.client.LeasesService(),
 		Namespaces:   c.client.NamespaceService(),

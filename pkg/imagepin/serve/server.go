@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -111,7 +112,8 @@ func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error 
 	options := []grpc.ServerOption{
 		grpc.UnknownServiceHandler(s.exchange.handle),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
+		// A caller says itself how much it takes: kubelet and crictl 16 MiB.
+		grpc.MaxSendMsgSize(math.MaxInt32),
 	}
 	if tracing {
 		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler()))

@@ -1,0 +1,121 @@
+//go:build unix
+
+package serve
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+)
+
+// bounded is an image store whose lists are refused as gRPC does where they have too many images.
+type bounded struct {
+	images.Store
+	max   int
+	lists int
+}
+
+func (b *bounded) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+	b.lists++
+	all, err := b.Store.List(ctx, filters...)
+	if len(all) > b.max {
+		return nil, fmt.Errorf("grpc: trying to send message larger than max (%d vs. %d): %w", len(all), b.max, errdefs.ErrResourceExhausted)
+	}
+	return all, err
+}
+
+func imageNames(all []images.Image) []string {
+	names := make([]string, len(all))
+	for i, img := range all {
+		names[i] = img.Name
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestPages lists names of every shape in pieces, in containerd's own metadata and with its own filters.
+func TestPages(t *testing.T) {
+	n := ctdtest.New(t)
+	var names []string
+	for i := range 40 {
+		d := digest.FromString(fmt.Sprint(i))
+		names = append(names, d.String(), fmt.Sprintf("registry.example/team-%d/app@%s", i, d), fmt.Sprintf("registry.example/team-%d/app:latest", i))
+	}
+	for _, last := range lastBytes[:len(lastBytes)-1] {
+		names = append(names, "name"+string(last), "na\"me\\"+string(last))
+	}
+	// Each is the end of another, and some have bytes that no reference has.
+	names = append(names, "t", "st", "latest", ":latest", "app:latest", "name ", "größe", "größe]", `a,b`, `^$`, "日本")
+	err := n.DB.Update(func(tx *bolt.Tx) error {
+		ctx := boltutil.WithTransaction(n.Context(t), tx)
+		for i, name := range names {
+			labels := map[string]string{"even": fmt.Sprint(i%2 == 0)}
+			target := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(name), Size: 1}
+			if _, err := n.Images.Create(ctx, images.Image{Name: name, Target: target, Labels: labels}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	for _, test := range []struct {
+		max     int
+		filters []string
+	}{
+		{len(names), nil}, {150, nil}, {30, nil},
+		{30, []string{`labels."even"==true`}}, {30, []string{`labels."even"==true`, `labels."even"==false`}}, {30, []string{""}},
+	} {
+		b := &bounded{Store: n.Images, max: test.max}
+		got, err := pagedImages{b}.List(n.Context(t), test.filters...)
+		if err != nil {
+			t.Fatalf("%d a message, filters %q: %v", test.max, test.filters, err)
+		}
+		want, err := n.Images.List(n.Context(t), test.filters...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(imageNames(got), imageNames(want)) {
+			t.Errorf("%d a message, filters %q: %d images in pieces, %d at once", test.max, test.filters, len(got), len(want))
+		}
+		t.Logf("%d images of %d a message, filters %q: %d lists", len(got), test.max, test.filters, b.lists)
+	}
+	if got, err := n.Images.List(n.Context(t)); err != nil || !slices.Equal(imageNames(got), names) {
+		t.Errorf("%d images, %v", len(got), err)
+	}
+}
+
+// failing is an image store that cannot list.
+type failing struct {
+	images.Store
+	err   error
+	lists int
+}
+
+func (f *failing) List(context.Context, ...string) ([]images.Image, error) {
+	f.lists++
+	return nil, f.err
+}
+
+// Only a list that is too large is read in pieces.
+func TestOtherErrorsAreNotPaged(t *testing.T) {
+	for _, err := range []error{errdefs.ErrUnavailable, fmt.Errorf("too many requests: %w", errdefs.ErrResourceExhausted)} {
+		f := &failing{err: err}
+		if _, got := (pagedImages{f}).List(t.Context()); got == nil || f.lists != 1 || !strings.Contains(got.Error(), err.Error()) {
+			t.Errorf("%v after %d lists", got, f.lists)
+		}
+	}
+}
