@@ -44,6 +44,9 @@ const (
 	PinnedDigestGone Name = "PinnedDigestGone"
 	// PinLimitReached: max_pins_per_namespace.
 	PinLimitReached Name = "PinLimitReached"
+	// PinOfNewerRelease: the reference has a pin that this release cannot read
+	// and does not write over.
+	PinOfNewerRelease Name = "PinOfNewerRelease"
 	// RetainLimitReached: max_retained_bytes.
 	RetainLimitReached Name = "RetainLimitReached"
 	// InvalidRequest: a request of an operator cannot be read.

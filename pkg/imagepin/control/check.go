@@ -4,6 +4,7 @@ import (
 	"context"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -15,7 +16,7 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 		if err != nil {
 			return nil, err
 		}
-		resp := &api.CheckResponse{Checked: int64(report.Checked + len(s.Config.Pins.List()))}
+		resp := &api.CheckResponse{Checked: int64(report.Checked)}
 		for _, f := range report.Findings {
 			a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
 			if r.GetRepair() {
@@ -27,6 +28,27 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 			}
 			resp.Findings = append(resp.Findings, a)
 		}
-		return resp, nil
+		return resp, s.checkPins(ctx, r.GetRepair(), resp)
 	})
+}
+
+// checkPins adds what a check of the pins has found.
+func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResponse) error {
+	checked, findings, err := s.Config.Pins.Check(ctx)
+	if err != nil {
+		return err
+	}
+	resp.Checked += int64(checked)
+	for _, f := range findings {
+		a := &api.Finding{Subject: f.Record, Problem: f.Problem, Repair: f.Repair}
+		if repair {
+			done, err := s.Config.Pins.Repair(ctx, f)
+			a.Repair, a.Repaired = done, done != pin.LeftAlone
+			if err != nil {
+				a.Error = err.Error()
+			}
+		}
+		resp.Findings = append(resp.Findings, a)
+	}
+	return nil
 }

@@ -12,7 +12,8 @@ import (
 )
 
 // PinsInUse finds the pins that the containers of the node, in any state, were
-// made by.
+// made by, and all pins of a workload of which a pod sandbox is ready: its
+// containers are still to come.
 func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
@@ -23,12 +24,24 @@ func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 		return nil, fmt.Errorf("which pins are in use: %w", err)
 	}
 	pods := make(map[string]policy.Pod)
+	ready := make(map[policy.Scope]bool)
 	for _, sb := range sandboxes.GetItems() {
-		pods[sb.GetId()] = policy.Pod{
+		pod := policy.Pod{
 			Namespace: sb.GetMetadata().GetNamespace(), Labels: sb.GetLabels(), Annotations: sb.GetAnnotations(),
+		}
+		pods[sb.GetId()] = pod
+		if sb.GetState() == runtime.PodSandboxState_SANDBOX_READY {
+			for _, scope := range s.Puller.Policy.Scopes("", pod) {
+				ready[scope] = scope != policy.NodeScope
+			}
 		}
 	}
 	used := make(map[pin.ID]bool)
+	for _, p := range s.Pins.List() {
+		if ready[p.Scope] {
+			used[p.ID] = true
+		}
+	}
 	for _, c := range containers.GetContainers() {
 		names := []string{c.GetImage().GetUserSpecifiedImage()}
 		for _, e := range s.Store.Find(c.GetImageRef()) {

@@ -58,7 +58,7 @@ var (
 	}, []string{"done"})
 	pinEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: namespace, Name: "pin_events_total",
-		Help: "What happened to pins: made, moved, removed, expired, drift.",
+		Help: "What happened to pins: made, moved, removed, expired, evicted, drift.",
 	}, []string{"event"})
 )
 
@@ -71,7 +71,7 @@ func init() {
 	for _, d := range []Done{Nothing, Recorded, Unpacked, Fetched, Error, Canceled} {
 		pulls.WithLabelValues(string(d))
 	}
-	for _, event := range []string{"made", "moved", "removed", "expired", "drift"} {
+	for _, event := range []string{"made", "moved", "removed", "expired", "evicted", "drift"} {
 		pinEvents.WithLabelValues(event)
 	}
 }

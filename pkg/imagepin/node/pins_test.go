@@ -24,7 +24,7 @@ func TestEveryEventOfPinsIsCountedFromZero(t *testing.T) {
 			counted[m.GetLabel()[0].GetValue()] = true
 		}
 	}
-	all := []pin.Event{pin.Made, pin.Moved, pin.Removed, pin.Expired, pin.Drifted}
+	all := []pin.Event{pin.Made, pin.Moved, pin.Removed, pin.Expired, pin.Evicted, pin.Drifted}
 	for _, e := range all {
 		if !counted[string(e)] {
 			t.Errorf("event %s is not counted before it has happened", e)

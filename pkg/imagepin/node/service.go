@@ -128,6 +128,7 @@ func (s *Service) criConfig() cri.Config {
 // assemble makes what works on the puller and the CRI.
 func (s *Service) assemble() {
 	n := s.node
+	n.pins.SetInUse(s.cri.PinsInUse)
 	s.reconciler = reconcile.New(reconcile.Config{
 		Store: n.store, Puller: s.puller, Content: n.Content, Leases: n.Leases,
 		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: s.underWay,

@@ -30,6 +30,7 @@ const (
 	labelRetain  = imagepin.LabelPrefix + "pin.retain"
 	labelDrift   = imagepin.LabelPrefix + "pin.drift"
 	labelHistory = imagepin.LabelPrefix + "pin.history"
+	labelFor     = imagepin.LabelPrefix + "pin.namespace"
 
 	version = 1
 	// maxHistory is how many changes a pin remembers.
@@ -65,8 +66,11 @@ type Pin struct {
 	// MadeAt is since when the reference means Root, and By who decided it.
 	MadeAt time.Time
 	By     By
-	// UsedAt is when the pin last mattered, to the day.
+	// UsedAt is when the pin last mattered; its record says the day.
 	UsedAt time.Time
+	// For is the Kubernetes namespace of the pod that made a pin of the node
+	// scope; empty where none did, and in other scopes. See [Pin.Payer].
+	For string
 	// Retain keeps the content.
 	Retain bool
 	// Drift is what the registry's tag has moved to; nil where it has not.
@@ -97,6 +101,9 @@ func (p Pin) record() (images.Image, error) {
 	if err := labels.Validate(labelScope, string(p.Scope)); err != nil {
 		return images.Image{}, fmt.Errorf("pin %s in scope %.100q…: %w", p.Ref, p.Scope, err)
 	}
+	if err := labels.Validate(labelFor, p.For); err != nil {
+		return images.Image{}, fmt.Errorf("pin %s for namespace %.100q…: %w", p.Ref, p.For, err)
+	}
 	img := images.Image{Name: p.ID.String(), Target: p.Root, Labels: map[string]string{
 		labelVersion: strconv.Itoa(version),
 		labelScope:   string(p.Scope),
@@ -107,6 +114,7 @@ func (p Pin) record() (images.Image, error) {
 		labelRetain:  "",
 		labelDrift:   "",
 		labelHistory: "",
+		labelFor:     p.For,
 	}}
 	if p.Retain {
 		img.Labels[labelRetain] = "true"
@@ -149,6 +157,7 @@ func read(img images.Image) (Pin, error) {
 		UsedAt: img.UpdatedAt,
 		By:     By(img.Labels[labelBy]),
 		Retain: img.Labels[labelRetain] == "true",
+		For:    img.Labels[labelFor],
 		Proofs: readProofs(img),
 	}
 	if p.ID.String() != img.Name {

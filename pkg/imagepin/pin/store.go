@@ -36,6 +36,7 @@ const (
 	Moved   Event = "moved"
 	Removed Event = "removed"
 	Expired Event = "expired"
+	Evicted Event = "evicted"
 	Drifted Event = "drift"
 )
 
@@ -44,8 +45,12 @@ type Config struct {
 	Images     images.Store
 	Namespaces Namespaces
 	// MaxPerNamespace bounds the pins of one Kubernetes namespace, and of the
-	// node; zero does not.
+	// node; zero does not. See [Pin.Payer].
 	MaxPerNamespace int
+	// InUse lists the pins that something on the node is made of. It is called
+	// where a cap is full, with no lock held; see [Store.SetInUse]. Without it
+	// no pin is evicted.
+	InUse func(ctx context.Context) (map[ID]bool, error)
 	// Notify is told what happens, after it is durable. previous is the digest
 	// that a moved pin had.
 	Notify func(ctx context.Context, e Event, p Pin, previous digest.Digest)
@@ -60,8 +65,11 @@ type Store struct {
 	mu       sync.RWMutex
 	pins     map[ID]Pin
 	byRef    map[string]map[ID]struct{}
-	retained map[digest.Digest]int // how many pins retain each
+	retained map[digest.Digest]int // how many records retain each
 	proofs   map[string]int        // how many pins have each
+	paid     map[string]int        // how many pins count against each namespace
+	making   map[ID]string         // pins that have room and are about to be written, by payer
+	ignored  map[string]Unreadable // records that are not read as pins, by name
 }
 
 // New makes a store; [Store.Load] fills it.
@@ -72,12 +80,15 @@ func New(c Config) *Store {
 	return &Store{
 		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
 		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
+		paid: make(map[string]int), making: make(map[ID]string), ignored: make(map[string]Unreadable),
 	}
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
 
-// Load reads all pins. One that cannot be read is left alone, and logged.
+// Load reads all pins. A record that cannot be read is ignored and logged, and
+// [Store.Unreadable] lists it. What it targets stays retained if its label says
+// so.
 func (s *Store) Load(ctx context.Context) error {
 	err := s.Namespaces.Create(ctx, Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
@@ -93,10 +104,13 @@ func (s *Store) Load(ctx context.Context) error {
 	clear(s.byRef)
 	clear(s.retained)
 	clear(s.proofs)
+	clear(s.paid)
+	clear(s.ignored)
 	for _, img := range all {
 		p, err := read(img)
 		if err != nil {
-			log.G(ctx).WithError(err).Warn("a pin is left alone that cannot be read")
+			log.G(ctx).WithError(err).Warn("ignoring a pin that cannot be read")
+			s.ignore(img, err)
 			continue
 		}
 		s.add(p)
@@ -112,7 +126,7 @@ func (s *Store) Get(id ID) (Pin, bool) {
 	return p, ok
 }
 
-// Pinned tells whether a reference has a pin in any scope.
+// Pinned reports whether a reference has a pin in any scope.
 func (s *Store) Pinned(ref string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -148,52 +162,68 @@ func (s *Store) Retains(root digest.Digest) bool {
 }
 
 // Make pins a reference unless it is pinned already: the first use decides, and
-// whoever comes second gets what the first decided. It fails with
-// [imagepin.PinLimitReached] (ErrResourceExhausted).
+// whoever comes second gets what the first decided. A pin that exists counts as
+// used now. It is [Store.MakeFor] for no pod.
 func (s *Store) Make(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
-	return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
-		if old != nil {
-			return old, "", nil
-		}
-		if err := s.room(id); err != nil {
-			return nil, "", err
-		}
-		now := time.Now()
-		return &Pin{ID: id, Root: plain(root), MadeAt: now, UsedAt: now, By: by, Retain: retain}, Made, nil
+	return s.MakeFor(ctx, "", id, root, by, retain)
+}
+
+// MakeFor is [Store.Make] for a pod of a Kubernetes namespace, whose cap a new
+// pin of the node scope counts against. Where the cap is full, the pin that was
+// made by a use, is not in use and was used longest ago is evicted.
+//
+// It fails with [imagepin.PinLimitReached] (ErrResourceExhausted) where no pin
+// can be evicted, and with [imagepin.PinOfNewerRelease] (ErrNotImplemented).
+func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
+	return s.withRoom(ctx, func() (Pin, error) {
+		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
+			now := time.Now()
+			if old != nil {
+				p := *old
+				p.UsedAt = now
+				return &p, "", nil
+			}
+			return &Pin{
+				ID: id, Root: plain(root), MadeAt: now, UsedAt: now, By: by, Retain: retain, For: madeFor(id, namespace, by),
+			}, Made, nil
+		})
 	})
 }
 
 // Move makes a reference mean another digest. Where it had no pin, it gets one.
+// It fails as [Store.MakeFor] does.
 func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
-	return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
-		now := time.Now()
-		if old == nil {
-			if err := s.room(id); err != nil {
-				return nil, "", err
-			}
-			return &Pin{ID: id, Root: plain(root), MadeAt: now, UsedAt: now, By: by, Retain: retain}, Made, nil
-		}
-		p := *old
-		if p.Retain, p.Drift = retain, nil; !retain {
-			p.Proofs = nil // they go with what they are of
-		}
-		if old.Root.Digest == root.Digest {
-			if by == ByOperator {
-				p.By = by
-			}
-			return &p, "", nil
-		}
-		p.History = append(slices.Clone(old.History), Change{Digest: old.Root.Digest, From: old.MadeAt, By: old.By})
-		p.History = p.History[max(0, len(p.History)-maxHistory):]
-		p.Root, p.MadeAt, p.UsedAt, p.By, p.Proofs = plain(root), now, now, by, nil
-		return &p, Moved, nil
+	return s.withRoom(ctx, func() (Pin, error) {
+		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) { return moved(old, id, root, by, retain) })
 	})
+}
+
+// moved decides what a pin is after [Store.Move].
+func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, Event, error) {
+	now := time.Now()
+	if old == nil {
+		return &Pin{ID: id, Root: plain(root), MadeAt: now, UsedAt: now, By: by, Retain: retain}, Made, nil
+	}
+	p := *old
+	p.For = madeFor(id, old.For, by)
+	if p.Retain, p.Drift = retain, nil; !retain {
+		p.Proofs = nil // they go with what they are of
+	}
+	if old.Root.Digest == root.Digest {
+		if by == ByOperator {
+			p.By = by
+		}
+		return &p, "", nil
+	}
+	p.History = append(slices.Clone(old.History), Change{Digest: old.Root.Digest, From: old.MadeAt, By: old.By})
+	p.History = p.History[max(0, len(p.History)-maxHistory):]
+	p.Root, p.MadeAt, p.UsedAt, p.By, p.Proofs = plain(root), now, now, by, nil
+	return &p, Moved, nil
 }
 
 // Touch notes that a pin is used; at most one write a day.
 func (s *Store) Touch(ctx context.Context, id ID) error {
-	today := time.Now().UTC().Format(time.DateOnly)
-	if p, ok := s.Get(id); !ok || p.UsedAt.UTC().Format(time.DateOnly) >= today {
+	if _, ok := s.Get(id); !ok {
 		return nil
 	}
 	_, err := s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
@@ -235,15 +265,21 @@ func (s *Store) Saw(ctx context.Context, id ID, now digest.Digest) error {
 	return err
 }
 
-// Remove lets a reference mean again what its registry says. It fails with
-// ErrNotFound.
+// Remove lets a reference mean again what its registry says. It removes also a
+// record that cannot be read. It fails with ErrNotFound.
 func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
-	return s.remove(ctx, id, Removed)
+	p, _, err := s.removeIf(ctx, id, Removed, func(Pin) bool { return true })
+	if errdefs.IsNotFound(err) {
+		return s.removeUnreadable(ctx, id, err)
+	}
+	return p, err
 }
 
 // Expire removes the pins that were not used since before, unless inUse says
-// that something on the node is made of them.
+// that something on the node is made of them. Both are looked at again under
+// the lock of the pin.
 func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
+	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
 	for _, p := range s.List() {
 		if !p.UsedAt.Before(before) {
 			continue
@@ -254,37 +290,44 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 			}
 			continue
 		}
-		if _, err := s.remove(ctx, p.ID, Expired); err != nil && !errdefs.IsNotFound(err) {
+		if _, _, err := s.removeIf(ctx, p.ID, Expired, unused); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Store) remove(ctx context.Context, id ID, why Event) (Pin, error) {
+// removeIf removes a pin for which still, asked under the lock of the pin,
+// reports true. It fails with [imagepin.UnknownPin] (ErrNotFound).
+func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
-		return Pin{}, err
+		return Pin{}, false, err
 	}
 	defer s.write.Unlock(id.String())
 	p, ok := s.Get(id)
 	if !ok {
-		return Pin{}, &imagepin.Error{
+		return Pin{}, false, &imagepin.Error{
 			Name: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
 			What: fmt.Sprintf("it has no pin in scope %s", id.Scope), Do: "imagepin pin ls lists the pins of this node.",
 		}
 	}
+	if !still(p) {
+		return p, false, nil
+	}
 	failpoint.Reach("pin.remove")
 	if err := s.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
-		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)
+		return Pin{}, false, fmt.Errorf("remove pin %s: %w", id, err)
 	}
 	failpoint.Reach("pin.removed")
 	s.set(id, nil)
 	s.Notify(ctx, why, p, "")
-	return p, nil
+	return p, true, nil
 }
 
 // change reads, decides and writes one pin in one step. decide gets the pin as
 // it is, or nil, and returns it as it should be: the same pointer to leave it.
+// A change that the record would not show, as of the hour of use, is of the
+// memory only.
 func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (Pin, error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return Pin{}, err
@@ -301,23 +344,16 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	if want == old {
 		return *old, nil
 	}
-	img, err := want.record()
-	if err != nil {
+	if old == nil {
+		release, err := s.reserve(*want)
+		if err != nil {
+			return Pin{}, err
+		}
+		defer release()
+	}
+	if err := s.record(ctx, old, *want); err != nil {
 		return Pin{}, err
 	}
-	failpoint.Reach("pin.write")
-	if old == nil {
-		_, err = s.Images.Create(namespaced(ctx), img)
-		if errdefs.IsAlreadyExists(err) { // one that could not be read
-			_, err = s.Images.Update(namespaced(ctx), img)
-		}
-	} else {
-		_, err = s.Images.Update(namespaced(ctx), img)
-	}
-	if err != nil {
-		return Pin{}, fmt.Errorf("write pin %s: %w", id, err)
-	}
-	failpoint.Reach("pin.written")
 	s.set(id, want)
 	if event != "" {
 		var previous digest.Digest
@@ -338,6 +374,8 @@ func (s *Store) set(id ID, p *Pin) {
 	if p != nil {
 		s.add(*p)
 	}
+	delete(s.making, id)
+	s.recognize(id.String())
 }
 
 // add notes a pin that there is none of. The caller holds the lock.
@@ -347,6 +385,7 @@ func (s *Store) add(p Pin) {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
+	count(s.paid, p.Payer(), 1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -361,6 +400,7 @@ func (s *Store) drop(p Pin) {
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
+	count(s.paid, p.Payer(), -1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}
@@ -372,41 +412,6 @@ func (s *Store) drop(p Pin) {
 func count[K comparable](of map[K]int, key K, n int) {
 	if of[key] += n; of[key] == 0 {
 		delete(of, key)
-	}
-}
-
-// Limit replaces Config.MaxPerNamespace. Pins that are too many stay.
-func (s *Store) Limit(maxPerNamespace int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.MaxPerNamespace = maxPerNamespace
-}
-
-// room tells whether one more pin may be made for the Kubernetes namespace of a
-// scope: a tenant must not fill the node's metadata.
-func (s *Store) room(id ID) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.MaxPerNamespace <= 0 {
-		return nil
-	}
-	n := 0
-	for other := range s.pins {
-		if other.Scope.Namespace() == id.Scope.Namespace() {
-			n++
-		}
-	}
-	if n < s.MaxPerNamespace {
-		return nil
-	}
-	of := "the node"
-	if ns := id.Scope.Namespace(); ns != "" {
-		of = "namespace " + ns
-	}
-	return &imagepin.Error{
-		Name: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,
-		What: fmt.Sprintf("%s has %d pins, which is max_pins_per_namespace", of, n),
-		Do:   "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), shorten pin_ttl, or raise max_pins_per_namespace.",
 	}
 }
 

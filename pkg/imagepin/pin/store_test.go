@@ -176,8 +176,8 @@ func TestPinsOutliveGarbageCollection(t *testing.T) {
 	}
 }
 
-// TestDamagedRecords leaves alone what cannot be read, reads what can be, and
-// writes a decision over what could not be read.
+// TestDamagedRecords ignores what cannot be read, reads what can be, and writes
+// a decision over what is damaged, but not over what a newer release wrote.
 func TestDamagedRecords(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	for _, test := range []struct {
@@ -222,14 +222,46 @@ func TestDamagedRecords(t *testing.T) {
 			if _, err := read(img); !test.class(err) {
 				t.Errorf("the error is %v", err)
 			}
-			wantEqual(t, "the record that is left alone", img.Target.Digest, root("one").Digest)
+			wantEqual(t, "the record that is ignored", img.Target.Digest, root("one").Digest)
+			unreadable := e.Unreadable()
+			if len(unreadable) != 1 || unreadable[0].Record != id.String() || !test.class(unreadable[0].Err) {
+				t.Errorf("listed as unreadable: %v", unreadable)
+			}
+			if test.class(errdefs.ErrNotImplemented) {
+				wantRefused(t, e, id)
+				return
+			}
 			must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
+			wantEqual(t, "unreadable", len(e.Unreadable()), 0)
 			e.reload(t)
 			p, ok = e.Get(id)
 			wantEqual(t, "is read", ok, true)
 			wantEqual(t, "root", p.Root.Digest, root("two").Digest)
 		})
 	}
+}
+
+// wantRefused fails the test unless the pin called id, which a newer release
+// wrote, stays as it is.
+func wantRefused(t *testing.T, e *env, id ID) {
+	t.Helper()
+	before, err := e.node.Images.Get(namespaced(e.ctx), id.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, made := e.Make(e.ctx, id, root("two"), ByUse, false)
+	_, moved := e.Move(e.ctx, id, root("two"), ByOperator, true)
+	for what, err := range map[string]error{"make": made, "move": moved, "check": e.CheckReadable(id)} {
+		var known *imagepin.Error
+		if !errors.As(err, &known) || known.Name != imagepin.PinOfNewerRelease || !errdefs.IsNotImplemented(err) || !strings.Contains(known.Do, "imagepin pin rm") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	after, err := e.node.Images.Get(namespaced(e.ctx), id.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEqual(t, "the record", after, before)
 }
 
 // TestMakeRace has many make one pin: the first decides, and all get it.

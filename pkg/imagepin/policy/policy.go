@@ -152,6 +152,9 @@ type Decision struct {
 	Rule
 	// Scope is for whom the digest sticks; it is empty where none does.
 	Scope Scope
+	// Namespace is the Kubernetes namespace of the pod; empty where there is
+	// none.
+	Namespace string
 }
 
 // Rule gives the rule for a normalized reference.
@@ -168,7 +171,7 @@ func (p *Policy) Rule(ref string) Rule {
 // digest says itself what it means, and has no scope. An annotation that is not
 // allowed, or not a known word, changes nothing; ignored says which.
 func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
-	d.Rule = p.Rule(ref)
+	d.Rule, d.Namespace = p.Rule(ref), pod.Namespace
 	if b, ok := pod.Annotations[BehaviorAnnotation]; ok {
 		override := d.Rule
 		override.Behavior = Behavior(b)

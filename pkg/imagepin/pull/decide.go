@@ -61,6 +61,11 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 		return p.decideDigest(ctx, q, d.Digest())
 	}
 	pinned := p.pinFor(q)
+	if pinned == nil && q.decision.Scope != "" {
+		if err := p.Pins.CheckReadable(q.pinID()); err != nil {
+			return Verdict{}, err
+		}
+	}
 	v, err := p.meaning(ctx, q, pinned)
 	if err != nil {
 		return v, p.withoutTag(ctx, q, pinned, err)
@@ -74,7 +79,7 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 		return v, nil
 	}
 	if pinned == nil {
-		v.toPin = &pinRequest{id: q.pinID(), retain: q.decision.Retain}
+		v.toPin = &pinRequest{id: q.pinID(), namespace: q.decision.Namespace, retain: q.decision.Retain}
 		if q.dry {
 			v.Why += "; it would be pinned"
 		}

@@ -10,8 +10,10 @@ import (
 
 // pinRequest is a pin that the first use of a reference makes.
 type pinRequest struct {
-	id     pin.ID
-	retain bool
+	id pin.ID
+	// namespace is the Kubernetes namespace of the pod that the pin is made for.
+	namespace string
+	retain    bool
 	// release gives up the room that is kept for what the pin retains; nil before
 	// there is any.
 	release func()
@@ -44,7 +46,7 @@ func (p *Puller) pinFirst(ctx context.Context, j *job, e imagepin.Entry) error {
 		}
 		j.toPin.release = release
 	}
-	made, err := p.Pins.Make(ctx, j.toPin.id, j.root, pin.ByUse, j.toPin.retain)
+	made, err := p.Pins.MakeFor(ctx, j.toPin.namespace, j.toPin.id, j.root, pin.ByUse, j.toPin.retain)
 	if err != nil {
 		return err
 	}

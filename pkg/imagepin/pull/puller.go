@@ -168,7 +168,14 @@ func (p *Puller) Decide(ctx context.Context, ref reference.Named, pod policy.Pod
 // until the pod's own scope has a pin.
 func (p *Puller) Treatment(ref string, pod policy.Pod) (d policy.Decision, ignored []string) {
 	d, ignored = p.Policy.Decide(ref, pod)
-	if _, pinned := p.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref}); pinned || !p.Pins.Pinned(ref) {
+	if _, pinned := p.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref}); pinned {
+		return d, ignored
+	}
+	if scope, ok := p.Pins.Newer(ref, p.Policy.Scopes(ref, pod)...); ok {
+		d.Scope = scope // what it says is not known, and must not be passed over
+		return d, ignored
+	}
+	if !p.Pins.Pinned(ref) {
 		return d, ignored
 	}
 	for _, scope := range p.Policy.Scopes(ref, pod) {

@@ -117,7 +117,7 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 		}
 		defer release()
 	}
-	held, err := p.Pins.Make(ctx, id, root, pin.ByUse, d.Retain)
+	held, err := p.Pins.MakeFor(ctx, d.Namespace, id, root, pin.ByUse, d.Retain)
 	if err != nil {
 		return root, nil, err
 	}

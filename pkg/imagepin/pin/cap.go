@@ -1,0 +1,163 @@
+package pin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// Payer is the Kubernetes namespace whose cap a pin counts against: that of its
+// scope or, in the node scope, that of the pod which made it. It is empty for
+// the cap of the node: pins of the node scope that an operator has set, or that
+// were made for no pod.
+func (p Pin) Payer() string { return cmp.Or(p.Scope.Namespace(), p.For) }
+
+// madeFor is the For of a pin that is made or moved. The pins of an operator are
+// no tenant's.
+func madeFor(id ID, namespace string, by By) string {
+	if by == ByOperator || id.Scope != policy.NodeScope {
+		return ""
+	}
+	return namespace
+}
+
+// Limit replaces Config.MaxPerNamespace. Pins that are too many stay.
+func (s *Store) Limit(maxPerNamespace int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.MaxPerNamespace = maxPerNamespace
+}
+
+// SetInUse replaces Config.InUse.
+func (s *Store) SetInUse(inUse func(ctx context.Context) (map[ID]bool, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.InUse = inUse
+}
+
+// withRoom runs write, which makes one pin. Where it fails because a cap is
+// full, one pin is evicted and write is run again.
+func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, error) {
+	for {
+		p, err := write()
+		var full *fullError
+		if !errors.As(err, &full) {
+			return p, err
+		}
+		evicted, eerr := s.evict(ctx, full.payer)
+		if eerr != nil {
+			return p, errors.Join(full.err, eerr)
+		}
+		if !evicted {
+			return p, full.err
+		}
+	}
+}
+
+// evict removes one pin that counts against a namespace, is in use by nothing
+// and was made by a use: first those that do not retain, then the one that was
+// used longest ago. It holds no lock while it asks what is in use: a pin that
+// is used meanwhile stays.
+func (s *Store) evict(ctx context.Context, payer string) (evicted bool, _ error) {
+	candidates, inUse := s.evictable(payer)
+	if len(candidates) == 0 || inUse == nil {
+		return false, nil
+	}
+	used, err := inUse(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, c := range candidates {
+		if used[c.ID] {
+			continue
+		}
+		same := func(now Pin) bool {
+			return now.By != ByOperator && now.UsedAt.Equal(c.UsedAt) && now.MadeAt.Equal(c.MadeAt)
+		}
+		_, removed, err := s.removeIf(ctx, c.ID, Evicted, same)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return false, err
+		}
+		if removed || errdefs.IsNotFound(err) {
+			return true, nil // there is room again, whoever made it
+		}
+	}
+	return false, nil
+}
+
+// evictable lists the pins that count against a namespace and that no operator
+// has set, in the order in which they are evicted.
+func (s *Store) evictable(payer string) ([]Pin, func(context.Context) (map[ID]bool, error)) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var pins []Pin
+	for _, p := range s.pins {
+		if p.Payer() == payer && p.By != ByOperator {
+			pins = append(pins, p)
+		}
+	}
+	slices.SortFunc(pins, func(a, b Pin) int {
+		if a.Retain != b.Retain {
+			if b.Retain {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.MadeAt.Compare(b.MadeAt), cmp.Compare(a.ID.String(), b.ID.String()))
+	})
+	return pins, s.InUse
+}
+
+// reserve keeps room for a pin that is about to be made until it is set, or
+// release is called. It fails with [imagepin.PinLimitReached]
+// (ErrResourceExhausted).
+func (s *Store) reserve(p Pin) (release func(), _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	payer := p.Payer()
+	n := s.paid[payer]
+	for _, by := range s.making {
+		if by == payer {
+			n++
+		}
+	}
+	if s.MaxPerNamespace > 0 && n >= s.MaxPerNamespace {
+		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, n)}
+	}
+	s.making[p.ID] = payer
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.making, p.ID)
+	}, nil
+}
+
+// fullError says whose cap is full.
+type fullError struct {
+	payer string
+	err   error
+}
+
+func (e *fullError) Error() string { return e.err.Error() }
+
+// Unwrap gives the error that a caller sees.
+func (e *fullError) Unwrap() error { return e.err }
+
+func limitReached(id ID, payer string, n int) error {
+	of := "the node"
+	if payer != "" {
+		of = "namespace " + payer
+	}
+	return &imagepin.Error{
+		Name: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,
+		What: fmt.Sprintf("%s has %d pins in use or set by an operator, and max_pins_per_namespace allows no more", of, n),
+		Do:   "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
+	}
+}

@@ -1,0 +1,122 @@
+package pin
+
+import (
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// write changes labels of a pin's record as another tool, or another release, does.
+func (e *env) write(t *testing.T, id ID, labels map[string]string) {
+	t.Helper()
+	img := images.Image{Name: id.String(), Labels: labels}
+	var fields []string
+	for label := range labels {
+		fields = append(fields, "labels."+label)
+	}
+	if _, err := e.node.Images.Update(namespaced(e.ctx), img, fields...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *env) labels(t *testing.T, id ID) map[string]string {
+	t.Helper()
+	img, err := e.node.Images.Get(namespaced(e.ctx), id.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img.Labels
+}
+
+// TestPinOfNewerRelease has a pin of a newer version: it retains, nothing writes over it, also where it came while this release ran,
+// and an operator can remove it.
+func TestPinOfNewerRelease(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	e.write(t, id, map[string]string{labelVersion: "2"})
+	if _, err := e.Move(e.ctx, id, root("two"), ByUse, false); !errdefs.IsNotImplemented(err) {
+		t.Errorf("a pin that became one of a newer release: %v", err)
+	}
+	p, _ := e.Get(id)
+	wantEqual(t, "the pin in memory", p.Root.Digest, root("one").Digest)
+	e.reload(t)
+	wantRefused(t, e, id)
+	wantEqual(t, "retains", e.Retains(root("one").Digest), true)
+	if scope, ok := e.Newer(ref, "workload/shop/a=b", policy.NodeScope); !ok || scope != policy.NodeScope {
+		t.Errorf("the newer pin is in scope %q, %t", scope, ok)
+	}
+	e.told = nil
+	p = must(t)(e.Remove(e.ctx, id))
+	wantEqual(t, "removed", p.Root.Digest, root("one").Digest)
+	wantEqual(t, "told", e.told, []string{"removed " + ref})
+	wantEqual(t, "retains", e.Retains(root("one").Digest), false)
+	wantEqual(t, "unreadable", len(e.Unreadable()), 0)
+	if _, err := e.Remove(e.ctx, id); !errdefs.IsNotFound(err) {
+		t.Errorf("removed twice: %v", err)
+	}
+	must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
+}
+
+// TestUnknownLabelsStay writes a pin in every way: what a later release, or another tool, has noted beside it stays, and of what is
+// ours nothing stays that no longer holds.
+func TestUnknownLabelsStay(t *testing.T) {
+	e := newEnv(t, 0)
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	others := map[string]string{"io.imagepin.pin.later": "fact", "example.com/note": "kept"}
+	e.write(t, id, others)
+	named := mustParse(t, ref)
+	wantOthers := func(after string) {
+		t.Helper()
+		labels := e.labels(t, id)
+		for label, value := range others {
+			wantEqual(t, label+" after "+after, labels[label], value)
+		}
+	}
+	if err := e.Prove(e.ctx, named, root("one").Digest, "mac"); err != nil {
+		t.Fatal(err)
+	}
+	wantOthers("a proof")
+	if err := e.Saw(e.ctx, id, root("two").Digest); err != nil {
+		t.Fatal(err)
+	}
+	wantOthers("a drift")
+	must(t)(e.Move(e.ctx, id, root("two"), ByOperator, false))
+	wantOthers("a move")
+	labels := e.labels(t, id)
+	for _, gone := range []string{labelDrift, labelRetain, "io.imagepin.proof.mac"} {
+		if value, ok := labels[gone]; ok {
+			t.Errorf("label %s is still there: %q", gone, value)
+		}
+	}
+	before, _ := e.Get(id)
+	e.reload(t)
+	after, _ := e.Get(id)
+	wantEqual(t, "read again", recordOf(t, after), recordOf(t, before))
+
+	// A damaged one is replaced, with what others noted.
+	e.write(t, id, map[string]string{labelVersion: "one"})
+	e.reload(t)
+	must(t)(e.Make(e.ctx, id, root("three"), ByUse, false))
+	wantOthers("damage")
+	e.reload(t)
+	after, _ = e.Get(id)
+	wantEqual(t, "root", after.Root.Digest, root("three").Digest)
+	if after.By != ByUse || len(after.History) > 0 {
+		t.Errorf("the damaged pin goes on: %+v", after)
+	}
+}
+
+// recordOf is what a pin's record says.
+func recordOf(t *testing.T, p Pin) images.Image {
+	t.Helper()
+	img, err := p.record()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}

@@ -1,0 +1,120 @@
+package pin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// Unreadable is a record among the pins that is not read as one.
+type Unreadable struct {
+	// Record is its name.
+	Record string
+	// Err is why: ErrNotImplemented for a record of a newer version, which is
+	// never written over, and ErrInvalidArgument for a damaged one, which a new
+	// pin replaces.
+	Err error
+
+	target  ocispec.Descriptor
+	retains bool
+}
+
+// Unreadable lists the records that are not read as pins, by name.
+func (s *Store) Unreadable() []Unreadable {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all := make([]Unreadable, 0, len(s.ignored))
+	for _, u := range s.ignored {
+		all = append(all, u)
+	}
+	slices.SortFunc(all, func(a, b Unreadable) int { return strings.Compare(a.Record, b.Record) })
+	return all
+}
+
+// CheckReadable fails with [imagepin.PinOfNewerRelease] (ErrNotImplemented)
+// where the pin called id was written by a newer release: what it decides is
+// not known, and it is not written over.
+func (s *Store) CheckReadable(id ID) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if u, ok := s.ignored[id.String()]; ok && errdefs.IsNotImplemented(u.Err) {
+		return newerError(id, u.Err)
+	}
+	return nil
+}
+
+func newerError(id ID, err error) error {
+	return &imagepin.Error{
+		Name: imagepin.PinOfNewerRelease, Ref: id.Ref, Class: errdefs.ErrNotImplemented, Err: err,
+		What: fmt.Sprintf("its pin in scope %s was written by a newer release of imagepin, and this one cannot read it", id.Scope),
+		Do:   fmt.Sprintf("Install the newer release again, or remove the pin: imagepin pin rm %s --scope %s", id.Ref, id.Scope),
+	}
+}
+
+// ignore notes a record that is not read as a pin. What it retains stays. The
+// caller holds the lock.
+func (s *Store) ignore(img images.Image, err error) {
+	u := Unreadable{
+		Record: img.Name, Err: err, target: plain(img.Target),
+		retains: img.Labels[labelRetain] == "true",
+	}
+	s.ignored[u.Record] = u
+	if u.retains {
+		count(s.retained, u.target.Digest, 1)
+	}
+}
+
+// recognize forgets that a record is not read as a pin. The caller holds the
+// lock.
+func (s *Store) recognize(record string) {
+	u, ok := s.ignored[record]
+	if !ok {
+		return
+	}
+	delete(s.ignored, record)
+	if u.retains {
+		count(s.retained, u.target.Digest, -1)
+	}
+}
+
+// removeUnreadable removes the record called id that is not read as a pin.
+// Where there is none, it fails with unknown.
+func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin, error) {
+	if err := s.write.Lock(ctx, id.String()); err != nil {
+		return Pin{}, err
+	}
+	defer s.write.Unlock(id.String())
+	s.mu.RLock()
+	u, ok := s.ignored[id.String()]
+	s.mu.RUnlock()
+	if !ok {
+		return Pin{}, unknown
+	}
+	if err := s.Images.Delete(namespaced(ctx), u.Record); err != nil && !errdefs.IsNotFound(err) {
+		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)
+	}
+	s.set(id, nil)
+	p := Pin{ID: id, Root: u.target, Retain: u.retains}
+	s.Notify(ctx, Removed, p, digest.Digest(""))
+	return p, nil
+}
+
+// Newer gives the first of some scopes in which a reference has a pin of a newer
+// release.
+func (s *Store) Newer(ref string, scopes ...policy.Scope) (policy.Scope, bool) {
+	for _, scope := range scopes {
+		if s.CheckReadable(ID{Scope: scope, Ref: ref}) != nil {
+			return scope, true
+		}
+	}
+	return "", false
+}
