@@ -178,7 +178,7 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 				return nil, err
 			}
 		}
-		v, by, err := s.Puller.WouldPull(ctx, ref, scope, credential(r.GetCredential()))
+		v, by, err := s.Puller.WouldPull(ctx, ref, rt.Target, scope, credential(r.GetCredential()))
 		if err != nil {
 			return nil, err
 		}

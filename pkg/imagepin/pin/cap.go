@@ -51,24 +51,25 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 		if !errors.As(err, &full) {
 			return p, err
 		}
-		evicted, eerr := s.evict(ctx, full.payer)
+		again, eerr := s.evict(ctx, full.payer)
 		if eerr != nil {
 			return p, errors.Join(full.err, eerr)
 		}
-		if !evicted {
+		if !again {
 			return p, full.err
 		}
 	}
 }
 
-// evict removes one pin that counts against a namespace, is in use by nothing
-// and was made by a use: first those that do not retain, then the one that was
+// evict removes one pin, if there is any, that counts against a namespace, is in
+// use by nothing and was made by a use: first those that do not retain, then the one that was
 // used longest ago. It holds no lock while it asks what is in use: a pin that
-// is used meanwhile stays.
-func (s *Store) evict(ctx context.Context, payer string) (evicted bool, _ error) {
-	candidates, inUse := s.evictable(payer)
-	if len(candidates) == 0 || inUse == nil {
-		return false, nil
+// is used meanwhile stays. again reports whether there was room after all, by
+// whomever: another may have taken it by now.
+func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
+	candidates, inUse, room := s.evictable(payer)
+	if room || len(candidates) == 0 || inUse == nil {
+		return room, nil
 	}
 	used, err := inUse(ctx)
 	if err != nil {
@@ -86,15 +87,22 @@ func (s *Store) evict(ctx context.Context, payer string) (evicted bool, _ error)
 			return false, err
 		}
 		if removed || errdefs.IsNotFound(err) {
-			return true, nil // there is room again, whoever made it
+			return true, nil
 		}
 	}
 	return false, nil
 }
 
+// hasRoom reports whether the cap of a namespace is not full. The caller holds
+// the lock.
+func (s *Store) hasRoom(payer string) bool {
+	return s.MaxPerNamespace <= 0 || s.paid[payer] < s.MaxPerNamespace
+}
+
 // evictable lists the pins that count against a namespace and that no operator
-// has set, in the order in which they are evicted.
-func (s *Store) evictable(payer string) ([]Pin, func(context.Context) (map[ID]bool, error)) {
+// has set, in the order in which they are evicted, and reports whether there is
+// room without.
+func (s *Store) evictable(payer string) (_ []Pin, inUse func(context.Context) (map[ID]bool, error), room bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var pins []Pin
@@ -112,31 +120,25 @@ func (s *Store) evictable(payer string) ([]Pin, func(context.Context) (map[ID]bo
 		}
 		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.MadeAt.Compare(b.MadeAt), cmp.Compare(a.ID.String(), b.ID.String()))
 	})
-	return pins, s.InUse
+	return pins, s.InUse, s.hasRoom(payer)
 }
 
-// reserve keeps room for a pin that is about to be made until it is set, or
-// release is called. It fails with [imagepin.PinLimitReached]
-// (ErrResourceExhausted).
-func (s *Store) reserve(p Pin) (release func(), _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// reserve makes sure that there is room for a pin that is about to be made, and
+// makes the caller the only one that makes a pin at the expense of its payer
+// until the returned function is called. It fails with
+// [imagepin.PinLimitReached] (ErrResourceExhausted).
+func (s *Store) reserve(ctx context.Context, p Pin) (release func(), _ error) {
 	payer := p.Payer()
-	n := s.paid[payer]
-	for _, by := range s.making {
-		if by == payer {
-			n++
-		}
+	if err := s.makers.Lock(ctx, payer); err != nil {
+		return nil, err
 	}
-	if s.MaxPerNamespace > 0 && n >= s.MaxPerNamespace {
-		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, n)}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if !s.hasRoom(payer) {
+		s.makers.Unlock(payer)
+		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, s.paid[payer])}
 	}
-	s.making[p.ID] = payer
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.making, p.ID)
-	}, nil
+	return func() { s.makers.Unlock(payer) }, nil
 }
 
 // fullError says whose cap is full.

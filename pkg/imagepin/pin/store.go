@@ -60,7 +60,8 @@ type Config struct {
 // only one that writes them. It is safe for concurrent use.
 type Store struct {
 	Config
-	write keyed.Mutex // by pin: reading, deciding and writing is one step
+	write  keyed.Mutex // by pin: reading, deciding and writing is one step
+	makers keyed.Mutex // by payer, after write: counting and writing a new pin is one step
 
 	mu       sync.RWMutex
 	pins     map[ID]Pin
@@ -68,7 +69,6 @@ type Store struct {
 	retained map[digest.Digest]int // how many records retain each
 	proofs   map[string]int        // how many pins have each
 	paid     map[string]int        // how many pins count against each namespace
-	making   map[ID]string         // pins that have room and are about to be written, by payer
 	ignored  map[string]Unreadable // records that are not read as pins, by name
 }
 
@@ -80,7 +80,7 @@ func New(c Config) *Store {
 	return &Store{
 		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
 		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
-		paid: make(map[string]int), making: make(map[ID]string), ignored: make(map[string]Unreadable),
+		paid: make(map[string]int), ignored: make(map[string]Unreadable),
 	}
 }
 
@@ -345,7 +345,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 		return *old, nil
 	}
 	if old == nil {
-		release, err := s.reserve(*want)
+		release, err := s.reserve(ctx, *want)
 		if err != nil {
 			return Pin{}, err
 		}
@@ -374,7 +374,6 @@ func (s *Store) set(id ID, p *Pin) {
 	if p != nil {
 		s.add(*p)
 	}
-	delete(s.making, id)
 	s.recognize(id.String())
 }
 

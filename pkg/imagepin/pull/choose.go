@@ -153,15 +153,15 @@ func (c *chooser) manifest(ctx context.Context, desc ocispec.Descriptor) ([]ocis
 	if err != nil {
 		return nil, malformed("manifest", desc, err)
 	}
-	if !images.IsConfigType(m.Config.MediaType) {
-		return nil, errNoMatch
-	}
 	if err := c.ensure(ctx, m.Config); err != nil {
 		return nil, err
 	}
 	p, err := images.ConfigPlatform(ctx, c.content, m.Config)
 	if err != nil {
 		return nil, malformed("image configuration", m.Config, err)
+	}
+	if p.Architecture == "" {
+		return nil, errNoMatch // it names no platform, as that of an artifact
 	}
 	if !c.runtime.Matcher.Match(p) {
 		c.offered = append(c.offered, platforms.FormatAll(p))

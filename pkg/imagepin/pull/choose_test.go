@@ -203,7 +203,10 @@ func TestDescribe(t *testing.T) {
 		Config:    blobs.AddJSON(ocispec.MediaTypeImageConfig, map[string]any{"architecture": "amd64", "os": "linux", "config": map[string]any{"User": "1:2"}}),
 	})
 	artifact := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
-		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add("application/vnd.example", []byte("{}")),
+		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add("application/vnd.wasm.config.v0+json", []byte(`{"rootfs":{"diff_ids":["`+img.ChainID.String()+`"]}}`)),
+	})
+	notJSON := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add("application/vnd.example", []byte("MZ")),
 	})
 	damaged := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
 		MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add(ocispec.MediaTypeImageConfig, []byte("{")),
@@ -226,7 +229,10 @@ func TestDescribe(t *testing.T) {
 	if e, err := Describe(ctx, n.Content, noLayers); err != nil || e.ChainID != "" || e.User != "1:2" {
 		t.Errorf("without layers: %+v, %v", e, err)
 	}
-	for name, d := range map[string]ocispec.Descriptor{"artifact": artifact, "damaged": damaged} {
+	if e, err := Describe(ctx, n.Content, artifact); err != nil || e.ChainID != "" || e.ImageID == "" || e.User != "" {
+		t.Errorf("artifact: %+v, %v", e, err)
+	}
+	for name, d := range map[string]ocispec.Descriptor{"not JSON": notJSON, "damaged": damaged} {
 		var ie *imagepin.Error
 		if _, err := Describe(ctx, n.Content, d); !errors.As(err, &ie) || ie.Name != imagepin.ContentCorrupt {
 			t.Errorf("%s: %v", name, err)

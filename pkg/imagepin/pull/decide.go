@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // Verdict is which digest a reference means for one pull, and why.
@@ -46,6 +48,8 @@ type question struct {
 	ref        reference.Named
 	credential resolve.Credential
 	decision   policy.Decision
+	// target is whose image comes first of what is on the node.
+	target runtimeplatform.Target
 	// dry leaves pins as they are.
 	dry bool
 }
@@ -176,7 +180,7 @@ func (p *Puller) meaning(ctx context.Context, q question, pinned *pin.Pin) (Verd
 }
 
 // local is what the node has of a reference: the pinned digest, or else what it
-// has meant last.
+// means for the question's target, or else what it has meant last.
 func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := p.Store.ByRef(q.ref.String())
 	if pinned != nil {
@@ -191,13 +195,20 @@ func (p *Puller) local(q question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	if len(entries) == 0 {
 		return imagepin.Entry{}, false
 	}
-	return slices.MaxFunc(entries, func(a, b imagepin.Entry) int {
-		// What was pulled counts before what came by other ways.
-		if pulled := order.Bool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull); pulled != 0 {
-			return pulled
-		}
-		return a.ReadyAt.Compare(b.ReadyAt)
-	}), true
+	return slices.MaxFunc(entries, q.compare), true
+}
+
+// compare orders what a reference means for several targets: what counts more
+// comes last. The question's own target counts before others, then what was
+// pulled before what came by other ways, and then what came last. Where a pull
+// is enough once, what was pulled counts before all.
+func (q question) compare(a, b imagepin.Entry) int {
+	own := order.Bool(a.Target == q.target, b.Target == q.target)
+	pulled := order.Bool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull)
+	if q.decision.Behavior == policy.Once {
+		return cmp.Or(pulled, own, a.ReadyAt.Compare(b.ReadyAt))
+	}
+	return cmp.Or(own, pulled, a.ReadyAt.Compare(b.ReadyAt))
 }
 
 // unasked takes what is here for a reference. A credential that is not proved

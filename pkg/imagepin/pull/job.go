@@ -202,6 +202,9 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		})
 		return entry, change, done, err
 	}
+	if j.session != nil {
+		known.Source = imagepin.SourcePull // whoever brought it: its registry has given it now
+	}
 	if entry, ok = p.recorded(j, known); ok {
 		return entry, store.Change{}, metrics.Nothing, p.prove(ctx, j)
 	}

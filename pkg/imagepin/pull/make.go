@@ -32,14 +32,9 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	src := p.sourceOf(ctx, *j, cancel)
-	c := &chooser{
-		content: p.Content,
-		runtime: j.runtime,
-		ensure:  func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) },
-	}
 	var path []ocispec.Descriptor
 	if err := traced(ctx, "choose", func(ctx context.Context) (err error) {
-		path, err = c.choose(ctx, j.root)
+		path, err = p.path(ctx, *j, src)
 		return err
 	}); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
@@ -47,7 +42,7 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	j.manifest = path[len(path)-1].Digest
 	failpoint.Reach("pull.chosen")
 	if j.toPin != nil {
-		image, err := p.measured(ctx, *j, path, c.ensure)
+		image, err := p.measured(ctx, *j, path, src)
 		if err != nil {
 			return imagepin.Entry{}, false, because(ctx, err)
 		}
@@ -58,7 +53,13 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	src.root = path[len(path)-1]
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
 	if err := traced(ctx, "fetch", func(ctx context.Context) error {
-		return p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress))
+		if err := p.vouchImage(ctx, src, src.root); err != nil {
+			return err
+		}
+		if err := p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress)); err != nil {
+			return err
+		}
+		return p.vouchImage(ctx, src, src.root) // what came from elsewhere meanwhile
 	}, tracing.WithAttribute("image.digest", src.root.Digest.String())); err != nil {
 		return imagepin.Entry{}, false, because(ctx, err)
 	}
@@ -91,6 +92,26 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 		return imagepin.Entry{}, false, err
 	}
 	return e, src.opened.Load(), nil
+}
+
+// path gives the descriptors from a job's root to the manifest for its target:
+// as [chooser.choose] does, or, for a platform that is not the node's, the
+// manifest alone that was chosen for another snapshotter. The index of such an
+// image is not kept, and would have to be fetched again.
+func (p *Puller) path(ctx context.Context, j job, src *source) ([]ocispec.Descriptor, error) {
+	if !j.runtime.Native {
+		for _, e := range p.of(j.ref, j.root.Digest) {
+			if e.Target.Platform == j.runtime.Target.Platform && e.RecordTarget.Digest == e.Manifest {
+				return []ocispec.Descriptor{e.RecordTarget}, nil
+			}
+		}
+	}
+	c := &chooser{
+		content: p.Content,
+		runtime: j.runtime,
+		ensure:  func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) },
+	}
+	return c.choose(ctx, j.root)
 }
 
 // source is how a job's image came to the node. One that is made ready for one
@@ -129,21 +150,16 @@ func (p *Puller) describe(ctx context.Context, manifest ocispec.Descriptor) (ima
 
 // Describe reads what an entry says of an image from its manifest and
 // configuration: Manifest, ImageID, ChainID, Size and User. The size is without
-// the indexes above the manifest.
+// the indexes above the manifest. What has a configuration of another kind than
+// an image's (WebAssembly, artifacts) is not unpacked and has no ChainID.
 //
 // It fails with ErrNotFound where content is missing and with
-// ErrFailedPrecondition ([imagepin.ContentCorrupt]) where it is not an image.
+// ErrFailedPrecondition ([imagepin.ContentCorrupt]) where the configuration is
+// not a JSON object.
 func Describe(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (imagepin.Entry, error) {
 	m, err := images.Manifest(ctx, provider, manifest, platforms.All)
 	if err != nil {
 		return imagepin.Entry{}, err
-	}
-	if !images.IsConfigType(m.Config.MediaType) {
-		return imagepin.Entry{}, &imagepin.Error{
-			Name: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
-			What: fmt.Sprintf("manifest %s is not that of a container image: its configuration is %q", manifest.Digest, m.Config.MediaType),
-			Do:   "Use an image: this is an artifact of another kind.",
-		}
 	}
 	b, err := content.ReadBlob(ctx, provider, m.Config)
 	if err != nil {
@@ -162,7 +178,7 @@ func Describe(ctx context.Context, provider content.Provider, manifest ocispec.D
 	for _, l := range m.Layers {
 		e.Size += l.Size
 	}
-	if len(config.RootFS.DiffIDs) > 0 {
+	if images.IsConfigType(m.Config.MediaType) && len(config.RootFS.DiffIDs) > 0 {
 		// ChainID works in place.
 		e.ChainID = identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
 	}

@@ -78,6 +78,7 @@ type underWay struct {
 	pulls    flight.Group[imagepin.Entry]
 	makes    flight.Group[imagepin.Entry]
 	unshared atomic.Uint64
+	served   served // which blobs came from which repository
 }
 
 // New makes a puller.
@@ -226,7 +227,7 @@ func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (i
 		return imagepin.Entry{}, err
 	}
 	defer unlock()
-	q := question{ref: ref, credential: r.Credential, decision: r.decision}
+	q := question{ref: ref, credential: r.Credential, decision: r.decision, target: r.Runtime.Target}
 	return p.decideAndRun(ctx, r, q)
 }
 

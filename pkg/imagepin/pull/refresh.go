@@ -259,14 +259,14 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	return held, previous, p.Pins.Prove(ctx, ref, d, v.proof)
 }
 
-// WouldPull says what a pull would run, and changes nothing. scope is that of
+// WouldPull says what a pull for a target would run, and changes nothing. scope is that of
 // the pods it is for; empty where they have none.
-func (p *Puller) WouldPull(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (Verdict, policy.Rule, error) {
+func (p *Puller) WouldPull(ctx context.Context, ref reference.Named, target runtimeplatform.Target, scope policy.Scope, c resolve.Credential) (Verdict, policy.Rule, error) {
 	d, _ := p.Treatment(ref.String(), policy.Pod{})
 	if scope != "" {
 		d.Scope = scope
 	}
-	v, err := p.decide(ctx, question{ref: ref, credential: c, decision: d, dry: true})
+	v, err := p.decide(ctx, question{ref: ref, credential: c, decision: d, target: target, dry: true})
 	return v, d.Rule, err
 }
 

@@ -35,12 +35,11 @@ func (p *Puller) measure(ctx context.Context, j job) (imagepin.Entry, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	src := p.sourceOf(ctx, j, cancel)
-	ensure := func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) }
-	path, err := (&chooser{content: p.Content, runtime: j.runtime, ensure: ensure}).choose(ctx, j.root)
+	path, err := p.path(ctx, j, src)
 	if err != nil {
 		return imagepin.Entry{}, because(ctx, err)
 	}
-	e, err := p.measured(ctx, j, path, ensure)
+	e, err := p.measured(ctx, j, path, src)
 	if err != nil {
 		return imagepin.Entry{}, because(ctx, err)
 	}
@@ -48,9 +47,9 @@ func (p *Puller) measure(ctx context.Context, j job) (imagepin.Entry, error) {
 }
 
 // measured is measure where the path to the manifest is known.
-func (p *Puller) measured(ctx context.Context, j job, path []ocispec.Descriptor, ensure ensure) (imagepin.Entry, error) {
+func (p *Puller) measured(ctx context.Context, j job, path []ocispec.Descriptor, src *source) (imagepin.Entry, error) {
 	manifest := path[len(path)-1]
-	if err := ensure(ctx, manifest); err != nil {
+	if err := p.fetchBlob(ctx, src, manifest); err != nil {
 		return imagepin.Entry{}, err
 	}
 	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)

@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
@@ -27,9 +29,15 @@ import (
 // most of the content may be here.
 type source struct {
 	name    string
+	ref     reference.Named
 	root    ocispec.Descriptor
 	session func() (*resolve.Session, error)
 	opened  atomic.Bool // the session was
+	// trusted says that what is on the node may be used without the registry,
+	// see [Puller.trusts].
+	trusted bool
+	// served is told which blobs, other than layers, the registry has served.
+	served  func(digest.Digest)
 	options []transfer.ImageResolverOption
 }
 
@@ -41,7 +49,8 @@ var (
 // sourceOf is where the content of a job comes from. end is called where a
 // session that was opened makes no progress.
 func (p *Puller) sourceOf(ctx context.Context, j job, end context.CancelCauseFunc) *source {
-	s := &source{name: j.ref.String()}
+	s := &source{name: j.ref.String(), ref: j.ref, trusted: p.trusts(j)}
+	s.served = func(d digest.Digest) { p.served.note(j.ref, d) }
 	s.session = sync.OnceValues(func() (*resolve.Session, error) {
 		session := j.session
 		if session == nil {
@@ -99,7 +108,11 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 		if err != nil {
 			return nil, err
 		}
-		return f.Fetch(ctx, desc)
+		rc, err := f.Fetch(ctx, desc)
+		if err != nil || s.served == nil || images.IsLayerType(desc.MediaType) {
+			return rc, err
+		}
+		return verifying(rc, desc, s.served), nil
 	}), nil
 }
 
@@ -148,13 +161,14 @@ func (d *destination) Store(_ context.Context, desc ocispec.Descriptor, _ images
 }
 
 // fetchBlob puts the content of desc into the content store, from the registry
-// where it is not there yet. Equal calls at one time fetch once.
+// where it is not there yet. Equal calls at one time fetch once. What is there
+// has to be what this registry serves, see [Puller.vouch].
 func (p *Puller) fetchBlob(ctx context.Context, src *source, desc ocispec.Descriptor) error {
-	key := "blob://" + desc.Digest.String() // as core/unpack names it
-	if err := p.blobs.Lock(ctx, key); err != nil {
+	unlock, err := p.lockBlob(ctx, desc)
+	if err != nil {
 		return err
 	}
-	defer p.blobs.Unlock(key)
+	defer unlock()
 	f, err := src.Fetcher(ctx, src.name)
 	if err != nil {
 		return err
@@ -162,7 +176,17 @@ func (p *Puller) fetchBlob(ctx context.Context, src *source, desc ocispec.Descri
 	if err := remotes.Fetch(ctx, p.Content, f, desc); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
-	return nil
+	return p.vouch(ctx, src, f, desc)
+}
+
+// lockBlob makes the caller the only one that fetches a blob until the returned
+// function is called.
+func (p *Puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), _ error) {
+	key := "blob://" + desc.Digest.String() // as core/unpack names it
+	if err := p.blobs.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { p.blobs.Unlock(key) }, nil
 }
 
 // keepIndexes makes each index on the path to a native manifest keep the next

@@ -166,7 +166,8 @@ func (s *Store) news(proof string, entries []imagepin.Entry) (wanted, replaced [
 
 func sameImage(a, b imagepin.Entry) bool {
 	return a.Root.Digest == b.Root.Digest && a.Manifest == b.Manifest && a.ImageID == b.ImageID &&
-		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest
+		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest &&
+		(a.Source == b.Source || b.Source != imagepin.SourcePull) // another tool's that was pulled since is news
 }
 
 // Remove takes keys away, and the records that no key needs any more. What they
