@@ -472,27 +472,28 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-// TestPinLimits refuses what would be too much, by name, and loses nothing.
+// TestPinLimits refuses what would be too much, by name, and loses nothing: pins that are in use stay, and of those that are not, the one that
+// was used longest ago makes room.
 func TestPinLimits(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, node.Options{NoPods: true, Extra: consistencyRules + `
+	r := newRig(t, node.Options{Extra: consistencyRules + `
 [plugins."io.containerd.imagepin.v1.images"]
 max_pins_per_namespace = 2
 max_retained_bytes = 3000000
 `})
 	full := failure{name: "PinLimitReached", code: codes.ResourceExhausted}
 	big := failure{name: "RetainLimitReached", code: codes.ResourceExhausted}
-	r.version("workload/app:v1", "one")
+	one := r.version("workload/app:v1", "one")
 	ref := r.reg.Ref("workload/app:v1")
+	scope := func(namespace, hash string) string { return "workload/" + namespace + "/pod-template-hash=" + hash }
 	pull := func(namespace, hash string) error {
 		pod := &node.Pod{Config: r.PodConfig(revision(namespace, "pod-template-hash", hash))}
 		_, err := r.PullWith(r.ctx, ref, node.PullOptions{Pod: pod})
 		return err
 	}
+	pods := make(map[string]*node.Pod)
 	for _, hash := range []string{"a", "b"} {
-		if err := pull("shop", hash); err != nil {
-			t.Fatal(err)
-		}
+		pods[hash] = r.wantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", hash), Image: ref}, "one").Pod
 	}
 	full.check(t, pull("shop", "c"), ref, targetOf(""))
 	if err := pull("shop", "a"); err != nil {
@@ -501,14 +502,48 @@ max_retained_bytes = 3000000
 	if err := pull("till", "c"); err != nil {
 		t.Errorf("another namespace: %v", err)
 	}
-	if len(r.pins(ref)) != 3 {
-		t.Errorf("the pins are %v", r.pins(ref))
+	r.wantPins(ref, map[string]string{scope("shop", "a"): one, scope("shop", "b"): one, scope("till", "c"): one})
+	r.removePod(pods["a"])
+	for _, hash := range []string{"c", "d"} { // neither is used but by its pull
+		if err := pull("shop", hash); err != nil {
+			t.Errorf("there is room: %v", err)
+		}
 	}
-	if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: ref, Scope: "workload/shop/pod-template-hash=a"}); err != nil {
-		t.Fatal(err)
+	r.wantPins(ref, map[string]string{scope("shop", "b"): one, scope("shop", "d"): one, scope("till", "c"): one})
+	r.crash(nil)
+	if err := pull("shop", "e"); err != nil {
+		t.Errorf("after a restart: %v", err)
 	}
-	if err := pull("shop", "c"); err != nil {
-		t.Errorf("there is room: %v", err)
+	r.wantPins(ref, map[string]string{scope("shop", "b"): one, scope("shop", "e"): one, scope("till", "c"): one})
+
+	// Pins of the node scope count against the namespace of the pod that made them, and no tenant fills the node's cap.
+	nodePull := func(namespace, name string) error {
+		r.version("node/"+name+":v1", name)
+		_, err := r.PullWith(r.ctx, r.reg.Ref("node/"+name+":v1"), node.PullOptions{Pod: &node.Pod{Config: r.PodConfig(node.PodOptions{Namespace: namespace})}})
+		return err
+	}
+	for _, name := range []string{"system-1", "system-2"} {
+		r.version("node/"+name+":v1", name)
+		r.pull(r.reg.Ref("node/"+name+":v1"), "")
+	}
+	for _, name := range []string{"mine-1", "mine-2", "mine-3"} {
+		if err := nodePull("filler", name); err != nil {
+			t.Errorf("a pull for the node scope: %v", err)
+		}
+	}
+	var left []string
+	for _, name := range []string{"system-1", "system-2", "mine-1", "mine-2", "mine-3"} {
+		if len(r.pins(r.reg.Ref("node/"+name+":v1"))) > 0 {
+			left = append(left, name)
+		}
+	}
+	if !slices.Equal(left, []string{"system-1", "system-2", "mine-2", "mine-3"}) {
+		t.Errorf("pins of the node scope are left of %q", left)
+	}
+	for _, name := range []string{"system-1", "system-2"} {
+		if _, err := r.control().RemovePin(r.ctx, &api.RemovePinRequest{Ref: r.reg.Ref("node/" + name + ":v1")}); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	small := r.version("kept/small:v1", "small")

@@ -1,0 +1,89 @@
+package integration
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"google.golang.org/grpc/codes"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestPinOfANewerRelease starts on a root where a newer release has written a pin: nothing writes over it or runs something else in its place,
+// what it retains is kept, a check reports it, and it is in force again when the newer release is. An operator can remove it.
+func TestPinOfANewerRelease(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules})
+	old := r.version("kept/app:v1", "old")
+	ref := r.reg.Ref("kept/app:v1")
+	r.pull(ref, "")
+	name := "node/" + ref
+	ctx := namespaces.WithNamespace(r.ctx, "imagepin")
+	record := func() ctdimages.Image {
+		t.Helper()
+		img, err := r.Client().ImageService().Get(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return img
+	}
+	version := func(v string) {
+		t.Helper()
+		img := ctdimages.Image{Name: name, Labels: map[string]string{"io.imagepin.pin.version": v, "io.imagepin.pin.later": "fact"}}
+		if _, err := r.Client().ImageService().Update(ctx, img, "labels.io.imagepin.pin.version", "labels.io.imagepin.pin.later"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	version("2")
+	r.crash(nil)
+	before := record()
+	r.version("kept/app:v1", "moved")
+	r.reg.Reset()
+	newer := failure{name: "PinOfNewerRelease", code: codes.Unimplemented}
+	_, err := r.Pull(r.ctx, ref, "")
+	newer.check(t, err, ref, targetOf(""))
+	r.wantRequests("a pull that is refused by a pin")
+	if _, err := r.control().SetPin(r.ctx, &api.SetPinRequest{Ref: ref, Digest: old}); err == nil || !strings.Contains(err.Error(), "PinOfNewerRelease") {
+		t.Errorf("pinned by hand: %v", err)
+	}
+	pod := r.pod("")
+	if _, err := r.CreateContainer(r.ctx, pod, node.ContainerOptions{Image: ref}); err == nil || !strings.Contains(err.Error(), "PinOfNewerRelease") {
+		t.Errorf("a container: %v", err)
+	}
+	r.removePod(pod)
+	if after := record(); after.Target.Digest != before.Target.Digest || after.Labels["io.imagepin.pin.later"] != "fact" || after.UpdatedAt != before.UpdatedAt {
+		t.Errorf("the record was %v and is %v", before, after)
+	}
+	if n := len(retained(t, r)); n != 1 {
+		t.Errorf("%d leases hold what it retains", n)
+	}
+	out, ok := r.imagepin("check")
+	if ok || !strings.Contains(out, name) || !strings.Contains(out, "version 2 is newer than 1") || !strings.Contains(out, "1 differ, 0 repaired") {
+		t.Errorf("a check says:\n%s", out)
+	}
+
+	version("1")
+	r.crash(nil)
+	if out, ok := r.imagepin("check"); !ok {
+		t.Errorf("a check finds:\n%s", out)
+	}
+	r.removePod(r.wantVersion(node.KubeletPod{Image: ref}, "old").Pod)
+
+	version("2")
+	r.crash(nil)
+	if out, ok := r.imagepin("pin", "rm", ref); !ok {
+		t.Errorf("it is not removed:\n%s", out)
+	}
+	if n := len(retained(t, r)); n != 0 {
+		t.Errorf("%d leases hold what no pin retains", n)
+	}
+	r.removePod(r.wantVersion(node.KubeletPod{Image: ref, Always: true}, "moved").Pod)
+	testkit.Eventually(t, "the log says that it is removed", func(context.Context) (bool, error) {
+		return strings.Contains(r.Logs(), "pin is removed"), nil
+	})
+}
