@@ -2201,7 +2201,7 @@ func (x *UninstallResponse) GetPins() int64 {
 }
 
 // PinEvent is published on containerd's event stream, in the namespace of the
-// CRI, under the topics /imagepin/pin/made, moved, removed, expired and drift.
+// CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drift.
 type PinEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
