@@ -293,8 +293,8 @@ max_pins_per_namespace = 1
 	failed(t, err, codes.InvalidArgument, "cluster")
 }
 
-// TestDamagedPins damages the records of pins by hand: what says nothing of the decision is left out, a decision that cannot be read is left
-// alone, and containerd starts.
+// TestDamagedPins damages the records of pins by hand: what says nothing of the decision is left out, a decision that cannot be read is
+// ignored, and containerd starts.
 func TestDamagedPins(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, node.Options{NoPods: true, Extra: consistencyRules})
@@ -327,8 +327,8 @@ func TestDamagedPins(t *testing.T) {
 		}
 		r.wantPins(ref, want)
 	}
-	if got := strings.Count(r.Logs(), "a pin is left alone that cannot be read"); got != len(damage)-len(readable) {
-		t.Errorf("%d pins are said to be left alone", got)
+	if got := strings.Count(r.Logs(), "ignoring a pin that cannot be read"); got != len(damage)-len(readable) {
+		t.Errorf("%d pins are said to be ignored", got)
 	}
 	// The next decision writes the record anew.
 	ref := r.reg.Ref("node/version:v1")
