@@ -294,7 +294,6 @@ func TestMalformedImages(t *testing.T) {
 		"fewer-diff-ids":       {layer: layer.packed, diffIDs: []string{}},
 		"more-diff-ids":        {layer: layer.packed, diffIDs: []string{layer.diffID, layer.diffID}},
 		"config-not-json":      {layer: layer.packed, config: "{"},
-		"config-another-kind":  {layer: layer.packed, configType: "application/vnd.cncf.helm.config.v1+json", config: "{}"},
 		"manifest-wrong-sizes": {layer: layer.packed, sizeOff: 7},
 	} {
 		run(name, corrupt, func(t *testing.T, repo string) { b.push(t, reg, repo) })

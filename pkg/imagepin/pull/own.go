@@ -187,7 +187,7 @@ func (v *verifier) Read(b []byte) (int, error) {
 	if _, herr := v.hash.Write(b[:n]); herr != nil {
 		v.broken = true
 	}
-	if v.left -= int64(n); v.left == 0 && !v.broken && v.hash.Verified() {
+	if v.left -= int64(n); n > 0 && v.left == 0 && !v.broken && v.hash.Verified() {
 		v.whole()
 	}
 	return n, err

@@ -1,0 +1,113 @@
+package pull
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+func named(t *testing.T, ref string) reference.Named {
+	t.Helper()
+	n, err := reference.ParseNamed(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestServed remembers by repository, with its port and without its tag, and only the last.
+func TestServed(t *testing.T) {
+	var s served
+	d := digest.FromString("blob")
+	s.note(named(t, "registry.example:1/team/app:1"), d)
+	for ref, want := range map[string]bool{
+		"registry.example:1/team/app:2": true, "registry.example:2/team/app:1": false, "registry.example/team/app:1": false,
+		"registry.example:1/team/ap:1": false, "other.example:1/team/app:1": false,
+	} {
+		if got := s.has(named(t, ref), d); got != want {
+			t.Errorf("%s has it: %t", ref, got)
+		}
+	}
+	ref := named(t, "registry.example/many:1")
+	for i := range 3 * maxServed {
+		s.note(ref, digest.FromString(fmt.Sprint(i)))
+		s.note(ref, digest.FromString(fmt.Sprint(i)))
+	}
+	if len(s.blobs) != maxServed || len(s.order) != maxServed {
+		t.Errorf("%d blobs are remembered, in an order of %d", len(s.blobs), len(s.order))
+	}
+	if !s.has(ref, digest.FromString(fmt.Sprint(2*maxServed))) || s.has(ref, digest.FromString(fmt.Sprint(2*maxServed-1))) {
+		t.Error("not the last are remembered")
+	}
+}
+
+type seekable struct{ *bytes.Reader }
+
+func (seekable) Close() error { return nil }
+
+// TestVerifying tells that a body was whole once all of it has been read, however it comes, and never where it is not.
+func TestVerifying(t *testing.T) {
+	text := strings.Repeat("content ", 1000)
+	desc := ocispec.Descriptor{Digest: digest.FromString(text), Size: int64(len(text))}
+	read := func(r io.Reader) error {
+		_, err := io.Copy(io.Discard, r)
+		return err
+	}
+	for name, test := range map[string]struct {
+		body io.Reader
+		desc ocispec.Descriptor
+		want int
+	}{
+		"at once":         {strings.NewReader(text), desc, 1},
+		"byte by byte":    {iotest.OneByteReader(strings.NewReader(text)), desc, 1},
+		"end with data":   {iotest.DataErrReader(strings.NewReader(text)), desc, 1},
+		"cut":             {strings.NewReader(text[1:]), desc, 0},
+		"empty":           {strings.NewReader(""), desc, 0},
+		"something else":  {strings.NewReader(strings.ToUpper(text)), desc, 0},
+		"of another size": {strings.NewReader(text), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size + 1}, 0},
+		"no digest":       {strings.NewReader(text), ocispec.Descriptor{Digest: "none", Size: desc.Size}, 0},
+	} {
+		whole := 0
+		if err := read(verifying(io.NopCloser(test.body), test.desc, func(digest.Digest) { whole++ })); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if whole != test.want {
+			t.Errorf("%s: %d times whole", name, whole)
+		}
+	}
+	// What is taken up in its middle was not hashed.
+	whole := 0
+	body := verifying(seekable{bytes.NewReader([]byte(text))}, desc, func(digest.Digest) { whole++ })
+	if _, err := body.(io.Seeker).Seek(10, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(body); err != nil || whole != 0 {
+		t.Errorf("from the middle: %d times whole, %v", whole, err)
+	}
+	if _, err := verifying(io.NopCloser(strings.NewReader(text)), desc, nil).(io.Seeker).Seek(0, io.SeekStart); err == nil {
+		t.Error("a body that cannot seek does")
+	}
+}
+
+// TestEmbedded takes content of a descriptor only where it is what the descriptor says.
+func TestEmbedded(t *testing.T) {
+	data := []byte("{}")
+	good := ocispec.Descriptor{Digest: digest.FromBytes(data), Size: 2, Data: data}
+	none, long, wrong := good, good, good
+	none.Data, long.Size, wrong.Digest = nil, 3, digest.FromString("other")
+	for name, test := range map[string]struct {
+		desc ocispec.Descriptor
+		want bool
+	}{"good": {good, true}, "none": {none, false}, "long": {long, false}, "wrong": {wrong, false}} {
+		if got := embedded(test.desc); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
