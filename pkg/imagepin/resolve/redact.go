@@ -1,38 +1,48 @@
 package resolve
 
 import (
-	"context"
 	"net/url"
 	"regexp"
+	"strings"
 
-	"github.com/containerd/log"
-	"github.com/sirupsen/logrus"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// urlPattern finds URLs in text. What registries redirect to is often signed,
-// and the signature stands in the query.
-var urlPattern = regexp.MustCompile(`https?://[^\s"'<>]+`)
+// urlPattern finds URLs in text: scheme and user information, host and path,
+// and query and fragment. What registries redirect to is often signed, and the
+// signature stands in the query.
+var urlPattern = regexp.MustCompile(`(https?:\\?/\\?/)([^\s"/?#]*@)?([^\s"'<>?#]*)([?#][^\s"]*)?`)
 
 // Redact removes user information, queries and fragments from the URLs in a
-// text.
+// text. The rest of the text stays as it is: also the backslash before a quote
+// that ends a URL, where the text has been quoted already.
 func Redact(text string) string {
-	return urlPattern.ReplaceAllStringFunc(text, func(raw string) string {
-		u, err := url.Parse(raw)
-		if err != nil {
-			return "<url>"
+	return urlPattern.ReplaceAllStringFunc(text, func(found string) string {
+		found, escape := cutEscape(found)
+		parts := urlPattern.FindStringSubmatch(found)
+		clean, _ := cutEscape(parts[1] + parts[3])
+		if _, err := url.Parse(strings.ReplaceAll(clean, `\`, "")); err != nil {
+			return "<url>" + escape
 		}
-		u.User, u.RawQuery, u.Fragment = nil, "", ""
-		return u.String()
+		return clean + escape
 	})
 }
 
-// RedactError is err with a text that [Redact] has been over.
+// cutEscape cuts the backslashes off the end of a URL. They belong to the quote
+// after it.
+func cutEscape(found string) (rest, escape string) {
+	rest = strings.TrimRight(found, `\`)
+	return rest, found[len(rest):]
+}
+
+// RedactError is err with a text that [Redact] has been over, and that is no
+// longer than [imagepin.MaxErrorText].
 func RedactError(err error) error {
 	if err == nil {
 		return nil
 	}
 	text := err.Error()
-	if clean := Redact(text); clean != text {
+	if clean := imagepin.Bound(Redact(text), imagepin.MaxErrorText); clean != text {
 		return redacted{text: clean, err: err}
 	}
 	return err
@@ -45,29 +55,3 @@ type redacted struct {
 
 func (r redacted) Error() string { return r.text }
 func (r redacted) Unwrap() error { return r.err }
-
-// withRedactedLog gives containerd's resolver a logger that passes everything
-// through [Redact]: it logs the errors of every host that it tries.
-func withRedactedLog(ctx context.Context) context.Context {
-	entry := log.G(ctx)
-	logger := &logrus.Logger{
-		Out:       entry.Logger.Out,
-		Hooks:     entry.Logger.Hooks,
-		Formatter: redactingFormatter{entry.Logger.Formatter},
-		Level:     entry.Logger.GetLevel(),
-		ExitFunc:  entry.Logger.ExitFunc,
-	}
-	return log.WithLogger(ctx, logrus.NewEntry(logger).WithFields(entry.Data))
-}
-
-type redactingFormatter struct {
-	logrus.Formatter
-}
-
-func (f redactingFormatter) Format(e *logrus.Entry) ([]byte, error) {
-	b, err := f.Formatter.Format(e)
-	if err != nil {
-		return nil, err
-	}
-	return []byte(Redact(string(b))), nil
-}

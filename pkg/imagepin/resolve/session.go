@@ -100,7 +100,7 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 // authorized gives the hosts of a registry with an authorizer for c, watched
 // by t.
 func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]docker.RegistryHost, error) {
-	known, err := r.hosts.lookup(context.Background(), registry)
+	known, err := r.hosts.lookup(withRedactedLog(context.Background()), registry)
 	if err != nil {
 		return nil, err
 	}
