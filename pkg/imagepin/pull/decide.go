@@ -221,7 +221,8 @@ func (p *Puller) unasked(ctx context.Context, q question, local imagepin.Entry, 
 	if err != nil {
 		return Verdict{}, err
 	}
-	v, err := p.ask(ctx, q, byDigest, why)
+	r, err := p.Resolver.Authorize(ctx, byDigest, q.credential)
+	v, err := p.answer(q, r, err, why)
 	v.Registry = nil // it was not asked what the tag means
 	return v, err
 }
@@ -240,13 +241,20 @@ func (p *Puller) proved(q question, e imagepin.Entry) bool {
 // ask sends the question to the registry.
 func (p *Puller) ask(ctx context.Context, q question, ref reference.Named, why string) (Verdict, error) {
 	r, err := p.Resolver.Resolve(ctx, ref, q.credential)
+	return p.answer(q, r, err, why)
+}
+
+// answer is the verdict of a registry that was asked. It proves the credential
+// where the host that answered may say so.
+func (p *Puller) answer(q question, r resolve.Resolved, err error, why string) (Verdict, error) {
 	if err != nil {
 		return Verdict{RegistryError: err}, err
 	}
-	return Verdict{
-		Root: r.Root, Registry: &r.Root, Host: r.Host, Why: why,
-		session: r.Session, proof: p.Resolver.Proof(q.ref, q.credential, r.Root.Digest),
-	}, nil
+	v := Verdict{Root: r.Root, Registry: &r.Root, Host: r.Host, Why: why, session: r.Session}
+	if r.Proves {
+		v.proof = p.Resolver.Proof(q.ref, q.credential, r.Root.Digest)
+	}
+	return v, nil
 }
 
 // nowNothing is what a tag means that the registry does not have.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 
@@ -14,11 +15,11 @@ import (
 
 // observed is resolve, counted and traced: once per question to a registry,
 // however many have asked it.
-func (r *Resolver) observed(ctx context.Context, s *Session) (Resolved, error) {
+func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
 	sctx, span := tracing.StartSpan(ctx, "imagepin.resolve", tracing.WithAttribute("image.ref", s.ref.String()))
 	defer span.End()
 	start := time.Now()
-	found, err := r.resolve(sctx, s)
+	found, err := r.resolve(sctx, s, resolver)
 	metrics.Resolve(resultOf(ctx, err), time.Since(start))
 	span.SetStatus(err)
 	if err == nil {

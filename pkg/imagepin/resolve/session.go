@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
@@ -59,9 +60,11 @@ func New(c Config) *Resolver {
 // Session is a conversation with the hosts of one reference's registry, under
 // one credential.
 type Session struct {
-	ref      reference.Named
-	resolver remotes.Resolver
-	traffic  *traffic
+	ref     reference.Named
+	hosts   func() ([]docker.RegistryHost, error)
+	traffic *traffic
+	// resolver asks all hosts, and trusted those that may resolve.
+	resolver, trusted remotes.Resolver
 
 	// Pulls for several targets share a session, and each has the same limits
 	// to set: the resolver takes them unguarded.
@@ -75,6 +78,10 @@ type Resolved struct {
 	Root ocispec.Descriptor
 	// Host is the registry host that said so.
 	Host string
+	// Proves says that the host may resolve, so that what it has accepted may
+	// be noted as a proof. A mirror that may only pull is not asked what a
+	// credential may have.
+	Proves bool
 	// Session can fetch what Root names, with the authentication at hand.
 	Session *Session
 }
@@ -87,14 +94,29 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 	hosts := sync.OnceValues(func() ([]docker.RegistryHost, error) {
 		return r.authorized(reference.Domain(ref), c, t)
 	})
-	return &Session{
-		ref:     ref,
-		traffic: t,
-		resolver: docker.NewResolver(docker.ResolverOptions{
+	resolver := func(hosts func() ([]docker.RegistryHost, error)) remotes.Resolver {
+		return docker.NewResolver(docker.ResolverOptions{
 			Headers: r.Registry.Headers,
 			Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts() },
+		})
+	}
+	return &Session{
+		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts),
+		trusted: resolver(func() ([]docker.RegistryHost, error) {
+			all, err := hosts()
+			return slices.DeleteFunc(slices.Clone(all), func(h docker.RegistryHost) bool {
+				return !h.Capabilities.Has(docker.HostCapabilityResolve)
+			}), err
 		}),
 	}
+}
+
+// proves reports whether a host, with its path, may resolve.
+func (s *Session) proves(host string) bool {
+	hosts, err := s.hosts()
+	return err == nil && slices.ContainsFunc(hosts, func(h docker.RegistryHost) bool {
+		return h.Host+h.Path == host && h.Capabilities.Has(docker.HostCapabilityResolve)
+	})
 }
 
 // authorized gives the hosts of a registry with an authorizer for c, watched
@@ -106,8 +128,9 @@ func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]dock
 	}
 	hosts := make([]docker.RegistryHost, len(known))
 	for i, h := range known {
-		client := *h.Client
+		client, tokens := *h.Client, *h.Client
 		client.Transport = t.watch(h.Host, h.Path, h.Client.Transport)
+		tokens.Transport = t.watchTokens(h.Host, h.Path, h.Client.Transport)
 		headers := maps.Clone(r.Registry.Headers)
 		for k, v := range h.Header {
 			if headers == nil {
@@ -117,7 +140,7 @@ func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]dock
 		}
 		h.Client = &client
 		h.Authorizer = docker.NewDockerAuthorizer(
-			docker.WithAuthClient(&client),
+			docker.WithAuthClient(&tokens),
 			docker.WithAuthCreds(func(host string) (string, string, error) { return r.effective(c, host).For(host) }),
 			docker.WithAuthHeader(headers),
 		)
@@ -161,26 +184,45 @@ func nodeCredentials(auths map[string]Credential) Credential {
 }
 
 // Resolve asks the registry what ref means. Equal questions at one time are
-// asked once.
+// asked once. A tag is a question for the hosts that may resolve, a digest for
+// all of them: see [Resolved.Proves].
 //
 // Errors are [imagepin.Error]: PullAccessDenied (ErrPermissionDenied, or
 // ErrUnauthenticated), ManifestPullTimeout (context.DeadlineExceeded),
-// CannotPullImageManifest (ErrNotFound; ErrUnavailable where a registry cannot
-// be reached or answers 429 or 5xx; ErrInvalidArgument), ContentCorrupt
-// (ErrFailedPrecondition) where the answer is no image.
+// CannotPullImageManifest (ErrNotFound; ErrUnavailable where a registry, or the
+// service that gives its tokens, cannot be reached or answers 429 or 5xx;
+// ErrInvalidArgument; ErrFailedPrecondition where no host may be asked),
+// ContentCorrupt (ErrFailedPrecondition) where the answer is no image.
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
-	key := ref.String() + "\x00" + r.Prover.Identity(c)
+	return r.ask(ctx, ref, c, false)
+}
+
+// Authorize asks whether c may have the digest that ref names, and so only the
+// hosts that may resolve. Its session fetches from all hosts. Its errors are
+// those of [Resolver.Resolve].
+func (r *Resolver) Authorize(ctx context.Context, ref reference.Canonical, c Credential) (Resolved, error) {
+	return r.ask(ctx, ref, c, true)
+}
+
+// ask asks all hosts of a registry, or only those that may resolve.
+func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, trusted bool) (Resolved, error) {
+	key := fmt.Sprintf("%s\x00%t\x00%s", ref, trusted, r.Prover.Identity(c))
 	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
-		return r.observed(ctx, r.Session(ref, c))
+		s := r.Session(ref, c)
+		resolver := s.resolver
+		if trusted {
+			resolver = s.trusted
+		}
+		return r.observed(ctx, s, resolver)
 	})
 }
 
-func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
+func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
 	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.Timeout, errTimeout)
 	defer cancel()
-	_, root, err := s.resolver.Resolve(ctx, s.ref.String())
-	if host, status, denied := s.traffic.denied(); denied && err != nil {
-		return Resolved{}, deniedError(s.ref, host, status, err)
+	_, root, err := resolver.Resolve(ctx, s.ref.String())
+	if refused, ok := s.traffic.refused(); ok && err != nil {
+		return Resolved{}, deniedError(s.ref, refused, err)
 	}
 	if err != nil {
 		if errors.Is(context.Cause(ctx), errTimeout) || silent(err) {
@@ -194,7 +236,8 @@ func (r *Resolver) resolve(ctx context.Context, s *Session) (Resolved, error) {
 	if !images.IsIndexType(root.MediaType) && !images.IsManifestType(root.MediaType) {
 		return Resolved{}, notAnImageError(s.ref, root)
 	}
-	return Resolved{Root: root, Host: s.traffic.answered(), Session: s}, nil
+	host := s.traffic.answered()
+	return Resolved{Root: root, Host: hostname(host), Proves: s.proves(host), Session: s}, nil
 }
 
 // Fetcher fetches the content of the session's repository.
@@ -272,18 +315,26 @@ func silent(err error) bool {
 	return errors.As(err, &request) && request.Timeout() && !errors.As(err, &network)
 }
 
-func deniedError(ref reference.Named, host string, status int, err error) error {
+func deniedError(ref reference.Named, r refusal, err error) error {
 	var class error = errdefs.ErrPermissionDenied
-	if status == http.StatusUnauthorized {
+	if r.status == http.StatusUnauthorized {
 		class = errdefs.ErrUnauthenticated
+	}
+	host := r.host
+	if host != r.registry {
+		host += ", which gives tokens for " + r.registry + ","
 	}
 	return &imagepin.Error{
 		Name: imagepin.PullAccessDenied, Ref: ref.String(),
-		What:  fmt.Sprintf("%s answered %d %s", host, status, http.StatusText(status)),
+		What:  fmt.Sprintf("%s answered %d %s", host, r.status, http.StatusText(r.status)),
 		Do:    "Check the image pull secret of the pod, the service account's imagePullSecrets, and that the credential may read this repository.",
-		Class: class, Err: RedactError(err),
+		Class: class, Err: opaque(err),
 	}
 }
+
+// opaque is the text of an error whose class does not count: of several hosts
+// that answer differently, it is one's.
+func opaque(err error) error { return errors.New(RedactError(err).Error()) }
 
 func timeoutError(ref reference.Named, timeout time.Duration) error {
 	return &imagepin.Error{
@@ -321,11 +372,16 @@ func (s *Session) resolveError(err error) error {
 	case errors.As(err, &unexpected) && unexpected.StatusCode < 500:
 		e.Class = errdefs.ErrInvalidArgument
 		e.Do = "Check the reference, and that the host is a registry."
+	case errdefs.IsNotFound(err) && s.traffic.answered() == "":
+		e.Class = errdefs.ErrFailedPrecondition
+		e.What = "none of its hosts may be asked"
+		e.Do = "Give one of them the capabilities \"pull\" and \"resolve\" in the registry's hosts.toml."
 	case errors.Is(err, docker.ErrInvalidAuthorization):
 		e.Name, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
 		e.Do = "Check the image pull secret of the pod, and that the credential may read this repository."
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.What = "no host has it, and some could not be asked"
+		e.What = someNotAsked
+		e.Err = opaque(err)
 	case errdefs.IsNotFound(err):
 		e.Class = errdefs.ErrNotFound
 		e.Do = "Check the reference: its registry has no such tag or digest."
@@ -343,10 +399,10 @@ func (s *Session) fetchError(err error) error {
 	if errors.As(err, &unexpected) {
 		status = unexpected.StatusCode
 	}
-	if status != 0 || errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) {
+	if status != 0 || errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
 		// Of several hosts the error is the first one's.
-		if host, status, denied := s.traffic.denied(); denied {
-			return deniedError(s.ref, host, status, err)
+		if refused, ok := s.traffic.refused(); ok {
+			return deniedError(s.ref, refused, err)
 		}
 	}
 	e := &imagepin.Error{
@@ -358,6 +414,9 @@ func (s *Session) fetchError(err error) error {
 		e.What = "the registry limits the rate of requests"
 		e.Do = "Wait, or configure a mirror or a credential with a higher limit."
 	case status >= 500:
+	case errdefs.IsNotFound(err) && s.unavailable():
+		e.What = someNotAsked
+		e.Err = opaque(err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.What = "the connection was cut, and could not be taken up again"
 	default:
@@ -366,13 +425,10 @@ func (s *Session) fetchError(err error) error {
 	return e
 }
 
+// someNotAsked is what happened where not all hosts could say that they do not
+// have something.
+const someNotAsked = "no host has it, and some could not be asked"
+
 // unavailable tells whether a host failed to answer the question at all, so
 // that another's "not found" is not the last word.
-func (s *Session) unavailable() bool {
-	for _, status := range s.traffic.statuses() {
-		if status == 0 || status >= 500 || status == http.StatusTooManyRequests {
-			return true
-		}
-	}
-	return false
-}
+func (s *Session) unavailable() bool { return slices.ContainsFunc(s.traffic.statuses(), isUnavailable) }

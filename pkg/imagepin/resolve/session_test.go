@@ -134,7 +134,7 @@ func TestToken(t *testing.T) {
 	if n := resolved.Session.traffic.active.Load(); n != 0 {
 		t.Errorf("%d requests count as open when all are done", n)
 	}
-	if _, _, denied := resolved.Session.traffic.denied(); denied {
+	if _, refused := resolved.Session.traffic.refused(); refused {
 		t.Error("the challenge counts as a refusal")
 	}
 
