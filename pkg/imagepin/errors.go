@@ -62,7 +62,9 @@ const (
 
 // Error is every error that imagepin itself decides on. Its text is one line
 // that says what happened to which reference and target, and where there is
-// something to be done about it, a second line that says what.
+// something to be done about it, a second line that says what. It is never
+// longer than [MaxErrorText], whatever its fields and its cause are: registries,
+// images and callers say much of what is in them.
 //
 // It matches, by errors.Is, the errdefs class it was made with and whatever
 // caused it.
@@ -76,26 +78,38 @@ type Error struct {
 	Err   error  // the cause; may be nil
 }
 
+// Limits of the parts of an error's text, in bytes. All together leave room in
+// MaxErrorText for what a caller's prefix and errors around this one add.
+const (
+	maxErrorRef  = 640 // the longest legal reference with a digest, and an ID
+	maxErrorFor  = 128
+	maxErrorWhat = 1280
+	maxErrorDo   = 1408 // names references and scopes up to twice
+	maxError     = MaxErrorText - 256
+)
+
 // Error implements error.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(string(e.Name))
 	if e.Ref != "" {
-		b.WriteString(": " + e.Ref)
+		b.WriteString(": " + Bound(e.Ref, maxErrorRef))
 		if e.For != "" {
-			b.WriteString(" for " + e.For)
+			b.WriteString(" for " + Bound(e.For, maxErrorFor))
 		}
 	}
 	if e.What != "" {
-		b.WriteString(": " + e.What)
+		b.WriteString(": " + Bound(e.What, maxErrorWhat))
+	}
+	do := ""
+	if e.Do != "" {
+		do = "\n" + Bound(e.Do, maxErrorDo)
 	}
 	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
+		b.WriteString(": ")
+		b.WriteString(Bound(e.Err.Error(), maxError-b.Len()-len(do)))
 	}
-	if e.Do != "" {
-		b.WriteString("\n" + e.Do)
-	}
-	return b.String()
+	return b.String() + do
 }
 
 // Unwrap gives the class and the cause.

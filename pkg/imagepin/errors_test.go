@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 )
@@ -64,5 +66,63 @@ func TestErrorClasses(t *testing.T) {
 	}
 	if late := (&Error{Name: ManifestPullTimeout, Class: context.DeadlineExceeded}); !errors.Is(late, context.DeadlineExceeded) {
 		t.Error("a timeout is not DeadlineExceeded")
+	}
+}
+
+// What is said outside does not make an error long: neither in a field nor by a
+// cause, and what happened and what to do stay legible.
+func TestErrorTextIsBounded(t *testing.T) {
+	for name, huge := range map[string]string{
+		"letters": strings.Repeat("x", 1<<20), "runes": strings.Repeat("→", 1<<18), "no UTF-8": strings.Repeat("\xff", 1<<20), "not much": strings.Repeat("y", 5000),
+	} {
+		for field, e := range map[string]*Error{
+			"ref":   {Ref: huge},
+			"for":   {Ref: "r", For: huge},
+			"what":  {Ref: "r", What: huge},
+			"do":    {Ref: "r", Do: huge},
+			"cause": {Ref: "r", Err: errors.New(huge)},
+			"all":   {Ref: huge, For: huge, What: huge, Err: fmt.Errorf("%s: %w", huge, errdefs.ErrNotFound)},
+			"twice": {Ref: huge, For: huge, What: huge, Do: huge, Err: &Error{Name: PinnedName, Ref: huge, For: huge, What: huge, Do: huge, Err: errors.New(huge)}},
+		} {
+			e.Name = CannotPullImage
+			if e.Do == "" {
+				e.Do = "Do this."
+			}
+			text := e.Error()
+			if len(text) > MaxErrorText-256 || !utf8.ValidString(text) {
+				t.Errorf("%s, %s: %d bytes", name, field, len(text))
+			}
+			if !strings.HasPrefix(text, "CannotPullImage: ") || !strings.Contains(text, " bytes cut …]") || field != "do" && field != "twice" && !strings.HasSuffix(text, "\nDo this.") {
+				t.Errorf("%s, %s: says %.200s", name, field, text)
+			}
+			if field == "all" && !errdefs.IsNotFound(e) {
+				t.Error("the cause is lost")
+			}
+		}
+	}
+}
+
+func TestBound(t *testing.T) {
+	for _, c := range []struct {
+		text  string
+		limit int
+		want  string
+	}{
+		{"", 0, ""},
+		{"short", 5, "short"},
+		{"a\xffb", 100, "a?b"},
+		{strings.Repeat("a", 50) + strings.Repeat("b", 50), 99, strings.Repeat("a", 45) + "[… 40 bytes cut …]" + strings.Repeat("b", 15)},
+		{strings.Repeat("a", 100), 10, "[… 100 bytes cut …]"},
+		{strings.Repeat("é", 50), 99, strings.Repeat("é", 22) + "[… 42 bytes cut …]" + strings.Repeat("é", 7)},
+	} {
+		if got := Bound(c.text, c.limit); got != c.want {
+			t.Errorf("%q in %d: %q, not %q", c.text, c.limit, got, c.want)
+		}
+	}
+	for n := range 200 {
+		text := strings.Repeat("a→é", 100)
+		if got := Bound(text, n); !utf8.ValidString(got) || len(got) > max(n, 40) {
+			t.Errorf("%d bytes in %d: %q", len(got), n, got)
+		}
 	}
 }

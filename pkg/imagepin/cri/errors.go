@@ -48,11 +48,12 @@ func plainStatus(err error) error {
 	if s, ok := status.FromError(err); ok {
 		return s.Err()
 	}
-	return status.Error(code(err), err.Error())
+	return status.Error(code(err), imagepin.Bound(err.Error(), imagepin.MaxErrorText))
 }
 
 // withDetails makes a status whose details say the error's name and class.
 func withDetails(e *imagepin.Error, class, c codes.Code, text string) error {
+	text = imagepin.Bound(text, imagepin.MaxErrorText)
 	info := &errdetails.ErrorInfo{Reason: string(e.Name), Domain: errorDomain, Metadata: map[string]string{"class": class.String()}}
 	s, derr := status.New(c, text).WithDetails(info)
 	if derr != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -76,5 +77,28 @@ func TestToStatus(t *testing.T) {
 	// The texts are those that kubelet compares with.
 	if unavailable != crierrors.ErrRegistryUnavailable.Error()+": " || signature != crierrors.ErrSignatureValidationFailed.Error()+": " {
 		t.Error("kubelet's texts have changed")
+	}
+}
+
+// However long an error is, a caller gets a short text, and its class.
+func TestStatusIsBounded(t *testing.T) {
+	long := errors.New(strings.Repeat("x", 1<<20))
+	typed := &imagepin.Error{Name: imagepin.ManifestPullTimeout, Ref: long.Error(), Class: context.DeadlineExceeded, Err: long, Do: "Do this."}
+	for name, err := range map[string]error{
+		"typed": typed, "wrapped": fmt.Errorf("%w: %w", long, typed), "no class": long, "class": fmt.Errorf("%w: %w", long, errdefs.ErrNotFound),
+		"bytes": fmt.Errorf("\xff%w: %w", long, errdefs.ErrNotFound),
+	} {
+		for which, convert := range map[string]func(error) error{"for kubelet": toStatus, "plain": plainStatus} {
+			s := status.Convert(convert(err))
+			if len(s.Message()) > imagepin.MaxErrorText || !utf8.ValidString(s.Message()) {
+				t.Errorf("%s, %s: %d bytes", name, which, len(s.Message()))
+			}
+			if name == "typed" && (!strings.HasSuffix(s.Message(), "\nDo this.") || len(s.Details()) != 1) {
+				t.Errorf("%s: %.200s", which, s.Message())
+			}
+			if name == "class" && s.Code() != codes.NotFound {
+				t.Errorf("code %s", s.Code())
+			}
+		}
 	}
 }

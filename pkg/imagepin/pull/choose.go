@@ -55,18 +55,36 @@ type chooser struct {
 func (c *chooser) choose(ctx context.Context, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	path, err := c.search(ctx, root, 0)
 	if errors.Is(err, errNoMatch) {
-		slices.Sort(c.offered)
-		offered := strings.Join(slices.Compact(c.offered), ", ")
-		if offered == "" {
-			offered = "no platform at all"
-		}
 		return nil, &imagepin.Error{
 			Name: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound,
-			What: fmt.Sprintf("%s offers %s", root.Digest, offered),
+			What: fmt.Sprintf("%s offers %s", root.Digest, listed(c.offered)),
 			Do:   "Publish the image for this platform, or run the pod with a runtime class whose platform is offered.",
 		}
 	}
 	return path, err
+}
+
+// listed names platforms that an index offers, each once, and no more than an
+// error has room for: an index can offer any number, with names of any length.
+func listed(offered []string) string {
+	const (
+		most    = 16
+		longest = 64
+	)
+	slices.Sort(offered)
+	offered = slices.Compact(offered)
+	if len(offered) == 0 {
+		return "no platform at all"
+	}
+	var names []string
+	for _, platform := range offered[:min(len(offered), most)] {
+		names = append(names, imagepin.Bound(platform, longest))
+	}
+	text := strings.Join(names, ", ")
+	if more := len(offered) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int) ([]ocispec.Descriptor, error) {

@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -171,6 +172,50 @@ func TestChoose(t *testing.T) {
 			var e *imagepin.Error
 			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Name != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, %v\nwant %s, %v that says %q", path, err, c.name, c.class, c.says)
+			}
+		})
+	}
+}
+
+// An index of many platforms, or of long ones, does not make a long error.
+func TestOfferedPlatformsAreBounded(t *testing.T) {
+	entry := func(architecture string) ocispec.Descriptor {
+		return ocispec.Descriptor{
+			MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString(architecture), Size: 7,
+			Platform: &ocispec.Platform{OS: "linux", Architecture: architecture},
+		}
+	}
+	var many, long []ocispec.Descriptor
+	for n := range 5000 {
+		many = append(many, entry(fmt.Sprintf("a%04d", n)), entry(fmt.Sprintf("a%04d", n)))
+	}
+	for n := range 50 {
+		long = append(long, entry(fmt.Sprintf("b%02d", n)+strings.Repeat("→", 7000)))
+	}
+	for name, c := range map[string]struct {
+		entries []ocispec.Descriptor
+		says    []string
+	}{
+		"many": {many, []string{"offers linux/a0000, linux/a0001, ", ", linux/a0015 and 4984 more\n"}},
+		"long": {long, []string{"offers linux/b00", ", linux/b15", "bytes cut", " and 34 more\n"}},
+		"few":  {many[:32], []string{"linux/a0015\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := ctdtest.New(t)
+			blobs := ctdtest.Blobs{}
+			root := blobs.Index(c.entries...)
+			ctx, done := n.Lease(t)
+			defer done()
+			n.Write(ctx, t, blobs)
+			ch := &chooser{content: n.Content, runtime: runtimeOf(t, ""), ensure: func(context.Context, ocispec.Descriptor) error { return nil }}
+			_, err := ch.choose(ctx, root)
+			if err == nil || len(err.Error()) > imagepin.MaxErrorText {
+				t.Fatalf("got %.300v", err)
+			}
+			for _, says := range c.says {
+				if !strings.Contains(err.Error(), says) {
+					t.Errorf("does not say %q: %v", says, err)
+				}
 			}
 		})
 	}

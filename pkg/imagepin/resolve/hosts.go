@@ -20,6 +20,10 @@ import (
 // it again: files outside its directory (a CA bundle) may have changed.
 const hostsMaxAge = 5 * time.Minute
 
+// maxKnownHosts is how many registries' configurations are kept. A reference
+// can name any registry, also one that does not exist.
+const maxKnownHosts = 128
+
 // RegistryConfig is how registries are reached. It is what containerd's CRI
 // has under [plugins."io.containerd.cri.v1.images".registry].
 type RegistryConfig struct {
@@ -37,19 +41,21 @@ type RegistryConfig struct {
 }
 
 // hosts finds the hosts that serve a registry. It keeps one client, and so one
-// pool of connections, per host.
+// pool of connections, per host, for the registries that were asked for last.
 type hosts struct {
 	config  RegistryConfig
 	timeout time.Duration // of a resolve
 
-	mu    sync.Mutex
-	known map[string]knownHosts
+	mu      sync.Mutex
+	known   map[string]knownHosts
+	lookups uint64
 }
 
 type knownHosts struct {
 	hosts       []docker.RegistryHost
 	fingerprint string
 	read        time.Time
+	used        uint64 // the look-up that asked for it last
 }
 
 // lookup gives the hosts of a registry in the order they are to be asked.
@@ -61,21 +67,43 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	if err != nil {
 		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
 	}
+	h.lookups++
 	if k, ok := h.known[registry]; ok && k.fingerprint == print && time.Since(k.read) < hostsMaxAge {
+		k.used = h.lookups
+		h.known[registry] = k
 		return k.hosts, nil
 	}
 	found, err := h.read(ctx, registry)
 	if err != nil {
 		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
 	}
-	for _, o := range h.known[registry].hosts {
-		o.Client.CloseIdleConnections()
+	h.forget(registry)
+	for len(h.known) >= maxKnownHosts {
+		h.forget(h.unused())
 	}
 	if h.known == nil {
 		h.known = make(map[string]knownHosts)
 	}
-	h.known[registry] = knownHosts{hosts: found, fingerprint: print, read: time.Now()}
+	h.known[registry] = knownHosts{hosts: found, fingerprint: print, read: time.Now(), used: h.lookups}
 	return found, nil
+}
+
+// forget lets go of a registry's configuration. Requests under way go on.
+func (h *hosts) forget(registry string) {
+	for _, o := range h.known[registry].hosts {
+		o.Client.CloseIdleConnections()
+	}
+	delete(h.known, registry)
+}
+
+// unused gives the registry that was asked for longest ago.
+func (h *hosts) unused() (registry string) {
+	for name, k := range h.known {
+		if registry == "" || k.used < h.known[registry].used {
+			registry = name
+		}
+	}
+	return registry
 }
 
 func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHost, error) {

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -85,6 +86,45 @@ func TestHostsAreReadAgainInTime(t *testing.T) {
 	if lookup() == first {
 		t.Error("an old configuration is not read again")
 	}
+}
+
+// Registries that do not exist are forgotten, and those in use are not.
+func TestKnownHostsAreBounded(t *testing.T) {
+	a := newRegistry(t)
+	r := newResolver(t, server(a))
+	first := resolveOnce(t, r)
+	client := r.hosts.known[name].hosts[0].Client
+	for n := range 10 * maxKnownHosts {
+		if _, err := r.Resolve(quiet(t), named(t, fmt.Sprintf("127.%d.%d.1:1/app", n/250, n%250)), Credential{}); err == nil {
+			t.Fatal("it was resolved")
+		}
+		if n%50 == 0 {
+			resolveOnce(t, r)
+		}
+		if known := len(r.hosts.known); known > maxKnownHosts {
+			t.Fatalf("%d registries are known after %d", known, n)
+		}
+	}
+	if r.hosts.known[name].hosts[0].Client != client || a.tcp() != 1 {
+		t.Errorf("the registry in use was forgotten; %d connections to it", a.tcp())
+	}
+	// One that was forgotten is read again.
+	for n := range maxKnownHosts {
+		if _, err := r.hosts.lookup(t.Context(), fmt.Sprintf("other-%d.invalid", n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok := r.hosts.known[name]; ok {
+		t.Error("the registry that was asked for longest ago is still known")
+	}
+	f, err := first.Session.Fetcher(quiet(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fetch(quiet(t), f, a.image.Layer); err != nil {
+		t.Errorf("a session of a registry that was forgotten: %v", err)
+	}
+	resolveOnce(t, r)
 }
 
 func TestNoConfiguration(t *testing.T) {
