@@ -10,12 +10,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -167,6 +170,71 @@ func TestHugeManifestInAnIndex(t *testing.T) {
 		t.Error("it was asked for")
 	}
 	testkit.NoLeaks(t, n, before)
+}
+
+// TestErrorsAreBounded: however much a registry, an image, a verifier or a caller says, an error is 4 KB at most, and so is its line in the log.
+func TestErrorsAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	reg := testkit.Registry(t)
+	n := testkit.Node(t, node.Options{NoPods: true})
+	const most = 4 << 10
+	index := func(entries int, name func(int) string) images.Raw {
+		var b strings.Builder
+		for i := range entries {
+			fmt.Fprintf(&b, `,{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":7,"platform":{"os":"linux","architecture":%q}}`,
+				digest.FromString(fmt.Sprint(i)), name(i))
+		}
+		const mediaType = "application/vnd.oci.image.index.v1+json"
+		return images.Raw{MediaType: mediaType, Body: fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[%s]}`, mediaType, b.String()[1:])}
+	}
+	reg.PushRaw("many:v1", index(20_000, func(i int) string { return fmt.Sprintf("a%05d", i) }))
+	reg.PushRaw("long:v1", index(50, func(i int) string { return fmt.Sprintf("a%02d%s", i, strings.Repeat("→", 7000)) }))
+	testkit.Push(t, reg, "verified:v1", testkit.App(t, images.Options{}))
+	huge := strings.Repeat("x", 60_000)
+	verifier := "#!/bin/sh\ncase $2 in *verified*) head -c 30000 /dev/zero | tr '\\0' y; exit 1;; esac\n"
+	if err := os.WriteFile(n.Path("verifier"), []byte(verifier), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(n.Path("verifier"), filepath.Join(n.VerifierDir(), "verifier")); err != nil {
+		t.Fatal(err)
+	}
+	reg.SetFault(func(q registry.Request) *registry.Fault {
+		switch q.Repository {
+		case "body":
+			return &registry.Fault{Status: http.StatusForbidden, Body: `{"errors":[{"code":"DENIED","message":"` + huge + `"}]}`}
+		case "redirected":
+			return &registry.Fault{Status: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"http://127.0.0.1:1/" + huge}}}
+		case "challenged":
+			return &registry.Fault{Status: http.StatusUnauthorized, Header: http.Header{"Www-Authenticate": {`Bearer realm="http://127.0.0.1:1/` + huge + `"`}}}
+		case "digest":
+			return &registry.Fault{Digest: "sha256:" + huge, Status: http.StatusOK, Header: http.Header{"Content-Type": {huge}, "Docker-Content-Digest": {huge}, "Content-Length": {"2"}}}
+		}
+		return nil
+	})
+	for _, ref := range []string{
+		reg.Ref("many:v1"), reg.Ref("long:v1"), reg.Ref("verified:v1"), reg.Ref("body:v1"), reg.Ref("redirected:v1"), reg.Ref("challenged:v1"), reg.Ref("digest:v1"),
+		reg.Ref(huge), huge + "@sha256:" + huge, strings.Repeat("→", 20_000),
+	} {
+		_, err := n.PullWith(ctx, ref, node.PullOptions{Auth: &cri.AuthConfig{Username: "alice", Password: alicePassword}})
+		name := ref[:min(len(ref), 30)]
+		s := status.Convert(err)
+		if err == nil || len(s.Message()) > most || !utf8.ValidString(s.Message()) {
+			t.Errorf("%s: an error of %d bytes: %.300v", name, len(s.Message()), err)
+		}
+		if len(s.Details()) != 1 {
+			t.Errorf("%s: the error has no details: %.300v", name, err)
+		}
+	}
+	if err := n.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(n.Logs(), "\n") {
+		ours := strings.Contains(line, "PullImage failed") || strings.Contains(line, "fetch failed") || strings.Contains(line, "response received") || strings.Contains(line, "trying next host")
+		if ours && len(line) > most+most/4 { // quotes are escaped, and there are a time and a level
+			t.Errorf("a line of %d bytes in the log: %.300s", len(line), line)
+		}
+	}
 }
 
 // peakMemory is the most that a process has had in memory, in bytes.

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
@@ -18,6 +19,8 @@ const tokenPath = "/token"
 type Auth struct {
 	// Bearer makes clients fetch a token from this registry's token endpoint; without it they send Basic credentials.
 	Bearer bool
+	// Realm is the URL of another server's token endpoint that clients are sent to; empty means this registry's.
+	Realm string
 	// Public are the repositories that need no credentials, as [path.Match] patterns.
 	Public []string
 	// Users by name.
@@ -100,7 +103,7 @@ func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request
 		return false
 	}
 	if auth.Bearer {
-		challenge := fmt.Sprintf("Bearer realm=%q,service=%q", r.URL()+tokenPath, r.addr)
+		challenge := fmt.Sprintf("Bearer realm=%q,service=%q", cmp.Or(auth.Realm, r.URL()+tokenPath), r.addr)
 		if q.Repository != "" {
 			challenge += fmt.Sprintf(",scope=%q", "repository:"+q.Repository+":pull")
 		}
