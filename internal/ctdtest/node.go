@@ -34,6 +34,8 @@ type Node struct {
 	Content content.Store
 	Leases  leases.Manager
 	Events  *exchange.Exchange
+	// Dir is where the node has its files.
+	Dir string
 
 	snapshotters map[string]snapshots.Snapshotter
 }
@@ -43,7 +45,7 @@ type Node struct {
 func New(t testing.TB, snapshotters ...string) *Node {
 	t.Helper()
 	dir := t.TempDir()
-	n := &Node{Events: exchange.NewExchange(), snapshotters: make(map[string]snapshots.Snapshotter)}
+	n := &Node{Dir: dir, Events: exchange.NewExchange(), snapshotters: make(map[string]snapshots.Snapshotter)}
 	plain := make(map[string]snapshots.Snapshotter)
 	for _, name := range snapshotters {
 		sn, err := native.NewSnapshotter(filepath.Join(dir, "snapshots."+name))
@@ -97,6 +99,11 @@ func (l collectingLeases) Delete(ctx context.Context, lease leases.Lease, opts .
 // Context is the test's, in the CRI's namespace.
 func (n *Node) Context(t testing.TB) context.Context {
 	return namespaces.WithNamespace(t.Context(), Namespace)
+}
+
+// File is where the content store has a blob.
+func (n *Node) File(d digest.Digest) string {
+	return filepath.Join(n.Dir, "content", "blobs", d.Algorithm().String(), d.Encoded())
 }
 
 // Snapshotter gives a snapshotter by its name.

@@ -29,6 +29,13 @@ var Names = []string{
 	"pull.visible",  // the CRI service behind knows the image
 	"pull.released", // the lease is gone
 
+	// Damaged content is replaced.
+	"replace.held",      // what its record keeps alive is leased
+	"replace.fetched",   // it is fetched, and not in its place
+	"replace.deleted",   // the damaged record is gone
+	"replace.collected", // and the file
+	"replace.written",   // the new content is in its place
+
 	// Image records change.
 	"store.write",     // before each record that is written
 	"store.commit",    // all are written, in a transaction that is not committed

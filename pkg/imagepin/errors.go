@@ -34,6 +34,9 @@ const (
 	// ContentCorrupt: what the registry sent is not what its digest says, or
 	// not an image.
 	ContentCorrupt Name = "ContentCorrupt"
+	// ContentDamaged: a part of the image on the node is not as it is recorded,
+	// and could not be fetched again.
+	ContentDamaged Name = "ContentDamaged"
 	// ImageVerificationFailed: an image verifier plugin refused the image.
 	ImageVerificationFailed Name = "ImageVerificationFailed"
 	// CannotMakeReady: an image that is needed by RunPodSandbox or

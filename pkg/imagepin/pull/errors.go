@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -38,13 +39,19 @@ func complete(err error, name imagepin.Name, ref string, t runtimeplatform.Targe
 		return err
 	}
 	e := &imagepin.Error{Name: name, Ref: ref, For: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
+	damage := new(blobs.Damage)
 	switch {
+	case errors.As(err, &damage):
+		e.Name, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
+		e.Do = "The disk of the node has lost or altered a part of the image, and the registry did not give it again. Run imagepin check --deep --repair."
 	case corrupt(err):
 		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Do = "Check the registry and any proxy before it; pull again, or push the image again if it stays."
 	case errors.Is(err, syscall.ENOSPC):
 		e.Class = errdefs.ErrResourceExhausted
 		e.Do = "Free space on the filesystem of containerd's root."
+	case errdefs.IsNotFound(err) && !atRegistry(err):
+		e.Do = "The node has lost a part of the image: run imagepin check --repair."
 	case errdefs.IsNotFound(err):
 		e.Do = "The registry no longer has a part of the image: push it again, or use another digest."
 	case unreachable(err):

@@ -241,5 +241,5 @@ func (p *Puller) letGo(ctx context.Context, j job) {
 // gone tells whether content that a pull needs is not to be had.
 func gone(err error) bool {
 	var e *imagepin.Error
-	return errdefs.IsNotFound(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
+	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
 }

@@ -51,12 +51,15 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 		}
 	}
 	src.root = path[len(path)-1]
+	if err := p.verifyManifest(ctx, src, src.root); err != nil {
+		return imagepin.Entry{}, false, because(ctx, err)
+	}
 	dst := &destination{runtime: j.runtime, discardLayers: p.DiscardLayers}
 	if err := traced(ctx, "fetch", func(ctx context.Context) error {
 		if err := p.vouchImage(ctx, src, src.root); err != nil {
 			return err
 		}
-		if err := p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(j.progress)); err != nil {
+		if err := p.fetchAll(ctx, src, dst, j.progress); err != nil {
 			return err
 		}
 		return p.vouchImage(ctx, src, src.root) // what came from elsewhere meanwhile
@@ -92,6 +95,20 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 		return imagepin.Entry{}, false, err
 	}
 	return e, src.opened.Load(), nil
+}
+
+// fetchAll has the transfer service fetch and unpack what is missing. Where that
+// fails in a way that damaged content of the node can explain, it is tried again once
+// that has been replaced.
+func (p *Puller) fetchAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
+	err := p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(progress))
+	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
+		return err
+	}
+	if again, verr := p.verifyAll(ctx, src, src.root); verr != nil || !again {
+		return errors.Join(verr, err)
+	}
+	return p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(progress))
 }
 
 // path gives the descriptors from a job's root to the manifest for its target:

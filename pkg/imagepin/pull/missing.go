@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -36,7 +37,7 @@ type LackedBlob struct {
 func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, root ocispec.Descriptor, rt runtimeplatform.Runtime) (Lack, error) {
 	var l Lack
 	lacks := func(what string, d ocispec.Descriptor) bool {
-		if _, err := store.Info(ctx, d.Digest); err == nil {
+		if here, err := blobs.Here(ctx, store, d.Digest); here || err != nil {
 			return false
 		}
 		l.Blobs = append(l.Blobs, LackedBlob{What: what, Name: d.Digest.String(), Size: d.Size})

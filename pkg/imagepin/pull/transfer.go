@@ -96,7 +96,7 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 		session.SetOptions(s.options...)
 		return session.Fetcher(context.Background())
 	})
-	return fetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (_ io.ReadCloser, err error) {
+	return fetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (rc io.ReadCloser, err error) {
 		defer func() {
 			// The transfer service calls from goroutines of its own.
 			if p := recover(); p != nil {
@@ -108,9 +108,12 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 		if err != nil {
 			return nil, err
 		}
-		rc, err := f.Fetch(ctx, desc)
-		if err != nil || s.served == nil || images.IsLayerType(desc.MediaType) {
-			return rc, err
+		if rc, err = f.Fetch(ctx, desc); err != nil {
+			return nil, fromRegistry{err}
+		}
+		rc = body{rc}
+		if s.served == nil || images.IsLayerType(desc.MediaType) {
+			return rc, nil
 		}
 		return verifying(rc, desc, s.served), nil
 	}), nil
@@ -176,13 +179,17 @@ func (p *Puller) fetchBlob(ctx context.Context, src *source, desc ocispec.Descri
 	if err := remotes.Fetch(ctx, p.Content, f, desc); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
+	// What was here already may be damaged, with or without a record.
+	if _, err := p.verifyLocked(ctx, src, desc); err != nil {
+		return err
+	}
 	return p.vouch(ctx, src, f, desc)
 }
 
 // lockBlob makes the caller the only one that fetches a blob until the returned
 // function is called.
 func (p *Puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), _ error) {
-	key := "blob://" + desc.Digest.String() // as core/unpack names it
+	key := blobLock(desc.Digest)
 	if err := p.blobs.Lock(ctx, key); err != nil {
 		return nil, err
 	}

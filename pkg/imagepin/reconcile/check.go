@@ -122,6 +122,12 @@ func adoptable(img images.Image) (reference.Named, error) {
 // fails too the key is dropped, so that the image is not taken for present.
 func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, error) {
 	return f.Mend(ctx, func(ctx context.Context, loss store.Loss) (store.Repair, error) {
+		if loss.Blob != "" {
+			if err := r.Puller.RepairBlob(ctx, loss.Entry, loss.Blob); err != nil {
+				return "", err
+			}
+			return store.Fetched, nil
+		}
 		if loss.Mendable {
 			if restored, err := r.unpack(ctx, loss); err == nil {
 				if !restored {

@@ -42,6 +42,8 @@ const (
 	lost
 	// astray: the record of a key is not as it should be.
 	astray
+	// broken: the file of a layer is damaged, which the key can do without.
+	broken
 )
 
 // Repair is what was done about a finding, in words.
@@ -68,11 +70,13 @@ func (f Finding) Repair() string {
 	switch f.kind {
 	case lost:
 		if f.loss.Wait {
-			return "wait until its snapshotter answers"
+			return "wait until it can be read"
 		}
 		return "unpack it again from what is here, or else fetch it by its digest, or else drop the key"
 	case astray:
 		return "restore its records and labels"
+	case broken:
+		return "fetch it again by its digest"
 	}
 	return "leave it alone"
 }
@@ -94,6 +98,12 @@ func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) (R
 			return LeftAlone, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
 		}
 		return Dropped, err
+	case broken:
+		done, err := remake(ctx, f.loss)
+		if err != nil {
+			return LeftAlone, err // the key runs without it
+		}
+		return done, nil
 	case astray:
 		if err := f.store.Realign(ctx, f.entry); err != nil {
 			return LeftAlone, err
@@ -104,9 +114,18 @@ func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) (R
 }
 
 // Check compares the keys with what there is: manifest, configuration, snapshot,
-// and the records. It writes nothing.
+// the records, and the layers that are kept. It writes nothing.
 func (s *Store) Check(ctx context.Context) (Report, error) {
 	have, err := s.Inventory(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	return s.CheckAgainst(ctx, have)
+}
+
+// CheckAgainst is [Store.Check] with what there is.
+func (s *Store) CheckAgainst(ctx context.Context, have *Inventory) (Report, error) {
+	broken, err := have.DamagedLayers(ctx, s.Content)
 	if err != nil {
 		return Report{}, err
 	}
@@ -136,6 +155,7 @@ func (s *Store) Check(ctx context.Context) (Report, error) {
 	for _, img := range all {
 		s.checkLabels(img, known, have, &r)
 	}
+	s.checkLayers(broken, have, &r)
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return compareEntries(&a.entry, &b.entry) })
 	return r, nil
 }

@@ -44,8 +44,13 @@ type Loss struct {
 	Why   string
 	// Mendable tells that only the snapshot is gone: the layers may be here.
 	Mendable bool
-	// Wait tells that it cannot be told now: the snapshotter does not answer.
+	// Wait tells that it cannot be told now: the snapshotter does not answer, or a
+	// file of its content cannot be read.
 	Wait bool
+	// Hollow tells that its snapshot is there without its directory.
+	Hollow bool
+	// Blob is a layer whose file is damaged; empty where the key itself is lost.
+	Blob digest.Digest
 	// Record is the record of another tool's image that is not a key yet and
 	// may become one. It is empty for what has been one.
 	Record string
@@ -166,7 +171,10 @@ func (s *Store) lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	}
 	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
 	_, silent := have.silent[e.Target.Snapshotter]
-	return Loss{Entry: e, Why: why, Mendable: whole, Wait: whole && silent}, true
+	return Loss{
+		Entry: e, Why: why, Mendable: whole, Wait: whole && silent || have.unreadable(e),
+		Hollow: have.files.hollow[snapshotOf(&e)] != "",
+	}, true
 }
 
 // Recheck looks again at a key that was lost. ok is false where it is ready now.
@@ -245,6 +253,7 @@ type Inventory struct {
 	blobs     map[digest.Digest][]string     // the snapshotters that a blob names a snapshot in
 	snapshots map[string]map[string]struct{} // snapshotter -> committed names
 	silent    map[string]error               // snapshotters that do not answer
+	files     files
 }
 
 // Inventory walks the content and the snapshotters of all handlers. A
@@ -254,6 +263,7 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 		blobs:     make(map[digest.Digest][]string),
 		snapshots: make(map[string]map[string]struct{}),
 		silent:    make(map[string]error),
+		files:     newFiles(),
 	}
 	var (
 		walks   sync.WaitGroup
@@ -282,7 +292,8 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 }
 
 func (s *Store) walkContent(ctx context.Context, inv *Inventory) error {
-	return s.Content.Walk(ctx, func(i content.Info) error {
+	err := s.Content.Walk(ctx, func(i content.Info) error {
+		inv.files.note(i)
 		inv.blobs[i.Digest] = nil
 		for label := range i.Labels {
 			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
@@ -291,6 +302,10 @@ func (s *Store) walkContent(ctx context.Context, inv *Inventory) error {
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return inv.files.look(ctx, s.Content, false)
 }
 
 // recovered makes a panic an error.
@@ -323,10 +338,10 @@ func (s *Store) committed(ctx context.Context, snapshotter string) (map[string]s
 	return names, err
 }
 
-// HasBlob tells whether the content store has a blob.
+// HasBlob tells whether the content store has a blob, as a record and as a file.
 func (inv *Inventory) HasBlob(d digest.Digest) bool {
 	_, ok := inv.blobs[d]
-	return ok
+	return ok && inv.files.damaged[d] == nil && inv.files.unread[d] == nil
 }
 
 // HasSnapshot tells whether chainID is committed in a snapshotter. An image
@@ -343,15 +358,17 @@ func (inv *Inventory) HasSnapshot(snapshotter string, chainID digest.Digest) boo
 func (inv *Inventory) Missing(e imagepin.Entry) string {
 	switch {
 	case !inv.HasBlob(e.RecordTarget.Digest):
-		return "index or manifest " + e.RecordTarget.Digest.String() + " is gone"
+		return inv.lacks("index or manifest", e.RecordTarget.Digest)
 	case !inv.HasBlob(e.Manifest):
-		return "manifest " + e.Manifest.String() + " is gone"
+		return inv.lacks("manifest", e.Manifest)
 	case !inv.HasBlob(e.ImageID):
-		return "configuration " + e.ImageID.String() + " is gone"
+		return inv.lacks("configuration", e.ImageID)
 	case e.ChainID != "" && inv.silent[e.Target.Snapshotter] != nil:
 		return "snapshotter " + e.Target.Snapshotter + " does not answer"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
+	case inv.files.hollow[snapshotOf(&e)] != "":
+		return inv.files.hollow[snapshotOf(&e)]
 	}
 	return ""
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // SnapshotGone takes notice that a snapshot may have been removed. The keys that
@@ -48,6 +49,9 @@ func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]L
 // need it leave the index, and are returned. Layers are not needed once they
 // are unpacked.
 func (s *Store) ContentGone(ctx context.Context, d digest.Digest) ([]Loss, error) {
+	if s.isReplaced(d) {
+		return nil, nil
+	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, err
@@ -86,11 +90,7 @@ func (s *Store) whole(ctx context.Context, e imagepin.Entry) (bool, error) {
 }
 
 func (s *Store) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
-	_, err := s.Content.Info(ctx, d)
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
+	return blobs.Here(ctx, s.Content, d)
 }
 
 // HasSnapshot tells whether chainID is committed in a snapshotter now. An image

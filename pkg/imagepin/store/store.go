@@ -62,6 +62,8 @@ type state struct {
 	ended bool        // guarded by write
 	// removed is when the last key of an image was removed; guarded by write.
 	removed map[digest.Digest]time.Time
+
+	replacing replacing
 }
 
 // New makes a store with an empty index; see [Store.Load].

@@ -1,0 +1,173 @@
+// Package blobs looks at the files of blobs. containerd's metadata says which
+// content there is; whether the file is there as well, whole and unaltered, only
+// shows when it is opened.
+package blobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Damage is a blob whose file is not what containerd's metadata says it is. It is
+// an errdefs.ErrDataLoss.
+type Damage struct {
+	Digest digest.Digest
+	// Problem is what is wrong with the file, in words.
+	Problem string
+	// Gone tells that there is no file.
+	Gone bool
+}
+
+// Error implements error.
+func (d *Damage) Error() string { return fmt.Sprintf("content %s: its file %s", d.Digest, d.Problem) }
+
+// Unwrap gives the class.
+func (d *Damage) Unwrap() error { return errdefs.ErrDataLoss }
+
+// Looker is a content store that looks at a file in a way of its own.
+type Looker interface {
+	// Look does what the function [Look] does.
+	Look(ctx context.Context, d digest.Digest, size int64) error
+}
+
+// Look reports whether the file of a blob that the store has a record of is there
+// and has size bytes. It reads nothing of it. The error is a [*Damage] where the
+// file is damaged, and another one where that cannot be told, for example because
+// permission to open it is denied.
+func Look(ctx context.Context, store content.Store, d digest.Digest, size int64) error {
+	if l, ok := store.(Looker); ok {
+		return l.Look(ctx, d, size)
+	}
+	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d})
+	if err != nil {
+		return classify(ctx, d, err)
+	}
+	defer ra.Close()
+	return sized(d, ra.Size(), size)
+}
+
+// LookRemote is [Look] for a store that opens the file only when it is read, as
+// containerd's over its socket: it reads the last byte.
+func LookRemote(ctx context.Context, store content.Provider, d digest.Digest, size int64) error {
+	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d, Size: size})
+	if err != nil {
+		return classify(ctx, d, err)
+	}
+	defer ra.Close()
+	n, err := ra.ReadAt(make([]byte, 1), max(size-1, 0))
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return classify(ctx, d, err)
+	case size > 0 && n == 0:
+		return short(d, size)
+	}
+	return nil
+}
+
+// Here reports whether a store has a blob, as a record and as a whole file. It
+// fails where that cannot be told.
+func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, error) {
+	info, err := store.Info(ctx, d)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	err = Look(ctx, store, d, info.Size)
+	if damage := new(Damage); errors.As(err, &damage) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// chunk is how much of a blob is read at once, in bytes.
+const chunk = 1 << 20
+
+// Verify reads a blob of size bytes and compares it with its digest. read is
+// called before each part of it with the number of bytes, and ends the reading by
+// an error; it may be nil. Errors are those of [Look].
+func Verify(ctx context.Context, store content.Provider, d digest.Digest, size int64, read func(n int64) error) error {
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d, Size: size})
+	if err != nil {
+		return classify(ctx, d, err)
+	}
+	defer ra.Close()
+	if err := sized(d, ra.Size(), size); err != nil {
+		return err
+	}
+	verifier := d.Verifier()
+	part := make([]byte, min(chunk, max(size, 1)))
+	for at := int64(0); at < size; {
+		want := min(int64(len(part)), size-at)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if read != nil {
+			if err := read(want); err != nil {
+				return err
+			}
+		}
+		n, err := ra.ReadAt(part[:want], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return classify(ctx, d, err)
+		}
+		if n == 0 {
+			return short(d, size)
+		}
+		_, _ = verifier.Write(part[:n]) // a hash takes everything
+		at += int64(n)
+	}
+	if size == 0 {
+		if err := LookRemote(ctx, store, d, size); err != nil {
+			return err
+		}
+	}
+	if !verifier.Verified() {
+		return &Damage{Digest: d, Problem: "does not match its digest"}
+	}
+	return nil
+}
+
+func sized(d digest.Digest, have, want int64) error {
+	if have != want {
+		return &Damage{Digest: d, Problem: fmt.Sprintf("has %d bytes instead of %d", have, want)}
+	}
+	return nil
+}
+
+func short(d digest.Digest, size int64) error {
+	return &Damage{Digest: d, Problem: fmt.Sprintf("has fewer than %d bytes", size)}
+}
+
+// classify tells a file that is damaged from one of which nothing can be told.
+// What crosses containerd's socket keeps only its text.
+func classify(ctx context.Context, d digest.Digest, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errdefs.IsNotFound(err):
+		return &Damage{Digest: d, Problem: "is gone", Gone: true}
+	case said(err, syscall.EIO):
+		return &Damage{Digest: d, Problem: "cannot be read: " + syscall.EIO.Error()}
+	case said(err, syscall.EISDIR):
+		return &Damage{Digest: d, Problem: "is a directory"}
+	}
+	return fmt.Errorf("content %s: cannot read its file: %w", d, err)
+}
+
+func said(err error, no syscall.Errno) bool {
+	return errors.Is(err, no) || strings.Contains(err.Error(), no.Error())
+}

@@ -1,0 +1,44 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+)
+
+// checkLayers reports the layers whose files are damaged, each once, of the first
+// key that has it.
+func (s *Store) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report) {
+	if len(damaged) == 0 {
+		return
+	}
+	users := make(map[digest.Digest][]imagepin.Entry)
+	for _, img := range s.Images() {
+		for _, e := range img.Entries {
+			for _, d := range have.files.below[e.Manifest] {
+				users[d] = append(users[d], e)
+			}
+		}
+	}
+	for _, damage := range damaged {
+		entries := users[damage.Digest]
+		if len(entries) == 0 {
+			continue // of an image without a key
+		}
+		first := entries[0]
+		for _, e := range entries {
+			if compareEntries(&e, &first) < 0 {
+				first = e
+			}
+		}
+		problem := fmt.Sprintf("the file of layer %s %s", damage.Digest, damage.Problem)
+		if others := len(entries) - 1; others > 0 {
+			problem += fmt.Sprintf(", which %d more need", others)
+		}
+		r.add(s, broken, first, problem+": it runs, and cannot be unpacked for another handler")
+		r.Findings[len(r.Findings)-1].loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
+	}
+}
