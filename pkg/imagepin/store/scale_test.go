@@ -3,14 +3,17 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -40,6 +43,14 @@ type countedContent struct {
 	content.Store // nil
 	real          content.Store
 	n             *calls
+	looks         *sync.Map // of *atomic.Int32 by digest: files are looked at at one time
+}
+
+// Look implements blobs.Looker.
+func (c countedContent) Look(ctx context.Context, d digest.Digest, size int64) error {
+	n, _ := c.looks.LoadOrStore(d, new(atomic.Int32))
+	n.(*atomic.Int32).Add(1)
+	return blobs.Look(ctx, c.real, d, size)
 }
 
 func (c countedContent) Walk(ctx context.Context, fn content.WalkFunc, filters ...string) error {
@@ -59,11 +70,11 @@ func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filte
 }
 
 // counted makes the store of a start whose calls are counted.
-func (e *env) counted(n *calls, walks *atomic.Int32) *Store {
+func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	e.restart()
 	c := e.store.Config
 	c.Records = countedRecords{e.records, n}
-	c.Content = countedContent{real: e.Content, n: n}
+	c.Content = countedContent{real: e.Content, n: n, looks: looks}
 	of := map[string]snapshots.Snapshotter{}
 	for _, name := range c.Runtimes.Snapshotters() {
 		of[name] = countedSnapshots{real: e.Snapshotter(name), walks: walks}
@@ -90,7 +101,7 @@ func (e *env) fill(t testing.TB, count int) {
 }
 
 // A start that finds nothing wrong writes nothing, and asks no more of many
-// images than of one.
+// images than of one, but for one look at the file of each blob that is no layer.
 func TestStartAsksNothingOfEachImage(t *testing.T) {
 	for _, count := range []int{1, 200} {
 		e := newEnv(t)
@@ -98,8 +109,10 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		var (
 			n     calls
 			walks atomic.Int32
+			looks sync.Map
 		)
-		s := e.counted(&n, &walks)
+		e.Collect(t) // what is for another platform
+		s := e.counted(&n, &walks, &looks)
 		loaded, err := s.Load(e.ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -113,6 +126,16 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
 		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes.Snapshotters())}); n != want {
 			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
+		}
+		files := 0
+		looks.Range(func(d, times any) bool {
+			if files++; times.(*atomic.Int32).Load() != 1 {
+				t.Errorf("%s was looked at %d times", d, times.(*atomic.Int32).Load())
+			}
+			return true
+		})
+		if want := 3 * count; files != want { // index, manifest, configuration
+			t.Errorf("%d images: a start looked at %d files, not %d", count, files, want)
 		}
 	}
 }

@@ -1,0 +1,186 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+)
+
+// damages are what happens to the file of a blob while containerd's record of it
+// stays.
+var damages = map[string]func(t *testing.T, path string){
+	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
+	"cut": func(t *testing.T, path string) {
+		noError(t, os.Chmod(path, 0o600))
+		noError(t, os.Truncate(path, 1))
+	},
+	"longer": func(t *testing.T, path string) {
+		noError(t, os.Chmod(path, 0o600))
+		noError(t, os.Truncate(path, 1<<20))
+	},
+	"a directory": func(t *testing.T, path string) {
+		noError(t, os.Remove(path))
+		noError(t, os.Mkdir(path, 0o700))
+	},
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A key whose content has no whole file is not ready after a start, and a check
+// finds it. One that only lacks the file of a layer is ready, and a check finds
+// the layer.
+func TestFilesOfBlobs(t *testing.T) {
+	for damage, do := range damages {
+		for what, of := range map[string]func(image) digest.Digest{
+			"index":         func(i image) digest.Digest { return i.root.Digest },
+			"manifest":      func(i image) digest.Digest { return i.amd64.Manifest.Digest },
+			"configuration": func(i image) digest.Digest { return i.amd64.Config.Digest },
+			"layer":         func(i image) digest.Digest { return i.amd64.Layer.Digest },
+		} {
+			t.Run(what+" "+damage, func(t *testing.T) {
+				e := newEnv(t)
+				a, b := e.image("a"), e.image("b")
+				e.pull(t, tag, a, native, 1, "")
+				e.pull(t, repo+":b", b, native, 2, "")
+				do(t, e.File(of(a)))
+				lost, stay := keysOf(entries(tag, a, native, 1)), keysOf(entries(repo+":b", b, native, 2))
+
+				r, err := e.store.Check(e.ctx)
+				noError(t, err)
+				if what == "layer" {
+					wantFindings(t, r, "layer "+of(a).String(), lost[1:])
+					e.restart()
+					wantEqual(t, "unexplained", e.load(t), nil)
+					wantEqual(t, "keys", e.keys(), texts(slices.Concat(lost, stay)...))
+					return
+				}
+				wantFindings(t, r, of(a).String(), lost)
+				e.restart()
+				e.wantLost(t, of(a), lost)
+				wantEqual(t, "keys", e.keys(), texts(stay...))
+				e.wantRecords(t, map[string]digest.Digest{
+					repo + ":b": b.root.Digest, repo + "@" + b.root.Digest.String(): b.root.Digest, b.amd64.Config.Digest.String(): b.root.Digest,
+				})
+			})
+		}
+	}
+}
+
+// wantLost checks that a start finds keys lost for what happened to a blob, and
+// drops them.
+func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
+	t.Helper()
+	loaded, err := e.store.Load(e.ctx)
+	noError(t, err)
+	if len(loaded.Lost) != len(keys) {
+		t.Errorf("%d are lost", len(loaded.Lost))
+	}
+	for _, l := range loaded.Lost {
+		if l.Mendable || l.Wait || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Why, about.String()) {
+			t.Errorf("%+v", l)
+		}
+		if present, err := e.store.Present(e.ctx, l.Entry); err != nil || present {
+			t.Errorf("present: %v, %v", present, err)
+		}
+		noError(t, e.store.Drop(e.ctx, l.Entry))
+	}
+}
+
+// wantFindings checks that a report has one finding about something for each of
+// keys.
+func wantFindings(t *testing.T, r Report, about string, keys []imagepin.Key) {
+	t.Helper()
+	var found []string
+	for _, f := range r.Findings {
+		found = append(found, f.Subject)
+		if !strings.Contains(f.Problem, about) {
+			t.Errorf("%s: %s", f.Subject, f.Problem)
+		}
+	}
+	slices.Sort(found)
+	if want := texts(keys...); !slices.Equal(found, want) {
+		t.Errorf("found %q, want %q", found, want)
+	}
+}
+
+// A blob that is replaced has no record for a moment, which is no loss; where it
+// does not come back, it is one.
+func TestReplacing(t *testing.T) {
+	e := newEnv(t)
+	a := e.image("a")
+	e.pull(t, tag, a, native, 1, "")
+	config := a.amd64.Config.Digest
+	done := e.store.Replacing(config)
+	e.deleteBlob(t, config)
+	if lost, err := e.store.ContentGone(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
+		t.Errorf("%+v, %v, keys %q", lost, err, e.keys())
+	}
+	noError(t, done(e.ctx))
+	wantEqual(t, "keys", e.keys(), nil)
+}
+
+// The bytes of a file are compared with its digest.
+func TestVerify(t *testing.T) {
+	e := newEnv(t)
+	ctx, done := e.Lease(t)
+	defer done()
+	big := e.blobs.Add("", make([]byte, 3<<20))
+	empty := e.blobs.Add("", nil)
+	e.Write(ctx, t, e.blobs)
+	for _, d := range []struct {
+		digest digest.Digest
+		size   int64
+	}{{big.Digest, big.Size}, {empty.Digest, empty.Size}} {
+		var read int64
+		err := blobs.Verify(ctx, e.Content, d.digest, d.size, func(n int64) error { read += n; return nil })
+		if err != nil || read != d.size {
+			t.Errorf("%d bytes of %d: %v", read, d.size, err)
+		}
+		for name, err := range map[string]error{
+			"look": blobs.Look(ctx, e.Content, d.digest, d.size), "remote": blobs.LookRemote(ctx, e.Content, d.digest, d.size),
+		} {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	stop := errors.New("stop")
+	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, func(int64) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("stopped: %v", err)
+	}
+	path := e.File(big.Digest)
+	noError(t, os.Chmod(path, 0o600))
+	b, err := os.ReadFile(path)
+	noError(t, err)
+	b[2<<20] ^= 1
+	noError(t, os.WriteFile(path, b, 0o600))
+	damage := new(blobs.Damage)
+	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Gone {
+		t.Errorf("one bit differs: %v", err)
+	}
+	noError(t, os.Truncate(path, 5))
+	if err := blobs.LookRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Gone {
+		t.Errorf("cut: %v", err)
+	}
+	noError(t, os.Remove(path))
+	for name, err := range map[string]error{
+		"look": blobs.Look(ctx, e.Content, big.Digest, big.Size), "remote": blobs.LookRemote(ctx, e.Content, big.Digest, big.Size),
+		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
+	} {
+		if !errors.As(err, &damage) || !damage.Gone {
+			t.Errorf("%s of a file that is gone: %v", name, err)
+		}
+	}
+}
