@@ -106,6 +106,11 @@ func (n *Node) File(d digest.Digest) string {
 	return filepath.Join(n.Dir, "content", "blobs", d.Algorithm().String(), d.Encoded())
 }
 
+// InNamespace is the test's context, in another namespace than the CRI's.
+func (n *Node) InNamespace(t testing.TB, name string) context.Context {
+	return namespaces.WithNamespace(t.Context(), name)
+}
+
 // Snapshotter gives a snapshotter by its name.
 func (n *Node) Snapshotter(name string) snapshots.Snapshotter { return n.snapshotters[name] }
 

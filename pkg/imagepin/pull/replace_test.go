@@ -1,0 +1,430 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// damaged is a node with one image, and a registry that has it.
+type damaged struct {
+	*ctdtest.Node
+	ctx    context.Context
+	puller *Puller
+	index  ocispec.Descriptor
+	img    ctdtest.Image
+	entry  imagepin.Entry
+
+	mu       sync.Mutex
+	requests []string
+	blobs    ctdtest.Blobs
+	// during, where it is set, runs while the registry answers.
+	during func()
+}
+
+// noTransactions is an image store without transactions.
+type noTransactions struct{ images.Store }
+
+func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return fn(ctx, a)
+}
+
+func newDamaged(t *testing.T) *damaged {
+	t.Helper()
+	n := ctdtest.New(t, "first")
+	quiet := logrus.New()
+	quiet.SetOutput(io.Discard)
+	d := &damaged{Node: n, ctx: log.WithLogger(n.Context(t), logrus.NewEntry(quiet)), blobs: ctdtest.Blobs{}}
+	server := httptest.NewServer(d)
+	t.Cleanup(server.Close)
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	noError(t, err)
+	prover, err := resolve.NewProver([]byte(strings.Repeat("k", 32)))
+	noError(t, err)
+	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes})
+	d.puller = New(Config{
+		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes,
+		Resolver: resolve.New(resolve.Config{Prover: prover}),
+	})
+	d.pull(t, strings.TrimPrefix(server.URL, "http://")+"/team/app:1")
+	return d
+}
+
+// pull puts an image on the node as a pull leaves it.
+func (d *damaged) pull(t *testing.T, ref string) {
+	t.Helper()
+	d.img = d.blobs.Image("linux/amd64", "app", nil)
+	d.index = d.blobs.Index(d.img.Manifest)
+	ctx, done := d.Lease(t)
+	d.Write(ctx, t, d.blobs)
+	d.Keep(ctx, t, d.img, &d.index)
+	d.Unpack(ctx, t, d.img, "first")
+	named, err := ParseReference(ref)
+	noError(t, err)
+	d.entry = imagepin.Entry{
+		Key:  imagepin.Key{Ref: ref, Target: d.puller.Runtimes.Default().Target},
+		Root: d.index, Manifest: d.img.Manifest.Digest, ImageID: d.img.Config.Digest, ChainID: d.img.ChainID,
+		Source: imagepin.SourcePull, RecordTarget: d.index,
+	}
+	d.entry.Record, err = store.RecordName(named, d.index.Digest)
+	noError(t, err)
+	_, err = d.puller.Store.Put(ctx, "", d.entry)
+	noError(t, err)
+	done()
+	d.Collect(t)
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ServeHTTP implements the part of a registry that gives blobs by their digests.
+func (d *damaged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.during != nil {
+		d.during()
+	}
+	d.requests = append(d.requests, r.Method)
+	data, ok := d.blobs[digest.Digest(r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:])]
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+	_, _ = w.Write(data)
+}
+
+// serve has the registry have other blobs, and do something meanwhile.
+func (d *damaged) serve(all ctdtest.Blobs, during func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.blobs, d.during = all, during
+}
+
+// asked gives the number of requests.
+func (d *damaged) asked() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.requests)
+}
+
+// spoilings are what a disk does to the file of a blob.
+var spoilings = map[string]func(t *testing.T, path string){
+	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
+	"cut": func(t *testing.T, path string) {
+		noError(t, os.Chmod(path, 0o600))
+		noError(t, os.Truncate(path, 7))
+	},
+	"one bit flipped": func(t *testing.T, path string) {
+		b, err := os.ReadFile(path)
+		noError(t, err)
+		b[len(b)/2] ^= 4
+		noError(t, os.Chmod(path, 0o600))
+		noError(t, os.WriteFile(path, b, 0o400))
+	},
+}
+
+// parts are the blobs of an image.
+func (d *damaged) parts() map[string]ocispec.Descriptor {
+	return map[string]ocispec.Descriptor{
+		"index": d.index, "manifest": d.img.Manifest, "configuration": d.img.Config, "layer": d.img.Layer,
+	}
+}
+
+// labels are those of a blob, but for when they were written.
+func (d *damaged) labels(t *testing.T, desc ocispec.Descriptor) map[string]string {
+	t.Helper()
+	info, err := d.Content.Info(d.ctx, desc.Digest)
+	noError(t, err)
+	return info.Labels
+}
+
+// whole checks that everything of the image is there, outlives a collection, and
+// that no lease is left.
+func (d *damaged) whole(t *testing.T) {
+	t.Helper()
+	d.Collect(t)
+	for what, desc := range d.parts() {
+		if err := blobs.Verify(d.ctx, d.Content, desc.Digest, desc.Size, nil); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !d.HasSnapshot(t, "first", d.img.ChainID) {
+		t.Error("the snapshot is gone")
+	}
+	if got, ok := d.puller.Store.Get(d.entry.Key); !ok || got.Manifest != d.entry.Manifest {
+		t.Errorf("the key: %+v, %v", got, ok)
+	}
+	d.noLease(t)
+}
+
+func (d *damaged) noLease(t *testing.T) {
+	t.Helper()
+	if all, err := d.Leases.List(d.ctx); err != nil || len(all) > 0 {
+		t.Errorf("leases are left: %v, %v", all, err)
+	}
+	if all, err := d.Content.ListStatuses(d.ctx); err != nil || len(all) > 0 {
+		t.Errorf("ingests are left: %v, %v", all, err)
+	}
+}
+
+// Every blob of an image is replaced, whatever has happened to it, while the
+// garbage collection runs: what only its record keeps alive stays, and nothing
+// else of it changes.
+func TestReplaceDamagedBlob(t *testing.T) {
+	for name, spoil := range spoilings {
+		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
+			t.Run(part+" "+name, func(t *testing.T) {
+				d := newDamaged(t)
+				desc := d.parts()[part]
+				before := d.labels(t, desc)
+				d.serve(d.blobs, func() { d.Collect(t) })
+				spoil(t, d.File(desc.Digest))
+				noError(t, d.puller.RepairBlob(d.ctx, d.entry, desc.Digest))
+				if after := d.labels(t, desc); !maps.Equal(after, before) {
+					t.Errorf("labels %v, before %v", after, before)
+				}
+				if n := d.asked(); n != 1 {
+					t.Errorf("%d requests", n)
+				}
+				d.whole(t)
+			})
+		}
+	}
+}
+
+// Content that is all right is neither fetched nor written.
+func TestReplaceNothingThatIsWhole(t *testing.T) {
+	d := newDamaged(t)
+	before := make(map[string]os.FileInfo)
+	for part, desc := range d.parts() {
+		info, err := os.Stat(d.File(desc.Digest))
+		noError(t, err)
+		before[part] = info
+		noError(t, d.puller.RepairBlob(d.ctx, d.entry, desc.Digest))
+	}
+	for part, desc := range d.parts() {
+		info, err := os.Stat(d.File(desc.Digest))
+		if err != nil || !os.SameFile(info, before[part]) {
+			t.Errorf("%s was written: %v", part, err)
+		}
+	}
+	if n := d.asked(); n != 0 {
+		t.Errorf("%d requests", n)
+	}
+	d.whole(t)
+}
+
+// Where the registry does not give what is damaged, or something else, the record
+// stays as it is, and the error says that it is the node's content.
+func TestReplaceWithoutTheRegistry(t *testing.T) {
+	for name, spoil := range spoilings {
+		for answer, wrong := range map[string]func(ctdtest.Blobs, digest.Digest){
+			"it is gone":    func(all ctdtest.Blobs, d digest.Digest) { delete(all, d) },
+			"it is another": func(all ctdtest.Blobs, d digest.Digest) { all[d] = []byte(strings.Repeat("x", len(all[d]))) },
+			"it is longer":  func(all ctdtest.Blobs, d digest.Digest) { all[d] = append(slices.Clone(all[d]), 'x') },
+		} {
+			t.Run(name+", "+answer, func(t *testing.T) {
+				d := newDamaged(t)
+				config := d.img.Config
+				before := d.labels(t, config)
+				good := d.blobs
+				all := maps.Clone(good)
+				wrong(all, config.Digest)
+				d.serve(all, nil)
+				spoil(t, d.File(config.Digest))
+				err := d.puller.RepairBlob(d.ctx, d.entry, config.Digest)
+				var e *imagepin.Error
+				if !errors.As(err, &e) || e.Name != imagepin.ContentDamaged || !errdefs.IsDataLoss(err) {
+					t.Errorf("%v", err)
+				}
+				if after := d.labels(t, config); !maps.Equal(after, before) {
+					t.Errorf("labels %v, before %v", after, before)
+				}
+				d.noLease(t)
+				d.serve(good, nil)
+				noError(t, d.puller.RepairBlob(d.ctx, d.entry, config.Digest))
+				d.whole(t)
+			})
+		}
+	}
+}
+
+func (d *damaged) named(t *testing.T) reference.Named {
+	t.Helper()
+	ref, err := ParseReference(d.entry.Ref)
+	noError(t, err)
+	return ref
+}
+
+// Another containerd namespace has the same damaged content: it cannot be
+// replaced, and nothing of this one is lost.
+func TestReplaceWhatAnotherNamespaceHas(t *testing.T) {
+	d := newDamaged(t)
+	other := d.InNamespace(t, "other")
+	desc := d.img.Config
+	noError(t, content.WriteBlob(other, d.Content, "other", strings.NewReader(string(d.blobs[desc.Digest])), desc,
+		content.WithLabels(map[string]string{"containerd.io/gc.root": "theirs"})))
+	before := d.labels(t, desc)
+	spoilings["one bit flipped"](t, d.File(desc.Digest))
+	err := d.puller.RepairBlob(d.ctx, d.entry, desc.Digest)
+	if err == nil || !strings.Contains(err.Error(), "another namespace") {
+		t.Errorf("%v", err)
+	}
+	if after := d.labels(t, desc); !maps.Equal(after, before) {
+		t.Errorf("labels %v, before %v", after, before)
+	}
+	d.Collect(t)
+	if !d.HasSnapshot(t, "first", d.img.ChainID) {
+		t.Error("the snapshot is gone")
+	}
+	d.noLease(t)
+}
+
+// A kill at any write of a replacement leaves no key that is taken for ready and
+// is not, and nothing that stays.
+func TestReplaceKilled(t *testing.T) {
+	for name, spoil := range spoilings {
+		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
+			for _, at := range []string{"delete", "commit"} {
+				t.Run(part+" "+name+", killed at "+at, func(t *testing.T) {
+					d := newDamaged(t)
+					desc := d.parts()[part]
+					spoil(t, d.File(desc.Digest))
+					d.killedAt(t, at, desc)
+					d.restarted(t, desc)
+				})
+			}
+		}
+	}
+}
+
+var errKilled = errors.New("killed")
+
+// killing is a content store whose process ends at a write.
+type killing struct {
+	content.Store
+	at   string
+	dead *bool
+}
+
+func (k killing) Delete(ctx context.Context, d digest.Digest) error {
+	if k.at == "delete" || *k.dead {
+		*k.dead = true
+		return errKilled
+	}
+	return k.Store.Delete(ctx, d)
+}
+
+func (k killing) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	w, err := k.Store.Writer(ctx, opts...)
+	return killingWriter{w, k}, err
+}
+
+type killingWriter struct {
+	content.Writer
+	k killing
+}
+
+func (w killingWriter) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
+	if w.k.at == "commit" || *w.k.dead {
+		*w.k.dead = true
+		return errKilled
+	}
+	return w.Writer.Commit(ctx, size, expected, opts...)
+}
+
+// killedAt replaces a blob, and ends at a write without any cleaning up.
+func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
+	t.Helper()
+	ctx, _ := d.Lease(t) // which nothing deletes
+	ctx = log.WithLogger(ctx, log.G(d.ctx))
+	dead := false
+	config := d.puller.Config
+	config.Content = killing{d.Content, at, &dead}
+	p := New(config)
+	src := p.sourceOf(ctx, job{ref: d.named(t)}, func(error) {})
+	if _, err := p.verifyHere(ctx, src, desc); (err != nil) != dead || dead && !errors.Is(err, errKilled) {
+		t.Fatalf("%v", err)
+	}
+}
+
+// restarted starts anew: keys are ready with all of their content or not at all,
+// and what is dropped leaves nothing.
+func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
+	t.Helper()
+	all, err := d.Leases.List(d.ctx)
+	noError(t, err)
+	for _, l := range all {
+		noError(t, d.Leases.Delete(d.ctx, l))
+	}
+	d.Collect(t)
+	s := store.New(d.puller.Store.Config)
+	loaded, err := s.Load(d.ctx)
+	noError(t, err)
+	_, ready := s.Get(d.entry.Key)
+	if ready == (len(loaded.Lost) > 0) {
+		t.Errorf("ready %v, lost %+v", ready, loaded.Lost)
+	}
+	for _, l := range loaded.Lost {
+		noError(t, s.Drop(d.ctx, l.Entry))
+	}
+	if !ready {
+		d.wantNothing(t)
+		return
+	}
+	present, err := s.Present(d.ctx, d.entry)
+	if err != nil || !present {
+		t.Errorf("present %v, %v", present, err)
+	}
+	if !d.HasSnapshot(t, "first", d.img.ChainID) {
+		t.Error("the snapshot is gone")
+	}
+	_, err = s.Remove(d.ctx, d.entry.Key)
+	noError(t, err)
+	d.wantNothing(t)
+}
+
+func (d *damaged) wantNothing(t *testing.T) {
+	t.Helper()
+	d.Collect(t)
+	noError(t, d.Content.Walk(d.ctx, func(i content.Info) error {
+		t.Errorf("%s is left", i.Digest)
+		return nil
+	}))
+	if all := d.Records(t); len(all) > 0 {
+		t.Errorf("records are left: %v", all)
+	}
+	d.noLease(t)
+}
