@@ -36,6 +36,10 @@ var Names = []string{
 	"replace.collected", // and the file
 	"replace.written",   // the new content is in its place
 
+	// A deep check.
+	"check.viewed", // there is a view of a snapshot
+	"check.remove", // before each snapshot that cannot be used is removed
+
 	// Image records change.
 	"store.write",     // before each record that is written
 	"store.commit",    // all are written, in a transaction that is not committed

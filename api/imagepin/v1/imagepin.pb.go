@@ -2012,6 +2012,211 @@ func (x *CheckResponse) GetChecked() int64 {
 	return 0
 }
 
+type DeepCheckRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Repair bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
+	// How fast content is read at most; 0 is 100 MiB, less than 0 has no limit.
+	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DeepCheckRequest) Reset() {
+	*x = DeepCheckRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeepCheckRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeepCheckRequest) ProtoMessage() {}
+
+func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
+func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *DeepCheckRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *DeepCheckRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+type DeepCheckResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Progress      *DeepCheckProgress     `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"` // in all messages but the last
+	Result        *CheckResponse         `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`     // in the last message only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeepCheckResponse) Reset() {
+	*x = DeepCheckResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeepCheckResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeepCheckResponse) ProtoMessage() {}
+
+func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
+func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *DeepCheckResponse) GetResult() *CheckResponse {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type DeepCheckProgress struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Blobs          int64                  `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"` // read
+	BlobsTotal     int64                  `protobuf:"varint,2,opt,name=blobs_total,json=blobsTotal,proto3" json:"blobs_total,omitempty"`
+	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // read
+	BytesTotal     int64                  `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
+	Snapshots      int64                  `protobuf:"varint,5,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // looked at
+	SnapshotsTotal int64                  `protobuf:"varint,6,opt,name=snapshots_total,json=snapshotsTotal,proto3" json:"snapshots_total,omitempty"`
+	Repaired       int64                  `protobuf:"varint,7,opt,name=repaired,proto3" json:"repaired,omitempty"` // findings that were seen to
+	Findings       int64                  `protobuf:"varint,8,opt,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DeepCheckProgress) Reset() {
+	*x = DeepCheckProgress{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeepCheckProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeepCheckProgress) ProtoMessage() {}
+
+func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
+func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DeepCheckProgress) GetBlobs() int64 {
+	if x != nil {
+		return x.Blobs
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetBlobsTotal() int64 {
+	if x != nil {
+		return x.BlobsTotal
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetBytesTotal() int64 {
+	if x != nil {
+		return x.BytesTotal
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetSnapshots() int64 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetSnapshotsTotal() int64 {
+	if x != nil {
+		return x.SnapshotsTotal
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetRepaired() int64 {
+	if x != nil {
+		return x.Repaired
+	}
+	return 0
+}
+
+func (x *DeepCheckProgress) GetFindings() int64 {
+	if x != nil {
+		return x.Findings
+	}
+	return 0
+}
+
 type Finding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Subject       string                 `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"` // the key, pin or record
@@ -2025,7 +2230,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2242,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2255,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Finding) GetSubject() string {
@@ -2097,7 +2302,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2314,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2327,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -2144,7 +2349,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2361,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2374,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -2212,7 +2417,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2429,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2442,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -2415,7 +2620,24 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
 	"\bfindings\x18\x01 \x03(\v2\x14.imagepin.v1.FindingR\bfindings\x12\x18\n" +
-	"\achecked\x18\x02 \x01(\x03R\achecked\"\x87\x01\n" +
+	"\achecked\x18\x02 \x01(\x03R\achecked\"T\n" +
+	"\x10DeepCheckRequest\x12\x16\n" +
+	"\x06repair\x18\x01 \x01(\bR\x06repair\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\"\x83\x01\n" +
+	"\x11DeepCheckResponse\x12:\n" +
+	"\bprogress\x18\x01 \x01(\v2\x1e.imagepin.v1.DeepCheckProgressR\bprogress\x122\n" +
+	"\x06result\x18\x02 \x01(\v2\x1a.imagepin.v1.CheckResponseR\x06result\"\x80\x02\n" +
+	"\x11DeepCheckProgress\x12\x14\n" +
+	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x1f\n" +
+	"\vblobs_total\x18\x02 \x01(\x03R\n" +
+	"blobsTotal\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1f\n" +
+	"\vbytes_total\x18\x04 \x01(\x03R\n" +
+	"bytesTotal\x12\x1c\n" +
+	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
+	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1a\n" +
+	"\brepaired\x18\a \x01(\x03R\brepaired\x12\x1a\n" +
+	"\bfindings\x18\b \x01(\x03R\bfindings\"\x87\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
@@ -2431,7 +2653,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xb5\x05\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\x83\x06\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12D\n" +
 	"\aInspect\x12\x1b.imagepin.v1.InspectRequest\x1a\x1c.imagepin.v1.InspectResponse\x12D\n" +
@@ -2441,7 +2663,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12>\n" +
-	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12J\n" +
+	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
+	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
 
 var (
@@ -2456,7 +2679,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -2488,23 +2711,26 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Refreshed)(nil),             // 27: imagepin.v1.Refreshed
 	(*CheckRequest)(nil),          // 28: imagepin.v1.CheckRequest
 	(*CheckResponse)(nil),         // 29: imagepin.v1.CheckResponse
-	(*Finding)(nil),               // 30: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 31: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 32: imagepin.v1.UninstallResponse
-	(*PinEvent)(nil),              // 33: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*DeepCheckRequest)(nil),      // 30: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 31: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 32: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 33: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 34: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 35: imagepin.v1.UninstallResponse
+	(*PinEvent)(nil),              // 36: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	34, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	37, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	34, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	34, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	37, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	37, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	34, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	34, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	37, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	37, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -2528,33 +2754,37 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	0,  // 30: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
 	27, // 31: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	1,  // 32: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	30, // 33: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	4,  // 34: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 35: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	9,  // 36: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 37: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 38: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 39: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	21, // 40: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	23, // 41: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	25, // 42: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	28, // 43: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	31, // 44: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	8,  // 45: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	10, // 46: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 47: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 48: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 49: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	22, // 50: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 51: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 52: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 53: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	32, // 54: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	45, // [45:55] is the sub-list for method output_type
-	35, // [35:45] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	33, // 33: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	32, // 34: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	29, // 35: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 36: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 37: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	9,  // 38: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 39: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 40: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 41: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	21, // 42: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	23, // 43: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	25, // 44: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	28, // 45: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	30, // 46: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	34, // 47: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	8,  // 48: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	10, // 49: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 50: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 51: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 52: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	22, // 53: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 54: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 55: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 56: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	31, // 57: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	35, // 58: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	48, // [48:59] is the sub-list for method output_type
+	37, // [37:48] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -2568,7 +2798,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	Control_RemovePin_FullMethodName = "/imagepin.v1.Control/RemovePin"
 	Control_Refresh_FullMethodName   = "/imagepin.v1.Control/Refresh"
 	Control_Check_FullMethodName     = "/imagepin.v1.Control/Check"
+	Control_DeepCheck_FullMethodName = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName = "/imagepin.v1.Control/Uninstall"
 )
 
@@ -59,6 +60,10 @@ type ControlClient interface {
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshResponse, error)
 	// Check compares what is recorded with what there is.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
+	// DeepCheck is Check that also reads all content that keys and pins need and
+	// compares it with its digests, and looks for the directories of snapshots.
+	// It reports how far it is. The last message has the result.
+	DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error)
 	// Uninstall removes everything of imagepin's from containerd's metadata, so
 	// that stock containerd runs on what is left. From then on, until containerd
 	// is restarted, imagepin writes nothing: the CRI is containerd's own.
@@ -172,6 +177,25 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 	return out, nil
 }
 
+func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_DeepCheck_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DeepCheckRequest, DeepCheckResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DeepCheckClient = grpc.ServerStreamingClient[DeepCheckResponse]
+
 func (c *controlClient) Uninstall(ctx context.Context, in *UninstallRequest, opts ...grpc.CallOption) (*UninstallResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UninstallResponse)
@@ -206,6 +230,10 @@ type ControlServer interface {
 	Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error)
 	// Check compares what is recorded with what there is.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
+	// DeepCheck is Check that also reads all content that keys and pins need and
+	// compares it with its digests, and looks for the directories of snapshots.
+	// It reports how far it is. The last message has the result.
+	DeepCheck(*DeepCheckRequest, grpc.ServerStreamingServer[DeepCheckResponse]) error
 	// Uninstall removes everything of imagepin's from containerd's metadata, so
 	// that stock containerd runs on what is left. From then on, until containerd
 	// is restarted, imagepin writes nothing: the CRI is containerd's own.
@@ -246,6 +274,9 @@ func (UnimplementedControlServer) Refresh(context.Context, *RefreshRequest) (*Re
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
+}
+func (UnimplementedControlServer) DeepCheck(*DeepCheckRequest, grpc.ServerStreamingServer[DeepCheckResponse]) error {
+	return status.Error(codes.Unimplemented, "method DeepCheck not implemented")
 }
 func (UnimplementedControlServer) Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Uninstall not implemented")
@@ -426,6 +457,17 @@ func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_DeepCheck_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DeepCheckRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).DeepCheck(m, &grpc.GenericServerStream[DeepCheckRequest, DeepCheckResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DeepCheckServer = grpc.ServerStreamingServer[DeepCheckResponse]
+
 func _Control_Uninstall_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UninstallRequest)
 	if err := dec(in); err != nil {
@@ -492,6 +534,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Pull",
 			Handler:       _Control_Pull_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "DeepCheck",
+			Handler:       _Control_DeepCheck_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -16,18 +16,7 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 		if err != nil {
 			return nil, err
 		}
-		resp := &api.CheckResponse{Checked: int64(report.Checked)}
-		for _, f := range report.Findings {
-			a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
-			if r.GetRepair() {
-				done, err := s.Mend(ctx, f)
-				a.Repair, a.Repaired = string(done), done != store.LeftAlone
-				if err != nil {
-					a.Error = err.Error()
-				}
-			}
-			resp.Findings = append(resp.Findings, a)
-		}
+		resp := s.checked(ctx, report, r.GetRepair(), nil)
 		return resp, s.checkPins(ctx, r.GetRepair(), resp)
 	})
 }
@@ -51,4 +40,26 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 		resp.Findings = append(resp.Findings, a)
 	}
 	return nil
+}
+
+// checked gives what a check has found, and repairs it where that is asked for.
+// after is called after each repair and ends them by an error; it may be nil.
+func (s *Server) checked(ctx context.Context, report store.Report, repair bool, after func() error) *api.CheckResponse {
+	resp := &api.CheckResponse{Checked: int64(report.Checked)}
+	for _, f := range report.Findings {
+		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
+		resp.Findings = append(resp.Findings, a)
+		if !repair || ctx.Err() != nil {
+			continue
+		}
+		done, err := s.Mend(ctx, f)
+		a.Repair, a.Repaired = string(done), done != store.LeftAlone
+		if err != nil {
+			a.Error = err.Error()
+		}
+		if after != nil && after() != nil {
+			return resp
+		}
+	}
+	return resp
 }

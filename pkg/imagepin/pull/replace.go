@@ -232,7 +232,7 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 		if err != nil {
 			return err
 		}
-		desc := ocispec.Descriptor{MediaType: mediaTypeOf(ctx, p.Content, e, d), Digest: d, Size: info.Size}
+		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
 		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{ref: ref}, cancel), desc)
 		if err != nil {
 			return complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
@@ -241,27 +241,15 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 	})
 }
 
-// mediaTypeOf finds what an image's manifest says of a blob: a registry is asked
-// for manifests and for other blobs at different addresses. It is a layer where
-// that cannot be read.
-func mediaTypeOf(ctx context.Context, provider content.Provider, e imagepin.Entry, d digest.Digest) string {
-	switch d {
-	case e.RecordTarget.Digest:
-		return e.RecordTarget.MediaType
-	case e.Root.Digest:
-		return e.Root.MediaType
-	case e.Manifest:
-		return ocispec.MediaTypeImageManifest
-	}
-	m, err := images.Manifest(ctx, provider, ocispec.Descriptor{Digest: e.Manifest, MediaType: ocispec.MediaTypeImageManifest}, platforms.All)
-	if err == nil {
-		for _, l := range append([]ocispec.Descriptor{m.Config}, m.Layers...) {
-			if l.Digest == d {
-				return l.MediaType
-			}
+// mediaTypeOf gives a media type by which a registry is asked for a blob in the
+// right place: what keeps other blobs alive is a manifest or an index.
+func mediaTypeOf(info content.Info) string {
+	for label := range info.Labels {
+		if strings.HasPrefix(label, "containerd.io/gc.ref.content") {
+			return ocispec.MediaTypeImageManifest
 		}
 	}
-	return ocispec.MediaTypeImageLayerGzip
+	return ocispec.MediaTypeImageLayer
 }
 
 // fromRegistry is an error that a registry's answer made, and not the node's own

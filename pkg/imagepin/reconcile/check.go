@@ -23,6 +23,11 @@ func Check(ctx context.Context, s *store.Store) (store.Report, error) {
 	if err != nil {
 		return report, err
 	}
+	return withUnadopted(ctx, s, report)
+}
+
+// withUnadopted adds the images of other tools that have no key to a report.
+func withUnadopted(ctx context.Context, s *store.Store, report store.Report) (store.Report, error) {
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // an image ID goes with its references
@@ -127,6 +132,13 @@ func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, e
 				return "", err
 			}
 			return store.Fetched, nil
+		}
+		if loss.Hollow {
+			err := underLease(ctx, r.Leases, func(ctx context.Context) error { return r.Store.RemoveHollow(ctx, loss.Entry) })
+			if err != nil {
+				return "", err
+			}
+			loss.Mendable = true
 		}
 		if loss.Mendable {
 			if restored, err := r.unpack(ctx, loss); err == nil {

@@ -80,6 +80,7 @@ func dialContainerd(address string, tracing bool) (*containerd, error) {
 type state struct {
 	version      string
 	root         string // directory
+	content      string // directory of the content; empty where it is not told
 	running      config.Running
 	snapshotters map[string]node.Snapshotter
 	verifiers    []string
@@ -130,6 +131,8 @@ func (s *state) plugin(p *introspection.Plugin) error {
 			return fmt.Errorf("%w: its image verifier %s cannot be asked over its socket", errRefused, uri)
 		}
 		s.verifiers = append(s.verifiers, p.GetID())
+	case uri == contentPlugin:
+		s.content = p.GetExports()["root"]
 	case uri == config.ImagesSection:
 		if path, ok := p.GetExports()["RegistryConfigPath"]; ok {
 			s.running.ConfigPath = &path
@@ -224,7 +227,7 @@ func (c *containerd) services(s *state, verifier bindir.Config) node.Containerd 
 	services := node.Containerd{
 		Records:      socketRecords{records},
 		Pins:         records,
-		Content:      c.client.ContentStore(),
+		Content:      socketContent{c.client.ContentStore(), s.content},
 		Leases:       c.client.LeasesService(),
 		Namespaces:   c.client.NamespaceService(),
 		Events:       eventService{c.client.EventService()},

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -91,8 +92,8 @@ func (f Finding) Mend(ctx context.Context, remake func(context.Context, Loss) (R
 		if err == nil {
 			return done, nil
 		}
-		if f.loss.Wait {
-			return LeftAlone, err // it may be there when its snapshotter answers
+		if f.loss.Wait || f.loss.Hollow && errdefs.IsFailedPrecondition(err) {
+			return LeftAlone, err // it may be there when its snapshotter answers, or a container goes
 		}
 		if derr := f.store.giveUp(ctx, f.entry); derr != nil {
 			return LeftAlone, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)

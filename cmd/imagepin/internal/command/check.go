@@ -15,20 +15,30 @@ could not be adopted. With --repair it is mended, and said how: unpacked again,
 fetched again, restored, or, where that cannot be, dropped, so that the next
 pull brings it.
 
+Of content, a check looks whether the files are there and as large as they should
+be. With --deep it also reads all of it and compares it with its digests, and
+looks for the directories of snapshots. That takes as long as the disk does:
+--rate bounds it, and it can be interrupted at any time.
+
 Exit code:
   0  nothing differs, or all of it was repaired
   1  something differs
 
 Examples:
   imagepin check
-  imagepin check --repair`
+  imagepin check --repair
+  imagepin check --deep --rate 20MiB`
 
 func (a *app) checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
 		Usage:       "Compare what is recorded with what there is",
 		Description: checkDescription,
-		Flags:       []cli.Flag{&cli.BoolFlag{Name: "repair", Usage: "mend what differs"}},
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "repair", Usage: "mend what differs"},
+			&cli.BoolFlag{Name: "deep", Usage: "read all content and compare it with its digests"},
+			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, how much to read in a second, as `SIZE`; 0 is all that the disk gives"},
+		},
 		Action:      a.check,
 	}
 }
@@ -37,8 +47,16 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
 	}
+	rate, err := rateOf(cmd)
+	if err != nil {
+		return err
+	}
 	var response *api.CheckResponse
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		if cmd.Bool("deep") {
+			response, err = a.deepCheck(ctx, c, &api.DeepCheckRequest{Repair: cmd.Bool("repair"), BytesPerSecond: rate})
+			return err
+		}
 		response, err = c.Check(ctx, &api.CheckRequest{Repair: cmd.Bool("repair")})
 		return err
 	})

@@ -81,6 +81,7 @@ func TestOutput(t *testing.T) {
 			c.check.Findings[0].Repaired, c.check.Findings[0].Repair = true, "unpacked it again"
 		}), 0, "check --repair"},
 		{"check-repairs", ok(func(c *control) { c.check.Findings = repairs() }), 1, "check --repair"},
+		{"check-deep", recorded(), 1, "check --deep"},
 		{"uninstall-dry", recorded(), 1, "uninstall"},
 		{"uninstall", recorded(), 0, "uninstall --yes"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
@@ -112,11 +113,15 @@ func TestRequests(t *testing.T) {
 		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
 		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
 		{"check --repair", &api.CheckRequest{Repair: true}},
+		{"check --deep", &api.DeepCheckRequest{BytesPerSecond: 100 << 20}},
+		{"check --deep --repair --rate 20MiB", &api.DeepCheckRequest{Repair: true, BytesPerSecond: 20 << 20}},
+		{"check --deep --rate 0", &api.DeepCheckRequest{BytesPerSecond: -1}},
 		{"uninstall", &api.UninstallRequest{DryRun: true}},
 		{"uninstall --yes", &api.UninstallRequest{}},
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			c := recorded()
+			c.deep = nil
 			if got := run(t, c, strings.Fields(test.args)...); got.err != "" {
 				t.Error(got.err)
 			}
@@ -145,7 +150,7 @@ func TestEnvironment(t *testing.T) {
 
 // everyCall has each command that calls.
 var everyCall = []string{
-	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check",
+	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check", "check --deep",
 	"uninstall",
 }
 

@@ -50,6 +50,7 @@ type control struct {
 	removePin *api.RemovePinResponse
 	refresh   *api.RefreshResponse
 	check     *api.CheckResponse
+	deep      []*api.DeepCheckResponse // but the last
 	uninstall *api.UninstallResponse
 	err       error                 // of every call, after what pull sends
 	during    func(context.Context) // while a call is served
@@ -107,6 +108,21 @@ func (c *control) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refr
 
 func (c *control) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return c.check, c.answer(ctx, r)
+}
+
+func (c *control) DeepCheck(r *api.DeepCheckRequest, stream grpc.ServerStreamingServer[api.DeepCheckResponse]) error {
+	if err := c.answer(stream.Context(), r); err != nil {
+		return err
+	}
+	for _, message := range c.deep {
+		if err := stream.Send(message); err != nil {
+			return err
+		}
+	}
+	if c.check == nil {
+		return nil
+	}
+	return stream.Send(&api.DeepCheckResponse{Result: c.check})
 }
 
 func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
@@ -239,8 +255,22 @@ func recorded() *control {
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
 			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "leave it alone"},
 		}},
+		deep:      read(),
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
+}
+
+// read is the progress of a deep check.
+func read() []*api.DeepCheckResponse {
+	var all []*api.DeepCheckResponse
+	for i := range int64(6) {
+		all = append(all, &api.DeepCheckResponse{Progress: &api.DeepCheckProgress{
+			Blobs: i, BlobsTotal: 5, Bytes: i * 4 << 20, BytesTotal: 20 << 20, SnapshotsTotal: 2,
+		}})
+	}
+	last := proto.CloneOf(all[5].Progress)
+	last.Snapshots = 2
+	return append(all, &api.DeepCheckResponse{Progress: last})
 }
 
 // repairs are findings with which everything was done that can be.

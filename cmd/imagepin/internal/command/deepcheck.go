@@ -1,0 +1,106 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+// unlimited is a rate that bounds nothing, as the control service has it.
+const unlimited = -1
+
+// rateOf gives how fast a deep check may read, in bytes a second.
+func rateOf(cmd *cli.Command) (int64, error) {
+	if cmd.IsSet("rate") && !cmd.Bool("deep") {
+		return 0, fmt.Errorf("--rate is for --deep")
+	}
+	rate, err := units.RAMInBytes(cmd.String("rate"))
+	if err != nil || rate < 0 {
+		return 0, fmt.Errorf("--rate %q is not a size, as 100MiB is", cmd.String("rate"))
+	}
+	if rate == 0 {
+		return unlimited, nil
+	}
+	return rate, nil
+}
+
+// deepCheck makes a deep check, and shows on standard error how far it is.
+func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepCheckRequest) (*api.CheckResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream where printing failed
+	stream, err := c.DeepCheck(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	_, overwrite := terminal(a.Err)
+	shown := &checkProgress{w: a.Err, overwrite: overwrite}
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			err = errors.New("containerd ended the check without a result")
+		}
+		if err != nil {
+			_ = shown.end() // the other error says more
+			return nil, err
+		}
+		if result := message.GetResult(); result != nil {
+			return result, shown.end()
+		}
+		if err := shown.show(message.GetProgress()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// checkProgress shows how far a deep check is: on a terminal one line that is
+// written over, elsewhere a line for each tenth.
+type checkProgress struct {
+	w         io.Writer
+	overwrite bool
+	last      string
+	tenth     int64
+}
+
+func (p *checkProgress) show(now *api.DeepCheckProgress) error {
+	line := progressLine(now)
+	if p.overwrite {
+		p.last = line
+		_, err := fmt.Fprintf(p.w, "\r\x1b[2K%s", line)
+		return err
+	}
+	tenth := int64(-1)
+	if total := now.GetBytesTotal(); total > 0 {
+		tenth = 10 * now.GetBytes() / total
+	}
+	if tenth == p.tenth && now.GetFindings() == 0 || line == p.last {
+		return nil
+	}
+	p.last, p.tenth = line, tenth
+	_, err := fmt.Fprintln(p.w, line)
+	return err
+}
+
+// end leaves the line that was written over.
+func (p *checkProgress) end() error {
+	if !p.overwrite || p.last == "" {
+		return nil
+	}
+	_, err := fmt.Fprintln(p.w)
+	return err
+}
+
+func progressLine(p *api.DeepCheckProgress) string {
+	line := fmt.Sprintf("read %d of %d blobs, %s of %s; %d of %d snapshots",
+		p.GetBlobs(), p.GetBlobsTotal(), units.BytesSize(float64(p.GetBytes())), units.BytesSize(float64(p.GetBytesTotal())),
+		p.GetSnapshots(), p.GetSnapshotsTotal())
+	if p.GetFindings() > 0 {
+		line += fmt.Sprintf("; %d differ, %d seen to", p.GetFindings(), p.GetRepaired())
+	}
+	return line
+}

@@ -1,0 +1,81 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+func TestDeepCheckProgress(t *testing.T) {
+	got := run(t, recorded(), "check", "--deep")
+	want := `read 1 of 5 blobs, 4MiB of 20MiB; 0 of 2 snapshots
+read 2 of 5 blobs, 8MiB of 20MiB; 0 of 2 snapshots
+read 3 of 5 blobs, 12MiB of 20MiB; 0 of 2 snapshots
+read 4 of 5 blobs, 16MiB of 20MiB; 0 of 2 snapshots
+read 5 of 5 blobs, 20MiB of 20MiB; 0 of 2 snapshots
+`
+	if got.err != want {
+		t.Errorf("standard error has\n%s", got.err)
+	}
+}
+
+// On a terminal, one line is written over.
+func TestDeepCheckProgressOnATerminal(t *testing.T) {
+	var out bytes.Buffer
+	p := &checkProgress{w: &out, overwrite: true}
+	for _, message := range read() {
+		if err := p.show(message.GetProgress()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.end(); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.HasSuffix(got, "\r\x1b[2Kread 5 of 5 blobs, 20MiB of 20MiB; 2 of 2 snapshots\n") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestDeepCheckWithoutResult(t *testing.T) {
+	c := recorded()
+	c.check = nil
+	if got := run(t, c, "check", "--deep"); got.code != 1 || !strings.HasSuffix(got.err, "imagepin: containerd ended the check without a result\n") {
+		t.Errorf("exit code %d, printed %q", got.code, got.err)
+	}
+}
+
+// Ctrl-C ends the call, and says so.
+func TestDeepCheckInterrupted(t *testing.T) {
+	c := recorded()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	c.during = func(ctx context.Context) {
+		cancel()
+		<-ctx.Done()
+		close(ended)
+	}
+	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
+	var out, errOut bytes.Buffer
+	code := Run(ctx, Stdio{Out: &out, Err: &errOut}, []string{"imagepin", "-a", address, "check", "--deep"})
+	if code != 1 || errOut.String() != "imagepin: interrupted\n" {
+		t.Errorf("exit code %d, printed %q", code, errOut.String())
+	}
+	<-ended
+}
+
+func TestDeepCheckRate(t *testing.T) {
+	for args, want := range map[string]string{
+		"check --rate 1MiB":        "--rate is for --deep",
+		"check --deep --rate fast": "is not a size",
+		"check --deep --rate=-1":   "is not a size",
+	} {
+		if got := run(t, recorded(), strings.Fields(args)...); got.code == 0 || !strings.Contains(got.err, want) {
+			t.Errorf("%s: exit code %d, printed %q", args, got.code, got.err)
+		}
+	}
+}

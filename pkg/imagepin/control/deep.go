@@ -1,0 +1,75 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+)
+
+const (
+	// deepRate is how fast a deep check reads where nothing is said, in bytes a
+	// second: a disk has other work.
+	deepRate = 100 << 20
+	// deepEvery is how often a deep check says how far it is.
+	deepEvery = 200 * time.Millisecond
+)
+
+// DeepCheck implements the API.
+func (s *Server) DeepCheck(r *api.DeepCheckRequest, stream grpc.ServerStreamingServer[api.DeepCheckResponse]) error {
+	_, err := guarded(stream.Context(), s, "DeepCheck", func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.deepCheck(ctx, r, stream)
+	})
+	return err
+}
+
+func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream grpc.ServerStreamingServer[api.DeepCheckResponse]) error {
+	p := &deepProgress{stream: stream, now: &api.DeepCheckProgress{}}
+	rate := r.GetBytesPerSecond()
+	if rate == 0 {
+		rate = deepRate
+	}
+	report, err := reconcile.Deep{BytesPerSecond: rate, Progress: p.read}.Check(ctx, s.Store)
+	if err != nil {
+		return err
+	}
+	p.now.Findings = int64(len(report.Findings))
+	if err := p.send(); err != nil {
+		return err
+	}
+	resp := s.checked(ctx, report, r.GetRepair(), func() error {
+		p.now.Repaired++
+		return p.send()
+	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.checkPins(ctx, r.GetRepair(), resp); err != nil {
+		return err
+	}
+	return stream.Send(&api.DeepCheckResponse{Result: resp})
+}
+
+// deepProgress sends how far a deep check is, now and then.
+type deepProgress struct {
+	stream grpc.ServerStreamingServer[api.DeepCheckResponse]
+	now    *api.DeepCheckProgress
+	sent   time.Time
+}
+
+func (p *deepProgress) read(d reconcile.DeepProgress) {
+	p.now.Blobs, p.now.BlobsTotal = int64(d.Blobs), int64(d.BlobsTotal)
+	p.now.Bytes, p.now.BytesTotal = d.Bytes, d.BytesTotal
+	p.now.Snapshots, p.now.SnapshotsTotal = int64(d.Snapshots), int64(d.SnapshotsTotal)
+	if time.Since(p.sent) >= deepEvery {
+		_ = p.send() // a caller that has gone is noticed by its context
+	}
+}
+
+func (p *deepProgress) send() error {
+	p.sent = time.Now()
+	return p.stream.Send(&api.DeepCheckResponse{Progress: p.now})
+}

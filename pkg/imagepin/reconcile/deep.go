@@ -1,0 +1,211 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+const (
+	// deepPurpose is the value of the label on a deep check's lease. It is one of
+	// those that a start takes for left over.
+	deepPurpose = "use"
+	deepLife    = 24 * time.Hour
+)
+
+// Deep is how a deep check is made. The zero value reads as fast as it can.
+type Deep struct {
+	// BytesPerSecond bounds how fast content is read; zero does not.
+	BytesPerSecond int64
+	// Progress is told how far the check is; it may be nil.
+	Progress func(DeepProgress)
+}
+
+// DeepProgress is how far a deep check is.
+type DeepProgress struct {
+	Blobs, BlobsTotal         int
+	Bytes, BytesTotal         int64
+	Snapshots, SnapshotsTotal int
+}
+
+// Check is [Check] that also reads all content that keys and pins need, compares it
+// with its digests, and looks whether the directories of snapshots are there. It
+// changes nothing. What is damaged is looked at again at the end, so that what was
+// replaced meanwhile is not reported. It ends when ctx does.
+func (d Deep) Check(ctx context.Context, s *store.Store) (store.Report, error) {
+	have, err := s.Inventory(ctx)
+	if err != nil {
+		return store.Report{}, err
+	}
+	needed, err := s.Needed(ctx, have)
+	if err != nil {
+		return store.Report{}, err
+	}
+	snapshots := s.Snapshots()
+	run := &deepRun{Deep: d, store: s, pace: pace{rate: d.BytesPerSecond}}
+	run.done.BlobsTotal, run.done.SnapshotsTotal = len(needed), len(snapshots)
+	for _, b := range needed {
+		run.done.BytesTotal += b.Size
+	}
+	damaged, err := run.read(ctx, needed)
+	if err != nil {
+		return store.Report{}, err
+	}
+	hollow, err := run.look(ctx, snapshots)
+	if err != nil {
+		return store.Report{}, err
+	}
+	if have, err = s.Inventory(ctx); err != nil {
+		return store.Report{}, err
+	}
+	for _, b := range damaged {
+		if damage, err := run.verify(ctx, b, nil); err != nil {
+			return store.Report{}, err
+		} else if damage != nil {
+			have.Add(damage)
+		}
+	}
+	for sn, why := range hollow {
+		have.AddHollow(sn.Snapshotter, sn.ChainID, why)
+	}
+	report, err := s.CheckAgainst(ctx, have)
+	if err != nil {
+		return report, err
+	}
+	if err := s.CheckRetained(ctx, have, needed, &report); err != nil {
+		return report, err
+	}
+	return withUnadopted(ctx, s, report)
+}
+
+// deepRun is one deep check.
+type deepRun struct {
+	Deep
+	store *store.Store
+	pace  pace
+	done  DeepProgress
+}
+
+func (r *deepRun) report() {
+	if r.Progress != nil {
+		r.Progress(r.done)
+	}
+}
+
+// read reads blobs one after the other, and gives those that are damaged.
+func (r *deepRun) read(ctx context.Context, needed []store.Blob) ([]store.Blob, error) {
+	var damaged []store.Blob
+	for _, b := range needed {
+		before := r.done.Bytes
+		damage, err := r.verify(ctx, b, func(n int64) error {
+			r.done.Bytes += n
+			r.report()
+			return r.pace.wait(ctx, n)
+		})
+		if err != nil {
+			return nil, err
+		}
+		if damage != nil {
+			damaged = append(damaged, b)
+		}
+		r.done.Blobs++
+		r.done.Bytes = before + b.Size
+		r.report()
+	}
+	return damaged, nil
+}
+
+// verify reads one blob. What cannot be told is logged: the check of its file says
+// so where a key needs it.
+func (r *deepRun) verify(ctx context.Context, b store.Blob, read func(int64) error) (*blobs.Damage, error) {
+	err := blobs.Verify(ctx, r.store.Content, b.Digest, b.Size, read)
+	damage := new(blobs.Damage)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.As(err, &damage):
+		if _, err := r.store.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
+			return nil, nil // it was removed meanwhile
+		}
+		return damage, nil
+	case err != nil:
+		log.G(ctx).WithError(err).Warn("cannot check content")
+	}
+	return nil, nil
+}
+
+// look looks at the directories of snapshots, and says which are gone.
+func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
+	hollow := make(map[store.Snapshot]string)
+	err := underLease(ctx, r.store.Leases, func(ctx context.Context) error {
+		for _, sn := range snapshots {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			why, err := r.store.Hollow(ctx, sn)
+			if err != nil && ctx.Err() == nil {
+				log.G(ctx).WithError(err).Warn("cannot check a snapshot")
+			}
+			if why != "" {
+				hollow[sn] = why
+			}
+			r.done.Snapshots++
+			r.report()
+		}
+		return nil
+	})
+	return hollow, err
+}
+
+// underLease runs fn under a lease that is deleted after it.
+func underLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
+	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(deepLife), leases.WithLabel(imagepin.LeaseLabel, deepPurpose))
+	if err != nil {
+		return fmt.Errorf("lease for a check: %w", err)
+	}
+	defer func() {
+		if err := manager.Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
+		}
+	}()
+	return fn(leases.WithLease(ctx, l.ID))
+}
+
+// pace bounds how fast something is read.
+type pace struct {
+	rate int64 // bytes a second; zero does not bound it
+	free time.Time
+}
+
+// wait waits until n more bytes may be read.
+func (p *pace) wait(ctx context.Context, n int64) error {
+	if p.rate <= 0 {
+		return ctx.Err()
+	}
+	now := time.Now()
+	if p.free.Before(now) {
+		p.free = now
+	}
+	delay := p.free.Sub(now)
+	p.free = p.free.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	if delay <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
