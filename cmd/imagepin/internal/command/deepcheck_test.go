@@ -74,7 +74,7 @@ func TestDeepCheckRate(t *testing.T) {
 		"check --deep --rate fast": "is not a size",
 		"check --deep --rate=-1":   "is not a size",
 	} {
-		if got := run(t, recorded(), strings.Fields(args)...); got.code == 0 || !strings.Contains(got.err, want) {
+		if got := runAt(t, "/nowhere.sock", nil, strings.Fields(args)...); got.code == 0 || !strings.Contains(got.err, want) {
 			t.Errorf("%s: exit code %d, printed %q", args, got.code, got.err)
 		}
 	}
