@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -66,6 +67,8 @@ type Config struct {
 	// NodeKey is the file of the key that credentials are noted under. It is
 	// made where it is missing.
 	NodeKey string
+	// Transport sends the requests to registries; nil is containerd's own.
+	Transport http.RoundTripper
 }
 
 // Node is what there is of imagepin before the CRI.
@@ -132,7 +135,7 @@ func read(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.resolver = resolve.New(resolve.Config{Registry: c.CRI.Registry(), Timeout: c.Settings.ManifestPullTimeout, Prover: prover})
+	n.resolver = resolve.New(resolve.Config{Registry: c.CRI.Registry(), Timeout: c.Settings.ManifestPullTimeout, Prover: prover, Transport: c.Transport})
 	for _, name := range n.runtimes.Snapshotters() {
 		n.unpack = append(n.unpack, n.unpackPlatform(name))
 	}

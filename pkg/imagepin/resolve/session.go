@@ -38,6 +38,8 @@ type Config struct {
 	Timeout time.Duration
 	// Prover tells credentials apart.
 	Prover *Prover
+	// Transport sends the requests to every host; nil is containerd's own.
+	Transport http.RoundTripper
 }
 
 // Resolver starts sessions. It is safe for concurrent use.
@@ -128,9 +130,13 @@ func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]dock
 	}
 	hosts := make([]docker.RegistryHost, len(known))
 	for i, h := range known {
+		transport := h.Client.Transport
+		if r.Transport != nil {
+			transport = r.Transport
+		}
 		client, tokens := *h.Client, *h.Client
-		client.Transport = t.watch(h.Host, h.Path, h.Client.Transport)
-		tokens.Transport = t.watchTokens(h.Host, h.Path, h.Client.Transport)
+		client.Transport = t.watch(h.Host, h.Path, transport)
+		tokens.Transport = t.watchTokens(h.Host, h.Path, transport)
 		headers := maps.Clone(r.Registry.Headers)
 		for k, v := range h.Header {
 			if headers == nil {

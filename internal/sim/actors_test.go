@@ -1,0 +1,518 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/protobuf/proto"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// choice is what a history is about.
+type choice struct {
+	consistency string
+	retain      bool
+	behavior    string
+	discard     bool
+	socket      bool // imagepin runs beside containerd, and is killed alone
+	slowGC      time.Duration
+	before      []string // what is done one after the other before all else
+	actors      []string // what is done at once
+	kill        bool
+}
+
+func choose(rng *rand.Rand) choice {
+	pick := func(all ...string) string { return all[rng.IntN(len(all))] }
+	c := choice{
+		consistency: pick("off", "off", "node", "workload"),
+		behavior:    pick("default", "default", "default", "always", "once", "prefer-cached"),
+		discard:     rng.IntN(5) == 0,
+		socket:      rng.IntN(3) == 0,
+		kill:        rng.IntN(3) == 0,
+	}
+	c.retain = c.consistency != "off" && rng.IntN(3) > 0
+	if rng.IntN(12) == 0 {
+		c.slowGC, c.kill = 20*time.Second, false
+	}
+	for range rng.IntN(3) {
+		c.before = append(c.before, pick("pull", "pull", "pod", "ctr-pull", "pod-ends"))
+	}
+	calm := rng.IntN(3) == 0 // nobody but kubelet and its node
+	for range 2 + rng.IntN(4) {
+		if calm {
+			c.actors = append(c.actors, pick("pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "move"))
+			continue
+		}
+		c.actors = append(c.actors, pick(
+			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "pod-ends"))
+	}
+	return c
+}
+
+// facts are what happened in a history, for what may be asked of its calls.
+type facts struct {
+	mu         sync.Mutex
+	otherTools bool
+	toolAt     int // the step of the last write of another tool
+	ops        []*op
+}
+
+// op is one call or one act of another tool.
+type op struct {
+	actor, method, ref, handler string
+	start, end                  int
+	ended                       bool
+	began                       time.Time
+	id                          string // image ID that it is about
+	removes                     bool
+	err                         error
+}
+
+func (f *facts) tool(step int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.otherTools, f.toolAt = true, step
+}
+
+// removed tells whether a removal of an image was under way since a step.
+func (f *facts) removed(id string, since int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.ops, func(o *op) bool {
+		return o.removes && (o.id == id || o.id == "") && (!o.ended || o.end >= since)
+	})
+}
+
+func (f *facts) ran(*sandbox, *runtime.ImageSpec, string) {}
+
+func infoOf(id string) snapshots.Info {
+	return snapshots.Info{Name: id, Labels: map[string]string{"containerd.io/gc.root": "container"}}
+}
+
+// life is the process that containerd's CRI belongs to.
+func (c *containerdCRI) life() *process { return c.current }
+
+// caller is one client of the node, with a will of its own.
+type caller struct {
+	w    *world
+	ctx  context.Context
+	name string
+	rng  *rand.Rand
+}
+
+func (w *world) caller(ctx context.Context, name string) *caller {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return &caller{w: w, ctx: ctx, name: name, rng: rand.New(rand.NewPCG(w.seed, h.Sum64()))}
+}
+
+func (k *caller) pick(all ...string) string { return all[k.rng.IntN(len(all))] }
+
+func (k *caller) ref() string {
+	return k.pick(app+":1", app+":1", app+":1", app+":2", app+":2", app+":3", other+":1", other+":2")
+}
+
+// step is a point of the caller's own, before it does something.
+func (k *caller) step(format string, args ...any) { _ = k.w.step(k.ctx, nil, format, args...) }
+
+const unanswered = 15 * time.Minute
+
+// ask makes a call, and looks at what became of it.
+func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto.Message) (Resp, error) {
+	k.step("calls %s %s %s", method, subject(req), o.handler)
+	w := k.w
+	p := w.proc
+	ctx, cancel := context.WithTimeout(k.ctx, unanswered)
+	defer cancel()
+	o.actor, o.method, o.start, o.began = k.name, method, w.steps, time.Now()
+	w.facts.mu.Lock()
+	w.facts.ops = append(w.facts.ops, o)
+	w.facts.mu.Unlock()
+	resp, err := call[Resp](ctx, p, service, method, req)
+	o.err = err
+	w.facts.mu.Lock()
+	o.end, o.ended = w.steps, true
+	w.facts.mu.Unlock()
+	if pulled, ok := any(resp).(*runtime.PullImageResponse); ok && err == nil {
+		o.id = pulled.GetImageRef()
+	}
+	w.write(k.name, "%s %s: %s", method, subject(req), outcome(resp, err))
+	k.judge(o, p)
+	return resp, err
+}
+
+func outcome(resp proto.Message, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	switch r := resp.(type) {
+	case *runtime.PullImageResponse:
+		return r.GetImageRef()
+	case *runtime.ImageStatusResponse:
+		if r.GetImage() == nil {
+			return "absent"
+		}
+		return r.GetImage().GetId()
+	case *runtime.RunPodSandboxResponse:
+		return r.GetPodSandboxId()
+	case *runtime.CreateContainerResponse:
+		return r.GetContainerId()
+	}
+	return "done"
+}
+
+// judge says what is wrong with the outcome of a call.
+func (k *caller) judge(o *op, p *process) {
+	w := k.w
+	took := time.Since(o.began)
+	switch {
+	case w.alive(p) != nil || k.ctx.Err() != nil:
+		return // nobody waits for it any more
+	case took >= unanswered:
+		w.wrong(callUnanswered, "%s %s took %s", o.method, o.ref, took)
+		return
+	case o.err == nil:
+		if w.choice.slowGC > 0 && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
+			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
+		}
+		return
+	case w.registry.failedSince(o.start) && (o.method == "PullImage" || o.method == "CreateContainer"):
+		return
+	case w.facts.toolAt >= o.start && w.facts.otherTools:
+		return
+	}
+	if o.method == "CreateContainer" {
+		return // judged by what it follows
+	}
+	text := o.err.Error()
+	switch {
+	case strings.Contains(text, "NotVisible"):
+		w.wrong(notVisible, "%s %s: %v", o.method, o.ref, o.err)
+	case errors.Is(o.err, context.DeadlineExceeded) || strings.Contains(text, "deadline exceeded"):
+		w.wrong(callDeadline, "%s %s: %v", o.method, o.ref, o.err)
+	default:
+		w.wrong(callFailed, "%s %s: %v", o.method, o.ref, o.err)
+	}
+}
+
+// act does one of the things that histories are made of.
+func (k *caller) act(what string) {
+	switch what {
+	case "pod":
+		k.pod()
+	case "pull":
+		k.pull()
+	case "image-gc":
+		k.imageGC()
+	case "crictl-rmi":
+		k.rmi()
+	case "pod-ends":
+		k.podEnds()
+	case "move":
+		ref := k.ref()
+		to := k.w.registry.builds[k.rng.IntN(3)]
+		k.step("moves %s to %s", short(ref), to.name)
+		k.w.registry.move(ref, to)
+	case "fail":
+		n := 1 + k.rng.IntN(3)
+		k.step("lets %d requests fail", n)
+		k.w.registry.fail(n)
+	case "ctr-pull":
+		k.ctrPull()
+	case "ctr-tag":
+		k.ctrTag()
+	case "ctr-rm":
+		k.ctrRemove()
+	case "gc":
+		for range 1 + k.rng.IntN(4) {
+			k.step("collects")
+			if err := k.w.collect(k.ctx); err != nil {
+				k.w.wrong(callFailed, "garbage collection: %v", err)
+			}
+		}
+	}
+}
+
+// pull is crictl pull.
+func (k *caller) pull() {
+	handler := k.pick("runc", "runc", "second", "foreign")
+	ref := k.ref()
+	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
+		handler = "runc" // that image has no other platform
+	}
+	_, _ = ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler},
+		&runtime.PullImageRequest{Image: &runtime.ImageSpec{Image: ref, RuntimeHandler: handler}})
+}
+
+// pod is what kubelet does for a pod: the sandbox, the image, the container.
+func (k *caller) pod() {
+	handler := k.pick("runc", "runc", "second", "foreign")
+	ref := k.ref()
+	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
+		handler = "runc"
+	}
+	always := k.rng.IntN(3) == 0
+	gate := k.rng.IntN(2) == 0
+	config := &runtime.PodSandboxConfig{
+		Metadata:    &runtime.PodSandboxMetadata{Name: k.name, Uid: "uid-" + k.name, Namespace: k.pick("blue", "green")},
+		Labels:      map[string]string{"pod-template-hash": k.pick("r1", "r2")},
+		Annotations: map[string]string{"kubernetes.io/config.seen": "seen-" + k.name},
+	}
+	spec := func() *runtime.ImageSpec {
+		s := &runtime.ImageSpec{Image: ref, Annotations: config.GetAnnotations(), UserSpecifiedImage: ref}
+		if gate {
+			s.RuntimeHandler = handler
+		}
+		return s
+	}
+	var made string
+	for try := 0; made == ""; try++ {
+		if try == 3 {
+			return
+		}
+		resp, err := ask[*runtime.RunPodSandboxResponse](k, "RuntimeService", "RunPodSandbox", &op{handler: handler},
+			&runtime.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+		if err == nil {
+			made = resp.GetPodSandboxId()
+		} else if k.ctx.Err() != nil {
+			return
+		}
+	}
+	for range 3 {
+		done := k.startContainer(config, made, ref, handler, spec, always)
+		if done || k.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// startContainer is one try of kubelet's to start a container. It tells whether
+// it need not try again.
+func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, handler string, spec func() *runtime.ImageSpec, always bool) bool {
+	p := k.w.proc
+	since := k.w.steps
+	id := ""
+	if !always {
+		resp, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus", &op{ref: ref, handler: handler},
+			&runtime.ImageStatusRequest{Image: spec()})
+		if err != nil {
+			return false
+		}
+		id = resp.GetImage().GetId()
+	}
+	if id == "" {
+		resp, err := ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler},
+			&runtime.PullImageRequest{Image: spec(), SandboxConfig: config})
+		if err != nil {
+			return false
+		}
+		id = resp.GetImageRef()
+	}
+	if _, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus", &op{ref: ref},
+		&runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: ref}}); err != nil {
+		return false
+	}
+	o := &op{ref: ref, handler: handler, id: id}
+	_, err := ask[*runtime.CreateContainerResponse](k, "RuntimeService", "CreateContainer", o, &runtime.CreateContainerRequest{
+		PodSandboxId: sandbox, SandboxConfig: config,
+		Config: &runtime.ContainerConfig{
+			Metadata: &runtime.ContainerMetadata{Name: "c"}, Image: &runtime.ImageSpec{Image: id, UserSpecifiedImage: ref},
+		},
+	})
+	if err == nil {
+		return true
+	}
+	w := k.w
+	if w.alive(p) != nil || k.ctx.Err() != nil || w.facts.otherTools && w.facts.toolAt >= since ||
+		w.facts.removed(id, since) || w.registry.failedSince(since) {
+		return false
+	}
+	name := notRunnable
+	if strings.Contains(err.Error(), "deadline exceeded") {
+		name = callDeadline
+	}
+	w.wrong(name, "CreateContainer of %s for %s: %v", ref, handler, err)
+	return true
+}
+
+// podEnds removes a container and its sandbox.
+func (k *caller) podEnds() {
+	k.step("looks for a pod to end")
+	c := k.w.cri
+	c.mu.Lock()
+	ids := sorted(c.containers)
+	c.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	id := ids[k.rng.IntN(len(ids))]
+	c.mu.Lock()
+	box := c.containers[id].sandbox
+	c.mu.Unlock()
+	_, _ = ask[*runtime.RemoveContainerResponse](k, "RuntimeService", "RemoveContainer", &op{}, &runtime.RemoveContainerRequest{ContainerId: id})
+	_, _ = ask[*runtime.RemovePodSandboxResponse](k, "RuntimeService", "RemovePodSandbox", &op{}, &runtime.RemovePodSandboxRequest{PodSandboxId: box})
+}
+
+// imageGC is kubelet's image garbage collection: it removes by ID.
+func (k *caller) imageGC() {
+	resp, err := ask[*runtime.ListImagesResponse](k, "ImageService", "ListImages", &op{}, &runtime.ListImagesRequest{})
+	if err != nil {
+		return
+	}
+	for _, img := range resp.GetImages() {
+		if img.GetPinned() || k.rng.IntN(3) == 0 {
+			continue
+		}
+		_, _ = ask[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{id: img.GetId(), removes: true, ref: img.GetId()},
+			&runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: img.GetId()}})
+	}
+}
+
+// rmi is crictl rmi of a tag.
+func (k *caller) rmi() {
+	ref := k.ref()
+	_, _ = ask[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{removes: true, ref: ref},
+		&runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: ref}})
+}
+
+// tool notes that another tool writes now.
+func (k *caller) tool(format string, args ...any) {
+	k.step(format, args...)
+	k.w.facts.tool(k.w.steps)
+}
+
+// ctrPull is ctr images pull: everything under a lease of its own, then the
+// record, then it is unpacked (client.Pull unpacks before the record, transfer
+// after it: both are tried).
+func (k *caller) ctrPull() {
+	ref := k.ref()
+	b := k.w.registry.tag(ref)
+	img := b.images[native()]
+	w := k.w
+	k.tool("makes a lease")
+	l, err := w.leases.Create(k.ctx, leases.WithID("ctr "+k.name), leases.WithExpiration(24*time.Hour))
+	if err != nil {
+		w.wrong(callFailed, "ctr: %v", err)
+		return
+	}
+	ctx := leases.WithLease(k.ctx, l.ID)
+	fail := func(err error) {
+		if err != nil {
+			w.wrong(callFailed, "ctr: %v", err)
+		}
+	}
+	k.tool("fetches %s", b.name)
+	for _, d := range slices.Concat(img.layers, []ocispec.Descriptor{img.config, img.manifest, b.root}) {
+		fail(put(ctx, w.blobs, d, w.registry.blobs[d.Digest]))
+	}
+	only := images.HandlerFunc(func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		return []ocispec.Descriptor{img.manifest}, nil
+	})
+	if b.root.Digest != img.manifest.Digest {
+		_, err = images.SetChildrenLabels(w.blobs, only)(ctx, b.root)
+		fail(err)
+	}
+	_, err = images.SetChildrenLabels(w.blobs, images.ChildrenHandler(w.blobs))(ctx, img.manifest)
+	fail(err)
+	if k.rng.IntN(2) == 0 {
+		k.tool("unpacks %s", b.name)
+		fail(k.unpack(ctx, img))
+		k.tool("records %s → %s", ref, b.name)
+		fail(k.set(ctx, ref, b.root))
+	} else {
+		k.tool("records %s → %s", ref, b.name)
+		fail(k.set(ctx, ref, b.root))
+		k.tool("unpacks %s", b.name)
+		fail(k.unpack(ctx, img))
+	}
+	k.tool("deletes its lease")
+	fail(w.leases.Delete(k.ctx, l))
+	if k.rng.IntN(2) == 0 {
+		k.tool("collects")
+		fail(w.collect(k.ctx))
+	}
+}
+
+// set creates or updates a record, as ctr does.
+func (k *caller) set(ctx context.Context, ref string, target ocispec.Descriptor) error {
+	_, err := k.w.images.Create(ctx, images.Image{Name: ref, Target: target})
+	if errdefs.IsAlreadyExists(err) {
+		_, err = k.w.images.Update(ctx, images.Image{Name: ref, Target: target}, "target")
+	}
+	return err
+}
+
+// unpack commits the snapshots of an image where stock has them.
+func (k *caller) unpack(ctx context.Context, img image) error {
+	sn := k.w.db.Snapshotter("first")
+	parent := ""
+	var ids []digest.Digest
+	for _, l := range img.layers {
+		ids = append(ids, l.Digest)
+		name := identity.ChainID(slices.Clone(ids)).String()
+		if _, err := sn.Stat(ctx, name); err != nil {
+			extract := "extract-" + k.name + name
+			if _, err := sn.Prepare(ctx, extract, parent); err != nil {
+				return err
+			}
+			if err := sn.Commit(ctx, name, extract); err != nil && !errdefs.IsAlreadyExists(err) {
+				return err
+			}
+		}
+		parent = name
+	}
+	if parent == "" {
+		return nil
+	}
+	label := "containerd.io/gc.ref.snapshot.first"
+	_, err := k.w.blobs.Update(ctx, content.Info{Digest: img.config.Digest, Labels: map[string]string{label: parent}}, "labels."+label)
+	return err
+}
+
+// ctrTag is ctr images tag --force of what there is.
+func (k *caller) ctrTag() {
+	k.tool("looks for an image to tag")
+	from, to := k.ref(), k.ref()
+	img, err := k.w.images.Get(k.ctx, from)
+	if err != nil {
+		return
+	}
+	k.tool("tags %s as %s", from, to)
+	if err := k.set(k.ctx, to, img.Target); err != nil {
+		k.w.wrong(callFailed, "ctr tag: %v", err)
+	}
+}
+
+// ctrRemove is ctr images rm.
+func (k *caller) ctrRemove() {
+	ref := k.ref()
+	k.tool("removes %s", ref)
+	err := k.w.images.Delete(k.ctx, ref)
+	if err != nil && !errdefs.IsNotFound(err) {
+		k.w.wrong(callFailed, "ctr rm: %v", err)
+	}
+	if err == nil && k.rng.IntN(2) == 0 {
+		k.tool("collects")
+		if err := k.w.collect(k.ctx); err != nil {
+			k.w.wrong(callFailed, "ctr rm: %v", err)
+		}
+	}
+}
+
+var _ = fmt.Sprint

@@ -1,0 +1,231 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/image-spec/identity"
+	"google.golang.org/protobuf/proto"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// sandbox and container are what containerd's CRI has of pods, as far as images
+// go.
+type sandbox struct {
+	id, handler string
+	made        int64
+	config      *runtime.PodSandboxConfig
+}
+
+type container struct {
+	id, sandbox string
+	image       string // ID
+	as          *runtime.ImageSpec
+	snapshot    string
+}
+
+func decode[T proto.Message](b []byte, into T) T {
+	if err := proto.Unmarshal(b, into); err != nil {
+		panic(err)
+	}
+	return into
+}
+
+// answer answers a call of the CRI.
+func (c *containerdCRI) answer(ctx context.Context, method string, req []byte) (proto.Message, error) {
+	switch method {
+	case "ImageStatus":
+		img, ok := c.images.Resolve(decode(req, &runtime.ImageStatusRequest{}).GetImage().GetImage())
+		if !ok {
+			return &runtime.ImageStatusResponse{}, nil
+		}
+		return &runtime.ImageStatusResponse{Image: &runtime.Image{Id: img.ID, RepoTags: img.References}}, nil
+	case "RemoveImage":
+		return &runtime.RemoveImageResponse{}, c.images.RemoveImage(ctx, decode(req, &runtime.RemoveImageRequest{}).GetImage().GetImage())
+	case "RunPodSandbox":
+		return c.runPodSandbox(decode(req, &runtime.RunPodSandboxRequest{})), nil
+	case "ListPodSandbox":
+		return c.listPodSandbox(), nil
+	case "ListContainers":
+		return c.listContainers(), nil
+	case "ContainerStatus":
+		return c.containerStatus(decode(req, &runtime.ContainerStatusRequest{}))
+	case "CreateContainer":
+		return c.createContainer(ctx, decode(req, &runtime.CreateContainerRequest{}))
+	case "RemoveContainer":
+		return &runtime.RemoveContainerResponse{}, c.removeContainer(ctx, decode(req, &runtime.RemoveContainerRequest{}).GetContainerId())
+	case "StopPodSandbox":
+		return &runtime.StopPodSandboxResponse{}, nil
+	case "RemovePodSandbox":
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.sandboxes, decode(req, &runtime.RemovePodSandboxRequest{}).GetPodSandboxId())
+		return &runtime.RemovePodSandboxResponse{}, nil
+	}
+	return nil, fmt.Errorf("%s is not modelled", method)
+}
+
+func (c *containerdCRI) runPodSandbox(r *runtime.RunPodSandboxRequest) proto.Message {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made++
+	s := &sandbox{
+		id: fmt.Sprintf("sandbox-%s-%d", r.GetConfig().GetMetadata().GetName(), c.made), handler: r.GetRuntimeHandler(),
+		made: time.Now().UnixNano(), config: r.GetConfig(),
+	}
+	c.sandboxes[s.id] = s
+	return &runtime.RunPodSandboxResponse{PodSandboxId: s.id}
+}
+
+func (c *containerdCRI) listPodSandbox() proto.Message {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	resp := &runtime.ListPodSandboxResponse{}
+	for _, id := range slices.Sorted(maps.Keys(c.sandboxes)) {
+		s := c.sandboxes[id]
+		resp.Items = append(resp.Items, &runtime.PodSandbox{
+			Id: id, RuntimeHandler: s.handler, CreatedAt: s.made, Metadata: s.config.GetMetadata(),
+			Annotations: s.config.GetAnnotations(), Labels: s.config.GetLabels(),
+		})
+	}
+	return resp
+}
+
+func (c *containerdCRI) listContainers() proto.Message {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	resp := &runtime.ListContainersResponse{}
+	for _, id := range slices.Sorted(maps.Keys(c.containers)) {
+		k := c.containers[id]
+		resp.Containers = append(resp.Containers, &runtime.Container{
+			Id: id, PodSandboxId: k.sandbox, Image: k.as, ImageRef: k.image, ImageId: k.image,
+		})
+	}
+	return resp
+}
+
+func (c *containerdCRI) containerStatus(r *runtime.ContainerStatusRequest) (proto.Message, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.containers[r.GetContainerId()]
+	if k == nil {
+		return nil, fmt.Errorf("container %s: %w", r.GetContainerId(), errdefs.ErrNotFound)
+	}
+	return &runtime.ContainerStatusResponse{Status: &runtime.ContainerStatus{Id: k.id, Image: k.as, ImageRef: k.image, ImageId: k.image}}, nil
+}
+
+// createContainer is CreateContainer of internal/cri/server/container_create.go
+// as far as the image goes: LocalResolve, toContainerdImage (helpers.go), which
+// reads the record called by the ID, and WithNewSnapshot
+// (internal/cri/opts/container.go), which unpacks the image where the snapshot
+// is not there and the layers are.
+func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
+	c.mu.Lock()
+	box := c.sandboxes[r.GetPodSandboxId()]
+	c.mu.Unlock()
+	if box == nil {
+		return nil, fmt.Errorf("sandbox %s: %w", r.GetPodSandboxId(), errdefs.ErrNotFound)
+	}
+	img, ok := c.images.Resolve(r.GetConfig().GetImage().GetImage())
+	if !ok {
+		return nil, fmt.Errorf("failed to resolve image %q: %w", r.GetConfig().GetImage().GetImage(), errdefs.ErrNotFound)
+	}
+	life := c.life()
+	if err := c.w.step(ctx, life, "creates a container: gets record of %s", img.ID); err != nil {
+		return nil, err
+	}
+	ctx = inK8s(ctx)
+	record, err := c.w.images.Get(ctx, img.ID)
+	if err != nil {
+		return nil, fmt.Errorf("failed to get image from containerd %q: %w", img.ID, err)
+	}
+	manifest, err := images.Manifest(ctx, c.w.blobs, record.Target, platforms.Default())
+	if err != nil {
+		// A record of another platform targets its manifest.
+		manifest, err = images.Manifest(ctx, c.w.blobs, record.Target, platforms.All)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("failed to get manifest of %q: %w", img.ID, err)
+	}
+	if _, err := content.ReadBlob(ctx, c.w.blobs, manifest.Config); err != nil {
+		return nil, fmt.Errorf("failed to get image spec of %q: %w", img.ID, err)
+	}
+	config, err := readImage(ctx, c.w.blobs, manifest.Config)
+	if err != nil {
+		return nil, err
+	}
+	_, name := target(cmp.Or(box.handler, "runc"))
+	sn := c.w.db.Snapshotter(name)
+	if err := c.w.step(ctx, life, "creates a container: snapshot of %s", img.ID); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.made++
+	id := fmt.Sprintf("container-%d", c.made)
+	c.mu.Unlock()
+	chain := identity.ChainID(slices.Clone(config.RootFS.DiffIDs)).String()
+	l, err := c.w.leases.Create(ctx, leases.WithID("container "+id), leases.WithExpiration(24*time.Hour))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.w.leases.Delete(context.WithoutCancel(ctx), l) }()
+	ctx = leases.WithLease(ctx, l.ID)
+	_, err = sn.Prepare(ctx, id, chain)
+	if errdefs.IsNotFound(err) {
+		parent := ""
+		for i, d := range manifest.Layers {
+			if _, err := content.ReadBlob(ctx, c.w.blobs, d); err != nil {
+				return nil, fmt.Errorf("error unpacking image: failed to extract layer %s: %w", d.Digest, err)
+			}
+			next := identity.ChainID(slices.Clone(config.RootFS.DiffIDs[:i+1])).String()
+			if _, err := sn.Stat(ctx, next); err != nil {
+				if _, err := sn.Prepare(ctx, id+"-extract", parent); err != nil {
+					return nil, err
+				}
+				if err := sn.Commit(ctx, next, id+"-extract"); err != nil {
+					return nil, err
+				}
+			}
+			parent = next
+		}
+		_, err = sn.Prepare(ctx, id, chain)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("failed to create containerd container: %w", err)
+	}
+	// A container's snapshot is a root of the garbage collection by the
+	// container's own record: a label does the same here.
+	_, err = sn.Update(ctx, infoOf(id), "labels.containerd.io/gc.root")
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.containers[id] = &container{id: id, sandbox: box.id, image: img.ID, as: r.GetConfig().GetImage(), snapshot: name}
+	c.mu.Unlock()
+	c.w.facts.ran(box, r.GetConfig().GetImage(), img.ID)
+	return &runtime.CreateContainerResponse{ContainerId: id}, nil
+}
+
+func (c *containerdCRI) removeContainer(ctx context.Context, id string) error {
+	c.mu.Lock()
+	k := c.containers[id]
+	delete(c.containers, id)
+	c.mu.Unlock()
+	if k == nil {
+		return nil
+	}
+	err := c.w.db.Snapshotter(k.snapshot).Remove(inK8s(ctx), id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

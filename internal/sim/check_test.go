@@ -1,0 +1,393 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The names of what is to hold after a history. They are those of problems.
+const (
+	keyUnreadable    = "key-unreadable"
+	keyTwice         = "key-on-two-records"
+	keyNoRecord      = "key-without-record"
+	keyNoContent     = "key-without-content"
+	keyNoSnapshot    = "key-without-snapshot"
+	keyWrong         = "key-says-something-wrong"
+	tagAstray        = "tag-or-id-means-something-else"
+	leakedRecord     = "record-leaked"
+	leakedContent    = "content-leaked"
+	leakedSnapshot   = "snapshot-leaked"
+	leakedIngest     = "ingest-leaked"
+	leakedLease      = "lease-leaked"
+	retentionLost    = "retention-lost"
+	retainedInVain   = "retained-without-pin"
+	listWrong        = "list-disagrees-with-keys"
+	statusWrong      = "status-disagrees-with-keys"
+	callFailed       = "call-failed"
+	callDeadline     = "call-deadline-exceeded"
+	callSlow         = "call-waits-for-a-collection"
+	callUnanswered   = "call-unanswered"
+	notVisible       = "pull-not-visible"
+	notRunnable      = "pulled-image-cannot-be-run"
+	removedInUse     = "removed-under-a-call-that-uses-it"
+	pinIgnored       = "pin-ignored"
+	olderOverNewer   = "older-digest-over-newer"
+	neverSettles     = "node-never-settles"
+	notDeterministic = "history-differs-when-replayed"
+)
+
+type key struct {
+	Version     int           `json:"v"`
+	Ref         string        `json:"ref"`
+	Platform    string        `json:"platform"`
+	Snapshotter string        `json:"snapshotter"`
+	Digest      digest.Digest `json:"digest"`
+	Manifest    digest.Digest `json:"manifest"`
+	Image       digest.Digest `json:"image"`
+	Chain       digest.Digest `json:"chain"`
+	Ready       time.Time     `json:"ready"`
+}
+
+func (k key) String() string { return k.Ref + " for " + k.Platform + " on " + k.Snapshotter }
+
+// check looks at a node after a history, as integration/checker does.
+type check struct {
+	w   *world
+	ctx context.Context
+
+	images    map[string]images.Image
+	pins      map[string]images.Image
+	content   map[digest.Digest]content.Info
+	snapshots map[string]snapshots.Info // snapshotter/name
+	leases    map[string]leases.Lease
+	resources map[string][]leases.Resource
+
+	keys    map[string]key
+	record  map[string]string
+	tags    map[string][]digest.Digest
+	ids     map[string]bool
+	records map[string]bool
+	blobs   map[digest.Digest]bool
+	layers  map[string]bool
+}
+
+func (w *world) look() (*check, error) {
+	c := &check{
+		w: w, ctx: inK8s(context.Background()), images: map[string]images.Image{}, pins: map[string]images.Image{},
+		content: map[digest.Digest]content.Info{}, snapshots: map[string]snapshots.Info{},
+		leases: map[string]leases.Lease{}, resources: map[string][]leases.Resource{},
+		keys: map[string]key{}, record: map[string]string{}, tags: map[string][]digest.Digest{}, ids: map[string]bool{},
+		records: map[string]bool{}, blobs: map[digest.Digest]bool{}, layers: map[string]bool{},
+	}
+	for ns, into := range map[string]map[string]images.Image{k8s: c.images, "imagepin": c.pins} {
+		all, err := w.images.List(namespaces.WithNamespace(c.ctx, ns))
+		if err != nil {
+			return nil, err
+		}
+		for _, img := range all {
+			into[img.Name] = img
+		}
+	}
+	if err := w.blobs.Walk(c.ctx, func(i content.Info) error { c.content[i.Digest] = i; return nil }); err != nil {
+		return nil, err
+	}
+	for _, name := range snapshotters {
+		err := w.db.Snapshotter(name).Walk(c.ctx, func(_ context.Context, i snapshots.Info) error {
+			c.snapshots[name+"/"+i.Name] = i
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	all, err := w.leases.List(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range all {
+		c.leases[l.ID] = l
+		if c.resources[l.ID], err = w.leases.ListResources(c.ctx, l); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// all finds what is wrong.
+func (c *check) all() {
+	for _, name := range sorted(c.images) {
+		c.keysOf(name, c.images[name])
+	}
+	for _, name := range sorted(c.tags) {
+		if img, ok := c.images[name]; ok && !slices.Contains(c.tags[name], img.Target.Digest) {
+			c.w.wrong(tagAstray, "record %s targets %s, and its keys are of %s", name, img.Target.Digest, c.tags[name])
+		}
+	}
+	c.leased()
+	c.leaks()
+}
+
+func (c *check) keysOf(name string, img images.Image) {
+	for _, label := range sorted(img.Labels) {
+		if !strings.HasPrefix(label, "io.imagepin.key.") {
+			continue
+		}
+		var k key
+		if err := json.Unmarshal([]byte(img.Labels[label]), &k); err != nil || k.Ref == "" {
+			c.w.wrong(keyUnreadable, "record %s: %s", name, img.Labels[label])
+			continue
+		}
+		if o, ok := c.record[k.String()]; ok {
+			c.w.wrong(keyTwice, "key %s is on %s and %s", k, o, name)
+		}
+		c.keys[k.String()], c.record[k.String()], c.ids[k.Image.String()] = k, name, true
+		c.names(k, name, img.Target)
+		c.contentOf(k, img.Target)
+	}
+}
+
+func (c *check) names(k key, name string, target ocispec.Descriptor) {
+	nat := k.Platform == native()
+	if !nat && target.Digest != k.Manifest {
+		c.w.wrong(keyWrong, "key %s: record %s of another platform targets %s", k, name, target.Digest)
+	}
+	if want := repository(k.Ref) + "@" + target.Digest.String(); name != want && (name != k.Ref || !nat) {
+		c.w.wrong(keyWrong, "key %s is on record %s, not on %s", k, name, want)
+	}
+	need := func(record string) {
+		c.records[record] = true
+		if _, ok := c.images[record]; !ok {
+			c.w.wrong(keyNoRecord, "key %s: there is no record %s", k, record)
+		}
+	}
+	need(name)
+	need(k.Image.String())
+	c.tags[k.Image.String()] = append(c.tags[k.Image.String()], target.Digest)
+	if nat && !strings.Contains(k.Ref, "@") {
+		need(k.Ref)
+		c.tags[k.Ref] = append(c.tags[k.Ref], target.Digest)
+	}
+}
+
+func (c *check) contentOf(k key, target ocispec.Descriptor) {
+	if target.Digest != k.Manifest {
+		read[ocispec.Index](c, k, "index", target.Digest)
+	}
+	m, ok := read[ocispec.Manifest](c, k, "manifest", k.Manifest)
+	if !ok {
+		return
+	}
+	for _, l := range m.Layers {
+		c.blobs[l.Digest] = true
+		if _, ok := c.content[l.Digest]; !ok && !c.w.choice.discard {
+			c.w.wrong(keyNoContent, "key %s: layer %s is gone", k, l.Digest)
+		}
+	}
+	config, ok := read[ocispec.Image](c, k, "configuration", m.Config.Digest)
+	if !ok {
+		return
+	}
+	chain := identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
+	if chain != k.Chain || m.Config.Digest != k.Image {
+		c.w.wrong(keyWrong, "key %s: image %s, snapshot %s", k, k.Image, k.Chain)
+	}
+	for name := k.Chain.String(); name != ""; {
+		c.layers[k.Snapshotter+"/"+name] = true
+		info, ok := c.snapshots[k.Snapshotter+"/"+name]
+		if !ok || info.Kind != snapshots.KindCommitted {
+			c.w.wrong(keyNoSnapshot, "key %s: snapshot %s is not there", k, name)
+		}
+		name = info.Parent
+	}
+}
+
+func read[T any](c *check, k key, what string, d digest.Digest) (v T, _ bool) {
+	c.blobs[d] = true
+	b, err := content.ReadBlob(c.ctx, c.w.blobs, ocispec.Descriptor{Digest: d})
+	if err == nil {
+		err = json.Unmarshal(b, &v)
+	}
+	if err != nil {
+		c.w.wrong(keyNoContent, "key %s: its %s: %v", k, what, err)
+		return v, false
+	}
+	return v, true
+}
+
+func repository(ref string) string {
+	ref, _, _ = strings.Cut(ref, "@")
+	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
+		return ref[:i]
+	}
+	return ref
+}
+
+func (c *check) retains(root, repo string) bool {
+	for _, img := range c.pins {
+		if img.Labels["io.imagepin.pin.retain"] == "true" && img.Target.Digest.String() == root &&
+			(repo == "" || repository(img.Labels["io.imagepin.pin.ref"]) == repo) {
+			return true
+		}
+	}
+	return false
+}
+
+// leased checks leases, and what pins retain.
+func (c *check) leased() {
+	held := make(map[string]map[string]bool)
+	for _, id := range sorted(c.leases) {
+		l := c.leases[id]
+		purpose := l.Labels["io.imagepin.lease"]
+		if purpose != "retain" {
+			c.w.wrong(leakedLease, "lease %s (%s) is left: %s", id, purpose, c.resources[id])
+			continue
+		}
+		root := l.Labels["io.imagepin.retain.root"]
+		if !c.retains(root, "") {
+			c.w.wrong(retainedInVain, "lease %s retains %s, which no pin does", id, root)
+		}
+		if held[root] == nil {
+			held[root] = make(map[string]bool)
+		}
+		for _, r := range c.resources[id] {
+			held[root][r.Type+" "+r.ID] = true
+			if sn, ok := strings.CutPrefix(r.Type, "snapshots/"); ok {
+				c.retained(sn, r.ID)
+			} else {
+				c.retainedBlob(digest.Digest(r.ID))
+			}
+		}
+	}
+	for _, name := range sorted(c.keys) {
+		k := c.keys[name]
+		if !c.retains(k.Digest.String(), repository(k.Ref)) {
+			continue
+		}
+		wants := []string{"content " + k.Manifest.String(), "content " + k.Image.String()}
+		if k.Chain != "" {
+			wants = append(wants, "snapshots/"+k.Snapshotter+" "+k.Chain.String())
+		}
+		for _, want := range wants {
+			if !held[k.Digest.String()][want] {
+				c.w.wrong(retentionLost, "key %s: a pin retains it, but no lease holds %s", name, want)
+			}
+		}
+	}
+}
+
+func (c *check) retainedBlob(d digest.Digest) {
+	info, ok := c.content[d]
+	if c.blobs[d] || !ok {
+		return
+	}
+	c.blobs[d] = true
+	c.below(info)
+}
+
+func (c *check) below(info content.Info) {
+	for _, label := range sorted(info.Labels) {
+		if sn, ok := strings.CutPrefix(label, "containerd.io/gc.ref.snapshot."); ok {
+			c.retained(sn, info.Labels[label])
+		} else if strings.HasPrefix(label, "containerd.io/gc.ref.content.") {
+			c.retainedBlob(digest.Digest(info.Labels[label]))
+		}
+	}
+}
+
+func (c *check) retained(sn, name string) {
+	for name != "" {
+		c.layers[sn+"/"+name] = true
+		name = c.snapshots[sn+"/"+name].Parent
+	}
+}
+
+func (c *check) leaks() {
+	if c.w.facts.otherTools {
+		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
+			c.below(c.content[d])
+		}
+	}
+	for _, name := range sorted(c.images) {
+		if !c.records[name] {
+			c.w.wrong(leakedRecord, "record %s → %s: no key accounts for it", name, c.images[name].Target.Digest)
+		}
+	}
+	for _, d := range slices.Sorted(maps.Keys(c.content)) {
+		if !c.blobs[d] {
+			c.w.wrong(leakedContent, "content %s: no key accounts for it", d)
+		}
+	}
+	for _, name := range sorted(c.snapshots) {
+		info := c.snapshots[name]
+		if info.Kind == snapshots.KindActive && info.Labels["containerd.io/gc.root"] != "" {
+			continue // a container's
+		}
+		if !c.layers[name] {
+			c.w.wrong(leakedSnapshot, "snapshot %s (%s): no key accounts for it", name, info.Kind)
+		}
+	}
+	ingests, err := c.w.blobs.ListStatuses(c.ctx)
+	if err != nil {
+		c.w.wrong(leakedIngest, "%v", err)
+	}
+	for _, i := range ingests {
+		c.w.wrong(leakedIngest, "ingest %s is left", i.Ref)
+	}
+}
+
+// listed checks that the CRI lists what there are keys of, and nothing else,
+// and that ImageStatus says of every key what it is.
+func (c *check) listed(ctx context.Context) {
+	p := c.w.proc
+	list, err := call[*runtime.ListImagesResponse](ctx, p, "ImageService", "ListImages", &runtime.ListImagesRequest{})
+	if err != nil {
+		c.w.wrong(callFailed, "ListImages: %v", err)
+		return
+	}
+	seen := make(map[string]bool)
+	for _, img := range list.GetImages() {
+		seen[img.GetId()] = true
+		if !c.ids[img.GetId()] {
+			c.w.wrong(listWrong, "image %s %s is listed, and there is no key of it", img.GetId(), img.GetRepoTags())
+		}
+	}
+	for _, id := range sorted(c.ids) {
+		if !seen[id] {
+			c.w.wrong(listWrong, "image %s is not listed, and there are keys of it", id)
+		}
+	}
+	for _, handler := range handlers {
+		platform, sn := target(handler)
+		for _, name := range sorted(c.keys) {
+			k := c.keys[name]
+			if k.Platform != platform || k.Snapshotter != sn {
+				continue
+			}
+			resp, err := call[*runtime.ImageStatusResponse](ctx, p, "ImageService", "ImageStatus", &runtime.ImageStatusRequest{
+				Image: &runtime.ImageSpec{Image: k.Ref, RuntimeHandler: handler},
+			})
+			if err != nil || resp.GetImage().GetId() != k.Image.String() {
+				c.w.wrong(statusWrong, "key %s is of %s, and ImageStatus says %q%s", k, k.Image, resp.GetImage().GetId(), failed(err))
+			}
+		}
+	}
+}
+
+var _ = fmt.Sprint

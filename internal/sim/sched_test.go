@@ -1,0 +1,303 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing/synctest"
+	"time"
+)
+
+// errKilled is what every call of a process returns after its kill: nothing of
+// what it still does becomes durable.
+var errKilled = errors.New("the process has been killed")
+
+// scheduler lets one goroutine go on at a time. Which one, the seed says.
+type scheduler struct {
+	seed  uint64
+	start time.Time
+
+	// How this history is scheduled.
+	plan plan
+
+	mu       sync.Mutex
+	rng      *rand.Rand // of the scheduler alone
+	parked   []*parked
+	arrivals int
+	woken    chan struct{}
+	counts   map[string]int
+	rank     map[string]float64
+	last     string
+	names    map[string]string // what is random, by what stands for it in the history
+
+	log   []string
+	hash  uint64
+	steps int
+	extra func(string) // is told every line
+}
+
+// plan is how the choices of a history are made.
+type plan struct {
+	sticky  float64 // how likely the goroutine of the last step goes on
+	ranked  bool    // the actor of the highest rank goes first, else any
+	changes []int   // at which steps the highest rank becomes the lowest
+	reads   float64 // how many of the reads of content are points of their own
+	after   float64 // how many of the writes have a point after them as well
+	slow    float64 // how likely a step waits before it
+}
+
+// parked is a goroutine that waits for its turn.
+type parked struct {
+	actor, what string
+	number      int
+	owner       *process // nil: of the surroundings
+	turn        chan error
+}
+
+func newScheduler(seed uint64) *scheduler {
+	rng := rand.New(rand.NewPCG(seed, 0x5eed))
+	s := &scheduler{
+		seed: seed, start: time.Now(), rng: rng, woken: make(chan struct{}, 1),
+		counts: make(map[string]int), rank: make(map[string]float64), names: make(map[string]string),
+	}
+	s.plan = plan{
+		sticky: []float64{0, 0.5, 0.8, 0.95}[rng.IntN(4)],
+		ranked: rng.IntN(3) == 0,
+		reads:  []float64{0, 0, 0.1, 1}[rng.IntN(4)],
+		after:  []float64{0, 0.3, 1}[rng.IntN(3)],
+	}
+	if rng.IntN(4) == 0 {
+		s.plan.slow = 0.02
+	}
+	for range rng.IntN(4) {
+		s.plan.changes = append(s.plan.changes, rng.IntN(250))
+	}
+	return s
+}
+
+type actorKey struct{}
+
+// as names the actor on whose behalf calls with the context are made.
+func as(ctx context.Context, actor string) context.Context {
+	return context.WithValue(ctx, actorKey{}, actor)
+}
+
+func actorOf(ctx context.Context) string {
+	if name, ok := ctx.Value(actorKey{}).(string); ok {
+		return name
+	}
+	return "imagepin"
+}
+
+// step parks the caller until it is its turn.
+func (s *scheduler) step(ctx context.Context, owner *process, format string, args ...any) error {
+	p := &parked{actor: actorOf(ctx), what: fmt.Sprintf(format, args...), owner: owner, turn: make(chan error, 1)}
+	s.mu.Lock()
+	if owner != nil && owner.dead {
+		s.mu.Unlock()
+		return errKilled
+	}
+	s.arrivals++
+	p.number = s.arrivals
+	s.parked = append(s.parked, p)
+	s.mu.Unlock()
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+	return <-p.turn
+}
+
+// some tells whether a point that only some have is one this time.
+func (s *scheduler) some(ctx context.Context, share float64, what string) bool {
+	if share == 0 || share == 1 {
+		return share == 1
+	}
+	key := actorOf(ctx) + "|" + what
+	s.mu.Lock()
+	n := s.counts[key]
+	s.counts[key]++
+	s.mu.Unlock()
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%d %s %d", s.seed, key, n)
+	return float64(h.Sum64()%1000) < share*1000
+}
+
+// write prints a line of the history.
+func (s *scheduler) write(actor, format string, args ...any) {
+	line := fmt.Sprintf("%4d %10s  %-12s %s", s.steps, time.Since(s.start).Round(time.Microsecond), actor, s.plain(fmt.Sprintf(format, args...)))
+	s.mu.Lock()
+	s.log = append(s.log, line)
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%x%s", s.hash, line)
+	s.hash = h.Sum64()
+	extra := s.extra
+	s.mu.Unlock()
+	if extra != nil {
+		extra(line)
+	}
+}
+
+// call stands for something whose name says nothing.
+func (s *scheduler) call(random, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.names[random] = name
+}
+
+// plain shortens digests and names what has a name.
+func (s *scheduler) plain(text string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !strings.Contains(text, "sha256:") {
+		return text
+	}
+	var b strings.Builder
+	for {
+		before, after, found := strings.Cut(text, "sha256:")
+		b.WriteString(before)
+		if !found {
+			return b.String()
+		}
+		n := 0
+		for n < len(after) && strings.IndexByte("0123456789abcdef", after[n]) >= 0 {
+			n++
+		}
+		if name, ok := s.names["sha256:"+after[:n]]; ok {
+			b.WriteString(name)
+		} else {
+			b.WriteString("sha256:" + after[:min(n, 8)])
+		}
+		text = after[n:]
+	}
+}
+
+// choose takes one of those that are parked.
+func (s *scheduler) choose() *parked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.parked) == 0 {
+		return nil
+	}
+	slices.SortFunc(s.parked, func(a, b *parked) int {
+		return cmp.Or(cmp.Compare(a.actor, b.actor), cmp.Compare(a.what, b.what), cmp.Compare(a.number, b.number))
+	})
+	chosen := s.rng.IntN(len(s.parked))
+	if s.plan.ranked {
+		for _, p := range s.parked {
+			if _, ok := s.rank[p.actor]; !ok {
+				s.rank[p.actor] = s.rng.Float64()
+			}
+		}
+		if slices.Contains(s.plan.changes, s.steps) && s.last != "" {
+			s.rank[s.last] = -s.rng.Float64()
+		}
+		best := s.parked[chosen].actor
+		for _, p := range s.parked {
+			if s.rank[p.actor] > s.rank[best] {
+				best = p.actor
+			}
+		}
+		chosen = s.ofActor(best)
+	} else if s.rng.Float64() < s.plan.sticky {
+		if i := s.ofActor(s.last); i >= 0 {
+			chosen = i
+		}
+	}
+	p := s.parked[chosen]
+	s.parked = slices.Delete(s.parked, chosen, chosen+1)
+	s.last = p.actor
+	return p
+}
+
+// ofActor is one of those that are parked of an actor; -1 where none is.
+func (s *scheduler) ofActor(actor string) int {
+	var own []int
+	for i, p := range s.parked {
+		if p.actor == actor {
+			own = append(own, i)
+		}
+	}
+	if len(own) == 0 {
+		return -1
+	}
+	return own[s.rng.IntN(len(own))]
+}
+
+// release lets a goroutine go on, and waits until it parks or ends.
+func (s *scheduler) release(p *parked) {
+	s.steps++
+	s.write(p.actor, "%s", p.what)
+	p.turn <- nil
+	synctest.Wait()
+}
+
+// killed lets everything of a process fail that is parked.
+func (s *scheduler) killed(owner *process) {
+	s.mu.Lock()
+	owner.dead = true
+	var rest []*parked
+	for _, p := range s.parked {
+		if p.owner == owner {
+			p.turn <- errKilled
+		} else {
+			rest = append(rest, p)
+		}
+	}
+	s.parked = rest
+	s.mu.Unlock()
+}
+
+// run gives turns until done says so and nobody waits for one, or for as long
+// as given passes without a turn to give. It tells whether all is done.
+func (s *scheduler) run(patience time.Duration, maxSteps int, done func() bool) bool {
+	for s.steps < maxSteps {
+		synctest.Wait()
+		if s.plan.slow > 0 && s.rng.Float64() < s.plan.slow {
+			time.Sleep(time.Duration(s.rng.IntN(int(50 * time.Millisecond))))
+			continue
+		}
+		if p := s.choose(); p != nil {
+			s.release(p)
+			continue
+		}
+		if done() {
+			return true
+		}
+		select {
+		case <-s.woken:
+		case <-time.After(patience):
+			if s.idle() {
+				return done()
+			}
+		}
+	}
+	return false
+}
+
+func (s *scheduler) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.parked) == 0
+}
+
+// pass lets time pass, and gives turns to what happens in it.
+func (s *scheduler) pass(d time.Duration, maxSteps int) {
+	for until := time.Now().Add(d); time.Now().Before(until) && s.steps < maxSteps; {
+		synctest.Wait()
+		if p := s.choose(); p != nil {
+			s.release(p)
+			continue
+		}
+		select {
+		case <-s.woken:
+		case <-time.After(time.Until(until)):
+		}
+	}
+}

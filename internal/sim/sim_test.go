@@ -1,0 +1,329 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+const (
+	maxSteps = 6000
+	patience = 5 * time.Minute
+)
+
+// history runs one, and gives the world as it is after it.
+func history(t *testing.T, seed uint64, dir string, print func(string)) (w *world) {
+	cryptotest.SetGlobalRandom(t, seed)
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		if w, err = newWorld(seed, dir); err != nil {
+			t.Fatal(err)
+		}
+		w.extra = print
+		defer func() {
+			if err := w.db.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := w.live(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return w
+}
+
+// live is the whole of a history.
+func (w *world) live() error {
+	w.write("history", "seed %d: %+v, %+v", w.seed, w.choice, w.plan)
+	w.cri.start()
+	if err := w.startProcess(); err != nil {
+		return err
+	}
+	defer func() {
+		w.proc.kill()
+		w.cri.end()
+		w.drain()
+	}()
+	settled := true
+	run := func() {
+		if settled {
+			settled = w.run(patience, maxSteps, w.over)
+		}
+	}
+	run()
+	for i, what := range w.choice.before {
+		name := fmt.Sprintf("%s-%d", what, i)
+		w.begin(name, func(ctx context.Context) { w.caller(ctx, name).act(what) })
+		run()
+	}
+	w.write("history", "at once")
+	for i, what := range w.choice.actors {
+		name := fmt.Sprintf("%s-%c", what, 'a'+i)
+		impatient := w.rng.IntN(8) == 0
+		turns := w.rng.IntN(30)
+		w.begin(name, func(ctx context.Context) {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			if impatient {
+				w.begin(name+"-gives-up", func(gone context.Context) {
+					for range turns {
+						_ = w.step(gone, nil, "waits")
+					}
+					cancel()
+				})
+			}
+			w.caller(ctx, name).act(what)
+		})
+	}
+	if w.choice.kill {
+		turns := w.rng.IntN(60)
+		w.begin("kill", func(ctx context.Context) {
+			for range turns {
+				_ = w.step(ctx, nil, "waits")
+			}
+			_ = w.step(ctx, nil, "kills")
+			if err := w.restart(); err != nil {
+				w.wrong(neverSettles, "restart: %v", err)
+			}
+		})
+	}
+	run()
+	if !settled {
+		var waiting []string
+		w.facts.mu.Lock()
+		for _, o := range w.facts.ops {
+			if !o.ended {
+				waiting = append(waiting, o.actor+" "+o.method+" "+o.ref)
+			}
+		}
+		w.facts.mu.Unlock()
+		w.wrong(neverSettles, "after %d steps; calls without an answer: %q", w.steps, waiting)
+		return nil
+	}
+	w.write("history", "over; what is late comes")
+	w.pass(3*time.Hour, maxSteps)
+	if err := w.collect(inK8s(context.Background())); err != nil {
+		return err
+	}
+	c, err := w.look()
+	if err != nil {
+		return err
+	}
+	c.all()
+	w.begin("check", c.listed)
+	run()
+	return nil
+}
+
+// restart kills imagepin, and containerd with it where it runs in there, and
+// starts it again.
+func (w *world) restart() error {
+	old := w.proc
+	w.killed(old)
+	old.cancel()
+	if !w.choice.socket {
+		w.cri.end()
+	}
+	old.service.Close()
+	if !w.choice.socket {
+		w.cri.start()
+	}
+	return w.startProcess()
+}
+
+// drain lets what is left of killed processes end.
+func (w *world) drain() {
+	for range 1000 {
+		synctest.Wait()
+		w.mu.Lock()
+		over := w.underWay == 0
+		w.mu.Unlock()
+		p := w.choose()
+		if p == nil && over {
+			break
+		}
+		if p != nil {
+			p.turn <- errKilled
+			continue
+		}
+		time.Sleep(time.Minute)
+	}
+}
+
+func quiet() {
+	logrus.SetOutput(io.Discard)
+	logrus.SetLevel(logrus.PanicLevel)
+}
+
+// TestHistories runs histories in processes of their own, which have one
+// processor each: so one seed is one history.
+func TestHistories(t *testing.T) {
+	if os.Getenv(childEnv) != "" {
+		t.Skip("a child runs TestChild")
+	}
+	if seed := os.Getenv("IMAGEPIN_SIM_SEED"); seed != "" {
+		from, err := strconv.ParseUint(seed, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, failed := child(t, from, 1, true)
+		t.Log(out)
+		if len(failed) > 0 {
+			t.Fail()
+		}
+		return
+	}
+	total, first := 2000, uint64(1)
+	if n := os.Getenv("IMAGEPIN_SIM_HISTORIES"); n != "" {
+		var err error
+		if total, err = strconv.Atoi(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := os.Getenv("IMAGEPIN_SIM_FIRST"); n != "" {
+		var err error
+		if first, err = strconv.ParseUint(n, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const each = 100
+	var (
+		mu     sync.Mutex
+		failed []failure
+		todo   = make(chan uint64)
+		wg     sync.WaitGroup
+	)
+	for range runtime.NumCPU() {
+		wg.Go(func() {
+			for from := range todo {
+				_, f := child(t, from, min(each, total-int(from-first)), false)
+				mu.Lock()
+				failed = append(failed, f...)
+				mu.Unlock()
+			}
+		})
+	}
+	start := time.Now()
+	for i := 0; i < total; i += each {
+		todo <- first + uint64(i)
+	}
+	close(todo)
+	wg.Wait()
+	t.Logf("%d histories in %s", total, time.Since(start).Round(time.Second))
+	report(t, total, failed)
+}
+
+// failure is one invariant that did not hold after one history.
+type failure struct {
+	seed uint64
+	name string
+	what string
+}
+
+func report(t *testing.T, total int, failed []failure) {
+	byName := make(map[string][]failure)
+	for _, f := range failed {
+		byName[f.name] = append(byName[f.name], f)
+	}
+	for _, name := range sorted(byName) {
+		all := byName[name]
+		slices.SortFunc(all, func(a, b failure) int { return int(a.seed) - int(b.seed) })
+		seeds := make(map[uint64]bool)
+		var list []string
+		for _, f := range all {
+			if !seeds[f.seed] && len(list) < 12 {
+				list = append(list, fmt.Sprint(f.seed))
+			}
+			seeds[f.seed] = true
+		}
+		t.Errorf("%s: %d of %d histories, seeds %s …\n  %d: %s", name, len(seeds), total, strings.Join(list, " "), all[0].seed, all[0].what)
+	}
+	if len(failed) > 0 {
+		t.Log("IMAGEPIN_SIM_SEED=… replays one and prints it")
+	}
+}
+
+const childEnv = "IMAGEPIN_SIM_CHILD"
+
+var problemLine = regexp.MustCompile(`(?m)^SIM (\d+) (\S+) (.*)$`)
+
+// child runs histories in another process, and gives what failed.
+func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestChild$", "-test.v", "-test.timeout", "20m")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %t", childEnv, from, n, print), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
+	out, err := cmd.CombinedOutput()
+	var failed []failure
+	last := from
+	for _, m := range problemLine.FindAllStringSubmatch(string(out), -1) {
+		seed, _ := strconv.ParseUint(m[1], 10, 64)
+		if m[2] == "begin" {
+			last = seed
+			continue
+		}
+		failed = append(failed, failure{seed, m[2], m[3]})
+	}
+	if err != nil && len(failed) == 0 {
+		text := string(out)
+		failed = append(failed, failure{last, "crash", fmt.Sprintf("%v\n%s", err, text[max(0, len(text)-4000):])})
+	}
+	return string(out), failed
+}
+
+// TestChild is what a process of TestHistories runs.
+func TestChild(t *testing.T) {
+	var (
+		from  uint64
+		n     int
+		print bool
+	)
+	if _, err := fmt.Sscanf(os.Getenv(childEnv), "%d %d %t", &from, &n, &print); err != nil {
+		return
+	}
+	quiet()
+	dir := t.TempDir()
+	var printer func(string)
+	if print {
+		printer = func(line string) { fmt.Println(line) }
+	}
+	for seed := from; seed < from+uint64(n); seed++ {
+		fmt.Printf("SIM %d begin history\n", seed)
+		w := history(t, seed, dir, printer)
+		for _, p := range w.problems {
+			fmt.Printf("SIM %d %s %s\n", seed, p.Name, strings.ReplaceAll(p.What, "\n", " "))
+		}
+		if len(w.problems) > 0 {
+			again := history(t, seed, dir, nil)
+			if again.hash != w.hash {
+				fmt.Printf("SIM %d %s %s\n", seed, notDeterministic, difference(w.log, again.log))
+			}
+		}
+		if seed%10 == 0 {
+			debug.FreeOSMemory()
+		}
+	}
+}
+
+// difference says where two histories part.
+func difference(a, b []string) string {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return fmt.Sprintf("line %d: %q and %q", i, a[i], b[i])
+		}
+	}
+	return fmt.Sprintf("%d and %d lines", len(a), len(b))
+}

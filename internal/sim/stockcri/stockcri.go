@@ -1,0 +1,299 @@
+// Package stockcri is a model of what containerd's own CRI service does with
+// images: what the simulator has behind imagepin.
+//
+// It follows containerd 2.4.2. Each function names the one that it models. The
+// conformance test in integration runs one script on both.
+package stockcri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// The labels of internal/cri/labels/labels.go.
+const (
+	managedLabel = "io.cri-containerd.image"
+	managedValue = "managed"
+	pinnedLabel  = "io.cri-containerd.pinned"
+	pinnedValue  = "pinned"
+)
+
+// Image is what internal/cri/store/image/image.go has as Image.
+type Image struct {
+	ID         string
+	References []string
+	ChainID    digest.Digest
+	Pinned     bool
+	User       string
+}
+
+// Config is what a Service works on.
+type Config struct {
+	Images  images.Store
+	Content content.Store
+	// PinnedImages are the values of pinned_images.
+	PinnedImages []string
+}
+
+// Service is the image side of containerd's CRI.
+type Service struct {
+	Config
+	mu       sync.Mutex
+	refs     map[string]string // refCache: reference → image ID
+	images   map[string]*Image
+	pinned   map[string]map[string]bool // pinnedRefs
+	platform platforms.MatchComparer
+}
+
+// New makes a service that knows no images yet; see [Service.Recover].
+func New(c Config) *Service {
+	return &Service{
+		Config: c, refs: make(map[string]string), images: make(map[string]*Image),
+		pinned: make(map[string]map[string]bool), platform: platforms.Default(),
+	}
+}
+
+// Recover is CheckImages in internal/cri/server/images/check.go. Images whose
+// content is not complete are left out.
+func (s *Service) Recover(ctx context.Context) error {
+	all, err := s.Images.List(ctx)
+	if err != nil {
+		return fmt.Errorf("unable to list images: %w", err)
+	}
+	for _, img := range all {
+		ok, _, _, _, err := images.Check(ctx, s.Content, img.Target, s.platform)
+		if err != nil || !ok {
+			continue
+		}
+		_ = s.UpdateImage(ctx, img.Name) // logged there
+	}
+	return nil
+}
+
+// UpdateImage is that of internal/cri/server/images/image_pull.go: what the
+// event monitor (internal/cri/server/events.go, HandleEvent) calls with the
+// name in an image event. An image that is not managed gets a record of its ID,
+// and then the label.
+func (s *Service) UpdateImage(ctx context.Context, name string) error {
+	img, err := s.Images.Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return s.update(ctx, name)
+	}
+	if err != nil {
+		return fmt.Errorf("get image by reference: %w", err)
+	}
+	for label, value := range s.labels(name) {
+		if img.Labels[label] == value {
+			continue
+		}
+		config, err := img.Config(ctx, s.Content, s.platform)
+		if err != nil {
+			return fmt.Errorf("get image id: %w", err)
+		}
+		id := config.Digest.String()
+		if err := s.createOrUpdate(ctx, id, img.Target, s.labels(name)); err != nil {
+			return fmt.Errorf("create image id reference %q: %w", id, err)
+		}
+		if err := s.update(ctx, id); err != nil {
+			return err
+		}
+		if err := s.createOrUpdate(ctx, name, img.Target, s.labels(name)); err != nil {
+			return fmt.Errorf("create managed label: %w", err)
+		}
+		break
+	}
+	return s.update(ctx, name)
+}
+
+// labels is getLabels of internal/cri/server/images/image_pull.go.
+func (s *Service) labels(name string) map[string]string {
+	l := map[string]string{managedLabel: managedValue}
+	if slices.Contains(s.PinnedImages, name) {
+		l[pinnedLabel] = pinnedValue
+	}
+	return l
+}
+
+// createOrUpdate is createOrUpdateImageReference of
+// internal/cri/server/images/image_pull.go, in its steps.
+func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {
+	img := images.Image{Name: name, Target: target, Labels: labels}
+	_, err := s.Images.Create(ctx, img)
+	if err == nil || !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	old, err := s.Images.Get(ctx, name)
+	if err != nil {
+		return err
+	}
+	paths := []string{"target"}
+	if old.Labels[managedLabel] != labels[managedLabel] {
+		paths = append(paths, "labels."+managedLabel)
+	}
+	if old.Labels[pinnedLabel] != labels[pinnedLabel] && labels[pinnedLabel] == pinnedValue {
+		paths = append(paths, "labels."+pinnedLabel)
+	}
+	if old.Target.Digest == target.Digest && len(paths) < 2 {
+		return nil
+	}
+	_, err = s.Images.Update(ctx, img, paths...)
+	return err
+}
+
+// update is Store.Update of internal/cri/store/image/image.go. That holds its
+// lock while it reads; so nothing else is looked up meanwhile, which nothing
+// depends on.
+func (s *Service) update(ctx context.Context, ref string) error {
+	i, err := s.Images.Get(ctx, ref)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("get image from containerd: %w", err)
+	}
+	var img *Image
+	if err == nil {
+		if img, err = s.read(ctx, i); err != nil {
+			return fmt.Errorf("get image info from containerd: %w", err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, existed := s.refs[ref]
+	switch {
+	case img == nil:
+		if existed {
+			s.drop(old, ref)
+			delete(s.refs, ref)
+		}
+		return nil
+	case existed && old == img.ID:
+		s.pin(img.ID, ref, img.Pinned)
+		return nil
+	case existed:
+		s.drop(old, ref)
+	}
+	s.refs[ref] = img.ID
+	known := s.images[img.ID]
+	if known == nil {
+		s.images[img.ID] = img
+	} else if !slices.Contains(known.References, ref) {
+		known.References = append(known.References, ref)
+		slices.Sort(known.References)
+	}
+	s.pin(img.ID, ref, img.Pinned)
+	return nil
+}
+
+// pin is store.pin and store.unpin of internal/cri/store/image/image.go.
+func (s *Service) pin(id, ref string, pinned bool) {
+	if s.pinned[id] == nil {
+		s.pinned[id] = make(map[string]bool)
+	}
+	if pinned {
+		s.pinned[id][ref] = true
+	} else {
+		delete(s.pinned[id], ref)
+	}
+	s.images[id].Pinned = len(s.pinned[id]) > 0
+}
+
+// drop is store.delete of internal/cri/store/image/image.go.
+func (s *Service) drop(id, ref string) {
+	img := s.images[id]
+	if img == nil {
+		return
+	}
+	img.References = slices.DeleteFunc(img.References, func(r string) bool { return r == ref })
+	if len(img.References) == 0 {
+		delete(s.images, id)
+		delete(s.pinned, id)
+		return
+	}
+	s.pin(id, ref, false)
+}
+
+// read is Store.getImage of internal/cri/store/image/image.go.
+func (s *Service) read(ctx context.Context, i images.Image) (*Image, error) {
+	desc, err := i.Config(ctx, s.Content, s.platform)
+	if err != nil {
+		return nil, fmt.Errorf("get image config descriptor: %w", err)
+	}
+	b, err := content.ReadBlob(ctx, s.Content, desc)
+	if err != nil {
+		return nil, fmt.Errorf("read image config from content store: %w", err)
+	}
+	var spec ocispec.Image
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return nil, fmt.Errorf("unmarshal image config: %w", err)
+	}
+	return &Image{
+		ID: desc.Digest.String(), References: []string{i.Name},
+		ChainID: identity.ChainID(slices.Clone(spec.RootFS.DiffIDs)),
+		Pinned:  i.Labels[pinnedLabel] == pinnedValue, User: spec.Config.User,
+	}, nil
+}
+
+// Resolve is LocalResolve of internal/cri/server/images/service.go.
+func (s *Service) Resolve(name string) (Image, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := name
+	if _, err := digest.Parse(name); err != nil {
+		if ref, err := reference.ParseDockerRef(name); err == nil {
+			id = s.refs[ref.String()]
+		}
+	}
+	img := s.images[id]
+	if img == nil {
+		return Image{}, false
+	}
+	c := *img
+	c.References = slices.Clone(img.References)
+	return c, true
+}
+
+// List is ListImages of internal/cri/server/images/image_list.go.
+func (s *Service) List() []Image {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Image
+	for _, id := range slices.Sorted(maps.Keys(s.images)) {
+		c := *s.images[id]
+		c.References = slices.Clone(c.References)
+		all = append(all, c)
+	}
+	return all
+}
+
+// RemoveImage is that of internal/cri/server/images/image_remove.go: all
+// references of the image, one after the other, the last one with its garbage.
+func (s *Service) RemoveImage(ctx context.Context, name string) error {
+	img, ok := s.Resolve(name)
+	if !ok {
+		return nil
+	}
+	for i, ref := range img.References {
+		var opts []images.DeleteOpt
+		if i == len(img.References)-1 {
+			opts = append(opts, images.SynchronousDelete())
+		}
+		if err := s.Images.Delete(ctx, ref, opts...); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("failed to delete image reference %q for %q: %w", ref, img.ID, err)
+		}
+		if err := s.update(ctx, ref); err != nil {
+			return fmt.Errorf("failed to update image reference %q for %q: %w", ref, img.ID, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,321 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/filters"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+
+	"github.com/imagepin/imagepin/internal/sim/stockcri"
+)
+
+const k8s = "k8s.io"
+
+// snapshotters of the node, the default first.
+var snapshotters = []string{"first", "second"}
+
+// world is what survives a kill, and what surrounds imagepin.
+type world struct {
+	*scheduler
+	choice choice
+
+	dir    string
+	bolt   *bolt.DB
+	db     *metadata.DB
+	images images.Store
+	blobs  content.Store
+	leases leases.Manager
+	bus    *bus
+
+	registry *registry
+	cri      *containerdCRI
+	proc     *process
+
+	underWay int // calls and others that the history waits for
+	mu       sync.Mutex
+
+	facts    facts
+	problems []problem
+}
+
+// problem is an invariant that does not hold.
+type problem struct {
+	Name string // of the invariant
+	What string
+}
+
+func (w *world) wrong(name, format string, args ...any) {
+	text := w.plain(fmt.Sprintf(format, args...))
+	w.mu.Lock()
+	w.problems = append(w.problems, problem{name, text})
+	w.mu.Unlock()
+	w.write("WRONG", "%s: %s", name, text)
+}
+
+func newWorld(seed uint64, dir string) (*world, error) {
+	w := &world{scheduler: newScheduler(seed), dir: dir}
+	w.choice = choose(w.rng)
+	backends := make(map[string]snapshots.Snapshotter)
+	for _, name := range snapshotters {
+		backends[name] = newLayers()
+	}
+	var err error
+	if err = os.WriteFile(filepath.Join(dir, "node.key"), make([]byte, 32), 0o600); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "metadata.db")
+	_ = os.Remove(path)
+	if w.bolt, err = bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true, NoFreelistSync: true}); err != nil {
+		return nil, err
+	}
+	w.bus = &bus{}
+	w.db = metadata.NewDB(w.bolt, newBlobs(), backends, metadata.WithEventsPublisher(w.bus))
+	if err := w.db.Init(inK8s(context.Background())); err != nil {
+		return nil, err
+	}
+	w.images, w.blobs, w.leases = metadata.NewImageStore(w.db), w.db.ContentStore(), metadata.NewLeaseManager(w.db)
+	w.registry = newRegistry(w)
+	w.cri = newCRI(w)
+	return w, nil
+}
+
+func inK8s(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, k8s) }
+
+// begin has something done by an actor. The history is not over before it is.
+func (w *world) begin(actor string, do func(ctx context.Context)) {
+	w.mu.Lock()
+	w.underWay++
+	w.mu.Unlock()
+	go func() {
+		defer func() {
+			w.mu.Lock()
+			w.underWay--
+			w.mu.Unlock()
+		}()
+		do(as(inK8s(context.Background()), actor))
+	}()
+}
+
+func (w *world) over() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.underWay == 0 && w.bus.delivered()
+}
+
+// collect runs containerd's garbage collection.
+func (w *world) collect(ctx context.Context) error {
+	_, err := w.db.GarbageCollect(ctx)
+	return err
+}
+
+// bus is containerd's event exchange: every subscriber gets every event that
+// its filters let through, in order, some time.
+type bus struct {
+	mu   sync.Mutex
+	subs []*subscription
+}
+
+type subscription struct {
+	filter filters.Filter
+	queue  []*events.Envelope
+	more   chan struct{}
+	busy   bool
+	closed bool
+}
+
+func (b *bus) Publish(ctx context.Context, topic string, event events.Event) error {
+	ns, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return err
+	}
+	encoded, err := typeurl.MarshalAny(event)
+	if err != nil {
+		return err
+	}
+	e := &events.Envelope{Timestamp: time.Now(), Namespace: ns, Topic: topic, Event: encoded}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.subs {
+		if s.filter.Match(e) && !s.closed {
+			s.queue = append(s.queue, e)
+			select {
+			case s.more <- struct{}{}:
+			default:
+			}
+		}
+	}
+	return nil
+}
+
+// delivered tells whether every event has been taken notice of.
+func (b *bus) delivered() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.ContainsFunc(b.subs, func(s *subscription) bool { return !s.closed && (len(s.queue) > 0 || s.busy) })
+}
+
+// follow gives events one after the other to take, until ctx ends.
+func (b *bus) follow(ctx context.Context, take func(*events.Envelope), fs ...string) {
+	filter, err := filters.ParseAll(fs...)
+	if err != nil {
+		panic(err)
+	}
+	s := &subscription{filter: filter, more: make(chan struct{}, 1)}
+	b.mu.Lock()
+	b.subs = append(b.subs, s)
+	b.mu.Unlock()
+	go func() {
+		defer func() {
+			b.mu.Lock()
+			s.closed = true
+			b.mu.Unlock()
+		}()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-s.more:
+			}
+			for {
+				b.mu.Lock()
+				if len(s.queue) == 0 || ctx.Err() != nil {
+					s.busy = false
+					b.mu.Unlock()
+					break
+				}
+				e := s.queue[0]
+				s.queue, s.busy = s.queue[1:], true
+				b.mu.Unlock()
+				take(e)
+			}
+		}
+	}()
+}
+
+// about says what an event is about.
+func about(e *events.Envelope) (topic, name string) {
+	v, err := typeurl.UnmarshalAny(e.Event)
+	if err != nil {
+		return e.Topic, err.Error()
+	}
+	switch v := v.(type) {
+	case *eventsapi.ImageCreate:
+		return e.Topic, v.Name
+	case *eventsapi.ImageUpdate:
+		return e.Topic, v.Name
+	case *eventsapi.ImageDelete:
+		return e.Topic, v.Name
+	case *eventsapi.SnapshotCommit:
+		return e.Topic, v.Name
+	case *eventsapi.SnapshotRemove:
+		return e.Topic, v.Key
+	case *eventsapi.ContentDelete:
+		return e.Topic, v.Digest
+	}
+	return e.Topic, ""
+}
+
+// applier is containerd's for layers that are not compressed: it reads them,
+// and writes nothing.
+type applier struct {
+	w     *world
+	owner *process
+}
+
+func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, _ []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if err := a.w.step(ctx, a.owner, "apply %s", desc.Digest); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	if _, err := content.ReadBlob(ctx, a.w.blobs, desc); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: desc.Digest, Size: desc.Size}, nil
+}
+
+// containerdCRI is the model of containerd's CRI with its event monitor.
+type containerdCRI struct {
+	w       *world
+	images  *stockcri.Service
+	current *process // of containerd
+	end     context.CancelFunc
+
+	mu         sync.Mutex
+	sandboxes  map[string]*sandbox
+	containers map[string]*container
+	made       int
+}
+
+func newCRI(w *world) *containerdCRI {
+	c := &containerdCRI{w: w, sandboxes: make(map[string]*sandbox), containers: make(map[string]*container)}
+	return c
+}
+
+// start begins as containerd does: what is there is read, and events of it are
+// followed meanwhile.
+func (c *containerdCRI) start() {
+	ctx, cancel := context.WithCancel(as(inK8s(context.Background()), "cri"))
+	c.end = cancel
+	life := &process{w: c.w}
+	c.current = life
+	c.images = stockcri.New(stockcri.Config{Images: &imageStore{Store: c.w.images, w: c.w, owner: life, name: "images"}, Content: c.w.blobs})
+	cri := c.images
+	c.w.bus.follow(ctx, func(e *events.Envelope) {
+		if e.Namespace != k8s {
+			return
+		}
+		topic, name := about(e)
+		for wait := time.Second; ctx.Err() == nil; wait = min(2*wait, 5*time.Minute) {
+			if err := c.w.step(ctx, life, "handles %s %s", topic, name); err != nil {
+				return
+			}
+			err := cri.UpdateImage(ctx, name)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			c.w.write("cri", "%s %s fails: %v", topic, name, err)
+			if wait > 4*time.Second {
+				return // it is tried for as long as containerd runs, behind later events
+			}
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+			}
+		}
+	}, `topic~="^/images/"`)
+	c.w.begin("cri-start", func(ctx context.Context) { _ = cri.Recover(ctx) })
+	stop := c.end
+	c.end = func() { stop(); c.w.killed(life) }
+}
+
+func short(name string) string { return strings.TrimPrefix(name, "registry.example/") }
+
+// put writes blobs as another tool does, which reads nothing.
+func put(ctx context.Context, store content.Store, desc ocispec.Descriptor, data []byte) error {
+	err := content.WriteBlob(ctx, store, "put-"+desc.Digest.String(), bytes.NewReader(data), desc)
+	if errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
