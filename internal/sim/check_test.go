@@ -324,6 +324,11 @@ func (c *check) leaks() {
 			c.below(c.content[d])
 		}
 	}
+	for name, info := range c.snapshots {
+		if of, _, _ := strings.Cut(name, "/"); info.Labels["containerd.io/gc.root"] != "" {
+			c.retained(of, info.Name) // a container's
+		}
+	}
 	for _, name := range sorted(c.images) {
 		if !c.records[name] {
 			c.w.wrong(leakedRecord, "record %s → %s: no key accounts for it", name, c.images[name].Target.Digest)
@@ -336,9 +341,6 @@ func (c *check) leaks() {
 	}
 	for _, name := range sorted(c.snapshots) {
 		info := c.snapshots[name]
-		if info.Kind == snapshots.KindActive && info.Labels["containerd.io/gc.root"] != "" {
-			continue // a container's
-		}
 		if !c.layers[name] {
 			c.w.wrong(leakedSnapshot, "snapshot %s (%s): no key accounts for it", name, info.Kind)
 		}

@@ -34,6 +34,7 @@ type scheduler struct {
 	counts   map[string]int
 	rank     map[string]float64
 	last     string
+	said     string
 	names    map[string]string // what is random, by what stands for it in the history
 
 	log   []string
@@ -233,7 +234,10 @@ func (s *scheduler) ofActor(actor string) int {
 // release lets a goroutine go on, and waits until it parks or ends.
 func (s *scheduler) release(p *parked) {
 	s.steps++
-	s.write(p.actor, "%s", p.what)
+	if said := p.actor + " " + p.what; said != s.said { // a poll is said once
+		s.said = said
+		s.write(p.actor, "%s", p.what)
+	}
 	p.turn <- nil
 	synctest.Wait()
 }

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	maxSteps = 6000
+	maxSteps = 100_000
 	patience = 5 * time.Minute
 )
 

@@ -124,9 +124,10 @@ func (w *world) over() bool {
 	return w.underWay == 0 && w.bus.delivered()
 }
 
-// collect runs containerd's garbage collection.
+// collect runs containerd's garbage collection, which does not end with whom it
+// was begun for.
 func (w *world) collect(ctx context.Context) error {
-	_, err := w.db.GarbageCollect(ctx)
+	_, err := w.db.GarbageCollect(context.WithoutCancel(ctx))
 	return err
 }
 
