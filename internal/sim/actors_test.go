@@ -138,6 +138,10 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	k.step("calls %s %s %s", method, subject(req), o.handler)
 	w := k.w
 	p := w.proc
+	if err := k.ctx.Err(); err != nil {
+		var none Resp
+		return none, err
+	}
 	ctx, cancel := context.WithTimeout(k.ctx, unanswered)
 	defer cancel()
 	o.actor, o.method, o.start, o.began = k.name, method, w.steps, time.Now()

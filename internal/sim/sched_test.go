@@ -39,7 +39,8 @@ type scheduler struct {
 
 	log   []string
 	hash  uint64
-	steps int
+	steps int // but for those of a poll
+	turns int
 	extra func(string) // is told every line
 }
 
@@ -233,9 +234,11 @@ func (s *scheduler) ofActor(actor string) int {
 
 // release lets a goroutine go on, and waits until it parks or ends.
 func (s *scheduler) release(p *parked) {
-	s.steps++
+	s.turns++
+	time.Sleep(time.Microsecond)                        // so that hardly ever two timers end at once
 	if said := p.actor + " " + p.what; said != s.said { // a poll is said once
 		s.said = said
+		s.steps++
 		s.write(p.actor, "%s", p.what)
 	}
 	p.turn <- nil
@@ -260,8 +263,8 @@ func (s *scheduler) killed(owner *process) {
 
 // run gives turns until done says so and nobody waits for one, or for as long
 // as given passes without a turn to give. It tells whether all is done.
-func (s *scheduler) run(patience time.Duration, maxSteps int, done func() bool) bool {
-	for s.steps < maxSteps {
+func (s *scheduler) run(patience time.Duration, maxTurns int, done func() bool) bool {
+	for s.turns < maxTurns {
 		synctest.Wait()
 		if s.plan.slow > 0 && s.rng.Float64() < s.plan.slow {
 			time.Sleep(time.Duration(s.rng.IntN(int(50 * time.Millisecond))))
@@ -292,8 +295,8 @@ func (s *scheduler) idle() bool {
 }
 
 // pass lets time pass, and gives turns to what happens in it.
-func (s *scheduler) pass(d time.Duration, maxSteps int) {
-	for until := time.Now().Add(d); time.Now().Before(until) && s.steps < maxSteps; {
+func (s *scheduler) pass(d time.Duration, maxTurns int) {
+	for until := time.Now().Add(d); time.Now().Before(until) && s.turns < maxTurns; {
 		synctest.Wait()
 		if p := s.choose(); p != nil {
 			s.release(p)

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	maxSteps = 100_000
+	maxTurns = 150_000
 	patience = 5 * time.Minute
 )
 
@@ -62,7 +62,7 @@ func (w *world) live() error {
 	settled := true
 	run := func() {
 		if settled {
-			settled = w.run(patience, maxSteps, w.over)
+			settled = w.run(patience, maxTurns, w.over)
 		}
 	}
 	run()
@@ -112,11 +112,11 @@ func (w *world) live() error {
 			}
 		}
 		w.facts.mu.Unlock()
-		w.wrong(neverSettles, "after %d steps; calls without an answer: %q", w.steps, waiting)
+		w.wrong(neverSettles, "after %d turns; calls without an answer: %q", w.turns, waiting)
 		return nil
 	}
 	w.write("history", "over; what is late comes")
-	w.pass(3*time.Hour, maxSteps)
+	w.pass(3*time.Hour, maxTurns)
 	if err := w.collect(inK8s(context.Background())); err != nil {
 		return err
 	}
@@ -306,10 +306,14 @@ func TestChild(t *testing.T) {
 		for _, p := range w.problems {
 			fmt.Printf("SIM %d %s %s\n", seed, p.Name, strings.ReplaceAll(p.What, "\n", " "))
 		}
-		if len(w.problems) > 0 {
+		if len(w.problems) > 0 || os.Getenv("IMAGEPIN_SIM_TWICE") != "" {
 			again := history(t, seed, dir, nil)
 			if again.hash != w.hash {
 				fmt.Printf("SIM %d %s %s\n", seed, notDeterministic, difference(w.log, again.log))
+				if to := os.Getenv("IMAGEPIN_SIM_TWICE"); to != "" {
+					_ = os.WriteFile(fmt.Sprintf("%s/%d.1", to, seed), []byte(strings.Join(w.log, "\n")), 0o600)
+					_ = os.WriteFile(fmt.Sprintf("%s/%d.2", to, seed), []byte(strings.Join(again.log, "\n")), 0o600)
+				}
 			}
 		}
 		if seed%10 == 0 {

@@ -96,6 +96,7 @@ func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
 			ids = append(ids, id)
 		}
 	}
+	slices.SortFunc(ids, func(a, b ID) int { return strings.Compare(a.String(), b.String()) })
 	return ids
 }
 

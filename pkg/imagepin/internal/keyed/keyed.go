@@ -21,8 +21,11 @@ type slot struct {
 }
 
 // Lock waits until key is free. It returns the context's error if that ends
-// first.
+// first, or has ended.
 func (m *Mutex) Lock(ctx context.Context, key string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	s := m.held[key]
 	if s == nil {
