@@ -15,13 +15,18 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/opencontainers/go-digest"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
 // choice is what a history is about.
@@ -35,6 +40,7 @@ type choice struct {
 	before      []string // what is done one after the other before all else
 	actors      []string // what is done at once
 	kill        bool
+	expire      bool // what is done at once is done while pins are swept
 }
 
 func choose(rng *rand.Rand) choice {
@@ -53,14 +59,21 @@ func choose(rng *rand.Rand) choice {
 	for range rng.IntN(3) {
 		c.before = append(c.before, pick("pull", "pull", "pod", "ctr-pull", "pod-ends"))
 	}
+	if c.consistency != "off" && rng.IntN(5) == 0 {
+		c.expire, c.before = true, append(c.before, "pod", "pull")
+	}
 	calm := rng.IntN(3) == 0 // nobody but kubelet and its node
 	for range 2 + rng.IntN(4) {
+		if c.expire || c.consistency != "off" && rng.IntN(4) == 0 {
+			c.actors = append(c.actors, pick("pod", "pod", "pull", "pin", "unpin", "refresh", "move", "image-gc"))
+			continue
+		}
 		if calm {
 			c.actors = append(c.actors, pick("pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "move"))
 			continue
 		}
 		c.actors = append(c.actors, pick(
-			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "pod-ends"))
+			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "gc", "pod-ends", "lose-track", "pin", "unpin", "refresh", "repair"))
 	}
 	return c
 }
@@ -69,7 +82,9 @@ func choose(rng *rand.Rand) choice {
 type facts struct {
 	mu         sync.Mutex
 	otherTools bool
-	toolAt     int // the step of the last write of another tool
+	toolAt     int  // the step of the last write of another tool
+	unpinned   bool // a pin has been set or removed by hand
+	refreshed  bool
 	ops        []*op
 }
 
@@ -79,7 +94,9 @@ type op struct {
 	start, end                  int
 	ended                       bool
 	began                       time.Time
-	id                          string // image ID that it is about
+	id                          string        // image ID that it is about
+	scope                       string        // of the pin that it follows, where there is one
+	pinned                      digest.Digest // what that pin meant when it began
 	removes                     bool
 	err                         error
 }
@@ -98,8 +115,6 @@ func (f *facts) removed(id string, since int) bool {
 		return o.removes && (o.id == id || o.id == "") && (!o.ended || o.end >= since)
 	})
 }
-
-func (f *facts) ran(*sandbox, *runtime.ImageSpec, string) {}
 
 func infoOf(id string) snapshots.Info {
 	return snapshots.Info{Name: id, Labels: map[string]string{"containerd.io/gc.root": "container"}}
@@ -131,7 +146,10 @@ func (k *caller) ref() string {
 // step is a point of the caller's own, before it does something.
 func (k *caller) step(format string, args ...any) { _ = k.w.step(k.ctx, nil, format, args...) }
 
-const unanswered = 15 * time.Minute
+const (
+	unanswered = 15 * time.Minute
+	control    = "imagepin.v1.Control"
+)
 
 // ask makes a call, and looks at what became of it.
 func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto.Message) (Resp, error) {
@@ -148,6 +166,7 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	w.facts.mu.Lock()
 	w.facts.ops = append(w.facts.ops, o)
 	w.facts.mu.Unlock()
+	o.pinned = w.pin(o)
 	resp, err := call[Resp](ctx, p, service, method, req)
 	o.err = err
 	w.facts.mu.Lock()
@@ -156,9 +175,50 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	if pulled, ok := any(resp).(*runtime.PullImageResponse); ok && err == nil {
 		o.id = pulled.GetImageRef()
 	}
+	if made, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
+		o.id = w.cri.imageOf(made.GetContainerId())
+	}
 	w.write(k.name, "%s %s: %s", method, subject(req), outcome(resp, err))
 	k.judge(o, p)
 	return resp, err
+}
+
+// pin is what the pin means that a call has to follow; nothing where there is
+// none.
+func (w *world) pin(o *op) digest.Digest {
+	if o.scope == "" {
+		return ""
+	}
+	img, err := w.images.Get(namespaces.WithNamespace(context.Background(), "imagepin"), o.scope+"/"+o.ref)
+	if err != nil {
+		return ""
+	}
+	return img.Target.Digest
+}
+
+// followed checks that a call that had to follow a pin did.
+func (k *caller) followed(o *op) {
+	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned {
+		return
+	}
+	b := k.w.registry.byRoot(o.pinned)
+	platform, _ := target(o.handler)
+	if b != nil && b.images[platform].config.Digest.String() != o.id {
+		k.w.wrong(pinIgnored, "%s %s for %s: %s, and its pin says %s", o.method, o.ref, o.handler, o.id, o.pinned)
+	}
+}
+
+// scope of the pins that a pod's calls make or follow.
+func (w *world) scope(config *runtime.PodSandboxConfig) string {
+	switch w.choice.consistency {
+	case "node":
+		return "node"
+	case "workload":
+		if config != nil {
+			return "workload/" + config.GetMetadata().GetNamespace() + "/pod-template-hash=" + config.GetLabels()["pod-template-hash"]
+		}
+	}
+	return ""
 }
 
 func outcome(resp proto.Message, err error) string {
@@ -192,6 +252,7 @@ func (k *caller) judge(o *op, p *process) {
 		w.wrong(callUnanswered, "%s %s took %s", o.method, o.ref, took)
 		return
 	case o.err == nil:
+		k.followed(o)
 		if w.choice.slowGC > 0 && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
 		}
@@ -206,6 +267,8 @@ func (k *caller) judge(o *op, p *process) {
 	}
 	text := o.err.Error()
 	switch {
+	case o.method == "RemovePin" && status.Code(o.err) == codes.NotFound:
+	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // it is not on the node
 	case strings.Contains(text, "NotVisible"):
 		w.wrong(notVisible, "%s %s: %v", o.method, o.ref, o.err)
 	case errors.Is(o.err, context.DeadlineExceeded) || strings.Contains(text, "deadline exceeded"):
@@ -243,6 +306,33 @@ func (k *caller) act(what string) {
 		k.ctrTag()
 	case "ctr-rm":
 		k.ctrRemove()
+	case "lose-track":
+		k.step("ends the events of imagepin")
+		k.w.mu.Lock()
+		select {
+		case k.w.stream <- errors.New("the events have ended"):
+		default:
+		}
+		k.w.mu.Unlock()
+	case "pin":
+		ref := k.ref()
+		to := k.w.registry.builds[k.rng.IntN(3)]
+		k.w.facts.unpinned = true
+		_, _ = ask[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
+			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: k.rng.IntN(2) == 0})
+	case "unpin":
+		ref, scope := k.ref(), "node"
+		if k.w.choice.consistency == "workload" {
+			scope = "workload/" + k.pick("blue", "green") + "/pod-template-hash=" + k.pick("r1", "r2")
+		}
+		k.w.facts.unpinned = true
+		_, _ = ask[*api.RemovePinResponse](k, control, "RemovePin", &op{ref: ref}, &api.RemovePinRequest{Ref: ref, Scope: scope})
+	case "refresh":
+		ref := k.ref()
+		k.w.facts.refreshed = true
+		_, _ = ask[*api.RefreshResponse](k, control, "Refresh", &op{ref: ref}, &api.RefreshRequest{Ref: ref})
+	case "repair":
+		_, _ = ask[*api.CheckResponse](k, control, "Check", &op{}, &api.CheckRequest{Repair: true})
 	case "gc":
 		for range 1 + k.rng.IntN(4) {
 			k.step("collects")
@@ -260,7 +350,7 @@ func (k *caller) pull() {
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
 		handler = "runc" // that image has no other platform
 	}
-	_, _ = ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler},
+	_, _ = ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(nil)},
 		&runtime.PullImageRequest{Image: &runtime.ImageSpec{Image: ref, RuntimeHandler: handler}})
 }
 
@@ -321,7 +411,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		id = resp.GetImage().GetId()
 	}
 	if id == "" {
-		resp, err := ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler},
+		resp, err := ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(config)},
 			&runtime.PullImageRequest{Image: spec(), SandboxConfig: config})
 		if err != nil {
 			return false
@@ -332,7 +422,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		&runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: ref}}); err != nil {
 		return false
 	}
-	o := &op{ref: ref, handler: handler, id: id}
+	o := &op{ref: ref, handler: handler, id: id, scope: k.w.scope(config)}
 	_, err := ask[*runtime.CreateContainerResponse](k, "RuntimeService", "CreateContainer", o, &runtime.CreateContainerRequest{
 		PodSandboxId: sandbox, SandboxConfig: config,
 		Config: &runtime.ContainerConfig{
@@ -455,6 +545,13 @@ func (k *caller) ctrPull() {
 
 // set creates or updates a record, as ctr does.
 func (k *caller) set(ctx context.Context, ref string, target ocispec.Descriptor) error {
+	o := &op{actor: k.name, method: "ctr", ref: ref, start: k.w.steps, end: k.w.steps, ended: true}
+	if b := k.w.registry.byRoot(target.Digest); b != nil {
+		o.id = b.images[native()].config.Digest.String()
+	}
+	k.w.facts.mu.Lock()
+	k.w.facts.ops = append(k.w.facts.ops, o)
+	k.w.facts.mu.Unlock()
 	_, err := k.w.images.Create(ctx, images.Image{Name: ref, Target: target})
 	if errdefs.IsAlreadyExists(err) {
 		_, err = k.w.images.Update(ctx, images.Image{Name: ref, Target: target}, "target")

@@ -211,8 +211,17 @@ func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateCo
 	c.mu.Lock()
 	c.containers[id] = &container{id: id, sandbox: box.id, image: img.ID, as: r.GetConfig().GetImage(), snapshot: name}
 	c.mu.Unlock()
-	c.w.facts.ran(box, r.GetConfig().GetImage(), img.ID)
 	return &runtime.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// imageOf is the ID of the image that a container is made of.
+func (c *containerdCRI) imageOf(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k := c.containers[id]; k != nil {
+		return k.image
+	}
+	return ""
 }
 
 func (c *containerdCRI) removeContainer(ctx context.Context, id string) error {

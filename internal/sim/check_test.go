@@ -46,6 +46,8 @@ const (
 	notRunnable      = "pulled-image-cannot-be-run"
 	removedInUse     = "removed-under-a-call-that-uses-it"
 	pinIgnored       = "pin-ignored"
+	pinExpired       = "pin-expired-in-use"
+	keyNoLayer       = "key-without-layer"
 	olderOverNewer   = "older-digest-over-newer"
 	neverSettles     = "node-never-settles"
 	notDeterministic = "history-differs-when-replayed"
@@ -142,6 +144,67 @@ func (c *check) all() {
 	}
 	c.leased()
 	c.leaks()
+	c.expired()
+	c.older()
+}
+
+// expired finds pins that are gone although a call has followed them that ended
+// within their time to live.
+func (c *check) expired() {
+	if c.w.facts.unpinned {
+		return
+	}
+	for _, o := range c.w.facts.ops {
+		if o.err != nil || !o.ended || o.scope == "" || time.Since(o.began) > pinTTL/2 {
+			continue
+		}
+		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
+			c.w.wrong(pinExpired, "%s %s of %s followed or made pin %s/%s, which is gone", o.method, o.ref, o.actor, o.scope, o.ref)
+		}
+	}
+}
+
+// older finds tags that mean what they meant before a later pull or act of
+// another tool, where every pull moves its tag.
+func (c *check) older() {
+	if c.w.choice.consistency != "off" || len(c.pins) > 0 || c.w.facts.unpinned || c.w.facts.refreshed {
+		return
+	}
+	for _, name := range sorted(c.keys) {
+		k := c.keys[name]
+		if strings.Contains(k.Ref, "@") {
+			continue
+		}
+		var writers []*op
+		known := true
+		for _, o := range c.w.facts.ops {
+			if o.ref != k.Ref || o.removes || o.method != "PullImage" && o.method != "CreateContainer" && o.method != "ctr" {
+				continue
+			}
+			if o.method != "ctr" {
+				platform, sn := target(o.handler)
+				if platform != k.Platform || sn != k.Snapshotter {
+					continue
+				}
+			} else if k.Platform != native() {
+				continue
+			}
+			known = known && o.ended && o.err == nil
+			writers = append(writers, o)
+		}
+		last := -1
+		for _, o := range writers {
+			if o.id == k.Image.String() {
+				last = max(last, o.end)
+			}
+		}
+		for _, o := range writers {
+			// What another tool tags need not be unpacked for the target.
+			if known && o.id != k.Image.String() && o.start > last && o.method != "ctr" {
+				c.w.wrong(olderOverNewer, "key %s is of %s, after %s of %s made it %s", name, k.Image, o.method, o.actor, o.id)
+			}
+		}
+	}
 }
 
 func (c *check) keysOf(name string, img images.Image) {
@@ -197,7 +260,7 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 	for _, l := range m.Layers {
 		c.blobs[l.Digest] = true
 		if _, ok := c.content[l.Digest]; !ok && !c.w.choice.discard {
-			c.w.wrong(keyNoContent, "key %s: layer %s is gone", k, l.Digest)
+			c.w.wrong(keyNoLayer, "key %s: layer %s is gone", k, l.Digest)
 		}
 	}
 	config, ok := read[ocispec.Image](c, k, "configuration", m.Config.Digest)

@@ -50,6 +50,9 @@ type process struct {
 	ended    chan struct{}
 }
 
+// pinTTL is how long an unused pin is kept.
+const pinTTL = 24 * time.Hour
+
 // handlers of the node: the default, one on another snapshotter, one of another
 // platform.
 var handlers = []string{"runc", "second", "foreign"}
@@ -85,6 +88,7 @@ func (w *world) startProcess() error {
 	section["retain"] = w.choice.retain
 	section["pull_behavior"] = w.choice.behavior
 	section["max_concurrent_unpacks"] = int64(1)
+	section["pin_ttl"] = pinTTL.String()
 	settings, err := section.Check()
 	if err != nil {
 		return err
@@ -128,7 +132,7 @@ func (w *world) startProcess() error {
 	if p.service, err = n.Serve(behind{w, p}); err != nil {
 		return err
 	}
-	if err := p.service.RegisterCRI(p); err != nil {
+	if err := p.service.Register(p); err != nil {
 		return err
 	}
 	p.ctx, p.cancel = context.WithCancel(as(context.Background(), "daemon"))
@@ -154,11 +158,14 @@ func (p *process) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 // call is one of kubelet's calls.
 func call[Resp proto.Message](ctx context.Context, p *process, service, method string, req proto.Message) (resp Resp, _ error) {
-	for _, m := range p.services["runtime.v1."+service].Methods {
+	if !strings.Contains(service, ".") {
+		service = "runtime.v1." + service
+	}
+	for _, m := range p.services[service].Methods {
 		if m.MethodName != method {
 			continue
 		}
-		out, err := m.Handler(p.impl["runtime.v1."+service], ctx, func(into any) error {
+		out, err := m.Handler(p.impl[service], ctx, func(into any) error {
 			b, err := proto.Marshal(req)
 			if err != nil {
 				return err
@@ -621,6 +628,9 @@ func (e eventService) Publish(ctx context.Context, topic string, event events.Ev
 
 func (e eventService) Subscribe(ctx context.Context, fs ...string) (<-chan *events.Envelope, <-chan error) {
 	ch, errs := make(chan *events.Envelope), make(chan error, 1)
+	e.w.mu.Lock()
+	e.w.stream = errs
+	e.w.mu.Unlock()
 	e.w.bus.follow(as(ctx, "events"), func(env *events.Envelope) {
 		topic, name := about(env)
 		if err := e.w.step(as(ctx, "events"), e.owner, "%s %s", topic, name); err != nil {

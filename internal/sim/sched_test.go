@@ -239,6 +239,7 @@ func (s *scheduler) release(p *parked) {
 	if said := p.actor + " " + p.what; said != s.said { // a poll is said once
 		s.said = said
 		s.steps++
+		time.Sleep(time.Microsecond) // so that hardly ever two timers end at once
 		s.write(p.actor, "%s", p.what)
 	}
 	p.turn <- nil

@@ -71,6 +71,9 @@ func (w *world) live() error {
 		w.begin(name, func(ctx context.Context) { w.caller(ctx, name).act(what) })
 		run()
 	}
+	if w.choice.expire {
+		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // and the sweep is about to begin
+	}
 	w.write("history", "at once")
 	for i, what := range w.choice.actors {
 		name := fmt.Sprintf("%s-%c", what, 'a'+i)

@@ -56,6 +56,8 @@ type world struct {
 	underWay int // calls and others that the history waits for
 	mu       sync.Mutex
 
+	stream chan error // by which imagepin is told that its events have ended
+
 	facts    facts
 	problems []problem
 }
