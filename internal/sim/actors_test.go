@@ -162,6 +162,7 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	}
 	ctx, cancel := context.WithTimeout(k.ctx, unanswered)
 	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)() // the connection ends with the process
 	o.actor, o.method, o.start, o.began = k.name, method, w.steps, time.Now()
 	w.facts.mu.Lock()
 	w.facts.ops = append(w.facts.ops, o)
@@ -257,7 +258,7 @@ func (k *caller) judge(o *op, p *process) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
 		}
 		return
-	case w.registry.failedSince(o.start) && (o.method == "PullImage" || o.method == "CreateContainer"):
+	case w.registry.failedSince(o.start) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
 		return
 	case w.facts.toolAt >= o.start && w.facts.otherTools:
 		return
