@@ -116,6 +116,13 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 	return entry, done, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
 }
 
+// triedAgain reports whether a job that err has ended is tried again. What it has
+// left is not collected before that: it is most of what the next try needs.
+func triedAgain(err error) bool {
+	var other *pinnedElsewhere
+	return errors.As(err, &other) || errors.Is(err, errRemoved)
+}
+
 // tryKey verifies, makes, records and shows the key of a job. Nothing removes its
 // digest meanwhile.
 func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
@@ -170,9 +177,8 @@ func (p *Puller) Show(ctx context.Context, e imagepin.Entry) error {
 
 // failed is the error of a job that err has ended.
 func (p *Puller) failed(ctx context.Context, j job, err error) error {
-	var other *pinnedElsewhere
 	switch {
-	case errors.As(err, &other), errors.Is(err, errRemoved):
+	case triedAgain(err):
 		return err
 	case j.pin != nil && gone(err):
 		return goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)

@@ -54,7 +54,7 @@ func underLease(ctx context.Context, manager leases.Manager, fn func(context.Con
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	var opts []leases.DeleteOpt
-	if err != nil {
+	if err != nil && !triedAgain(err) {
 		opts = append(opts, onError)
 	}
 	if derr := manager.Delete(cleanup, l, opts...); derr != nil && !errdefs.IsNotFound(derr) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -111,7 +112,7 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
 	if _, ok := p.Pins.Get(id); !ok && d.Retain {
 		// First, so that there is no pin where there is no room.
-		release, err := p.Retainer.Reserve(nil, p.of(ref, root.Digest)...)
+		release, err := p.Retainer.Reserve(nil, p.inRepository(ref, root.Digest)...)
 		if err != nil {
 			return root, nil, err
 		}
@@ -122,7 +123,9 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 		return root, nil, err
 	}
 	if held.Retain {
-		if err := p.retainHere(ctx, ref, held.Root.Digest); err != nil {
+		if err := p.retainHere(ctx, ref, held.Root.Digest); noRoom(err) {
+			log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
+		} else if err != nil {
 			return root, nil, err
 		}
 	}

@@ -240,7 +240,7 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	}
 	if retain {
 		// First, so that the pin stays as it was where there is no room.
-		release, err := p.Retainer.Reserve(p.releasedBy(moving, d), p.of(ref, d)...)
+		release, err := p.Retainer.Reserve(p.releasedBy(moving, d), p.inRepository(ref, d)...)
 		if err != nil {
 			return pin.Pin{}, "", err
 		}

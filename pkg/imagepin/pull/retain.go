@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -63,7 +64,7 @@ func (p *Puller) retentionHeld(j job, e imagepin.Entry) bool {
 	if j.pin != nil && j.pin.Retain && !p.Retainer.Holds(e) {
 		return false
 	}
-	for _, o := range append(p.of(j.ref, j.root.Digest), e) {
+	for _, o := range append(p.inRepository(j.ref, j.root.Digest), e) {
 		if p.Retainer.Holds(o) {
 			continue
 		}
@@ -114,7 +115,7 @@ func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root diges
 		proofs []string
 		loose  []imagepin.Entry
 	)
-	for _, e := range p.of(ref, root) {
+	for _, e := range p.inRepository(ref, root) {
 		proofs = append(proofs, p.Store.Proofs(e.Record)...)
 		if !p.Retainer.Holds(e) {
 			loose = append(loose, e)
@@ -126,6 +127,15 @@ func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root diges
 		}
 	}
 	return p.Pins.Prove(ctx, ref, root, proofs...)
+}
+
+// inRepository gives what the node has of one digest of ref's repository, under
+// whatever reference: that of another tag, by which another tool has pulled it, too.
+func (p *Puller) inRepository(ref reference.Named, root digest.Digest) []imagepin.Entry {
+	return slices.DeleteFunc(p.Store.ByRoot(root), func(e imagepin.Entry) bool {
+		of, err := reference.ParseNamed(e.Ref)
+		return err != nil || of.Name() != ref.Name()
+	})
 }
 
 // retainOne holds an image that is recorded. One that another tool has just

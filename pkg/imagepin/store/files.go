@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -67,7 +68,8 @@ func (f *files) look(ctx context.Context, store content.Store, layers bool) erro
 		mu sync.Mutex
 	)
 	g.SetLimit(lookers)
-	for d, size := range f.sizes {
+	for _, d := range slices.Sorted(maps.Keys(f.sizes)) {
+		size := f.sizes[d]
 		if f.layers[d] != layers {
 			continue
 		}

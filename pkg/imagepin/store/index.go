@@ -19,6 +19,7 @@ type index struct {
 	byRef    map[string]group
 	byID     map[digest.Digest]group
 	byRecord map[string]group
+	byRoot   map[digest.Digest]group
 	// bySnapshot has the entries that need a snapshot.
 	bySnapshot map[snapshot]group
 	ids        *digestset.Set
@@ -48,6 +49,7 @@ func newIndex() *index {
 		byRef:      make(map[string]group),
 		byID:       make(map[digest.Digest]group),
 		byRecord:   make(map[string]group),
+		byRoot:     make(map[digest.Digest]group),
 		bySnapshot: make(map[snapshot]group),
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
@@ -75,6 +77,7 @@ func (x *index) add(e *imagepin.Entry) {
 	x.byKey[e.Key] = e
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
+	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)
 	x.bySnapshot[snapshotOf(e)] = x.bySnapshot[snapshotOf(e)].with(e)
 	if len(x.byID[e.ImageID]) == 0 {
 		// The digest was validated when the entry was made: Add cannot fail.
@@ -91,6 +94,7 @@ func (x *index) remove(k imagepin.Key) {
 	delete(x.byKey, k)
 	take(x.byRef, e.Ref, e)
 	take(x.byRecord, e.Record, e)
+	take(x.byRoot, e.Root.Digest, e)
 	take(x.bySnapshot, snapshotOf(e), e)
 	take(x.byID, e.ImageID, e)
 	if len(x.byID[e.ImageID]) == 0 {

@@ -116,7 +116,7 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	}
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
-	s.index.byRecord, s.index.bySnapshot = x.byRecord, x.bySnapshot
+	s.index.byRecord, s.index.byRoot, s.index.bySnapshot = x.byRecord, x.byRoot, x.bySnapshot
 	s.index.ids, s.index.proofs, s.index.untagged = x.ids, x.proofs, x.untagged
 	s.index.mu.Unlock()
 	for _, e := range stale {
@@ -135,6 +135,7 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 			nameless = append(nameless, entries.values()...)
 		}
 	}
+	slices.SortFunc(nameless, func(a, b imagepin.Entry) int { return compareEntries(&a, &b) })
 	if len(nameless) > 0 {
 		if _, err := s.apply(ctx, nil, nameless, ""); err != nil {
 			return nil, err

@@ -38,6 +38,14 @@ func (s *Store) ByRecord(name string) []imagepin.Entry {
 	return s.index.byRecord[name].values()
 }
 
+// ByRoot gives the entries of a digest that registries gave, of all repositories and
+// targets.
+func (s *Store) ByRoot(root digest.Digest) []imagepin.Entry {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return s.index.byRoot[root].values()
+}
+
 // Find gives the entries that an image name of a CRI request means: an image
 // ID, a reference in any of the forms that users write, or the beginning of an
 // image ID. It is how containerd's CRI looks images up (LocalResolve in

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -112,6 +113,9 @@ func (s *Store) releaseOrphans(ctx context.Context, have *Inventory, lost []Loss
 			}
 		}
 	}
+	slices.SortFunc(orphans, func(a, b unpacked) int {
+		return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.snapshotter, b.snapshotter))
+	})
 	for _, u := range orphans {
 		failpoint.Reach("start.orphan")
 		if err := s.release(ctx, u); err != nil {
