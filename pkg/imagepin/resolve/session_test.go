@@ -378,6 +378,18 @@ func TestResolveWhoseCallerHasGone(t *testing.T) {
 	}
 }
 
+// waited is a context that says when somebody waits for its end.
+type waited struct {
+	context.Context
+	once    sync.Once
+	waiting func()
+}
+
+func (w *waited) Done() <-chan struct{} {
+	w.once.Do(w.waiting)
+	return w.Context.Done()
+}
+
 func TestEqualResolvesAreOne(t *testing.T) {
 	a := newRegistry(t)
 	release := make(chan struct{})
@@ -386,27 +398,24 @@ func TestEqualResolvesAreOne(t *testing.T) {
 		return false
 	}
 	r := newResolver(t, server(a))
-	var wg sync.WaitGroup
-	const callers = 100
-	entered := make(chan struct{}, 2*callers)
-	for n := range 2 * callers {
+	var callers, waiting sync.WaitGroup
+	const each = 100
+	for n := range 2 * each {
 		c := Credential{}
 		if n%2 == 1 {
 			c = Credential{Username: "u", Password: "p"}
 		}
-		wg.Go(func() {
-			entered <- struct{}{}
-			got, err := r.Resolve(quiet(t), named(t, ref), c)
+		waiting.Add(1)
+		callers.Go(func() {
+			got, err := r.Resolve(&waited{Context: quiet(t), waiting: waiting.Done}, named(t, ref), c)
 			if err != nil || got.Root.Digest != a.root.Digest {
 				t.Error(err)
 			}
 		})
 	}
-	for range 2 * callers {
-		<-entered
-	}
-	time.AfterFunc(100*time.Millisecond, func() { close(release) })
-	wg.Wait()
+	waiting.Wait()
+	close(release)
+	callers.Wait()
 	if seen := a.seen(); len(seen) != 2 {
 		t.Errorf("two credentials made %d requests", len(seen))
 	}

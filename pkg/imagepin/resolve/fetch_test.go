@@ -1,0 +1,174 @@
+package resolve
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Where one host does not have content and another cannot say, it may be there:
+// the image is not gone from the registry.
+func TestFetchThatNotAllHostsCanAnswer(t *testing.T) {
+	for name, other := range map[string]func(http.ResponseWriter, *http.Request) bool{
+		"503": status(503), "429": status(429), "cut": func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) },
+	} {
+		for _, first := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s first=%t", name, first), func(t *testing.T) {
+				absent, fails := newRegistry(t), newRegistry(t)
+				absent.answer, fails.answer = status(404), other
+				list := mirrors(absent, fails)
+				if first {
+					list = mirrors(fails, absent)
+				}
+				f, err := newResolver(t, list).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = fetch(quiet(t), f, absent.image.Layer)
+				if err == nil || errdefs.IsNotFound(err) {
+					t.Errorf("got %v", err)
+				}
+				var e *imagepin.Error
+				if !first && (!errors.As(err, &e) || e.Name != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A connection that is cut wherever it is taken up again.
+func TestFetchThatIsCutForGood(t *testing.T) {
+	a := newRegistry(t)
+	layer := a.blobs[a.image.Layer.Digest]
+	a.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("Content-Length", fmt.Sprint(len(layer)))
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = fetch(quiet(t), f, a.image.Layer)
+	var e *imagepin.Error
+	if !errors.As(err, &e) || e.Name != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A download is resumed by seeking.
+func TestFetchSeeks(t *testing.T) {
+	a := newRegistry(t)
+	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := a.blobs[a.image.Layer.Digest]
+	rc, err := f.Fetch(quiet(t), a.image.Layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rc.Close() }()
+	const offset = 100
+	if n, err := rc.(io.Seeker).Seek(offset, io.SeekStart); n != offset || err != nil {
+		t.Fatalf("%d, %v", n, err)
+	}
+	rest, err := io.ReadAll(rc)
+	if err != nil || digest.FromBytes(rest) != digest.FromBytes(layer[offset:]) {
+		t.Errorf("%d bytes, %v", len(rest), err)
+	}
+	if _, err := (&fetched{ReadCloser: io.NopCloser(strings.NewReader(""))}).Seek(0, io.SeekStart); !errdefs.IsNotImplemented(err) {
+		t.Errorf("a body that cannot seek: %v", err)
+	}
+}
+
+// A registry's configuration that cannot be read fails what needs it.
+func TestConfigurationThatCannotBeRead(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, name), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}})
+	want := "configuration of registry " + name
+	if _, err := r.Session(named(t, ref), Credential{}).Fetcher(quiet(t)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("fetcher: %v", err)
+	}
+	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), want) || errdefs.IsNotFound(err) {
+		t.Errorf("resolve: %v", err)
+	}
+	if _, err := r.Authorize(quiet(t), byDigest(t, newRegistry(t)), Credential{}); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("authorize: %v", err)
+	}
+}
+
+// Headers of a host are sent to it, and to its token service, and to no other.
+func TestHeadersOfAHost(t *testing.T) {
+	mirror, origin := newRegistry(t), newRegistry(t)
+	tokens(mirror)
+	with := strings.Replace(mirrors(mirror, origin), "\"resolve\"]\n", "\"resolve\"]\n  [host.\""+mirror.URL+"\".header]\n  x-key = \"k\"\n", 1)
+	root := t.TempDir()
+	writeHosts(t, root, with)
+	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}, Headers: http.Header{"X-Node": {"n1"}}})
+	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "guess"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range mirror.headers {
+		if h.Get("X-Key") != "k" || h.Get("X-Node") != "n1" {
+			t.Errorf("the mirror got %v", h)
+		}
+	}
+	for _, h := range origin.headers {
+		if h.Get("X-Key") != "" || h.Get("X-Node") != "n1" {
+			t.Errorf("the registry got %v", h)
+		}
+	}
+	if len(mirror.headers) < 2 || len(origin.headers) == 0 {
+		t.Errorf("%d and %d requests", len(mirror.headers), len(origin.headers))
+	}
+}
+
+// A certificate that nobody trusts is no refusal.
+func TestUntrustedCertificate(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(token))
+	t.Cleanup(s.Close)
+	a := newRegistry(t)
+	withTokens(t, a, token)
+	inner := a.answer
+	a.answer = func(w http.ResponseWriter, req *http.Request) bool {
+		w = &realm{ResponseWriter: w, to: s.URL}
+		return inner(w, req)
+	}
+	for what, hosts := range map[string]string{"registry": fmt.Sprintf("server = %q\n", s.URL), "token service": server(a)} {
+		_, err := newResolver(t, hosts).Resolve(quiet(t), named(t, ref), Credential{})
+		var e *imagepin.Error
+		if !errors.As(err, &e) || e.Class != errdefs.ErrUnavailable || !strings.Contains(e.Do, "certificate") || !Unavailable(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// realm sends challenges to another token service.
+type realm struct {
+	http.ResponseWriter
+	to string
+}
+
+func (r *realm) WriteHeader(code int) {
+	if code == http.StatusUnauthorized {
+		r.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token"`, r.to))
+	}
+	r.ResponseWriter.WriteHeader(code)
+}
