@@ -1,0 +1,43 @@
+package cri
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A message of StreamImages is bounded in images and in bytes, and all together have every image once and in order.
+func TestBatches(t *testing.T) {
+	const large = streamBytes / 3
+	for name, sizes := range map[string][]int{
+		"none": nil, "one": {1}, "one too large": {2 * streamBytes}, "large ones": {large, large, large, large, 2 * streamBytes, 1, 1},
+		"many": make([]int, 2*streamBatch+1), "full": make([]int, streamBatch),
+	} {
+		var all, got []*runtime.Image
+		for i, size := range sizes {
+			all = append(all, &runtime.Image{Id: fmt.Sprint(i), RepoTags: []string{strings.Repeat("x", size)}})
+		}
+		messages := 0
+		for batch := range batches(all) {
+			messages++
+			if n := proto.Size(&runtime.StreamImagesResponse{Images: batch}); len(batch) == 0 || len(batch) > streamBatch || (n > streamBytes+4*streamBatch && len(batch) > 1) {
+				t.Errorf("%s: a message has %d images of %d bytes", name, len(batch), n)
+			}
+			got = append(got, batch...)
+		}
+		if len(got) != len(all) {
+			t.Fatalf("%s: %d of %d images in %d messages", name, len(got), len(all), messages)
+		}
+		for i := range all {
+			if got[i] != all[i] {
+				t.Fatalf("%s: image %d is another", name, i)
+			}
+		}
+	}
+	for range batches(make([]*runtime.Image, 2*streamBatch)) {
+		break // whoever stops asking is not given more
+	}
+}
