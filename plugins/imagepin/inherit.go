@@ -10,23 +10,32 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-// inherit reads the configuration of containerd's CRI plugins. Their types are
-// not public: what the plugin set holds is taken through TOML.
+// inherit reads the configuration of containerd's CRI plugins and of its transfer
+// service. Their types are not public: what the plugin set holds is taken
+// through TOML.
 func inherit(ic *plugin.InitContext) (config.CRI, error) {
 	var c config.CRI
-	if err := readSection(ic, "images", &c.Images); err != nil {
+	if err := readSection(ic, plugins.CRIServicePlugin, "images", &c.Images); err != nil {
 		return config.CRI{}, err
 	}
-	if err := readSection(ic, "runtime", &c.Runtime); err != nil {
+	if err := readSection(ic, plugins.CRIServicePlugin, "runtime", &c.Runtime); err != nil {
 		return config.CRI{}, err
 	}
+	if ic.Plugins().Get(plugins.TransferPlugin, "local") == nil {
+		return c, nil // disabled: its configuration is nobody's
+	}
+	transfer := config.DefaultTransfer()
+	if err := readSection(ic, plugins.TransferPlugin, "local", &transfer); err != nil {
+		return config.CRI{}, err
+	}
+	c.Transfer = &transfer
 	return c, nil
 }
 
-func readSection(ic *plugin.InitContext, id string, out any) error {
-	p := ic.Plugins().Get(plugins.CRIServicePlugin, id)
+func readSection(ic *plugin.InitContext, of plugin.Type, id string, out any) error {
+	p := ic.Plugins().Get(of, id)
 	if p == nil {
-		return fmt.Errorf("plugin %s.%s is not loaded", plugins.CRIServicePlugin, id)
+		return fmt.Errorf("plugin %s.%s is not loaded", of, id)
 	}
 	b, err := toml.Marshal(p.Config)
 	if err != nil {

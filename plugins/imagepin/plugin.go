@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/plugins"
@@ -43,6 +44,7 @@ func init() {
 		Config: section,
 		Requires: []plugin.Type{
 			plugins.CRIServicePlugin,
+			plugins.DiffPlugin,
 			plugins.EventPlugin,
 			plugins.ImageVerifierPlugin,
 			plugins.LeasePlugin,
@@ -102,6 +104,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 			Namespaces:   c.NamespaceService(),
 			Events:       c.EventService(),
 			Applier:      c.DiffService(),
+			Differ:       func(name string) (diff.Applier, error) { return differ(ic, name) },
 			Snapshots:    c.SnapshotService,
 			Snapshotters: snapshotters(ic, db),
 			Verifiers:    verifiers,
@@ -127,6 +130,19 @@ func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, 
 		all[name] = v.(imageverifier.ImageVerifier)
 	}
 	return all, nil
+}
+
+// differ is one of containerd's differ plugins.
+func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
+	d, err := ic.GetByID(plugins.DiffPlugin, name)
+	if err != nil {
+		return nil, err
+	}
+	a, ok := d.(diff.Applier)
+	if !ok {
+		return nil, fmt.Errorf("it is a %T, which unpacks nothing", d)
+	}
+	return a, nil
 }
 
 // snapshotters are what containerd's snapshotters say of themselves.

@@ -84,10 +84,12 @@ type Handler struct {
 	Options               map[string]any `toml:"options"`
 }
 
-// CRI is the configuration of containerd's CRI plugins.
+// CRI is the configuration of containerd's CRI plugins, and of what they pull by.
 type CRI struct {
 	Images  Images
 	Runtime Runtime
+	// Transfer is nil where nothing is known of it.
+	Transfer *Transfer
 }
 
 // Handlers are the runtime handlers. snapshotters are those that are loaded.
@@ -166,6 +168,7 @@ func (c CRI) Unheeded() []string {
 	if m := c.Images.ImageDecryption.KeyModel; m != "" && m != "node" {
 		warn(ImagesSection, "image_decryption.key_model", fmt.Sprintf("there is no key model %q", m))
 	}
+	c.unheededTransfer(warn)
 	return all
 }
 

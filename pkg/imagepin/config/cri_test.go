@@ -260,6 +260,23 @@ func TestKeysAreContainerds(t *testing.T) {
 			}
 		}
 	}
+	transfer, err := keysIn(filepath.Join(strings.TrimSpace(string(out)), "plugins", "transfer", "plugin.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ours, name := range map[reflect.Type]string{reflect.TypeFor[Transfer](): "transferConfig", reflect.TypeFor[Unpack](): "unpackConfiguration"} {
+		keys := make(map[string]bool)
+		for i := range ours.NumField() {
+			keys[strings.TrimSuffix(ours.Field(i).Tag.Get("toml"), ",omitempty")] = true
+		}
+		want := make(map[string]bool)
+		for key := range transfer[name] {
+			want[strings.TrimSuffix(key, ",omitempty")] = true
+		}
+		if !reflect.DeepEqual(keys, want) {
+			t.Errorf("the keys of containerd's %s are %v, ours %v", name, want, keys)
+		}
+	}
 	// And the other way round: a key that containerd adds to its image
 	// configuration is read, or known not to be.
 	notRead := map[string]bool{"use_local_image_pull": true} // imagepin pulls

@@ -37,8 +37,8 @@ type File struct {
 	LogLevel string  `toml:"log_level"`
 	Metrics  Metrics `toml:"metrics"`
 	Debug    Debug   `toml:"debug"`
-	// Plugins are the sections: [Section], [ImagesSection] and
-	// [VerifierSection].
+	// Plugins are the sections: [Section], [ImagesSection], [TransferSection]
+	// and [VerifierSection].
 	Plugins map[string]Table `toml:"plugins"`
 }
 
@@ -54,7 +54,8 @@ type Debug struct {
 	Address string `toml:"address"`
 }
 
-// DefaultFile has every key with its default.
+// DefaultFile has every key with its default, but for [TransferSection], which is
+// for those who have set it in containerd.
 func DefaultFile() (File, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
@@ -89,7 +90,7 @@ func defaultImages() Images {
 	i := Images{
 		Snapshotter:                defaults.DefaultSnapshotter,
 		DisableSnapshotAnnotations: true,
-		MaxConcurrentDownloads:     3,
+		MaxConcurrentDownloads:     defaultDownloads,
 		ImagePullProgressTimeout:   "5m0s",
 		StatsCollectPeriod:         10,
 		PinnedImages:               map[string]string{},
@@ -116,6 +117,7 @@ type Beside struct {
 	Settings Settings
 	Verifier bindir.Config
 	images   Images
+	transfer Transfer
 }
 
 // ParseFile reads a configuration file. Its error is ErrInvalidArgument and names
@@ -143,14 +145,14 @@ func ParseFile(text []byte) (*Beside, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Plugins)) {
 		switch name {
-		case Section, ImagesSection, VerifierSection:
+		case Section, ImagesSection, TransferSection, VerifierSection:
 		case RuntimeSection:
 			return nil, sectionError(name, "", errors.New("it is read from the running containerd"))
 		default:
-			return nil, sectionError(name, "", fmt.Errorf("there is no such section; there are %q, %q and %q", Section, ImagesSection, VerifierSection))
+			return nil, sectionError(name, "", fmt.Errorf("there is no such section; there are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection))
 		}
 	}
-	b := &Beside{File: f, images: defaultImages(), Verifier: defaultVerifier()}
+	b := &Beside{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
 	var err error
 	if b.Settings, err = f.Plugins[Section].Check(); err != nil {
 		return nil, err
@@ -161,6 +163,9 @@ func ParseFile(text []byte) (*Beside, error) {
 		UseLocalImagePull bool `toml:"use_local_image_pull"`
 	}{Images: &b.images}
 	if err := decodeStrictly(ImagesSection, f.Plugins[ImagesSection], &into); err != nil {
+		return nil, err
+	}
+	if err := decodeStrictly(TransferSection, f.Plugins[TransferSection], &b.transfer); err != nil {
 		return nil, err
 	}
 	if _, err := (CRI{Images: b.images}).ProgressTimeout(); err != nil {
@@ -191,7 +196,7 @@ type Running struct {
 // tells, and for the rest what stands in the file. Where the two contradict each
 // other, the error names both.
 func (b *Beside) Inherit(r Running) (CRI, error) {
-	c := CRI{Images: b.images, Runtime: r.Runtime}
+	c := CRI{Images: b.images, Runtime: r.Runtime, Transfer: &b.transfer}
 	set := b.Plugins[ImagesSection]
 	differs := func(key string, here, there any) error {
 		return sectionError(ImagesSection, key, fmt.Errorf("it is %#v here, but %#v in the running containerd", here, there))

@@ -58,7 +58,8 @@ type Config struct {
 
 	// MaxConcurrentUnpacks is how many layers of one image are unpacked at
 	// once where the snapshotter can (capability "rebase", as overlayfs). 1
-	// unpacks one after the other.
+	// unpacks one after the other. Its default gives way to the same key of
+	// [TransferSection].
 	MaxConcurrentUnpacks int `toml:"max_concurrent_unpacks"`
 
 	// Handlers has what containerd's own configuration cannot say of a
@@ -108,7 +109,7 @@ func DefaultConfig() Config {
 		MaxPinsPerNamespace:  1000,
 		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
-		MaxConcurrentUnpacks: 4,
+		MaxConcurrentUnpacks: defaultOwnUnpacks,
 		Handlers:             map[string]HandlerConfig{},
 		Rules:                []RuleConfig{},
 	}

@@ -38,7 +38,10 @@ type Containerd struct {
 	Namespaces namespaces.Store
 	Events     Events
 	Applier    diff.Applier
-	Snapshots  func(snapshotter string) snapshots.Snapshotter
+	// Differ gives one of containerd's differs by name; nil where they cannot be
+	// told apart.
+	Differ    func(name string) (diff.Applier, error)
+	Snapshots func(snapshotter string) snapshots.Snapshotter
 	// Snapshotters are those that are loaded, by name.
 	Snapshotters map[string]Snapshotter
 	// Verifiers are the image verifier plugins by name.
@@ -136,8 +139,9 @@ func read(c Config) (*Node, error) {
 		return nil, err
 	}
 	n.resolver = resolve.New(resolve.Config{Registry: c.CRI.Registry(), Timeout: c.Settings.ManifestPullTimeout, Prover: prover, Transport: c.Transport})
+	appliers := n.appliers()
 	for _, name := range n.runtimes.Snapshotters() {
-		n.unpack = append(n.unpack, n.unpackPlatform(name))
+		n.unpack = append(n.unpack, n.unpackPlatform(name, appliers[name]))
 	}
 	return n, nil
 }
@@ -170,9 +174,9 @@ func (n *Node) pullConfig(visible visible) pull.Config {
 		Visible:                    visible,
 		DiscardLayers:              n.CRI.Images.DiscardUnpackedLayers,
 		ProgressTimeout:            n.progress,
-		MaxConcurrentDownloads:     n.CRI.Images.MaxConcurrentDownloads,
-		MaxConcurrentUnpacks:       n.Settings.MaxConcurrentUnpacks,
-		ConcurrentLayerFetchBuffer: n.CRI.Images.ConcurrentLayerFetchBuffer,
+		MaxConcurrentDownloads:     n.CRI.MaxConcurrentDownloads(),
+		MaxConcurrentUnpacks:       n.CRI.MaxConcurrentUnpacks(n.Settings),
+		ConcurrentLayerFetchBuffer: n.CRI.ConcurrentLayerFetchBuffer(),
 	}
 }
 
