@@ -1,0 +1,168 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// layerCache is a snapshotter that has layers by their diff IDs, as containerd's EROFS one with layer_content_caches: such a layer
+// is in a prepared snapshot already, which is read-only, and containerd's unpacker neither fetches nor applies it.
+type layerCache struct {
+	snapshots.Snapshotter
+	layers map[digest.Digest][]byte
+	hits   int
+}
+
+func (c *layerCache) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	mounts, err := c.Snapshotter.Prepare(ctx, key, parent, opts...)
+	if err != nil {
+		return nil, err
+	}
+	var info snapshots.Info
+	for _, opt := range opts {
+		if err := opt(&info); err != nil {
+			return nil, err
+		}
+	}
+	layer, ok := c.layers[digest.Digest(info.Labels[snapshots.LabelSnapshotDiffID])]
+	if !ok {
+		return mounts, nil
+	}
+	c.hits++
+	m := mounts[len(mounts)-1]
+	mounts[len(mounts)-1].Options = []string{"ro", "rbind"}
+	return mounts, os.WriteFile(filepath.Join(m.Source, "layer"), layer, 0o600)
+}
+
+// noApplier unpacks nothing.
+type noApplier struct{}
+
+func (noApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	return ocispec.Descriptor{}, errors.New("a layer is unpacked that the cache has")
+}
+
+// unsafely are records that change one by one.
+type unsafely struct{ images.Store }
+
+func (u unsafely) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return fn(ctx, u)
+}
+
+// TestLayerCache makes an image ready whose layers a cache of the snapshotter has. They are never in the content store, and nothing
+// takes that for damage: it is made ready, checked, loaded again, retained, and made ready once more when its snapshot is gone.
+func TestLayerCache(t *testing.T) {
+	n := ctdtest.New(t, "cached")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "cached"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	layer := blobs[img.Layer.Digest]
+	delete(blobs, img.Layer.Digest)
+	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
+	snapshotter := func(string) snapshots.Snapshotter { return cache }
+	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: runtimes})
+	retainer := &pin.Retainer{Leases: n.Leases, Content: n.Content}
+	p := New(Config{
+		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pin.New(pin.Config{}), Retainer: retainer, MaxConcurrentUnpacks: 4,
+		UnpackPlatforms: []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}},
+	})
+
+	ctx, done := n.Lease(t)
+	n.Write(ctx, t, blobs)
+	e, manifest, err := DescribeLocal(ctx, n.Content, img.Manifest, runtimes.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Key = imagepin.Key{Ref: "registry.example/app@" + manifest.Digest.String(), Target: runtimes.Default().Target}
+	e.Root, e.RecordTarget, e.Record, e.Source = manifest, manifest, e.Ref, imagepin.SourcePull
+	if err := p.Unpack(n.Context(t), e, func(ctx context.Context) error { _, err := s.Put(ctx, "", e); return err }); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	n.Collect(t)
+	if cache.hits != 1 || n.HasBlob(t, img.Layer.Digest) || !n.HasSnapshot(t, "cached", img.ChainID) {
+		t.Fatalf("the cache was used %d times; the layer is in the content store: %v", cache.hits, n.HasBlob(t, img.Layer.Digest))
+	}
+
+	ctx = n.Context(t)
+	sound := func(when string) {
+		t.Helper()
+		loaded, err := s.Load(ctx)
+		if err != nil || len(loaded.Lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
+			t.Errorf("%s: loaded %+v, %v", when, loaded, err)
+		}
+		report, err := s.Check(ctx)
+		if err != nil || report.Checked != 1 || len(report.Findings) > 0 {
+			t.Errorf("%s: a check finds %+v, %v", when, report.Findings, err)
+		}
+		if lost, err := s.ContentGone(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
+			t.Errorf("%s: without its layer, %+v is lost, %v", when, lost, err)
+		}
+		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
+		if err != nil || len(lack.Blobs) > 0 {
+			t.Errorf("%s: it lacks %+v, %v", when, lack.Blobs, err)
+		}
+	}
+	sound("when it was made ready")
+
+	// A snapshot that is gone is made again of the cache, with no registry.
+	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
+		t.Fatal(err)
+	}
+	lost, err := s.SnapshotGone(ctx, "cached", img.ChainID.String())
+	if err != nil || len(lost) != 1 || !lost[0].Mendable {
+		t.Fatalf("lost %+v, %v", lost, err)
+	}
+	if err := p.Unpack(ctx, e, func(ctx context.Context) error {
+		if restored, err := s.Restore(ctx, e, e.Record); err != nil || !restored {
+			t.Errorf("restored %v, %v", restored, err)
+		}
+		return nil
+	}); err != nil || cache.hits != 2 {
+		t.Fatalf("the cache was used %d times, %v", cache.hits, err)
+	}
+	sound("when its snapshot was made again")
+
+	// What a pin retains of it stays when its key goes.
+	if err := retainer.Retain(ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Remove(ctx, e.Key); err != nil {
+		t.Fatal(err)
+	}
+	n.Collect(t)
+	if !retainer.Holds(e) || !n.HasBlob(t, e.Manifest) || !n.HasSnapshot(t, "cached", img.ChainID) {
+		t.Error("what is retained is gone")
+	}
+
+	// A layer that the cache does not have is what it is without one.
+	cache.layers = nil
+	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Unpack(ctx, e, func(context.Context) error { return nil }); !errdefs.IsNotFound(err) {
+		t.Errorf("without cache and layer: %v", err)
+	}
+}
