@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
@@ -135,8 +137,21 @@ func TestOtherKindOverRestart(t *testing.T) {
 	for _, h := range handlers {
 		r.pull(ref, h)
 	}
+	// A name that another tool gives it is adopted, as that of any image.
+	img, err := r.Client().ImageService().Get(nsctx(r.ctx), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	adopted := r.reg.Ref("wasm:adopted")
+	if _, err := r.Client().ImageService().Create(nsctx(r.ctx), ctdimages.Image{Name: adopted, Target: img.Target}); err != nil {
+		t.Fatal(err)
+	}
+	noticed(t, r.Node, adopted)
 	r.collect()
 	r.crash(nil)
+	if r.status(adopted, "") == nil {
+		t.Error("what was adopted is gone after a restart")
+	}
 	r.reg.Reset()
 	for _, h := range handlers {
 		if r.status(ref, h) == nil {
