@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 
@@ -127,6 +128,27 @@ var crashScenarios = map[string]scenario{
 	"digest removed by another tool": {
 		setup: func(c *crashRig) { c.pullEverywhere(c.data("app:1", "1")) },
 		op:    func(c *crashRig) error { return c.removedByCtr(c.pushedDigest("app:1")) },
+	},
+	"repair of what a disk has damaged": {
+		setup: func(c *crashRig) {
+			ref := c.data("app:1", "1")
+			c.pullEverywhere(ref)
+			blobs := c.blobs(ref)
+			c.spoil("cut", blobs["index"])
+			c.spoil("gone", blobs["manifest"])
+			c.spoil("cut", blobs["configuration"])
+		},
+		op: func(c *crashRig) error { return c.command("check", "--deep", "--repair") },
+	},
+	"repair of a snapshot without its directory": {
+		setup: func(c *crashRig) {
+			ref := c.data("app:1", "1")
+			c.pull(ref, "")
+			if err := os.RemoveAll(c.snapshotDirectory(ref)); err != nil {
+				c.t.Fatal(err)
+			}
+		},
+		op: func(c *crashRig) error { return c.command("check", "--deep", "--repair") },
 	},
 	"start after a killed pull": {
 		setup: func(c *crashRig) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -282,7 +283,7 @@ func (r *rig) snapshotDirectory(ref string) string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if err := sn.Remove(nsctx(r.ctx), "look"); err != nil {
+	if err := sn.Remove(nsctx(r.ctx), "look"); err != nil && !errdefs.IsNotFound(err) { // nothing held it
 		r.t.Fatal(err)
 	}
 	dir := mounts[0].Source

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -32,7 +33,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if rate == 0 {
 		rate = deepRate
 	}
-	report, err := reconcile.Deep{BytesPerSecond: rate, Progress: p.read}.Check(ctx, s.Store)
+	report, err := reconcile.Deep{BytesPerSecond: rate, Progress: p.read, PinnedRef: s.pinnedRef}.Check(ctx, s.Store)
 	if err != nil {
 		return err
 	}
@@ -51,6 +52,16 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 		return err
 	}
 	return stream.Send(&api.DeepCheckResponse{Result: resp})
+}
+
+// pinnedRef gives the reference of a pin of a digest.
+func (s *Server) pinnedRef(root digest.Digest) string {
+	for _, p := range s.Config.Pins.List() {
+		if p.Root.Digest == root {
+			return p.Ref
+		}
+	}
+	return ""
 }
 
 // deepProgress sends how far a deep check is, now and then.

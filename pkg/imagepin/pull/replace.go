@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // blobLock is the lock of a blob that is being written, as core/unpack names it.
@@ -235,7 +236,12 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
 		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{ref: ref}, cancel), desc)
 		if err != nil {
-			return complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
+			err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
+			var typed *imagepin.Error
+			if e.Target == (runtimeplatform.Target{}) && errors.As(err, &typed) {
+				typed.For = "" // what a pin retains is for none
+			}
+			return err
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -53,6 +54,19 @@ func withUnadopted(ctx context.Context, s *store.Store, report store.Report) (st
 		}
 	}
 	return report, nil
+}
+
+// warnOfLayers looks at the files of layers, and says in the log which are damaged.
+// Nothing is done about them: what has them runs, and a pull that needs one fetches
+// it again.
+func warnOfLayers(ctx context.Context, s *store.Store, have *store.Inventory) {
+	damaged, err := have.DamagedLayers(ctx, s.Content)
+	if err != nil {
+		return // the process ends
+	}
+	for _, d := range damaged {
+		log.G(ctx).WithField("digest", d.Digest).Warnf("a layer on the node is damaged: its file %s; imagepin check --repair fetches it again", d.Problem)
+	}
 }
 
 // recorded gives the records that are those of keys, ready or not: what is the

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
@@ -26,6 +27,9 @@ const (
 type Deep struct {
 	// BytesPerSecond bounds how fast content is read; zero does not.
 	BytesPerSecond int64
+	// PinnedRef gives the reference of a pin of a digest, by which what it retains
+	// can be fetched again; it may be nil.
+	PinnedRef func(root digest.Digest) string
 	// Progress is told how far the check is; it may be nil.
 	Progress func(DeepProgress)
 }
@@ -81,9 +85,7 @@ func (d Deep) Check(ctx context.Context, s *store.Store) (store.Report, error) {
 	if err != nil {
 		return report, err
 	}
-	if err := s.CheckRetained(ctx, have, needed, &report); err != nil {
-		return report, err
-	}
+	s.CheckRetained(have, needed, d.PinnedRef, &report)
 	return withUnadopted(ctx, s, report)
 }
 

@@ -116,6 +116,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
+		warnOfLayers(ctx, r.Store, found.Have)
 		giveBack(ctx)
 	})
 	r.healing.add(ctx, found.Lost...)

@@ -150,13 +150,38 @@ func (s *Store) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 		}
 		for _, n := range doomed {
 			failpoint.Reach("check.remove")
-			if err := snapshotter.Remove(ctx, n); err != nil && !errdefs.IsNotFound(err) {
+			err := snapshotter.Remove(ctx, n)
+			if errdefs.IsFailedPrecondition(err) {
+				err = s.collectSnapshot(ctx, Snapshot{e.Target.Snapshotter, digest.Digest(n)}, err)
+			}
+			if err != nil && !errdefs.IsNotFound(err) {
 				return fmt.Errorf("remove snapshot %s: %w", n, err)
 			}
 		}
 		return nil
 	}
 	return nil
+}
+
+// collectSnapshot has the garbage collection remove a snapshot that refuses to be
+// removed: containerd may remember snapshots on it that it has collected itself.
+// refusal is the error where something needs it.
+func (s *Store) collectSnapshot(ctx context.Context, sn Snapshot, refusal error) error {
+	s.index.mu.RLock()
+	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()
+	s.index.mu.RUnlock()
+	for _, e := range entries {
+		if err := s.release(ctx, unpacked{e.ImageID, sn.Snapshotter}); err != nil {
+			return err
+		}
+	}
+	if err := s.Collect(ctx); err != nil {
+		return err
+	}
+	if here, err := s.HasSnapshot(ctx, sn.Snapshotter, sn.ChainID); err != nil || !here {
+		return err
+	}
+	return refusal
 }
 
 // above gives a snapshot and all that stand on it, the highest first.
