@@ -43,7 +43,7 @@ func complete(err error, name imagepin.Name, ref string, t runtimeplatform.Targe
 	switch {
 	case errors.As(err, &damage):
 		e.Name, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
-		e.Do = "The disk of the node has lost or altered a part of the image, and the registry did not give it again. Run imagepin check --deep --repair."
+		e.Do = "The disk of the node has lost or altered a part of the image. Run imagepin check --deep --repair when the registry can be reached."
 	case corrupt(err):
 		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Do = "Check the registry and any proxy before it; pull again, or push the image again if it stays."

@@ -105,8 +105,12 @@ func (p *Puller) fetchAll(ctx context.Context, src *source, dst *destination, pr
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
 		return err
 	}
-	if again, verr := p.verifyAll(ctx, src, src.root); verr != nil || !again {
-		return errors.Join(verr, err)
+	again, verr := p.verifyAll(ctx, src, src.root)
+	if errdefs.IsDataLoss(verr) {
+		return verr
+	}
+	if verr != nil || !again {
+		return err
 	}
 	return p.transfer.Transfer(ctx, src, dst, transfer.WithProgress(progress))
 }

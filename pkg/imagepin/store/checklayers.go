@@ -35,10 +35,10 @@ func (s *Store) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report)
 			}
 		}
 		problem := fmt.Sprintf("the file of layer %s %s", damage.Digest, damage.Problem)
-		if others := len(entries) - 1; others > 0 {
-			problem += fmt.Sprintf(", which %d more need", others)
+		if len(entries) > 1 {
+			problem += fmt.Sprintf(" (%d keys have it)", len(entries))
 		}
-		r.add(s, broken, first, problem+": it runs, and cannot be unpacked for another handler")
+		r.add(s, broken, first, problem+": pods run, but the image cannot be unpacked for another handler")
 		r.Findings[len(r.Findings)-1].loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
 	}
 }
