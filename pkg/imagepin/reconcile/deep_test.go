@@ -1,0 +1,246 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// deepNode is a node with two images that share no content.
+type deepNode struct {
+	*ctdtest.Node
+	ctx    context.Context
+	store  *store.Store
+	images []ctdtest.Image
+}
+
+func newDeepNode(t *testing.T) *deepNode {
+	t.Helper()
+	n := ctdtest.New(t, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	noError(t, err)
+	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(store.Config{
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+	})}
+	for _, name := range []string{"a", "b"} {
+		blobs := ctdtest.Blobs{}
+		img := blobs.Image("linux/amd64", name, nil)
+		ctx, done := n.Lease(t)
+		n.Write(ctx, t, blobs)
+		n.Keep(ctx, t, img, nil)
+		n.Unpack(ctx, t, img, "first")
+		if _, err := n.Images.Create(ctx, images.Image{Name: "registry.example/" + name + ":1", Target: img.Manifest}); err != nil {
+			t.Fatal(err)
+		}
+		done()
+		d.images = append(d.images, img)
+	}
+	r := New(Config{Store: d.store, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r.healing = newHealing(r)
+	loaded, err := d.store.Load(d.ctx)
+	noError(t, err)
+	noError(t, r.adoptAll(d.ctx, loaded.Unexplained, loaded.Have))
+	return d
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check makes a deep check as fast as it can, and gives the problems.
+func (d *deepNode) check(t *testing.T) []string {
+	t.Helper()
+	report, err := Deep{}.Check(d.ctx, d.store)
+	noError(t, err)
+	var problems []string
+	for _, f := range report.Findings {
+		problems = append(problems, f.Subject+": "+f.Problem)
+	}
+	return problems
+}
+
+func (d *deepNode) flip(t *testing.T, dgst digest.Digest) {
+	t.Helper()
+	b, err := os.ReadFile(d.File(dgst))
+	noError(t, err)
+	b[len(b)/2] ^= 1
+	noError(t, os.Chmod(d.File(dgst), 0o600))
+	noError(t, os.WriteFile(d.File(dgst), b, 0o600))
+}
+
+// A deep check reads every blob of every key once, says how far it is, and leaves
+// nothing.
+func TestDeepCheckReadsAll(t *testing.T) {
+	d := newDeepNode(t)
+	var all []DeepProgress
+	report, err := Deep{Progress: func(p DeepProgress) { all = append(all, p) }}.Check(d.ctx, d.store)
+	if err != nil || len(report.Findings) > 0 || report.Checked != 2 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	last := all[len(all)-1]
+	if want := (DeepProgress{Blobs: 6, BlobsTotal: 6, Bytes: last.BytesTotal, BytesTotal: last.BytesTotal, Snapshots: 2, SnapshotsTotal: 2}); last != want {
+		t.Errorf("at the end %+v, want %+v", last, want)
+	}
+	if !slices.IsSortedFunc(all, func(a, b DeepProgress) int { return int(a.Bytes - b.Bytes) }) {
+		t.Errorf("progress goes back: %+v", all)
+	}
+	d.wantNothingLeft(t)
+}
+
+// wantNothingLeft checks that there are no leases, and no snapshots but those of
+// images.
+func (d *deepNode) wantNothingLeft(t *testing.T) {
+	t.Helper()
+	if left, err := d.Leases.List(d.ctx); err != nil || len(left) > 0 {
+		t.Errorf("leases %v, %v", left, err)
+	}
+	noError(t, d.Snapshotter("first").Walk(d.ctx, func(_ context.Context, i snapshots.Info) error {
+		if i.Kind != snapshots.KindCommitted {
+			t.Errorf("snapshot %s is left", i.Name)
+		}
+		return nil
+	}))
+}
+
+// A flipped bit is found wherever it is; and only a deep check finds it.
+func TestDeepCheckFindsAlteredBytes(t *testing.T) {
+	for what, of := range map[string]func(ctdtest.Image) digest.Digest{
+		"manifest":      func(i ctdtest.Image) digest.Digest { return i.Manifest.Digest },
+		"configuration": func(i ctdtest.Image) digest.Digest { return i.Config.Digest },
+		"layer":         func(i ctdtest.Image) digest.Digest { return i.Layer.Digest },
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := newDeepNode(t)
+			d.flip(t, of(d.images[1]))
+			if r, err := Check(d.ctx, d.store); err != nil || len(r.Findings) > 0 {
+				t.Errorf("without reading: %+v, %v", r.Findings, err)
+			}
+			problems := d.check(t)
+			if len(problems) != 1 || !strings.HasPrefix(problems[0], "registry.example/b:1 ") || !strings.Contains(problems[0], of(d.images[1]).String()) || !strings.Contains(problems[0], "does not match its digest") {
+				t.Errorf("%q", problems)
+			}
+		})
+	}
+}
+
+// What is whole again when all is read is not reported.
+func TestDeepCheckLooksAgain(t *testing.T) {
+	d := newDeepNode(t)
+	layer := d.images[0].Layer.Digest
+	d.flip(t, layer)
+	report, err := Deep{Progress: func(p DeepProgress) {
+		if p.Blobs == p.BlobsTotal && p.Snapshots == 1 {
+			d.flip(t, layer)
+		}
+	}}.Check(d.ctx, d.store)
+	if err != nil || len(report.Findings) > 0 {
+		t.Errorf("%+v, %v", report.Findings, err)
+	}
+}
+
+// What only a pin retains is read too.
+func TestDeepCheckOfRetained(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	l, err := d.Leases.Create(d.ctx, leases.WithID("kept"), leases.WithLabels(map[string]string{
+		imagepin.LeaseLabel: "retain", imagepin.LabelPrefix + "retain.root": img.Manifest.Digest.String(),
+	}))
+	noError(t, err)
+	for _, desc := range []digest.Digest{img.Manifest.Digest, img.Config.Digest, img.Layer.Digest} {
+		noError(t, d.Leases.AddResource(d.ctx, l, leases.Resource{ID: desc.String(), Type: "content"}))
+	}
+	for _, i := range d.store.Images() {
+		if i.ID == img.Config.Digest {
+			_, err := d.store.Remove(d.ctx, i.Entries[0].Key)
+			noError(t, err)
+		}
+	}
+	d.flip(t, img.Layer.Digest)
+	problems := d.check(t)
+	if len(problems) != 1 || !strings.HasPrefix(problems[0], img.Layer.Digest.String()+": a pin retains it") {
+		t.Errorf("%q", problems)
+	}
+}
+
+// The directory of a snapshot that is gone is found, and the snapshot removed
+// unless something stands on it.
+func TestDeepCheckOfSnapshots(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	sn := d.Snapshotter("first")
+	ctx, done := d.Lease(t)
+	mounts, err := sn.Prepare(ctx, "container", img.ChainID.String())
+	noError(t, err)
+	view, err := sn.View(ctx, "look", img.ChainID.String())
+	noError(t, err)
+	noError(t, sn.Remove(ctx, "look"))
+	d.Collect(t)
+	if len(mounts) == 0 || len(view) != 1 || !strings.HasPrefix(view[0].Source, d.Dir) {
+		t.Fatalf("mounts %v, %v", mounts, view)
+	}
+	noError(t, os.Rename(view[0].Source, filepath.Join(d.Dir, "away")))
+	report, err := Deep{}.Check(d.ctx, d.store)
+	if err != nil || len(report.Findings) != 1 || !strings.Contains(report.Findings[0].Problem, view[0].Source) {
+		t.Fatalf("%+v, %v", report.Findings, err)
+	}
+	e := d.store.ByID(img.Config.Digest)[0]
+	if err := d.store.RemoveHollow(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
+		t.Errorf("with a container: %v", err)
+	}
+	noError(t, sn.Remove(ctx, "container"))
+	noError(t, d.store.RemoveHollow(ctx, e))
+	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
+		t.Error("it was not removed, or another was")
+	}
+	done()
+	d.wantNothingLeft(t)
+}
+
+// A deep check ends when its caller goes, however slowly it reads, and leaves
+// nothing.
+func TestDeepCheckCancelled(t *testing.T) {
+	d := newDeepNode(t)
+	ctx, cancel := context.WithCancel(d.ctx)
+	_, err := Deep{BytesPerSecond: 1, Progress: func(DeepProgress) { cancel() }}.Check(ctx, d.store)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	d.wantNothingLeft(t)
+}
+
+// The pace lets through what has been paid for, and no more.
+func TestPace(t *testing.T) {
+	p := pace{rate: 1 << 20}
+	start := time.Now()
+	noError(t, p.wait(t.Context(), 4<<20))
+	ahead := p.free.Sub(start)
+	if ahead < 4*time.Second {
+		t.Errorf("4 MiB at 1 MiB a second are paid for after %s", ahead)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.wait(ctx, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
