@@ -69,11 +69,15 @@ demo-stock: build test-binaries ## The same steps on stock containerd: where it 
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
 .PHONY: test
-test: test-unit check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages test-versions ## All tests
+test: test-unit test-sim check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages test-versions ## All tests
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector
 	$(GO) test -race $(OURS)
+
+.PHONY: test-sim
+test-sim: ## As many simulated histories as fit in three minutes (SIM_TIME)
+	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),3m) $(GO) test -count 1 -v -run TestHistories ./internal/sim
 
 .PHONY: check-bench
 check-bench: ## The Go benchmarks run, once each
@@ -107,6 +111,7 @@ test-race: build test-binaries crash-binaries ## Everything at once, and the lif
 .PHONY: soak
 soak: build test-binaries crash-binaries ## Thousands of kills and of histories at random (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
+	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
 	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills .
 
 .PHONY: test-lazy

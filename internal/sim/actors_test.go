@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
@@ -83,6 +82,7 @@ type facts struct {
 	mu         sync.Mutex
 	otherTools bool
 	toolAt     int  // the step of the last write of another tool
+	killedAt   int  // the step of the last kill
 	unpinned   bool // a pin has been set or removed by hand
 	refreshed  bool
 	ops        []*op
@@ -94,6 +94,7 @@ type op struct {
 	start, end                  int
 	ended                       bool
 	began                       time.Time
+	took                        time.Duration
 	id                          string        // image ID that it is about
 	scope                       string        // of the pin that it follows, where there is one
 	pinned                      digest.Digest // what that pin meant when it began
@@ -114,6 +115,23 @@ func (f *facts) removed(id string, since int) bool {
 	return slices.ContainsFunc(f.ops, func(o *op) bool {
 		return o.removes && (o.id == id || o.id == "") && (!o.ended || o.end >= since)
 	})
+}
+
+// sharedSince is since when what a call waits for may have been under way, for
+// calls before it.
+func (f *facts) sharedSince(o *op) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	since := o.start
+	for changed := true; changed; {
+		changed = false
+		for _, other := range f.ops {
+			if other.ref == o.ref && other.start < since && (!other.ended || other.end >= since) {
+				since, changed = other.start, true
+			}
+		}
+	}
+	return since
 }
 
 func infoOf(id string) snapshots.Info {
@@ -169,17 +187,21 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	w.facts.mu.Unlock()
 	o.pinned = w.pin(o)
 	resp, err := call[Resp](ctx, p, service, method, req)
-	o.err = err
+	o.err, o.took = err, time.Since(o.began)
+	result := outcome(resp, err)
+	if w.alive(p) != nil {
+		result = "the connection has ended"
+	}
+	if made, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
+		o.id = w.cri.imageOf(made.GetContainerId())
+	}
+	k.step("got from %s %s: %s", method, subject(req), result)
 	w.facts.mu.Lock()
 	o.end, o.ended = w.steps, true
 	w.facts.mu.Unlock()
 	if pulled, ok := any(resp).(*runtime.PullImageResponse); ok && err == nil {
 		o.id = pulled.GetImageRef()
 	}
-	if made, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
-		o.id = w.cri.imageOf(made.GetContainerId())
-	}
-	w.write(k.name, "%s %s: %s", method, subject(req), outcome(resp, err))
 	k.judge(o, p)
 	return resp, err
 }
@@ -245,7 +267,7 @@ func outcome(resp proto.Message, err error) string {
 // judge says what is wrong with the outcome of a call.
 func (k *caller) judge(o *op, p *process) {
 	w := k.w
-	took := time.Since(o.began)
+	took := o.took
 	switch {
 	case w.alive(p) != nil || k.ctx.Err() != nil:
 		return // nobody waits for it any more
@@ -258,7 +280,7 @@ func (k *caller) judge(o *op, p *process) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
 		}
 		return
-	case w.registry.failedSince(o.start) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
+	case w.registry.failedSince(w.facts.sharedSince(o)) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
 		return
 	case w.facts.toolAt >= o.start && w.facts.otherTools:
 		return
@@ -400,7 +422,6 @@ func (k *caller) pod() {
 // startContainer is one try of kubelet's to start a container. It tells whether
 // it need not try again.
 func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, handler string, spec func() *runtime.ImageSpec, always bool) bool {
-	p := k.w.proc
 	since := k.w.steps
 	id := ""
 	if !always {
@@ -434,8 +455,8 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		return true
 	}
 	w := k.w
-	if w.alive(p) != nil || k.ctx.Err() != nil || w.facts.otherTools && w.facts.toolAt >= since ||
-		w.facts.removed(id, since) || w.registry.failedSince(since) {
+	if w.facts.killedAt >= since || k.ctx.Err() != nil || w.facts.otherTools && w.facts.toolAt >= since ||
+		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) {
 		return false
 	}
 	name := notRunnable
@@ -616,5 +637,3 @@ func (k *caller) ctrRemove() {
 		}
 	}
 }
-
-var _ = fmt.Sprint

@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -454,5 +453,3 @@ func (c *check) listed(ctx context.Context) {
 		}
 	}
 }
-
-var _ = fmt.Sprint

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -137,6 +138,7 @@ func (w *world) live() error {
 // starts it again.
 func (w *world) restart() error {
 	old := w.proc
+	w.facts.killedAt = w.steps
 	w.killed(old)
 	old.cancel()
 	if !w.choice.socket {
@@ -191,7 +193,17 @@ func TestHistories(t *testing.T) {
 		}
 		return
 	}
-	total, first := 2000, uint64(1)
+	limit := time.Duration(math.MaxInt64)
+	if d := os.Getenv("IMAGEPIN_SIM_TIME"); d != "" {
+		var err error
+		if limit, err = time.ParseDuration(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total, first := histories, uint64(1)
+	if limit < math.MaxInt64 {
+		total = math.MaxInt
+	}
 	if n := os.Getenv("IMAGEPIN_SIM_HISTORIES"); n != "" {
 		var err error
 		if total, err = strconv.Atoi(n); err != nil {
@@ -204,7 +216,7 @@ func TestHistories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const each = 100
+	const each = 50
 	var (
 		mu     sync.Mutex
 		failed []failure
@@ -221,14 +233,15 @@ func TestHistories(t *testing.T) {
 			}
 		})
 	}
-	start := time.Now()
-	for i := 0; i < total; i += each {
-		todo <- first + uint64(i)
+	start, done := time.Now(), 0
+	for ; done < total && time.Since(start) < limit; done += each {
+		todo <- first + uint64(done)
 	}
 	close(todo)
 	wg.Wait()
-	t.Logf("%d histories in %s", total, time.Since(start).Round(time.Second))
-	report(t, total, failed)
+	done = min(done, total)
+	t.Logf("%d histories in %s", done, time.Since(start).Round(time.Second))
+	report(t, done, failed)
 }
 
 // failure is one invariant that did not hold after one history.
@@ -236,6 +249,7 @@ type failure struct {
 	seed uint64
 	name string
 	what string
+	log  []string // the history
 }
 
 func report(t *testing.T, total int, failed []failure) {
@@ -254,16 +268,18 @@ func report(t *testing.T, total int, failed []failure) {
 			}
 			seeds[f.seed] = true
 		}
-		t.Errorf("%s: %d of %d histories, seeds %s …\n  %d: %s", name, len(seeds), total, strings.Join(list, " "), all[0].seed, all[0].what)
-	}
-	if len(failed) > 0 {
-		t.Log("IMAGEPIN_SIM_SEED=… replays one and prints it")
+		shown := slices.MinFunc(all, func(a, b failure) int { return len(a.log) - len(b.log) })
+		t.Errorf("%s: %d of %d histories, seeds %s; IMAGEPIN_SIM_SEED replays one. The shortest is %d:\n%s\n%s",
+			name, len(seeds), total, strings.Join(list, " "), shown.seed, strings.Join(shown.log, "\n"), shown.what)
 	}
 }
 
 const childEnv = "IMAGEPIN_SIM_CHILD"
 
-var problemLine = regexp.MustCompile(`(?m)^SIM (\d+) (\S+) (.*)$`)
+var (
+	problemLine = regexp.MustCompile(`(?m)^SIM (\d+) (\S+) (.*)$`)
+	logLine     = regexp.MustCompile(`(?m)^HISTORY (\d+) (.*)$`)
+)
 
 // child runs histories in another process, and gives what failed.
 func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
@@ -272,17 +288,22 @@ func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
 	out, err := cmd.CombinedOutput()
 	var failed []failure
 	last := from
+	logs := make(map[uint64][]string)
+	for _, m := range logLine.FindAllStringSubmatch(string(out), -1) {
+		seed, _ := strconv.ParseUint(m[1], 10, 64)
+		logs[seed] = append(logs[seed], m[2])
+	}
 	for _, m := range problemLine.FindAllStringSubmatch(string(out), -1) {
 		seed, _ := strconv.ParseUint(m[1], 10, 64)
 		if m[2] == "begin" {
 			last = seed
 			continue
 		}
-		failed = append(failed, failure{seed, m[2], m[3]})
+		failed = append(failed, failure{seed, m[2], m[3], logs[seed]})
 	}
 	if err != nil && len(failed) == 0 {
 		text := string(out)
-		failed = append(failed, failure{last, "crash", fmt.Sprintf("%v\n%s", err, text[max(0, len(text)-4000):])})
+		failed = append(failed, failure{last, "crash", fmt.Sprintf("%v\n%s", err, text[max(0, len(text)-4000):]), nil})
 	}
 	return string(out), failed
 }
@@ -306,6 +327,11 @@ func TestChild(t *testing.T) {
 	for seed := from; seed < from+uint64(n); seed++ {
 		fmt.Printf("SIM %d begin history\n", seed)
 		w := history(t, seed, dir, printer)
+		for _, line := range w.log {
+			if len(w.problems) > 0 && !print {
+				fmt.Printf("HISTORY %d %s\n", seed, strings.ReplaceAll(line, "\n", " "))
+			}
+		}
 		for _, p := range w.problems {
 			fmt.Printf("SIM %d %s %s\n", seed, p.Name, strings.ReplaceAll(p.What, "\n", " "))
 		}
