@@ -39,7 +39,7 @@ func (a *app) checkCommand() *cli.Command {
 			&cli.BoolFlag{Name: "deep", Usage: "read all content and compare it with its digests"},
 			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, how much to read in a second, as `SIZE`; 0 is all that the disk gives"},
 		},
-		Action:      a.check,
+		Action: a.check,
 	}
 }
 
