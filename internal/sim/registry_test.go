@@ -58,7 +58,6 @@ func newRegistry(w *world) *registry {
 	a := r.index("A", nil, "base", "a")
 	b := r.index("B", nil, "base", "b")
 	c := r.index("C", map[string]string{"pushed": "again"}, "base", "a")
-	a.images, b.images, c.images = r.images(a), r.images(b), r.images(c)
 	d := &build{name: "D"}
 	img := r.image("D", "d", native(), nil)
 	d.root, d.images = img.manifest, map[string]image{native(): img}
@@ -149,8 +148,6 @@ func (r *registry) index(name string, annotations map[string]string, texts ...st
 	b.root = r.json(ocispec.MediaTypeImageIndex, index)
 	return b
 }
-
-func (r *registry) images(b *build) map[string]image { return b.images }
 
 func layerOf(text string) []byte {
 	var buf bytes.Buffer
