@@ -106,9 +106,6 @@ func (l *layers) make(kind snapshots.Kind, key, parent string, opts []snapshots.
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.all[key]; ok {
-		return nil, fmt.Errorf("snapshot %s: %w", key, errdefs.ErrAlreadyExists)
-	}
 	if parent != "" {
 		p, err := l.get(parent)
 		if err != nil {
@@ -117,6 +114,9 @@ func (l *layers) make(kind snapshots.Kind, key, parent string, opts []snapshots.
 		if p.Kind != snapshots.KindCommitted {
 			return nil, fmt.Errorf("parent %s is not committed: %w", parent, errdefs.ErrInvalidArgument)
 		}
+	}
+	if _, ok := l.all[key]; ok {
+		return nil, fmt.Errorf("snapshot %s: %w", key, errdefs.ErrAlreadyExists)
 	}
 	l.all[key] = info
 	return mounts(key), nil
@@ -138,11 +138,11 @@ func (l *layers) Commit(_ context.Context, name, key string, opts ...snapshots.O
 	if err != nil {
 		return err
 	}
-	if active.Kind != snapshots.KindActive {
-		return fmt.Errorf("snapshot %s is not active: %w", key, errdefs.ErrFailedPrecondition)
-	}
 	if _, ok := l.all[name]; ok {
 		return fmt.Errorf("snapshot %s: %w", name, errdefs.ErrAlreadyExists)
+	}
+	if active.Kind != snapshots.KindActive {
+		return fmt.Errorf("snapshot %s is not active: %w", key, errdefs.ErrFailedPrecondition)
 	}
 	info, err := with(snapshots.Info{
 		Kind: snapshots.KindCommitted, Name: name, Parent: active.Parent, Created: time.Now(), Updated: time.Now(),
