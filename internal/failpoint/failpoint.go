@@ -41,6 +41,7 @@ var Names = []string{
 	"check.remove", // before each snapshot that cannot be used is removed
 
 	// Image records change.
+	"lease.added",     // what a key needs is leased, and not looked at yet
 	"store.write",     // before each record that is written
 	"store.commit",    // all are written, in a transaction that is not committed
 	"store.committed", // and is
@@ -75,15 +76,17 @@ var Names = []string{
 	"use.leased", // the lease that holds it is there
 
 	// Start and reconcile.
-	"start.leftover", // before each lease of a killed call is deleted
-	"start.astray",   // before each label is taken off that stands on the wrong record
-	"start.orphan",   // before each snapshot is let go of that a killed removal has left
-	"adopt.found",    // other tools' images are found, and not recorded
-	"adopt.recorded", // they are
-	"heal.unpacked",  // what was lost is unpacked again
-	"heal.recorded",  // and recorded
-	"heal.drop",      // before a lost key is dropped
-	"heal.dropped",   // it is
-	"sync.forgotten", // what another tool has removed is out of the records
-	"sync.unseated",  // or carried by another record
+	"start.leftover",   // before each lease of a killed call is deleted
+	"start.astray",     // before each label is taken off that stands on the wrong record
+	"start.orphan",     // before each snapshot is let go of that a killed removal has left
+	"untagged.remove",  // a record of an image ID that no key accounts for is found
+	"untagged.removed", // it is removed, and what it kept is not collected
+	"adopt.found",      // other tools' images are found, and not recorded
+	"adopt.recorded",   // they are
+	"heal.unpacked",    // what was lost is unpacked again
+	"heal.recorded",    // and recorded
+	"heal.drop",        // before a lost key is dropped
+	"heal.dropped",     // it is
+	"sync.forgotten",   // what another tool has removed is out of the records
+	"sync.unseated",    // or carried by another record
 }

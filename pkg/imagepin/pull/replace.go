@@ -234,7 +234,7 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 			return err
 		}
 		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
-		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{ref: ref}, cancel), desc)
+		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{ref: ref, anew: true}, cancel), desc)
 		if err != nil {
 			err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
 			var typed *imagepin.Error

@@ -27,6 +27,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -71,7 +72,7 @@ func newDamaged(t *testing.T) *damaged {
 	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes})
 	d.puller = New(Config{
 		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes,
-		Resolver: resolve.New(resolve.Config{Prover: prover}),
+		Resolver: resolve.New(resolve.Config{Prover: prover}), Pins: pin.New(pin.Config{}),
 	})
 	d.pull(t, strings.TrimPrefix(server.URL, "http://")+"/team/app:1")
 	return d
