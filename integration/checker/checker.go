@@ -100,6 +100,7 @@ func Check(ctx context.Context, n *node.Node, opts Options) ([]string, error) {
 		}
 	}
 	c.named()
+	c.untagged()
 	c.leases()
 	c.leaks()
 	if err := c.listed(); err != nil {
@@ -167,6 +168,19 @@ func (c *check) named() {
 		if img, ok := c.state.Images[node.Namespace+"/"+name]; ok && !slices.Contains(targets, img.Target.Digest) {
 			c.wrong("record %s targets %s, and its keys are of %s", name, img.Target.Digest, targets)
 		}
+	}
+}
+
+// untagged accounts for the images that have a record of their ID and no key, which containerd's CRI may write late. CRI has to list them, so that
+// they can be removed.
+func (c *check) untagged() {
+	for name, img := range c.state.Images {
+		ns, record, _ := strings.Cut(name, "/")
+		if _, err := digest.Parse(record); ns != node.Namespace || err != nil || c.images[record] {
+			continue
+		}
+		c.records[record], c.images[record] = true, true
+		c.retainedBlob(img.Target.Digest)
 	}
 }
 

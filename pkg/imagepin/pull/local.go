@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -88,14 +89,7 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(conte
 			}
 			manifest = m
 		}
-		src := &source{name: e.Ref, root: manifest, session: func() (*resolve.Session, error) {
-			return nil, fmt.Errorf("a layer is not on the node: %w", errdefs.ErrNotFound)
-		}}
-		dst := &destination{runtime: rt, discardLayers: p.DiscardLayers}
-		if err := p.transfer.Transfer(ctx, src, dst); err != nil {
-			return err
-		}
-		if err := p.committed(ctx, e); err != nil {
+		if err := p.unpackHere(ctx, e, manifest, rt); err != nil {
 			return err
 		}
 		if err := record(ctx); err != nil {
@@ -104,4 +98,24 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(conte
 		p.RetainIfPinned(ctx, e)
 		return nil
 	})
+}
+
+// unpackHere unpacks an image whose layers are on the node. It fails with ErrNotFound
+// where a layer is not, and with ErrUnavailable where somebody else removed a
+// snapshot that it was unpacked to: then it can be tried again.
+func (p *Puller) unpackHere(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) error {
+	var missing atomic.Bool
+	src := &source{name: e.Ref, root: manifest, session: func() (*resolve.Session, error) {
+		missing.Store(true)
+		return nil, fmt.Errorf("a layer is not on the node: %w", errdefs.ErrNotFound)
+	}}
+	dst := &destination{runtime: rt, discardLayers: p.DiscardLayers}
+	err := p.transfer.Transfer(ctx, src, dst)
+	if err == nil {
+		err = p.committed(ctx, e)
+	}
+	if errdefs.IsNotFound(err) && !missing.Load() {
+		return fmt.Errorf("a snapshot was removed while it was unpacked: %v: %w", err, errdefs.ErrUnavailable)
+	}
+	return err
 }

@@ -112,14 +112,17 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 // Restore records a key that has been made ready again, if the record called
 // witness still means it: another tool, or a removal, may have been there
 // meanwhile. The context carries a lease of the caller, which is to hold what it
-// needs. A key that lacks something is not restored.
+// needs. It fails with ErrUnavailable where something of that was removed again.
 func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
 	e = *s.withUser(ctx, e)
-	err := s.AddToLease(ctx, e)
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
+	if err := s.AddToLease(ctx, e); err != nil {
+		_, gone := s.Records.Get(ctx, witness)
+		switch {
+		case errdefs.IsNotFound(gone):
+			return false, nil // nobody wants it any more
+		case errdefs.IsNotFound(err):
+			return false, fmt.Errorf("%v: %w", err, errdefs.ErrUnavailable) // it can be made again
+		}
 		return false, err
 	}
 	unlock, err := s.lock(ctx)
