@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -80,11 +81,11 @@ func choose(rng *rand.Rand) choice {
 // facts are what happened in a history, for what may be asked of its calls.
 type facts struct {
 	mu         sync.Mutex
-	otherTools bool
-	toolAt     int  // the step of the last write of another tool
-	killedAt   int  // the step of the last kill
-	unpinned   bool // a pin has been set or removed by hand
-	refreshed  bool
+	otherTools atomic.Bool
+	toolAt     atomic.Int64 // the step of the last write of another tool
+	killedAt   atomic.Int64 // the step of the last kill
+	unpinned   atomic.Bool  // a pin has been set or removed by hand
+	refreshed  atomic.Bool
 	ops        []*op
 }
 
@@ -103,9 +104,13 @@ type op struct {
 }
 
 func (f *facts) tool(step int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.otherTools, f.toolAt = true, step
+	f.otherTools.Store(true)
+	f.toolAt.Store(int64(step))
+}
+
+// touched tells whether another tool has written since a step.
+func (f *facts) touched(since int) bool {
+	return f.otherTools.Load() && f.toolAt.Load() >= int64(since)
 }
 
 // removed tells whether a removal of an image was under way since a step.
@@ -282,7 +287,7 @@ func (k *caller) judge(o *op, p *process) {
 		return
 	case w.registry.failedSince(w.facts.sharedSince(o)) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
 		return
-	case w.facts.toolAt >= o.start && w.facts.otherTools:
+	case w.facts.touched(o.start):
 		return
 	}
 	if o.method == "CreateContainer" {
@@ -340,7 +345,7 @@ func (k *caller) act(what string) {
 	case "pin":
 		ref := k.ref()
 		to := k.w.registry.builds[k.rng.IntN(3)]
-		k.w.facts.unpinned = true
+		k.w.facts.unpinned.Store(true)
 		_, _ = ask[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
 			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: k.rng.IntN(2) == 0})
 	case "unpin":
@@ -348,11 +353,11 @@ func (k *caller) act(what string) {
 		if k.w.choice.consistency == "workload" {
 			scope = "workload/" + k.pick("blue", "green") + "/pod-template-hash=" + k.pick("r1", "r2")
 		}
-		k.w.facts.unpinned = true
+		k.w.facts.unpinned.Store(true)
 		_, _ = ask[*api.RemovePinResponse](k, control, "RemovePin", &op{ref: ref}, &api.RemovePinRequest{Ref: ref, Scope: scope})
 	case "refresh":
 		ref := k.ref()
-		k.w.facts.refreshed = true
+		k.w.facts.refreshed.Store(true)
 		_, _ = ask[*api.RefreshResponse](k, control, "Refresh", &op{ref: ref}, &api.RefreshRequest{Ref: ref})
 	case "repair":
 		_, _ = ask[*api.CheckResponse](k, control, "Check", &op{}, &api.CheckRequest{Repair: true})
@@ -455,7 +460,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		return true
 	}
 	w := k.w
-	if w.facts.killedAt >= since || k.ctx.Err() != nil || w.facts.otherTools && w.facts.toolAt >= since ||
+	if w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.touched(since) ||
 		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) {
 		return false
 	}

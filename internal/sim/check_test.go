@@ -150,7 +150,7 @@ func (c *check) all() {
 // expired finds pins that are gone although a call has followed them that ended
 // within their time to live.
 func (c *check) expired() {
-	if c.w.facts.unpinned {
+	if c.w.facts.unpinned.Load() {
 		return
 	}
 	for _, o := range c.w.facts.ops {
@@ -166,7 +166,7 @@ func (c *check) expired() {
 // older finds tags that mean what they meant before a later pull or act of
 // another tool, where every pull moves its tag.
 func (c *check) older() {
-	if c.w.choice.consistency != "off" || len(c.pins) > 0 || c.w.facts.unpinned || c.w.facts.refreshed {
+	if c.w.choice.consistency != "off" || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
 		return
 	}
 	for _, name := range sorted(c.keys) {
@@ -381,7 +381,7 @@ func (c *check) retained(sn, name string) {
 }
 
 func (c *check) leaks() {
-	if c.w.facts.otherTools {
+	if c.w.facts.otherTools.Load() {
 		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
 			c.below(c.content[d])
 		}

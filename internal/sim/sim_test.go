@@ -138,7 +138,7 @@ func (w *world) live() error {
 // starts it again.
 func (w *world) restart() error {
 	old := w.proc
-	w.facts.killedAt = w.steps
+	w.facts.killedAt.Store(int64(w.steps))
 	w.killed(old)
 	old.cancel()
 	if !w.choice.socket {
