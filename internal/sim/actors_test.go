@@ -40,7 +40,8 @@ type choice struct {
 	before      []string // what is done one after the other before all else
 	actors      []string // what is done at once
 	kill        bool
-	expire      bool // what is done at once is done while pins are swept
+	refs        []string // that it is about
+	expire      bool     // what is done at once is done while pins are swept
 }
 
 func choose(rng *rand.Rand) choice {
@@ -51,6 +52,13 @@ func choose(rng *rand.Rand) choice {
 		discard:     rng.IntN(5) == 0,
 		socket:      rng.IntN(3) == 0,
 		kill:        rng.IntN(3) == 0,
+	}
+	c.refs = []string{app + ":1", app + ":1", app + ":1", app + ":2", app + ":2", app + ":3", other + ":1", other + ":2"}
+	switch rng.IntN(3) {
+	case 0:
+		c.refs = []string{app + ":1", app + ":1", app + ":3"}
+	case 1:
+		c.refs = []string{app + ":1", app + ":2"}
 	}
 	c.retain = c.consistency != "off" && rng.IntN(3) > 0
 	if rng.IntN(12) == 0 {
@@ -163,7 +171,7 @@ func (w *world) caller(ctx context.Context, name string) *caller {
 func (k *caller) pick(all ...string) string { return all[k.rng.IntN(len(all))] }
 
 func (k *caller) ref() string {
-	return k.pick(app+":1", app+":1", app+":1", app+":2", app+":2", app+":3", other+":1", other+":2")
+	return k.pick(k.w.choice.refs...)
 }
 
 // step is a point of the caller's own, before it does something.

@@ -129,6 +129,42 @@ func (c *containerdCRI) containerStatus(r *runtime.ContainerStatusRequest) (prot
 // (internal/cri/opts/container.go), which unpacks the image where the snapshot
 // is not there and the layers are.
 func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
+	since, whole := c.w.steps, c.whole(r)
+	resp, err := c.makeContainer(ctx, r)
+	// Whoever forwards the call holds the image until it returns.
+	if errdefs.IsNotFound(err) && whole && !c.w.facts.touched(since) && c.w.facts.killedAt.Load() < int64(since) {
+		c.w.wrong(removedInUse, "CreateContainer of %s: %v", r.GetConfig().GetImage().GetImage(), err)
+	}
+	return resp, err
+}
+
+// whole tells whether everything is there that a container is made of.
+func (c *containerdCRI) whole(r *runtime.CreateContainerRequest) bool {
+	ctx := inK8s(context.Background())
+	c.mu.Lock()
+	box := c.sandboxes[r.GetPodSandboxId()]
+	c.mu.Unlock()
+	img, ok := c.images.Resolve(r.GetConfig().GetImage().GetImage())
+	if box == nil || !ok {
+		return false
+	}
+	record, err := c.w.images.Get(ctx, img.ID)
+	if err != nil {
+		return false
+	}
+	manifest, err := images.Manifest(ctx, c.w.blobs, record.Target, platforms.All)
+	if err != nil {
+		return false
+	}
+	if _, err := content.ReadBlob(ctx, c.w.blobs, manifest.Config); err != nil {
+		return false
+	}
+	_, name := target(cmp.Or(box.handler, "runc"))
+	_, err = c.w.db.Snapshotter(name).Stat(ctx, img.ChainID.String())
+	return err == nil
+}
+
+func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
 	c.mu.Lock()
 	box := c.sandboxes[r.GetPodSandboxId()]
 	c.mu.Unlock()
