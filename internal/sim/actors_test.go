@@ -83,7 +83,28 @@ func choose(rng *rand.Rand) choice {
 		c.actors = append(c.actors, pick(
 			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "gc", "pod-ends", "lose-track", "pin", "unpin", "refresh", "repair"))
 	}
+	if rng.IntN(6) == 0 {
+		c.of(rng)
+	}
 	return c
+}
+
+// of makes a history one of those that have gone wrong once, in some order.
+func (c *choice) of(rng *rand.Rand) {
+	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
+	switch rng.IntN(3) {
+	case 0: // what another tool has tagged is adopted beside a pull of that tag
+		c.before = []string{"pull app:3 runc", "pull app:2 runc"}
+		c.actors = []string{"ctr-tag app:2 app:1", "move app:1 B", "pull app:1 runc"}
+	case 1: // images are listed again beside calls
+		c.before = []string{"pull app:3 runc", "ctr-pull app:1"}
+		c.actors = []string{"lose-track", "move app:1 B", "pull app:1 runc", "image-gc", "crictl-rmi app:1", "ctr-pull app:2"}
+		rng.Shuffle(len(c.actors), func(i, j int) { c.actors[i], c.actors[j] = c.actors[j], c.actors[i] })
+		c.actors = c.actors[:4]
+	case 2: // an adopted image is removed beside a pod of it
+		c.before = []string{"ctr-pull app:1"}
+		c.actors = []string{"pod app:1 runc", "image-gc", "crictl-rmi app:1", "gc"}
+	}
 }
 
 // facts are what happened in a history, for what may be asked of its calls.
@@ -160,6 +181,7 @@ type caller struct {
 	ctx  context.Context
 	name string
 	rng  *rand.Rand
+	args []string // what to do it with, where that is not left to chance
 }
 
 func (w *world) caller(ctx context.Context, name string) *caller {
@@ -171,7 +193,19 @@ func (w *world) caller(ctx context.Context, name string) *caller {
 func (k *caller) pick(all ...string) string { return all[k.rng.IntN(len(all))] }
 
 func (k *caller) ref() string {
+	if len(k.args) > 0 {
+		ref := "registry.example/team/" + k.args[0]
+		k.args = k.args[1:]
+		return ref
+	}
 	return k.pick(k.w.choice.refs...)
+}
+
+func (k *caller) handler() string {
+	if len(k.args) > 0 {
+		return k.args[0]
+	}
+	return k.pick("runc", "runc", "second", "foreign")
 }
 
 // step is a point of the caller's own, before it does something.
@@ -316,7 +350,8 @@ func (k *caller) judge(o *op, p *process) {
 
 // act does one of the things that histories are made of.
 func (k *caller) act(what string) {
-	switch what {
+	k.args = strings.Fields(what)[1:]
+	switch strings.Fields(what)[0] {
 	case "pod":
 		k.pod()
 	case "pull":
@@ -330,6 +365,9 @@ func (k *caller) act(what string) {
 	case "move":
 		ref := k.ref()
 		to := k.w.registry.builds[k.rng.IntN(3)]
+		if len(k.args) > 0 {
+			to = k.w.registry.builds[strings.Index("ABCD", k.args[0])]
+		}
 		k.step("moves %s to %s", short(ref), to.name)
 		k.w.registry.move(ref, to)
 	case "fail":
@@ -381,8 +419,7 @@ func (k *caller) act(what string) {
 
 // pull is crictl pull.
 func (k *caller) pull() {
-	handler := k.pick("runc", "runc", "second", "foreign")
-	ref := k.ref()
+	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
 		handler = "runc" // that image has no other platform
 	}
@@ -392,8 +429,7 @@ func (k *caller) pull() {
 
 // pod is what kubelet does for a pod: the sandbox, the image, the container.
 func (k *caller) pod() {
-	handler := k.pick("runc", "runc", "second", "foreign")
-	ref := k.ref()
+	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
 		handler = "runc"
 	}

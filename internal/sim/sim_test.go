@@ -68,7 +68,7 @@ func (w *world) live() error {
 	}
 	run()
 	for i, what := range w.choice.before {
-		name := fmt.Sprintf("%s-%d", what, i)
+		name := fmt.Sprintf("%s-%d", strings.Fields(what)[0], i)
 		w.begin(name, func(ctx context.Context) { w.caller(ctx, name).act(what) })
 		run()
 	}
@@ -77,7 +77,7 @@ func (w *world) live() error {
 	}
 	w.write("history", "at once")
 	for i, what := range w.choice.actors {
-		name := fmt.Sprintf("%s-%c", what, 'a'+i)
+		name := fmt.Sprintf("%s-%c", strings.Fields(what)[0], 'a'+i)
 		impatient := w.rng.IntN(8) == 0
 		turns := w.rng.IntN(30)
 		w.begin(name, func(ctx context.Context) {
