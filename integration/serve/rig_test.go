@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -150,13 +151,15 @@ func (r *rig) write(name, text string) string {
 	return path
 }
 
-// hang has the registry hang in what matches until release is called, and waits for none. begun tells when it does.
+// hang has the registry hang in what matches until release is called, and waits for none. begun waits until it does. Requests of before
+// are forgotten: what matches of them has not hung.
 func (r *rig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
 	held := make(chan struct{})
 	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
+	r.reg.Reset()
 	return func() {
 			r.t.Helper()
-			_, err := r.reg.Wait(r.ctx, conditions...)
+			_, err := r.reg.Wait(r.ctx, append(slices.Clone(conditions), func(q registry.Request) bool { return !q.Done })...)
 			r.must(err)
 		}, func() {
 			r.reg.SetFault(nil)

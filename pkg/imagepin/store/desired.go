@@ -30,13 +30,26 @@ const (
 
 // view is the set of entries as it will be.
 type view struct {
-	entries []imagepin.Entry
+	// about are the entries that each record is about, by its name, in a stable
+	// order.
+	about map[string]group
 	// native tells whether an entry's platform is the node's own.
 	native func(imagepin.Entry) bool
 	// pinned tells whether a reference is one of the CRI's pinned images.
 	pinned func(ref string) bool
 	// preferred is the target that wins where all else is equal.
-	preferred func(imagepin.Entry) bool
+	preferred func(*imagepin.Entry) bool
+}
+
+// add puts an entry behind the others.
+func (v view) add(e *imagepin.Entry) {
+	v.about[e.Record] = append(v.about[e.Record], e)
+	if id := e.ImageID.String(); id != e.Record {
+		v.about[id] = append(v.about[id], e)
+	}
+	if e.Ref != e.Record && v.native(*e) {
+		v.about[e.Ref] = append(v.about[e.Ref], e)
+	}
 }
 
 // RecordName is the name of the record that carries the keys of an image of
@@ -58,39 +71,34 @@ type record struct {
 }
 
 // desired derives how the record called name should be from the entries.
-// current is its present target, if it exists.
-func (v view) desired(name string, current *ocispec.Descriptor) (*record, error) {
-	var about []imagepin.Entry
-	r := &record{keys: map[string]string{}}
-	for _, e := range v.entries {
-		switch {
-		case e.Record == name:
-			label, value, err := imagepin.EncodeKeyLabel(e)
-			if err != nil {
-				return nil, err
-			}
-			r.keys[label] = value
-		case e.ImageID.String() == name:
-		case e.Ref == name && v.native(e):
-		default:
-			continue
-		}
-		r.pinned = r.pinned || v.pinned(e.Ref)
-		about = append(about, e)
-	}
+// current is the record as it is, if it exists.
+func (v view) desired(name string, current *images.Image) (*record, error) {
+	about := v.about[name]
 	if len(about) == 0 {
 		return nil, nil
 	}
+	r := &record{keys: map[string]string{}}
+	for _, e := range about {
+		r.pinned = r.pinned || v.pinned(e.Ref)
+		if e.Record != name {
+			continue
+		}
+		label, value, err := keyLabel(e, current)
+		if err != nil {
+			return nil, err
+		}
+		r.keys[label] = value
+	}
 	if len(r.keys) > 0 {
 		// The record that carries a key is what keeps it alive.
-		i := slices.IndexFunc(about, func(e imagepin.Entry) bool { return e.Record == name })
+		i := slices.IndexFunc(about, func(e *imagepin.Entry) bool { return e.Record == name })
 		r.target = about[i].RecordTarget
 		return r, nil
 	}
 	if isID(name) && current != nil {
 		// Any live target of an ID is as good as another.
 		for _, e := range about {
-			if e.RecordTarget.Digest == current.Digest {
+			if e.RecordTarget.Digest == current.Target.Digest {
 				r.target = e.RecordTarget
 				return r, nil
 			}
@@ -100,11 +108,23 @@ func (v view) desired(name string, current *ocispec.Descriptor) (*record, error)
 	return r, nil
 }
 
+// keyLabel gives the label of an entry. Most of those on a record of many keys are
+// there as they should be, which costs less to see than to make them.
+func keyLabel(e *imagepin.Entry, current *images.Image) (name, value string, _ error) {
+	if current != nil {
+		name = imagepin.KeyLabelName(e.Key)
+		if value = current.Labels[name]; value != "" && imagepin.IsKeyLabelOf(*e, value) {
+			return name, value, nil
+		}
+	}
+	return imagepin.EncodeKeyLabel(*e)
+}
+
 // compare orders entries by how good they are as the meaning of a tag: what
 // was made ready last wins.
-func (v view) compare(a, b imagepin.Entry) int {
+func (v view) compare(a, b *imagepin.Entry) int {
 	return cmp.Or(
-		order.Bool(v.native(a), v.native(b)),
+		order.Bool(v.native(*a), v.native(*b)),
 		a.ReadyAt.Compare(b.ReadyAt),
 		order.Bool(v.preferred(a), v.preferred(b)),
 	)

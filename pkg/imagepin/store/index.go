@@ -102,6 +102,35 @@ func (x *index) remove(k imagepin.Key) {
 	}
 }
 
+// beside gives the entries that have their image, reference or record in common
+// with one of some.
+func (x *index) beside(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Entry {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	found := make(map[imagepin.Key]*imagepin.Entry)
+	note := func(g group) {
+		for _, e := range g {
+			found[e.Key] = e
+		}
+	}
+	ids, records := make(map[digest.Digest]bool), make(map[string]bool)
+	for _, entries := range some {
+		for i := range entries {
+			e := &entries[i]
+			note(x.byRef[e.Ref])
+			if !ids[e.ImageID] {
+				ids[e.ImageID] = true
+				note(x.byID[e.ImageID])
+			}
+			if !records[e.Record] {
+				records[e.Record] = true
+				note(x.byRecord[e.Record])
+			}
+		}
+	}
+	return found
+}
+
 // needing gives the entries that need a snapshot.
 func (x *index) needing(id snapshot) group {
 	x.mu.RLock()
@@ -143,9 +172,8 @@ func take[K comparable](m map[K]group, k K, e *imagepin.Entry) {
 
 // with and without copy: a reader may hold the old group.
 func (g group) with(e *imagepin.Entry) group {
-	g = append(slices.Clone(g), e)
-	slices.SortFunc(g, compareEntries)
-	return g
+	i, _ := slices.BinarySearchFunc(g, e, compareEntries)
+	return slices.Concat(g[:i], group{e}, g[i:])
 }
 
 func (g group) without(e *imagepin.Entry) group {

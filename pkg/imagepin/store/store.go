@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -246,8 +246,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 		return nil, false, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
-		_, err := s.bring(ctx, nil, nil, stay, "", isID, nil)
-		return nil, false, err
+		return nil, false, s.mend(ctx, name, stay)
 	}
 	if s.Explained(img) {
 		return nil, false, nil
@@ -256,6 +255,20 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 		return nil, removed, err
 	}
 	return &img, false, nil
+}
+
+// mend writes again what is missing on the record called name, which carries
+// entries, and makes the records of their image IDs where they are gone. The
+// records of their tags have events of their own.
+func (s *Store) mend(ctx context.Context, name string, entries []imagepin.Entry) error {
+	names := []string{name}
+	for _, e := range entries {
+		if id := e.ImageID.String(); !slices.Contains(names, id) {
+			names = append(names, id)
+		}
+	}
+	_, err := s.align(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
+	return err
 }
 
 // unseat takes keys off a record that is gone, or means another image. Those of a tag whose own record is
@@ -307,11 +320,6 @@ func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proo
 	return s.applyBeside(ctx, nil, removed, added, proof)
 }
 
-// creator tells which records a change may make. One that is missing otherwise
-// was deleted by another tool, whose event is still to come: it must not be
-// brought back.
-type creator func(name string) bool
-
 // creates lets the records be made that entries are about.
 func creates(added []imagepin.Entry) creator {
 	names := affected(nil, added)
@@ -324,46 +332,39 @@ func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imag
 	return s.bring(ctx, recorded, removed, added, proof, creates(added), nil)
 }
 
-// condition is what has to hold for a change to be made. It is looked at in the
-// transaction that makes the change, where containerd has transactions.
-type condition func(context.Context, images.Store) error
-
 func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, still condition) (Change, error) {
-	v := s.view(removed, added)
-	v.entries = append(v.entries, recorded...)
-	gone := make(map[string]struct{})
-	ours := make(map[digest.Digest]bool)
+	p := plan{
+		view:      s.view(removed, added, recorded),
+		names:     affected(removed, added),
+		gone:      make(map[string]struct{}),
+		ours:      make(map[digest.Digest]bool),
+		proof:     proof,
+		mayCreate: mayCreate,
+		still:     still,
+	}
 	for _, e := range removed {
-		gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
-		ours[e.RecordTarget.Digest] = true
+		p.gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
+		p.ours[e.RecordTarget.Digest] = true
 	}
-	plan := func(ctx context.Context, store images.Store) ([]change, error) {
-		if still != nil {
-			if err := still(ctx, store); err != nil {
-				return nil, err
-			}
-		}
-		var changes []change
-		for _, name := range affected(removed, added) {
-			c, needed, err := planRecord(ctx, store, v, name, gone, ours, proof)
-			if err != nil {
-				return nil, err
-			}
-			if needed && (!c.create || mayCreate(name)) {
-				changes = append(changes, c)
-			}
-		}
-		return changes, nil
-	}
-	// A transaction costs a sync to disk even where nothing is written in it.
-	changes, err := plan(ctx, s.Records)
+	changes, err := s.align(ctx, p)
 	if err != nil {
 		return Change{}, err
+	}
+	s.index.replace(removed, added)
+	return summarize(changes), nil
+}
+
+// align brings the records of a plan into line, and gives what it has written.
+func (s *Store) align(ctx context.Context, p plan) ([]change, error) {
+	// A transaction costs a sync to disk even where nothing is written in it.
+	changes, err := p.changes(ctx, s.Records)
+	if err != nil {
+		return nil, err
 	}
 	if len(changes) > 0 {
 		err = s.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 			// Other tools write too: what counts is what is there now.
-			if changes, err = plan(ctx, store); err != nil {
+			if changes, err = p.changes(ctx, store); err != nil {
 				return err
 			}
 			for i := range changes {
@@ -376,15 +377,14 @@ func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.E
 			return nil
 		})
 		if err != nil {
-			return Change{}, err
+			return nil, err
 		}
 	}
 	s.index.noteUnseen(changes)
-	s.index.replace(removed, added)
 	for _, c := range changes {
 		s.index.noteProofs(c.after)
 	}
-	return summarize(changes), nil
+	return changes, nil
 }
 
 func summarize(changes []change) Change {
@@ -397,34 +397,33 @@ func summarize(changes []change) Change {
 	return ch
 }
 
-// view is the entries as they will be after a change.
-func (s *Store) view(removed, added []imagepin.Entry) view {
-	about := make(map[imagepin.Key]imagepin.Entry)
-	for _, e := range slices.Concat(removed, added) {
-		for _, o := range slices.Concat(s.ByID(e.ImageID), s.ByRef(e.Ref), s.ByRecord(e.Record)) {
-			about[o.Key] = o
-		}
-	}
+// view is the entries as they will be after a change. recorded are keys that are
+// not in the index.
+func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
+	about := s.index.beside(removed, added)
 	for _, e := range removed {
 		// Another record may carry the same key, and keeps it.
 		if o, ok := about[e.Key]; ok && o.Record == e.Record {
 			delete(about, e.Key)
 		}
 	}
-	for _, e := range added {
-		about[e.Key] = e
+	for i := range added {
+		about[added[i].Key] = &added[i]
 	}
 	v := view{
+		about:  make(map[string]group),
 		native: s.native,
 		pinned: func(ref string) bool { return slices.Contains(s.PinnedImages, ref) },
-		preferred: func(e imagepin.Entry) bool {
+		preferred: func(e *imagepin.Entry) bool {
 			return e.Target == s.Runtimes.Default().Target
 		},
 	}
-	for _, e := range about {
-		v.entries = append(v.entries, e)
+	for _, e := range slices.SortedFunc(maps.Values(about), compareEntries) {
+		v.add(e)
 	}
-	slices.SortFunc(v.entries, func(a, b imagepin.Entry) int { return compareEntries(&a, &b) })
+	for i := range recorded {
+		v.add(&recorded[i])
+	}
 	return v
 }
 
@@ -440,16 +439,19 @@ func (s *Store) native(e imagepin.Entry) bool {
 // the old alive last. That can be the tag: it exists, and can wait.
 func affected(removed, added []imagepin.Entry) []string {
 	var names []string
-	carries := func(name string) bool {
-		return slices.ContainsFunc(removed, func(e imagepin.Entry) bool { return e.Record == name })
+	listed := make(map[string]bool)
+	carries := make(map[string]bool)
+	for _, e := range removed {
+		carries[e.Record] = true
 	}
 	add := func(n string) {
-		if !slices.Contains(names, n) {
+		if !listed[n] {
+			listed[n] = true
 			names = append(names, n)
 		}
 	}
 	for _, e := range added {
-		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") && !carries(e.Ref) {
+		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") && !carries[e.Ref] {
 			add(e.Ref)
 		}
 	}
@@ -469,31 +471,6 @@ func affected(removed, added []imagepin.Entry) []string {
 		add(e.Record)
 	}
 	return names
-}
-
-// planRecord finds the write, if any is needed, that makes the record called
-// name what the view wants.
-func planRecord(ctx context.Context, store images.Store, v view, name string, gone map[string]struct{}, ours map[digest.Digest]bool, proof string) (c change, needed bool, _ error) {
-	var current *images.Image
-	img, err := store.Get(ctx, name)
-	switch {
-	case err == nil:
-		current = &img
-	case !errdefs.IsNotFound(err):
-		return change{}, false, fmt.Errorf("read image record %s: %w", name, err)
-	}
-	want, err := v.desired(name, targetOf(current))
-	if err != nil {
-		return change{}, false, err
-	}
-	if want == nil && current != nil && !ours[current.Target.Digest] {
-		// Another tool has moved it, and it is not for a removal to take away
-		// what no key speaks of. What it carried of ours speaks of something else.
-		c, needed = strip(*current, gone)
-		return c, needed, nil
-	}
-	c, needed = diff(name, current, want, gone, proof)
-	return c, needed, nil
 }
 
 // Collect runs containerd's garbage collection and waits for it. Deleting an
@@ -534,13 +511,6 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 		entries = append(entries, e)
 	}
 	return entries
-}
-
-func targetOf(img *images.Image) *ocispec.Descriptor {
-	if img == nil {
-		return nil
-	}
-	return &img.Target
 }
 
 func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }

@@ -1,0 +1,73 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// transactional is the image store of containerd's own process: what fn writes is
+// one transaction.
+type transactional struct {
+	images.Store
+	db *bolt.DB
+}
+
+func (r transactional) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return r.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx), r.Store) })
+}
+
+// tagsOf gives one image of which a node has count tags, and a function that gives
+// the entries of tag i.
+func (e *env) tagsOf(t testing.TB, count int) func(i int) []imagepin.Entry {
+	t.Helper()
+	ctx, done := e.Lease(t)
+	defer done()
+	e.blobs = ctdtest.Blobs{}
+	img := e.image("of many tags")
+	e.place(ctx, t, img, native)
+	of := func(i int) []imagepin.Entry { return entries(fmt.Sprintf("%s:v%d", repo, i), img, native, i) }
+	for i := range count {
+		if _, err := e.store.Put(e.ctx, "", of(i)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return of
+}
+
+// BenchmarkPutTag records one more tag of a digest that has many, and takes notice
+// of the events of that.
+func BenchmarkPutTag(b *testing.B) {
+	for _, count := range []int{1, 100, 400, 1_000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			inMemory(b)
+			e := newEnv(b)
+			of := e.tagsOf(b, count)
+			b.ReportAllocs()
+			for i := count; b.Loop(); i++ {
+				put := of(i)
+				ch, err := e.store.Put(e.ctx, "", put...)
+				if err != nil || !ch.Wrote {
+					b.Fatal(ch, err)
+				}
+				for _, name := range []string{put[1].Ref, put[1].Record} {
+					if _, err := e.store.Sync(e.ctx, name); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StopTimer()
+				if _, err := e.store.Remove(e.ctx, put[1].Key); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
