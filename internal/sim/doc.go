@@ -7,6 +7,8 @@
 // of the history decides: with it go events, garbage collections, other tools,
 // registries, callers that give up and kills, each as late as the seed wants.
 //
+// testdata/found.md says what it has found.
+//
 // After a history nothing more happens, events arrive, grace times pass and
 // garbage is collected. What integration/checker says of a node is to hold then.
 //
