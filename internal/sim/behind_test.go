@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/image-spec/identity"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -42,6 +44,11 @@ func decode[T proto.Message](b []byte, into T) T {
 
 // answer answers a call of the CRI.
 func (c *containerdCRI) answer(ctx context.Context, method string, req []byte) (proto.Message, error) {
+	select {
+	case <-c.initialized:
+	case <-ctx.Done():
+		return nil, status.Error(codes.Unavailable, "server is not initialized yet")
+	}
 	switch method {
 	case "ImageStatus":
 		img, ok := c.images.Resolve(decode(req, &runtime.ImageStatusRequest{}).GetImage().GetImage())

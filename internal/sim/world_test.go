@@ -263,6 +263,11 @@ type containerdCRI struct {
 	images  *stockcri.Service
 	current *process // of containerd
 	end     context.CancelFunc
+	// initialized is closed once the images have been recovered. Before that
+	// containerd answers every call that it is not initialized yet
+	// (checkInitialized in internal/cri/instrument/instrumented_service.go), and
+	// callers try again.
+	initialized <-chan struct{}
 
 	mu         sync.Mutex
 	sandboxes  map[string]*sandbox
@@ -307,7 +312,12 @@ func (c *containerdCRI) start() {
 			}
 		}
 	}, `topic~="^/images/"`)
-	c.w.begin("cri-start", func(ctx context.Context) { _ = cri.Recover(ctx) })
+	initialized := make(chan struct{})
+	c.initialized = initialized
+	c.w.begin("cri-start", func(ctx context.Context) {
+		_ = cri.Recover(ctx)
+		close(initialized)
+	})
 	stop := c.end
 	c.end = func() { stop(); c.w.killed(life) }
 }

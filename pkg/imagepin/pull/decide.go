@@ -82,7 +82,8 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 	if q.decision.Scope == "" {
 		return v, nil
 	}
-	if pinned == nil {
+	// It may have been pinned, moved or unpinned while the registry was asked.
+	if pinned = p.pinFor(q); pinned == nil {
 		v.toPin = &pinRequest{id: q.pinID(), namespace: q.decision.Namespace, retain: q.decision.Retain}
 		if q.dry {
 			v.Why += "; it would be pinned"

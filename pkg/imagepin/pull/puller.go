@@ -193,6 +193,10 @@ func (p *Puller) pullKey(ref reference.Named, r Request) string {
 		ref.String(), r.Runtime.Target.String(), p.Resolver.Prover.Identity(r.Credential),
 		string(r.decision.Behavior), string(r.decision.Scope),
 	}
+	// A pull that begins after a pin has moved does not join one from before.
+	if held := p.pinFor(question{ref: ref, decision: r.decision}); held != nil {
+		key = append(key, held.Root.Digest.String())
+	}
 	if r.Progress != nil {
 		key = append(key, fmt.Sprint(p.unshared.Add(1)))
 	}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -205,8 +206,8 @@ func (r *Reconciler) record(ctx context.Context, name string) error {
 // committed looks at the images of other tools that a snapshot may be the top
 // of: ctr unpacks an image after it has made its record.
 func (r *Reconciler) committed(ctx context.Context, p place) error {
-	for name, places := range r.awaited {
-		if !slices.Contains(places, p) {
+	for _, name := range slices.Sorted(maps.Keys(r.awaited)) {
+		if !slices.Contains(r.awaited[name], p) {
 			continue
 		}
 		img, err := r.Store.Records.Get(ctx, name)

@@ -232,7 +232,10 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 				carried = append(carried, e)
 			}
 		}
-		return nil, false, s.unseat(ctx, carried)
+		if err := s.unseat(ctx, carried); err != nil {
+			return nil, false, err
+		}
+		return nil, false, s.bringBackID(ctx, name)
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
@@ -268,6 +271,21 @@ func (s *Store) mend(ctx context.Context, name string, entries []imagepin.Entry)
 		}
 	}
 	_, err := s.align(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
+	return err
+}
+
+// bringBackID writes the record of an image ID again that another tool has removed,
+// where there are keys of it: containers are made by their ID.
+func (s *Store) bringBackID(ctx context.Context, name string) error {
+	id, err := digest.Parse(name)
+	if err != nil {
+		return nil
+	}
+	entries := s.ByID(id)
+	if len(entries) == 0 {
+		return nil
+	}
+	_, err = s.bring(ctx, nil, nil, entries, "", isID, nil)
 	return err
 }
 
