@@ -115,6 +115,7 @@ type facts struct {
 	killedAt   atomic.Int64 // the step of the last kill
 	unpinned   atomic.Bool  // a pin has been set or removed by hand
 	refreshed  atomic.Bool
+	movedByCRI sync.Map // names of records that containerd's CRI has written back to what it had read before
 	ops        []*op
 }
 

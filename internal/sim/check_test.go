@@ -173,6 +173,9 @@ func (c *check) older() {
 		if strings.Contains(k.Ref, "@") {
 			continue
 		}
+		if _, moved := c.w.facts.movedByCRI.Load(k.Ref); moved {
+			continue // containerd's CRI writes what it has read, with no look at what it writes over
+		}
 		var writers []*op
 		known := true
 		for _, o := range c.w.facts.ops {

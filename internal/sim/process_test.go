@@ -244,6 +244,10 @@ func (i *imageStore) Update(ctx context.Context, img images.Image, paths ...stri
 	if err := i.step(ctx, "update %s → %s", img.Name, img.Target.Digest); err != nil {
 		return images.Image{}, err
 	}
+	if now, err := i.Store.Get(ctx, img.Name); err == nil && now.Target.Digest != img.Target.Digest &&
+		slices.Contains(paths, "target") && strings.HasPrefix(actorOf(ctx), "cri") {
+		i.w.facts.movedByCRI.Store(img.Name, true)
+	}
 	made, err := i.Store.Update(ctx, img, paths...)
 	if aerr := i.w.after(ctx, i.owner, i.name+".update "+img.Name); aerr != nil {
 		return made, aerr

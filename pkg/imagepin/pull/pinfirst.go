@@ -54,6 +54,10 @@ func (p *Puller) pinFirst(ctx context.Context, j *job, e imagepin.Entry) error {
 	if made.Root.Digest != j.root.Digest {
 		return &pinnedElsewhere{pin: made}
 	}
+	// What other targets have of it: this pull may end before it has a key of its own.
+	if err := p.retainPin(ctx, j.ref, made); err != nil && !noRoom(err) {
+		return err
+	}
 	return nil
 }
 

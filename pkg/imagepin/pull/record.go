@@ -122,12 +122,10 @@ func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod
 	if err != nil {
 		return root, nil, err
 	}
-	if held.Retain {
-		if err := p.retainHere(ctx, ref, held.Root.Digest); noRoom(err) {
-			log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
-		} else if err != nil {
-			return root, nil, err
-		}
+	if err := p.retainPin(ctx, ref, held); noRoom(err) {
+		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
+	} else if err != nil {
+		return root, nil, err
 	}
 	return held.Root, &held, p.Pins.Touch(ctx, held.ID)
 }

@@ -197,6 +197,9 @@ func (p *Puller) moveTo(ctx context.Context, j job, ref reference.Named, pins []
 			return err
 		}
 		failpoint.Reach("refresh.pinned")
+		if err := p.retainPin(ctx, ref, moved); err != nil && !noRoom(err) {
+			return err
+		}
 		j.pin = &moved
 		r.Pins = append(r.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: moved.Root.Digest})
 	}
@@ -253,7 +256,7 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 	if !retain {
 		return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
 	}
-	if err := p.retainHere(ctx, ref, d); err != nil || v.proof == "" {
+	if err := p.retainPin(ctx, ref, held); err != nil || v.proof == "" {
 		return held, previous, err
 	}
 	return held, previous, p.Pins.Prove(ctx, ref, d, v.proof)

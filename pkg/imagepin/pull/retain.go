@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
 // A pin may be made, and keys of the digest that it retains recorded, at the same
@@ -127,6 +128,18 @@ func (p *Puller) retainHere(ctx context.Context, ref reference.Named, root diges
 		}
 	}
 	return p.Pins.Prove(ctx, ref, root, proofs...)
+}
+
+// retainPin holds what a pin retains of what is on the node, once the pin is made or
+// moved. The pin stays whoever has gone meanwhile, and so it is done for a caller that
+// has gone, too.
+func (p *Puller) retainPin(ctx context.Context, ref reference.Named, held pin.Pin) error {
+	if !held.Retain {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return p.retainHere(ctx, ref, held.Root.Digest)
 }
 
 // inRepository gives what the node has of one digest of ref's repository, under
