@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -78,9 +79,9 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
-	names := make(map[string]struct{}, len(all))
+	names := make(map[string]digest.Digest, len(all)) // record -> its target
 	for _, img := range all {
-		names[img.Name] = struct{}{}
+		names[img.Name] = img.Target.Digest
 	}
 	loaded := &Loaded{Have: have}
 	x := newIndex()
@@ -114,10 +115,12 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 		}
 		x.noteProofs(img)
 	}
+	x.noteRecent(names)
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
 	s.index.byRecord, s.index.byRoot, s.index.bySnapshot = x.byRecord, x.byRoot, x.bySnapshot
 	s.index.ids, s.index.proofs, s.index.untagged = x.ids, x.proofs, x.untagged
+	maps.Copy(s.index.unseen, x.unseen)
 	s.index.mu.Unlock()
 	for _, e := range stale {
 		failpoint.Reach("start.astray")

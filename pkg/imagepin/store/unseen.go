@@ -1,6 +1,8 @@
 package store
 
 import (
+	"time"
+
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 
@@ -65,5 +67,21 @@ func (x *index) noteRecord(name string, target digest.Digest) {
 	defer x.mu.Unlock()
 	if x.unseen[name] != target {
 		delete(x.unseen, name)
+	}
+}
+
+// noteRecent notes the records of keys that were made so lately that containerd's
+// CRI may not have handled their events: it may not have been restarted with this
+// process. targets are those of all records.
+func (x *index) noteRecent(targets map[string]digest.Digest) {
+	for _, e := range x.byKey {
+		if time.Since(e.ReadyAt) > lateRecord {
+			continue
+		}
+		for _, name := range []string{e.Ref, e.Record, e.ImageID.String()} {
+			if target, ok := targets[name]; ok {
+				x.unseen[name] = target
+			}
+		}
 	}
 }
