@@ -189,12 +189,13 @@ func TestMakingReadyOutlivesItsCallers(t *testing.T) {
 			reg.Reset()
 			release := make(chan struct{})
 			blob := registry.Is("GET", registry.Blob)
+			hangs := reg.Later()
 			reg.SetFault(registry.FaultIf(registry.Fault{Hang: release, After: 100}, blob))
 
 			first, cancel := context.WithCancel(ctx)
 			failed := make(chan error, 1)
 			go func() { failed <- attempt(first) }()
-			awaitRequest(t, reg, blob)
+			awaitRequest(t, reg, blob, hangs)
 			cancel()
 			if err := rootCause(<-failed); status.Code(err) != codes.Canceled {
 				t.Errorf("the caller who gave up got %v", err)
@@ -257,7 +258,7 @@ func TestMakingReadyEndsWhenStalled(t *testing.T) {
 	if err := n.GC(ctx); err != nil {
 		t.Fatal(err)
 	}
-	reg.Reset()
+	hangs := reg.Later()
 	reg.SetFault(hang)
 	before = testkit.State(t, n)
 	gone, cancel := context.WithCancel(ctx)
@@ -266,7 +267,7 @@ func TestMakingReadyEndsWhenStalled(t *testing.T) {
 		_, err := n.CreateContainer(gone, pod, node.ContainerOptions{Image: reg.Ref("app:v1")})
 		failed <- err
 	}()
-	awaitRequest(t, reg, blob)
+	awaitRequest(t, reg, blob, hangs)
 	cancel()
 	<-failed
 	awaitIdle(t, reg) // nobody waits for it any more, and it ends

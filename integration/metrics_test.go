@@ -132,7 +132,7 @@ func TestMetrics(t *testing.T) {
 
 	hang := make(chan struct{})
 	defer close(hang)
-	r.reg.Reset()
+	hangs := r.reg.Later()
 	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: hang}))
 	ctx, cancel := context.WithCancel(r.ctx)
 	givenUp := make(chan error, 1)
@@ -140,7 +140,7 @@ func TestMetrics(t *testing.T) {
 		_, err := r.Pull(ctx, tag, "")
 		givenUp <- err
 	}()
-	if _, err := r.reg.Wait(r.ctx); err != nil {
+	if _, err := r.reg.Wait(r.ctx, hangs); err != nil {
 		t.Fatal(err)
 	}
 	cancel()

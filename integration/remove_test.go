@@ -358,7 +358,7 @@ func TestRemoveWaitsForPull(t *testing.T) {
 
 	release := make(chan struct{})
 	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: release}, registry.Is("GET", registry.Blob)))
-	r.reg.Reset()
+	hangs := r.reg.Later()
 	type result struct {
 		id  string
 		err error
@@ -368,7 +368,7 @@ func TestRemoveWaitsForPull(t *testing.T) {
 		id, err := r.Pull(r.ctx, moved, "")
 		pulled <- result{id, err}
 	}()
-	if _, err := r.reg.Wait(r.ctx, registry.Is("GET", registry.Blob)); err != nil {
+	if _, err := r.reg.Wait(r.ctx, registry.Is("GET", registry.Blob), hangs); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{moved, id} {

@@ -75,6 +75,14 @@ func In(repository string) func(Request) bool {
 	return func(q Request) bool { return q.Repository == repository }
 }
 
+// Later returns a condition: the request has begun after this call.
+func (r *Registry) Later() func(Request) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.seq
+	return func(q Request) bool { return q.Seq > now }
+}
+
 // Requests returns the requests since the start or the last [Registry.Reset], in the order of their beginning, those still running included.
 func (r *Registry) Requests() []Request {
 	r.mu.Lock()

@@ -151,15 +151,14 @@ func (r *rig) write(name, text string) string {
 	return path
 }
 
-// hang has the registry hang in what matches until release is called, and waits for none. begun waits until it does. Requests of before
-// are forgotten: what matches of them has not hung.
+// hang has the registry hang in what matches until release is called, and waits for none. begun waits until it does.
 func (r *rig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
 	held := make(chan struct{})
+	when := append(slices.Clone(conditions), r.reg.Later()) // what matches of before has not hung
 	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
-	r.reg.Reset()
 	return func() {
 			r.t.Helper()
-			_, err := r.reg.Wait(r.ctx, append(slices.Clone(conditions), func(q registry.Request) bool { return !q.Done })...)
+			_, err := r.reg.Wait(r.ctx, when...)
 			r.must(err)
 		}, func() {
 			r.reg.SetFault(nil)
