@@ -137,6 +137,10 @@ func (c *check) all() {
 	}
 	for _, name := range sorted(c.tags) {
 		if img, ok := c.images[name]; ok && !slices.Contains(c.tags[name], img.Target.Digest) {
+			if _, err := digest.Parse(name); err != nil && c.w.facts.otherTools.Load() {
+				c.retainedBlob(img.Target.Digest) // moved to what is not unpacked, and so not adopted
+				continue
+			}
 			c.w.wrong(tagAstray, "record %s targets %s, and its keys are of %s", name, img.Target.Digest, c.tags[name])
 		}
 	}

@@ -19,6 +19,8 @@ const (
 	sweepPeriod = time.Hour
 	// untaggedGrace is how long an image stays that no key accounts for.
 	untaggedGrace = time.Hour
+	// releaseTimeout bounds how long it may take to let go of what a pin retained.
+	releaseTimeout = 30 * time.Second
 )
 
 // notify tells of what happened to a pin: in the log, a metric and an event of
@@ -42,6 +44,9 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	if e == pin.Made || e == pin.Drifted {
 		return
 	}
+	// The pin has changed, whoever still waits for it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
 	if err := n.retainer.ReleaseAllBut(ctx, n.pins.Retains); err != nil {
 		entry.WithError(err).Warn("what the pin retained is let go of at the next start")
 	}

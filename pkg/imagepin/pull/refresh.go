@@ -254,7 +254,7 @@ func (p *Puller) SetPin(ctx context.Context, name string, scope policy.Scope, d 
 		return pin.Pin{}, "", err
 	}
 	if !retain {
-		return held, previous, p.Retainer.ReleaseAllBut(ctx, p.Pins.Retains)
+		return held, previous, p.Retainer.ReleaseAllBut(context.WithoutCancel(ctx), p.Pins.Retains)
 	}
 	if err := p.retainPin(ctx, ref, held); err != nil || v.proof == "" {
 		return held, previous, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -145,6 +146,15 @@ type change struct {
 	after images.Image
 }
 
+// allFields are the field paths of all that a create writes.
+func (c *change) allFields() []string {
+	fields := []string{"target"}
+	for _, label := range slices.Sorted(maps.Keys(c.image.Labels)) {
+		fields = append(fields, "labels."+label)
+	}
+	return fields
+}
+
 // retargets reports whether a record means another image after a change.
 func (c *change) retargets() bool { return c.create || slices.Contains(c.fieldpaths, "target") }
 
@@ -162,7 +172,11 @@ func (c *change) write(ctx context.Context, store images.Store) error {
 		}
 	case c.create:
 		verb = "create"
-		c.after, err = store.Create(ctx, c.image)
+		if c.after, err = store.Create(ctx, c.image); errdefs.IsAlreadyExists(err) {
+			// Without a transaction, another tool can come first: containerd's CRI
+			// writes image IDs.
+			c.after, err = store.Update(ctx, c.image, c.allFields()...)
+		}
 	default:
 		verb = "update"
 		c.after, err = store.Update(ctx, c.image, c.fieldpaths...)

@@ -249,7 +249,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 		return nil, false, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
-		return nil, false, s.mend(ctx, name, stay)
+		return nil, false, s.repairRecord(ctx, name, stay)
 	}
 	if s.Explained(img) {
 		return nil, false, nil
@@ -260,10 +260,10 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	return &img, false, nil
 }
 
-// mend writes again what is missing on the record called name, which carries
+// repairRecord writes again what is missing on the record called name, which carries
 // entries, and makes the records of their image IDs where they are gone. The
 // records of their tags have events of their own.
-func (s *Store) mend(ctx context.Context, name string, entries []imagepin.Entry) error {
+func (s *Store) repairRecord(ctx context.Context, name string, entries []imagepin.Entry) error {
 	names := []string{name}
 	for _, e := range entries {
 		if id := e.ImageID.String(); !slices.Contains(names, id) {
@@ -285,8 +285,7 @@ func (s *Store) bringBackID(ctx context.Context, name string) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	_, err = s.bring(ctx, nil, nil, entries, "", isID, nil)
-	return err
+	return s.repairRecord(ctx, name, entries)
 }
 
 // unseat takes keys off a record that is gone, or means another image. Those of a tag whose own record is

@@ -45,7 +45,10 @@ func TestUnseen(t *testing.T) {
 	if _, err := e.store.Sync(e.ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	want("another tool has removed the ID", a, nil)
+	want("another tool has removed the ID, which is written again", a, []string{id})
+	if got := e.Records(t)[tag].Target.Digest; got != b.root.Digest {
+		t.Errorf("the tag is moved back to %s", got)
+	}
 	e.store.Unsee(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
 	want("another tool has written it", a, []string{tag, id})
 }
