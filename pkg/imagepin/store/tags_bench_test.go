@@ -1,28 +1,12 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"testing"
-
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/metadata/boltutil"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
-
-// transactional is the image store of containerd's own process: what fn writes is
-// one transaction.
-type transactional struct {
-	images.Store
-	db *bolt.DB
-}
-
-func (r transactional) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return r.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx), r.Store) })
-}
 
 // tagsOf gives one image of which a node has count tags, and a function that gives
 // the entries of tag i.
