@@ -386,7 +386,9 @@ func (c *check) retained(sn, name string) {
 }
 
 func (c *check) leaks() {
-	if c.w.facts.otherTools.Load() {
+	// What a killed pull has unpacked for another target stays until the next start,
+	// where something else keeps the configuration.
+	if c.w.facts.otherTools.Load() || c.w.facts.killedAt.Load() > 0 {
 		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
 			c.below(c.content[d])
 		}

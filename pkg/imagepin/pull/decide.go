@@ -54,6 +54,11 @@ type question struct {
 	dry bool
 }
 
+// toPin is the pin that the answer becomes.
+func (q question) toPin() *pinRequest {
+	return &pinRequest{id: q.pinID(), namespace: q.decision.Namespace, retain: q.decision.Retain}
+}
+
 func (q question) pinID() pin.ID { return pin.ID{Scope: q.decision.Scope, Ref: q.ref.String()} }
 
 // decide finds the digest that a reference means: by the pin that holds for its
@@ -84,7 +89,7 @@ func (p *Puller) decide(ctx context.Context, q question) (Verdict, error) {
 	}
 	// It may have been pinned, moved or unpinned while the registry was asked.
 	if pinned = p.pinFor(q); pinned == nil {
-		v.toPin = &pinRequest{id: q.pinID(), namespace: q.decision.Namespace, retain: q.decision.Retain}
+		v.toPin = q.toPin()
 		if q.dry {
 			v.Why += "; it would be pinned"
 		}
@@ -105,7 +110,13 @@ func (p *Puller) follow(ctx context.Context, q question, held *pin.Pin, v *Verdi
 	if q.dry {
 		return nil
 	}
-	return p.Pins.Touch(ctx, held.ID)
+	if err := p.Pins.Touch(ctx, held.ID); err != nil {
+		return err
+	}
+	if _, ok := p.Pins.Get(held.ID); !ok {
+		v.Pin, v.toPin = nil, q.toPin() // it has just expired, and is used: it is made again
+	}
+	return nil
 }
 
 // saw notes, on every pin of a tag, what the registry says that it means.
