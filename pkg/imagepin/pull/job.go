@@ -194,6 +194,7 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		done = metrics.Unpacked
 		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
+			err = asRemoved(err)
 			if fetched {
 				done = metrics.Fetched
 			}

@@ -89,9 +89,7 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	if err := p.committed(ctx, e); errdefs.IsNotFound(err) {
-		return imagepin.Entry{}, false, fmt.Errorf("%w: %v", errRemoved, err)
-	} else if err != nil {
+	if err := p.committed(ctx, e); err != nil {
 		return imagepin.Entry{}, false, err
 	}
 	return e, src.opened.Load(), nil

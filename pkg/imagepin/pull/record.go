@@ -2,6 +2,7 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -20,6 +21,26 @@ import (
 
 // errRemoved says that something else removed what a key was to be made of.
 var errRemoved = fmt.Errorf("a part of the image was removed while it was made ready: %w", errdefs.ErrUnavailable)
+
+// removed is an error of content that was on the node and is not any more: where it
+// was removed meanwhile, another try finds it missing and fetches it.
+type removed struct{ error }
+
+// Is implements the interface that errors.Is looks for.
+func (removed) Is(target error) bool { return target == errRemoved }
+
+// Unwrap gives the error.
+func (r removed) Unwrap() error { return r.error }
+
+// asRemoved makes an error of missing content errRemoved, unless a registry or the
+// image itself lacks it.
+func asRemoved(err error) error {
+	var known *imagepin.Error
+	if errdefs.IsNotFound(err) && !atRegistry(err) && !errors.As(err, &known) {
+		return removed{err}
+	}
+	return err
+}
 
 // record writes an image that is in place under the job's reference and under
 // its digest, so that it is found by either. The context carries a lease, which
