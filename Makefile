@@ -68,8 +68,13 @@ demo: build test-binaries ## Run the main job for real, on a registry and a cont
 demo-stock: build test-binaries ## The same steps on stock containerd: where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
+# The stages mostly wait for containerd and kubelet: two at a time, each with its output in one piece.
 .PHONY: test
-test: test-unit test-sim check-bench test-integration test-serve test-race test-lazy test-kubelet test-packages test-versions ## All tests
+test: ## All tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-stages
+
+.PHONY: test-stages
+test-stages: test-integration test-kubelet test-serve test-unit test-packages test-race test-lazy test-versions test-sim check-bench
 
 .PHONY: test-unit
 test-unit: ## Unit tests, under the race detector

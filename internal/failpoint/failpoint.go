@@ -41,7 +41,6 @@ var Names = []string{
 	"check.remove", // before each snapshot that cannot be used is removed
 
 	// Image records change.
-	"lease.added",     // what a key needs is leased, and not looked at yet
 	"store.write",     // before each record that is written
 	"store.commit",    // all are written, in a transaction that is not committed
 	"store.committed", // and is

@@ -8,7 +8,6 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 
-	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -40,7 +39,6 @@ func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 			return err
 		}
 	}
-	failpoint.Reach("lease.added")
 	for _, e := range entries {
 		present, err := s.Present(ctx, e)
 		if err != nil {
