@@ -43,6 +43,7 @@ type job struct {
 	done     func(metrics.Done)
 	manifest digest.Digest // that was chosen; empty before
 	anew     bool          // though it is recorded as ready
+	again    bool          // though an earlier try has found it ready, or made it
 	counted  bool          // already, as a part of the same pull
 	verified bool          // already
 }
@@ -108,7 +109,7 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 		case errors.As(err, &other):
 			j = p.follows(j, other.pin)
 		case errors.Is(err, errRemoved):
-			j.anew = true
+			j.again = true // not anew: that is trusted with what is on the node
 		default:
 			return entry, done, err
 		}
@@ -190,7 +191,7 @@ func (p *Puller) failed(ctx context.Context, j job, err error) error {
 // records the key.
 func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry, change store.Change, done metrics.Done, err error) {
 	known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target)
-	if !ok || j.anew {
+	if !ok || j.anew || j.again {
 		done = metrics.Unpacked
 		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
