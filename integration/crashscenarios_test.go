@@ -109,7 +109,7 @@ var crashScenarios = map[string]scenario{
 		setup: func(c *crashRig) {
 			ref := c.data("app:1", "1")
 			c.pull(ref, "")
-			c.ctr("images", "export", "--platform", images.HostPlatform(), c.Path("app.tar"), ref)
+			c.ctr("images", "export", "--local", "--platform", images.HostPlatform(), c.Path("app.tar"), ref)
 			c.remove(ref, "")
 		},
 		op: func(c *crashRig) error {

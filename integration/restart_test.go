@@ -339,7 +339,7 @@ func TestOtherTools(t *testing.T) {
 	// Exported from here, and removed.
 	id := r.pull(tag, "")
 	archive := r.Path("app.tar")
-	ctr("images", "export", "--platform", images.HostPlatform(), archive, tag)
+	ctr("images", "export", "--local", "--platform", images.HostPlatform(), archive, tag)
 	r.remove(tag, "")
 	r.wantState("after the removal", before)
 	r.reg.Reset()
