@@ -107,7 +107,12 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 	if opts.ConfigDir != "" {
 		args = append(args, "--config-dir="+opts.ConfigDir)
 	}
-	if k.d, err = daemon.Start(exec.Command(Bin("kubelet"), args...), k.LogFile()); err != nil {
+	cmd := exec.Command(Bin("kubelet"), args...)
+	cmd.Dir = k.n.Path("kubelet")
+	if err := os.MkdirAll(filepath.Join(cmd.Dir, filepath.Base(devicePlugins)), 0o755); err != nil {
+		return err
+	}
+	if k.d, err = daemon.Start(cmd, k.LogFile()); err != nil {
 		return err
 	}
 	since := time.Now().Add(-time.Second).Truncate(time.Second)

@@ -13,6 +13,9 @@ import (
 
 const insideEnv = "IMAGEPIN_IN_NAMESPACE"
 
+// devicePlugins is a path of kubelet's that no option changes (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1).
+const devicePlugins = "/var/lib/kubelet/device-plugins"
+
 // InNamespace runs a test binary's main in a mount namespace of its own and returns its exit code: call it first in TestMain,
 // with the rest of that as main. Mounts are gone with the namespace, and in it kubelet finds what it would otherwise change
 // or leave on the machine: sysctls, /var/lib/kubelet and /var/log/containers. What a main that died left is cleaned up.
@@ -70,5 +73,10 @@ func hideHost(dir string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	return nil
+	// kubelet makes its socket for device plugins at this path, whatever its root directory is: two that start at once would remove
+	// and take each other's. The link leads each one to its own directory.
+	if err := os.Mkdir(filepath.Dir(devicePlugins), 0o755); err != nil {
+		return err
+	}
+	return os.Symlink("/proc/self/cwd/"+filepath.Base(devicePlugins), devicePlugins)
 }
