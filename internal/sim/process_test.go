@@ -123,6 +123,7 @@ func (w *world) startProcess() error {
 			Snapshotters: loaded,
 		},
 		Settings: settings, CRI: cri, NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
+		KeysARecord: int(w.seed % 3), // none of a node's few digests has as many tags as the default
 	})
 	if err != nil {
 		return err

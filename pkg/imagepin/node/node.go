@@ -72,6 +72,8 @@ type Config struct {
 	NodeKey string
 	// Transport sends the requests to registries; nil is containerd's own.
 	Transport http.RoundTripper
+	// KeysARecord is that of [store.Config].
+	KeysARecord int
 }
 
 // Node is what there is of imagepin before the CRI.
@@ -154,6 +156,7 @@ func (n *Node) storeConfig() store.Config {
 		Snapshotter:  n.Snapshots,
 		Runtimes:     n.runtimes,
 		PinnedImages: n.CRI.PinnedImages(),
+		KeysARecord:  n.KeysARecord,
 	}
 }
 

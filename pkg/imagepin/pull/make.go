@@ -86,9 +86,6 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	if e.RecordTarget.Digest != manifest.Digest {
 		e.Size += sizeOf(path[:len(path)-1])
 	}
-	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
-		return imagepin.Entry{}, false, err
-	}
 	if err := p.committed(ctx, e); err != nil {
 		return imagepin.Entry{}, false, err
 	}

@@ -91,6 +91,10 @@ func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
 		return nil, err
 	}
 	e.Ref = byDigest.String()
+	// What was found ready can be carried by the record of another tag.
+	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
+		return nil, err
+	}
 	entries := []imagepin.Entry{e}
 	if ref := j.ref.String(); ref != e.Ref && p.movesTag(j) {
 		e.Ref = ref

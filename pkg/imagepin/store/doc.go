@@ -9,8 +9,10 @@
 //	<repo>@<index>   -> index     carries the labels of the keys
 //	<image ID>       -> index
 //
-// and for an image of another platform, which stock must never start by
-// accident, there is no tag, and the index is left out:
+// Where that record carries as many keys as it may (Config.KeysARecord), the
+// records of further tags carry their own keys. For an image of another platform,
+// which stock must never start by accident, there is no tag, and the index is left
+// out:
 //
 //	<repo>@<manifest> -> manifest carries the labels of the keys
 //	<image ID>        -> manifest

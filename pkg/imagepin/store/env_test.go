@@ -91,6 +91,8 @@ type env struct {
 	records *records
 	store   *Store
 	blobs   ctdtest.Blobs
+
+	keysARecord int
 }
 
 func newEnv(t testing.TB) *env {
@@ -119,6 +121,7 @@ func (e *env) restart() {
 		Records: e.records, Content: e.Content, Leases: e.Leases,
 		Snapshotter: e.Snapshotter, Runtimes: runtimes,
 		PinnedImages: []string{"registry.example/pause:1"},
+		KeysARecord:  e.keysARecord,
 	})
 }
 

@@ -48,11 +48,20 @@ func TestInterruptedOperations(t *testing.T) {
 		"removal of another platform":      {[]operation{put(foreign, false, 0)}, remove(foreign)},
 		"removal for one snapshotter":      {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
 		"removal of what a tag meant":      {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
+		"pull for one snapshotter of a tag that moved": {
+			[]operation{put(native, false, 0), put(nativeToo, false, 1)}, put(native, true, 2),
+		},
 	} {
-		for _, crash := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, crash %v", name, crash), func(t *testing.T) {
+		for _, how := range []struct {
+			crash       bool
+			keysARecord int
+		}{{true, 0}, {false, 0}, {true, 1}, {false, 1}} {
+			t.Run(fmt.Sprintf("%s, %+v", name, how), func(t *testing.T) {
+				t.Parallel()
 				prepare := func() (*env, image, image) {
 					e := newEnv(t)
+					e.keysARecord = how.keysARecord
+					e.restart()
 					a, b := e.image("a"), e.image("b")
 					for _, op := range c.before {
 						if err := op(t, e, a, b); err != nil {
@@ -77,7 +86,7 @@ func TestInterruptedOperations(t *testing.T) {
 						t.Fatalf("after %d of %d writes: %v", n, writes, err)
 					}
 					e.Collect(t)
-					if crash {
+					if how.crash {
 						e.restart()
 						e.load(t)
 						e.sound(t)

@@ -37,7 +37,7 @@ type Records interface {
 // collectTimeout bounds what is done for a caller that has gone.
 const collectTimeout = time.Minute
 
-// Config is what a Store works on. All fields are required.
+// Config is what a Store works on. All fields but KeysARecord are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
@@ -47,6 +47,9 @@ type Config struct {
 	// PinnedImages are the normalized references that containerd's CRI pins
 	// (pinned_images).
 	PinnedImages []string
+	// KeysARecord is how many keys the record of a digest carries before the
+	// records of tags carry those of their own. Zero is 16.
+	KeysARecord int
 }
 
 // Store is the keys of a node. It is safe for concurrent use.
@@ -138,6 +141,12 @@ func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry,
 			return Change{}, err
 		}
 	}
+	before, after, err := s.displaced(entries)
+	if err != nil {
+		return Change{}, err
+	}
+	// They are written first: a key always has a record that carries it.
+	replaced, entries = append(replaced, before...), append(after, entries...)
 	return s.bring(ctx, nil, replaced, entries, proof, creates(entries), still)
 }
 
@@ -151,6 +160,7 @@ func (s *Store) Recorded(proof string, entries ...imagepin.Entry) bool {
 // is false where all of them, and the proof, are recorded already.
 func (s *Store) news(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, news bool) {
 	wanted = slices.Clone(entries)
+	s.carried(wanted)
 	for i, e := range wanted {
 		old, ok := s.Get(e.Key)
 		switch {

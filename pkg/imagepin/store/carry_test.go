@@ -1,0 +1,77 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// The record of a digest carries the keys of its first tags, the record of each
+// further tag its own; a start reads them alike, and all of it is removed.
+func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
+	const count = keysARecord + 4
+	e := newEnv(t)
+	of := e.tagsOf(t, count)
+	record := of(0)[0].Record
+	if got := len(e.keyLabels(t, record)); got != keysARecord {
+		t.Errorf("the record of the digest carries %d keys, not %d", got, keysARecord)
+	}
+	for i := range count {
+		var want []string
+		if 1+i >= keysARecord { // one is the key of the digest
+			want = texts(of(i)[1].Key)
+		}
+		wantEqual(t, fmt.Sprintf("keys on tag %d", i), e.keyLabels(t, of(i)[1].Ref), want)
+	}
+	keys := e.keys()
+	e.restart()
+	if unknown := e.load(t); len(unknown) > 0 {
+		t.Errorf("unexplained: %q", unknown)
+	}
+	wantEqual(t, "keys after a start", e.keys(), keys)
+	e.records.writes = 0
+	for i := range count {
+		if _, err := e.store.Put(e.ctx, "", of(i)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e.records.writes != 0 {
+		t.Errorf("recording again what is recorded wrote %d times", e.records.writes)
+	}
+	e.sound(t)
+	for i := range count {
+		e.remove(t, keysOf(of(i))...)
+	}
+	e.wantEmpty(t)
+}
+
+// A tag that carries keys of two targets moves with the pull for one of them. The
+// record of the digest carries the key of the other target from then on.
+func TestATagThatCarriesKeysMoves(t *testing.T) {
+	e := newEnv(t)
+	e.keysARecord = 1
+	e.restart()
+	before, after := e.image("before"), e.image("after")
+	e.pull(t, tag, before, native, 0, "")
+	e.pull(t, tag, before, nativeToo, 1, "")
+	old := entries(tag, before, nativeToo, 1)
+	wantEqual(t, "keys on the tag", e.keyLabels(t, tag), texts(entries(tag, before, native, 0)[1].Key, old[1].Key))
+
+	e.pull(t, tag, after, native, 2, "")
+	moved := entries(tag, after, native, 2)
+	wantEqual(t, "keys on the tag that has moved", e.keyLabels(t, tag), texts(moved[1].Key))
+	wantEqual(t, "keys on the digest that it had", e.keyLabels(t, old[0].Record),
+		texts(entries(tag, before, native, 0)[0].Key, old[0].Key, old[1].Key))
+	e.wantRecords(t, map[string]digest.Digest{
+		tag: after.root.Digest, moved[0].Record: after.root.Digest, after.amd64.Config.Digest.String(): after.root.Digest,
+		old[0].Record: before.root.Digest, before.amd64.Config.Digest.String(): before.root.Digest,
+	})
+	e.sound(t)
+	keys := e.keys()
+	e.restart()
+	if unknown := e.load(t); len(unknown) > 0 {
+		t.Errorf("unexplained: %q", unknown)
+	}
+	wantEqual(t, "keys after a start", e.keys(), keys)
+}
