@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
@@ -160,6 +161,93 @@ func TestKubeletRestarted(t *testing.T) {
 	restarted.annotations[handlerAnnotation] = "runc"
 	if got := r.statusAs(ref, restarted); got != "" {
 		t.Errorf("ImageStatus says %q for a handler that the image is not ready for", got)
+	}
+}
+
+// restartedBy runs one more container of an image in a pod with the calls of a kubelet that was restarted and so has another mark for the pod
+// than its sandbox.
+func (r *rig) restartedBy(seen string, p *node.Pod, ref, handler string, auth *cri.AuthConfig) (line string, pulled bool, err error) {
+	again := *p
+	again.Config = proto.CloneOf(p.Config)
+	again.Config.Annotations[node.SeenAnnotation] = seen
+	spec := &cri.ImageSpec{Image: ref, Annotations: again.Config.Annotations, RuntimeHandler: handler}
+	status, err := r.Images().ImageStatus(r.ctx, &cri.ImageStatusRequest{Image: spec})
+	if err != nil {
+		return "", false, err
+	}
+	c := node.ContainerOptions{Image: status.GetImage().GetId(), UserImage: ref}
+	if c.Image == "" {
+		res, err := r.Images().PullImage(r.ctx, &cri.PullImageRequest{Image: spec, Auth: auth, SandboxConfig: again.Config})
+		if err != nil {
+			return "", false, err
+		}
+		c.Image, pulled = res.ImageRef, true
+	}
+	if status, err = r.Images().ImageStatus(r.ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+		return "", pulled, err
+	}
+	uid := status.GetImage().GetUid().GetValue()
+	c.RunAsUser = &uid
+	_, line, err = r.RunContainer(r.ctx, &again, c)
+	return line, pulled, err
+}
+
+// TestKubeletRestartedPinnedUser restarts a container of a pinned revision after a restart of kubelet, whose first question says nothing of the
+// pod: it never runs as the user of the image that the tag means by now, and the next try runs as its own.
+func TestKubeletRestartedPinnedUser(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules})
+	was, is := images.Options{Version: "was", User: "1000"}, images.Options{Version: "is"}
+	ref, _ := r.push("workload/app:v1", was, images.HostPlatform())
+	old := r.wantUser(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, was, 1000)
+	r.push("workload/app:v1", is, images.HostPlatform())
+	r.wantUser(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, is, 0)
+	for _, handler := range []string{"", "runc"} {
+		for _, crash := range []bool{false, true} {
+			if crash {
+				r.crash(nil)
+			}
+			seen := fmt.Sprintf("restart of kubelet, handler %q, crash %t", handler, crash)
+			_, _, err := r.restartedBy(seen, old.Pod, ref, handler, nil)
+			if status.Code(rootCause(err)) != codes.Unavailable || !strings.Contains(err.Error(), "user") {
+				t.Errorf("%s: the first try: %v", seen, err)
+			}
+			for range 2 {
+				if got, pulled, err := r.restartedBy(seen, old.Pod, ref, handler, nil); err != nil || got != was.Line(1000) || pulled {
+					t.Errorf("%s: the next one prints %q, pulled %t: %v", seen, got, pulled, err)
+				}
+			}
+		}
+	}
+}
+
+// TestKubeletRestartedPinnedCollected has the pinned digest of a private image collected before the container is restarted by a kubelet that was
+// restarted too: its second try is told that the image is absent, and pulls with the pod's secret.
+func TestKubeletRestartedPinnedCollected(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules})
+	r.reg.SetAuth(&registry.Auth{Public: []string{"pause"}, Users: map[string]registry.User{
+		"alice": {Password: alicePassword, Repositories: []string{"**"}},
+	}})
+	was, is := images.Options{Version: "was"}, images.Options{Version: "is"}
+	ref, _ := r.push("workload/app:v1", was, images.HostPlatform())
+	pod := func(hash string) node.KubeletPod {
+		return node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", hash), Image: ref, Always: true, Auth: asAlice()}
+	}
+	old := r.wantUser(pod("r1"), was, 0)
+	r.push("workload/app:v1", is, images.HostPlatform())
+	r.wantUser(pod("r2"), is, 0)
+	if err := old.Container.Remove(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.remove(old.ImageID, "")
+	if err := r.GC(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := r.restartedBy("restarted", old.Pod, ref, "", asAlice())
+	failure{name: "CannotMakeReady", code: codes.Unauthenticated}.check(t, rootCause(err), ref, targetOf(""))
+	if got, pulled, err := r.restartedBy("restarted", old.Pod, ref, "", asAlice()); err != nil || got != was.Line(0) || !pulled {
+		t.Errorf("the next try prints %q, pulled %t: %v", got, pulled, err)
 	}
 }
 

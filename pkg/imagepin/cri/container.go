@@ -33,6 +33,7 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 	if sandbox == nil {
 		return next(ctx, r) // the service behind says that there is no such sandbox
 	}
+	s.sandboxes.learn(sandbox, r.GetSandboxConfig())
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err
@@ -52,6 +53,11 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 			e, err := s.readyFor(ctx, w, rt)
 			if err != nil {
 				return nil, err
+			}
+			if w.spec == r.GetConfig().GetImage() {
+				if err := userOfAnother(r.GetConfig(), w, e); err != nil {
+					return nil, err
+				}
 			}
 			name(w.spec, e)
 			entries = append(entries, e)

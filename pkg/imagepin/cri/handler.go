@@ -84,6 +84,7 @@ func (s *Service) callerOf(ctx context.Context, spec *runtime.ImageSpec, config 
 	}
 	if known != nil {
 		c.pod = known.pod
+		s.sandboxes.learn(known, config)
 	}
 	// After a restart of kubelet, the mark of a running pod is another one
 	// than its sandbox has: it does not say which pod's it is.
@@ -133,11 +134,15 @@ type sandboxes struct {
 	refresh keyed.Mutex
 }
 
-// sandbox is what is remembered of one. It does not change once it is added.
+// sandbox is what is remembered of one. Handler and pod do not change once it is
+// added.
 type sandbox struct {
 	handler string
 	pod     policy.Pod
+	// marks are those that it was made with, and learned the one that a kubelet has
+	// given its pod since; the lock of sandboxes guards them.
 	marks   []string
+	learned string
 }
 
 // byMark finds the sandbox that has one of the marks; nil where none has.
@@ -244,11 +249,44 @@ func (x *sandboxes) add(id string, s *sandbox) {
 	if x.marks == nil {
 		x.marks, x.ids = make(map[string]*sandbox), make(map[string]*sandbox)
 	}
-	for _, m := range s.marks {
+	if known := x.ids[id]; known != nil && s.learned == "" {
+		s.learned = known.learned
+	}
+	for _, m := range s.all() {
 		x.marks[m] = s
 	}
 	if id != "" {
 		x.ids[id] = s
+	}
+}
+
+// all are the marks of a sandbox. The caller holds the lock.
+func (s *sandbox) all() []string {
+	if s.learned == "" {
+		return s.marks
+	}
+	return append(slices.Clone(s.marks), s.learned)
+}
+
+// learn notes the mark that a sandbox's pod has by now, as a call says that is
+// known to be for the sandbox. A kubelet that was restarted gives a running pod
+// another mark than its sandbox was made with, and asks for images by that alone.
+func (x *sandboxes) learn(s *sandbox, config *runtime.PodSandboxConfig) {
+	marks := podMarks("", config.GetAnnotations())
+	if len(marks) == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.marks[marks[0]] != nil {
+		return
+	}
+	if x.marks[s.learned] == s {
+		delete(x.marks, s.learned)
+	}
+	s.learned = marks[0]
+	if len(s.marks) > 0 && x.marks[s.marks[0]] == s { // it is remembered still
+		x.marks[s.learned] = s
 	}
 }
 
@@ -263,7 +301,7 @@ func (x *sandboxes) remove(id string, s *sandbox) {
 		return
 	}
 	delete(x.ids, id)
-	for _, m := range s.marks {
+	for _, m := range s.all() {
 		if x.marks[m] == s {
 			delete(x.marks, m)
 		}

@@ -2,7 +2,6 @@ package cri
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/distribution/reference"
@@ -61,20 +60,6 @@ func distinct(names []string) []string {
 }
 
 func isDigested(ref string) bool { return strings.Contains(ref, "@") }
-
-// userOf splits the user of an image's configuration as containerd's CRI does
-// (getUserFromImage in internal/cri/server/images/image_status.go): a number
-// is a UID, anything else a name, and a group is left out.
-func userOf(user string) (*runtime.Int64Value, string) {
-	user, _, _ = strings.Cut(user, ":")
-	if user == "" {
-		return nil, ""
-	}
-	if uid, err := strconv.ParseInt(user, 10, 64); err == nil {
-		return &runtime.Int64Value{Value: uid}, ""
-	}
-	return nil, user
-}
 
 // normalized is a name as references are kept, or the name itself where it is
 // not a reference.
