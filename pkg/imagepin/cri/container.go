@@ -244,7 +244,7 @@ func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Ent
 			return nil, err
 		}
 		for _, e := range entries {
-			if err := s.Puller.Show(s.namespaced(ctx), e); err != nil {
+			if err := s.show(s.namespaced(ctx), e); err != nil {
 				return nil, err
 			}
 		}
@@ -262,6 +262,21 @@ func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Ent
 		}
 	}
 	return nil, fmt.Errorf("images are removed again and again while they are made ready: %w", errdefs.ErrUnavailable)
+}
+
+// show waits until the service behind knows an image. Where it does not know its
+// ID, it could not read the image when it started, and hears nothing of content
+// that was mended since.
+func (s *Service) show(ctx context.Context, e imagepin.Entry) error {
+	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: e.ImageID.String()}})
+	if err == nil && known.GetImage() == nil {
+		for _, name := range []string{e.Ref, e.Record} {
+			if img, err := s.Store.Records.Get(ctx, name); err == nil && img.Target.Digest == e.RecordTarget.Digest {
+				s.Store.Unsee(img, e)
+			}
+		}
+	}
+	return s.Puller.Show(ctx, e)
 }
 
 // present reports whether what entries need is there. A key that lacks something

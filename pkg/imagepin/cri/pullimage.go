@@ -27,6 +27,8 @@ const (
 	// usually has in half a millisecond.
 	visiblePoll    = 200 * time.Microsecond
 	visibleTimeout = 10 * time.Second
+	// visibleRemind is after how long it is reminded of a name.
+	visibleRemind = 2 * time.Second
 )
 
 // pullImage makes an image ready for the target of the pod it is pulled for.
@@ -79,12 +81,17 @@ func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 }
 
 // WaitVisible waits until the service behind knows an image under names, as long as
-// it is wanted under each. It fails with [imagepin.NotVisible].
-func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string, wanted func(name string) bool) error {
+// it is wanted under each. Where that takes long, remind is called once for each
+// name: it makes the service behind read the record again, which it does not by
+// itself where it could not read the image when it started. It fails with
+// [imagepin.NotVisible].
+func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string, wanted func(name string) bool, remind func(ctx context.Context, name string) error) error {
 	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
 	defer tick.Stop()
+	late := time.NewTimer(visibleRemind)
+	defer late.Stop()
 	for _, name := range names {
 		for wanted(name) {
 			resp, err := behind.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
@@ -93,6 +100,12 @@ func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id dige
 			}
 			select {
 			case <-tick.C:
+			case <-late.C:
+				for _, name := range names {
+					if err := remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot remind containerd's CRI of an image")
+					}
+				}
 			case <-ctx.Done():
 				if cause := context.Cause(ctx); !errors.Is(cause, errNotVisible) {
 					return cause

@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,7 +57,15 @@ func TestWaitVisible(t *testing.T) {
 				defer cancel()
 				behind := &slowToNotice{id: id, after: time.Now().Add(tc.after)}
 				end := time.Now().Add(tc.wanted)
-				err := WaitVisible(ctx, behind, id, names, func(string) bool { return time.Now().Before(end) })
+				var reminded []string
+				remind := func(_ context.Context, name string) error {
+					reminded = append(reminded, name)
+					return errdefs.ErrNotFound
+				}
+				err := WaitVisible(ctx, behind, id, names, func(string) bool { return time.Now().Before(end) }, remind)
+				if late := min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
+					t.Errorf("reminded of %q", reminded)
+				}
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
