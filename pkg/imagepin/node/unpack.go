@@ -21,39 +21,60 @@ import (
 // and wants to be told which.
 const remoteAnnotations = "enable_remote_snapshot_annotations"
 
+// applier is one of containerd's differs, by name; the zero value is what its
+// diff service chooses.
+type applier struct {
+	diff.Applier
+	differ string
+}
+
 // appliers are what unpacks in each snapshotter for which containerd's transfer
 // service names a differ. What is configured and not done is logged by name.
-func (n *Node) appliers() map[string]diff.Applier {
+func (n *Node) appliers() map[string]applier {
 	differs, ignored := n.CRI.Differs(n.runtimes)
 	for _, w := range ignored {
 		log.L.Warn(w)
 	}
-	all := make(map[string]diff.Applier)
+	all := make(map[string]applier)
 	for snapshotter, differ := range differs {
 		if differ == "" || (n.Differ == nil && differ == defaults.DefaultDiffer) {
 			continue // what containerd's diff service chooses
 		}
-		err := errNoDiffer
-		if n.Differ != nil {
-			all[snapshotter], err = n.Differ(differ)
-		}
+		a, err := n.differ(differ)
 		if err != nil {
-			delete(all, snapshotter)
 			log.L.WithError(err).Warnf("[plugins.%q] unpack_config: differ %q is ignored for snapshotter %q, [plugins.\"io.containerd.service.v1.diff-service\"] default holds",
 				config.TransferSection, differ, snapshotter)
+			continue
 		}
+		all[snapshotter] = applier{a, differ}
 	}
 	return all
 }
 
+func (n *Node) differ(name string) (diff.Applier, error) {
+	if n.Differ == nil {
+		return nil, errNoDiffer
+	}
+	return n.Differ(name)
+}
+
 var errNoDiffer = errors.New("containerd's socket lets nobody choose a differ")
 
-// unpackPlatform is how layers are unpacked in a snapshotter; without an applier
-// of its own, containerd's diff service does it.
-func (n *Node) unpackPlatform(name string, applier diff.Applier) unpack.Platform {
-	if applier == nil {
-		applier = n.Applier
-	}
+// overlayfs is the snapshotter for which containerd's unpacker itself sees to
+// whiteouts in layers that are unpacked in parallel.
+const overlayfs = "overlayfs"
+
+// inParallel reports whether an applier may unpack the layers of an image at
+// once in a snapshotter that can put them together afterwards. Each of them then
+// looks like the lowest one. containerd's default differ removes what the
+// whiteouts of such a layer name, which is nothing, and what they hide in the
+// layers below would come back. The diff service may choose that one.
+func (a applier) inParallel(snapshotter string) bool {
+	return snapshotter == overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
+}
+
+// unpackPlatform is how layers are unpacked in a snapshotter by an applier.
+func (n *Node) unpackPlatform(name string, by applier) unpack.Platform {
 	exports := maps.Clone(n.Snapshotters[name].Exports)
 	if exports == nil {
 		exports = make(map[string]string)
@@ -62,10 +83,13 @@ func (n *Node) unpackPlatform(name string, applier diff.Applier) unpack.Platform
 	if !n.CRI.Images.DisableSnapshotAnnotations {
 		exports[remoteAnnotations] = "true"
 	}
-	if exports[remoteAnnotations] == "true" {
+	if exports[remoteAnnotations] == "true" || !by.inParallel(name) {
 		// Unpacked in parallel, layers that are fetched lazily end up without
 		// parents, and nothing fails.
 		capabilities = nil
+	}
+	if by.Applier == nil {
+		by.Applier = n.Applier
 	}
 	var apply []diff.ApplyOpt
 	if n.CRI.Images.ImagePullWithSyncFS {
@@ -80,7 +104,7 @@ func (n *Node) unpackPlatform(name string, applier diff.Applier) unpack.Platform
 		Snapshotter:             n.Snapshots(name),
 		SnapshotterExports:      exports,
 		SnapshotterCapabilities: capabilities,
-		Applier:                 applier,
+		Applier:                 by.Applier,
 		ApplyOpts:               apply,
 	}
 }

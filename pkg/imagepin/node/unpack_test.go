@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
@@ -57,6 +58,42 @@ func TestAppliers(t *testing.T) {
 			if got := n.unpackPlatform(sn, appliers[sn]).Applier; got != c.want[sn] {
 				t.Errorf("%s: %v unpacks in %s, not %v", name, got, sn, c.want[sn])
 			}
+		}
+	}
+}
+
+// Layers are unpacked in parallel only where whiteouts survive it: in overlayfs, whose mounts containerd's unpacker changes for it, and
+// by a differ that is not containerd's default one.
+func TestUnpackInParallel(t *testing.T) {
+	rebase := []string{snapshots.RebaseCap}
+	for _, c := range []struct {
+		snapshotter, differ string
+		capabilities        []string
+		exports             map[string]string
+		parallel            bool
+	}{
+		{"overlayfs", "", rebase, nil, true},
+		{"overlayfs", "walking", rebase, nil, true},
+		{"overlayfs", "", nil, nil, false},
+		{"overlayfs", "", rebase, map[string]string{remoteAnnotations: "true"}, false},
+		{"erofs", "erofs", rebase, nil, true},
+		{"erofs", "erofs", nil, nil, false},
+		{"erofs", "walking", rebase, nil, false},
+		{"erofs", "", rebase, nil, false}, // the diff service may choose the walking one
+	} {
+		n := &Node{Config: Config{
+			CRI: config.CRI{Images: config.Images{DisableSnapshotAnnotations: true}},
+			Containerd: Containerd{
+				Applier: named("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
+				Snapshotters: map[string]Snapshotter{c.snapshotter: {Exports: c.exports, Capabilities: c.capabilities}},
+			},
+		}}
+		by := applier{differ: c.differ}
+		if c.differ != "" {
+			by.Applier = named(c.differ)
+		}
+		if got := slices.Contains(n.unpackPlatform(c.snapshotter, by).SnapshotterCapabilities, snapshots.RebaseCap); got != c.parallel {
+			t.Errorf("%+v: in parallel: %v", c, got)
 		}
 	}
 }
