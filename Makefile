@@ -100,11 +100,13 @@ bench-docs: ## The same, for docs/performance.md and docs/performance/
 	bin/bench -out docs/performance -doc docs/performance.md
 
 .PHONY: test-integration
-test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters
+test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters; needs EROFS in the kernel
+	hack/erofs-utils.sh
 	cd integration && $(GO) test -timeout 30m -count 1 ./...
 
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests again, with imagepin serve beside stock containerd
+	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" .
 
 .PHONY: test-race

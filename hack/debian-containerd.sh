@@ -5,10 +5,8 @@
 # apt checks the signatures; its lists are its own. IMAGEPIN_DEBIAN_MIRROR is another mirror.
 set -euo pipefail
 
-MIRROR=${IMAGEPIN_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
-
 root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/hack/debian-apt.sh"
 bin=${IMAGEPIN_BIN:-$root/bin}
 mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
@@ -18,13 +16,8 @@ arch=$(dpkg --print-architecture)
 fetch() {
     local work=$2.new
     rm -rf "$work"
-    mkdir -p "$work"/apt/{lists,cache,etc} "$work/bin"
-    echo "deb [arch=$arch signed-by=$KEYRING] $MIRROR $1 main" >"$work/apt/sources.list"
-    : >"$work/apt/status"
-    local own=(-q -o "Dir::Etc=$work/apt/etc" -o "Dir::Etc::SourceList=$work/apt/sources.list" -o Dir::Etc::SourceParts=-
-        -o "Dir::State::Lists=$work/apt/lists" -o "Dir::State::Status=$work/apt/status" -o "Dir::Cache=$work/apt/cache"
-        -o APT::Sandbox::User=root -o "APT::Architecture=$arch" -o Acquire::Languages=none)
-    (cd "$work" && apt-get "${own[@]}" update && apt-get "${own[@]}" download containerd) >"$2.log" 2>&1 || {
+    mkdir -p "$work/bin"
+    (cd "$work" && own_apt "$work/apt" "$1" update && own_apt "$work/apt" "$1" download containerd) >"$2.log" 2>&1 || {
         tail -5 "$2.log" >&2
         exit 1
     }

@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	ourSection     = "io.containerd.imagepin.v1.images"
-	imagesSection  = "io.containerd.cri.v1.images"
-	runtimeSection = "io.containerd.cri.v1.runtime"
+	ourSection      = "io.containerd.imagepin.v1.images"
+	imagesSection   = "io.containerd.cri.v1.images"
+	runtimeSection  = "io.containerd.cri.v1.runtime"
+	transferSection = "io.containerd.transfer.v1.local"
 )
 
 // TestDefaultConfigShowsOurSection reads what `containerd config default` prints.

@@ -284,9 +284,10 @@ func (n *Node) Restart(ctx context.Context, change func(*Options)) error {
 	return n.Start(ctx)
 }
 
-// Ctr runs ctr on this node, in CRI's namespace unless the arguments name another, and returns its output.
+// Ctr runs ctr on this node, with its environment and in CRI's namespace unless the arguments name another, and returns its output.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, n.opts.binary("ctr"), append([]string{"--address", n.ContainerdAddress(), "--namespace", Namespace}, args...)...)
+	cmd.Env = append(os.Environ(), n.opts.Env...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Puts a mkfs.erofs into bin/erofs/ with which containerd's EROFS differ works, for the tests: one that takes tar archives
+# (erofs-utils 1.7 and newer). That is this machine's own, or else that of a newer Debian with the libraries it needs, kept in
+# the user's cache; nothing is installed.
+#
+# apt checks the signatures; its lists are its own. IMAGEPIN_DEBIAN_MIRROR is another mirror.
+set -euo pipefail
+
+SUITE=trixie
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/hack/debian-apt.sh"
+bin=${IMAGEPIN_BIN:-$root/bin}
+mkdir -p "$bin/erofs" && bin=$(cd "$bin" && pwd)
+cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
+
+# takes_tar PROGRAM: can it make a filesystem of a tar archive?
+takes_tar() {
+    local help
+    help=$("$1" --help 2>/dev/null) && [[ $help == *--tar=* ]]
+}
+
+# fetch DIRECTORY: the package with all that it depends on.
+fetch() {
+    local work=$1.new package
+    rm -rf "$work"
+    mkdir -p "$work/root"
+    { own_apt "$work/apt" "$SUITE" update &&
+        own_apt "$work/apt" "$SUITE" install -y --download-only --no-install-recommends erofs-utils; } >"$1.log" 2>&1 || {
+        tail -5 "$1.log" >&2
+        exit 1
+    }
+    for package in "$work"/apt/cache/archives/*.deb; do
+        dpkg-deb -x "$package" "$work/root"
+    done
+    # The libc of this machine may be too old: the program runs with the one of its own suite.
+    cat >"$work/mkfs.erofs" <<'WRAPPER'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/root
+for loader in "$root"/usr/lib/*/ld-linux*.so.*; do
+    exec "$loader" --library-path "${loader%/*}" "$root/usr/bin/mkfs.erofs" "$@"
+done
+WRAPPER
+    chmod +x "$work/mkfs.erofs"
+    if ! takes_tar "$work/mkfs.erofs"; then
+        echo "mkfs.erofs of Debian $SUITE takes no tar archives here" >&2
+        exit 1
+    fi
+    rm -rf "$work/apt"
+    mv "$work" "$1"
+}
+
+if ! grep -qw erofs /proc/filesystems && ! modprobe erofs; then
+    echo "this kernel has no EROFS" >&2
+    exit 1
+fi
+mkdir -p "$cache"
+exec 9>"$cache/erofs-utils.lock"
+flock 9
+if mkfs=$(command -v mkfs.erofs) && takes_tar "$mkfs"; then
+    ln -sf "$mkfs" "$bin/erofs/mkfs.erofs"
+    exit
+fi
+dir=$cache/erofs-utils-$SUITE-$(dpkg --print-architecture)
+if [ ! -d "$dir" ]; then
+    echo "mkfs.erofs of Debian $SUITE (kept in the user's cache)"
+    fetch "$dir"
+fi
+ln -sf "$dir/mkfs.erofs" "$bin/erofs/mkfs.erofs"
