@@ -174,14 +174,12 @@ func TestEROFS(t *testing.T) {
 				t.Helper()
 				for _, h := range handlers {
 					p := r.pod(h)
-					r.wantLine(p, node.ContainerOptions{Image: tag}, hiding.Line(0))
 					r.wantLine(p, node.ContainerOptions{Image: tag, Args: []string{"ls", "/dir"}}, "kept") // "gone" would be first
 					r.removePod(p)
 				}
 			}
 			runs()
 			r.wantNames(id, []string{tag}, []string{digest})
-			r.wantSound(checker.Options{})
 			r.crash(nil)
 			r.reg.Reset()
 			runs()
@@ -203,7 +201,9 @@ func TestEROFSLayerCache(t *testing.T) {
 	m, cache := newMkfs(t), t.TempDir()
 	r := newRig(t, onEROFS(m, "erofs", fmt.Sprintf("[plugins.\"io.containerd.snapshotter.v1.erofs\"]\nlayer_content_caches = [%q]\n", cache)))
 	before := r.warm("", inEROFS)
-	v1, v2 := images.Options{}, images.Options{Version: "v2"} // their lower layer is the same
+	// Their lower layer is the same. ctr unpacks compressed ones into the content store, where containerd may collect them.
+	v1 := images.Options{Compression: images.Uncompressed}
+	v2 := images.Options{Compression: images.Uncompressed, Version: "v2"}
 	tag, _ := r.push("app:v1", v1, images.HostPlatform(), foreign)
 	next, _ := r.push("app:v2", v2, images.HostPlatform(), foreign)
 
@@ -250,7 +250,6 @@ func TestEROFSLayerCache(t *testing.T) {
 	r.wantRun(inEROFS, tag, v1.Line(0))
 	r.wantRun(inEROFS, next, v2.Line(0))
 	r.offline("running what is ready after a crash")
-	sound()
 
 	r.pull(tag, "")
 	r.wantRequests("a pull of the same for overlayfs", "HEAD manifest", "GET blob", "GET blob")
