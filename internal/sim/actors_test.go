@@ -42,6 +42,8 @@ type choice struct {
 	kill        bool
 	refs        []string // that it is about
 	expire      bool     // what is done at once is done while pins are swept
+	refuse      string   // the build that the image verifier refuses; empty where there is none
+	cap         int      // how many pins a namespace may have; zero is as many as usual
 }
 
 func choose(rng *rand.Rand) choice {
@@ -83,7 +85,13 @@ func choose(rng *rand.Rand) choice {
 		c.actors = append(c.actors, pick(
 			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "gc", "pod-ends", "lose-track", "pin", "unpin", "refresh", "repair"))
 	}
-	if rng.IntN(6) == 0 {
+	if rng.IntN(8) == 0 {
+		c.refuse = pick("B", "C")
+	}
+	if c.consistency != "off" && rng.IntN(5) == 0 {
+		c.cap = 1
+	}
+	if rng.IntN(5) == 0 {
 		c.of(rng)
 	}
 	return c
@@ -92,7 +100,8 @@ func choose(rng *rand.Rand) choice {
 // of makes a history one of those that have gone wrong once, in some order.
 func (c *choice) of(rng *rand.Rand) {
 	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
-	switch rng.IntN(3) {
+	c.refuse, c.cap = "", 0
+	switch rng.IntN(7) {
 	case 0: // what another tool has tagged is adopted beside a pull of that tag
 		c.before = []string{"pull app:3 runc", "pull app:2 runc"}
 		c.actors = []string{"ctr-tag app:2 app:1", "move app:1 B", "pull app:1 runc"}
@@ -104,6 +113,24 @@ func (c *choice) of(rng *rand.Rand) {
 	case 2: // an adopted image is removed beside a pod of it
 		c.before = []string{"ctr-pull app:1"}
 		c.actors = []string{"pod app:1 runc", "image-gc", "crictl-rmi app:1", "gc"}
+	case 3: // a workload is pinned to what its tag meant before
+		c.consistency = "workload"
+		c.before = []string{"pod app:1 runc", "move app:1 B", "pull app:1 runc"}
+		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:1 second", "crictl-rmi app:1"}
+		c.actors = c.actors[:2+rng.IntN(3)]
+	case 4: // the pins of a namespace are as many as it may have
+		c.consistency, c.cap = "workload", 1
+		c.before = []string{"pod app:1 runc", "pod-ends"}
+		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:3 runc", "pod-ends", "image-gc"}
+		c.actors = c.actors[:3+rng.IntN(3)]
+	case 5: // a pin that retains is made while an image of its digest is recorded for others
+		c.consistency, c.retain = "workload", true
+		c.actors = []string{"pull app:1 runc", "pod app:1 second", "pull app:2 second", "ctr-pull app:2", "pod app:1 runc"}
+		c.actors = c.actors[:2+rng.IntN(4)]
+	case 6: // containerd's CRI writes the record of an image ID while the image is removed
+		c.before = []string{"pull app:1 runc"}
+		c.actors = []string{"ctr-tag app:1 app:2", "crictl-rmi app:1", "image-gc", "crictl-rmi app:2", "ctr-pull app:2"}
+		c.actors = c.actors[:2+rng.IntN(4)]
 	}
 }
 
@@ -129,6 +156,9 @@ type op struct {
 	id                          string        // image ID that it is about
 	scope                       string        // of the pin that it follows, where there is one
 	pinned                      digest.Digest // what that pin meant when it began
+	sandbox                     string        // of the pod that it is for
+	container                   string        // that it has made
+	heldBy                      bool          // a pin that was there when it began or ended
 	removes                     bool
 	err                         error
 }
@@ -241,7 +271,8 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 		result = "the connection has ended"
 	}
 	if made, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
-		o.id = w.cri.imageOf(made.GetContainerId())
+		o.id, o.container = w.cri.imageOf(made.GetContainerId()), made.GetContainerId()
+		o.heldBy = o.pinned != "" || w.pin(o) != ""
 	}
 	k.step("got from %s %s: %s", method, subject(req), result)
 	w.facts.mu.Lock()
@@ -249,6 +280,9 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	w.facts.mu.Unlock()
 	if pulled, ok := any(resp).(*runtime.PullImageResponse); ok && err == nil {
 		o.id = pulled.GetImageRef()
+	}
+	if seen, ok := any(resp).(*runtime.ImageStatusResponse); ok && err == nil {
+		o.id = seen.GetImage().GetId()
 	}
 	k.judge(o, p)
 	return resp, err
@@ -269,7 +303,7 @@ func (w *world) pin(o *op) digest.Digest {
 
 // followed checks that a call that had to follow a pin did.
 func (k *caller) followed(o *op) {
-	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned {
+	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned || o.sandbox != "" && !k.w.cri.has(o.sandbox) {
 		return
 	}
 	b := k.w.registry.byRoot(o.pinned)
@@ -341,6 +375,7 @@ func (k *caller) judge(o *op, p *process) {
 	}
 	text := o.err.Error()
 	switch {
+	case w.expected(text):
 	case o.method == "RemovePin" && status.Code(o.err) == codes.NotFound:
 	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // it is not on the node
 	case strings.Contains(text, "NotVisible"):
@@ -350,6 +385,13 @@ func (k *caller) judge(o *op, p *process) {
 	default:
 		w.wrong(callFailed, "%s %s: %v", o.method, o.ref, o.err)
 	}
+}
+
+// expected tells whether an error is what the history is about: an image that the
+// verifier refuses, or a namespace that may have no more pins.
+func (w *world) expected(text string) bool {
+	return w.choice.refuse != "" && strings.Contains(text, "blocked") ||
+		w.choice.cap > 0 && strings.Contains(text, "max_pins_per_namespace allows no more")
 }
 
 // act does one of the things that histories are made of.
@@ -478,8 +520,8 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 	since := k.w.steps
 	id := ""
 	if !always {
-		resp, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus", &op{ref: ref, handler: handler},
-			&runtime.ImageStatusRequest{Image: spec()})
+		resp, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus",
+			&op{ref: ref, handler: handler, scope: k.w.scope(config), sandbox: sandbox}, &runtime.ImageStatusRequest{Image: spec()})
 		if err != nil {
 			return false
 		}
@@ -508,7 +550,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		return true
 	}
 	w := k.w
-	if w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.touched(since) ||
+	if w.expected(err.Error()) || w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.touched(since) ||
 		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) {
 		return false
 	}

@@ -267,6 +267,13 @@ func (c *containerdCRI) imageOf(id string) string {
 	return ""
 }
 
+// has tells whether there is a sandbox or a container.
+func (c *containerdCRI) has(id string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sandboxes[id] != nil || c.containers[id] != nil
+}
+
 func (c *containerdCRI) removeContainer(ctx context.Context, id string) error {
 	c.mu.Lock()
 	k := c.containers[id]

@@ -47,6 +47,10 @@ const (
 	pinIgnored       = "pin-ignored"
 	pinExpired       = "pin-expired-in-use"
 	olderOverNewer   = "older-digest-over-newer"
+	pinGone          = "pin-gone-in-use"
+	pinsTooMany      = "more-pins-than-allowed"
+	tagMovedByPin    = "tag-moved-by-a-pin"
+	refusedUsed      = "refused-image-used"
 	neverSettles     = "node-never-settles"
 	notDeterministic = "history-differs-when-replayed"
 )
@@ -148,16 +152,19 @@ func (c *check) all() {
 	c.leaks()
 	c.expired()
 	c.older()
+	c.tagsOfOthers()
+	c.pinsOfUse()
+	c.refused()
 }
 
 // expired finds pins that are gone although a call has followed them that ended
 // within their time to live.
 func (c *check) expired() {
-	if c.w.facts.unpinned.Load() {
+	if c.w.facts.unpinned.Load() || c.w.choice.cap > 0 {
 		return
 	}
 	for _, o := range c.w.facts.ops {
-		if o.err != nil || !o.ended || o.scope == "" || time.Since(o.began) > pinTTL/2 {
+		if o.method == "ImageStatus" || o.err != nil || !o.ended || o.scope == "" || time.Since(o.began) > pinTTL/2 {
 			continue
 		}
 		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {

@@ -89,6 +89,9 @@ func (w *world) startProcess() error {
 	section["pull_behavior"] = w.choice.behavior
 	section["max_concurrent_unpacks"] = int64(1)
 	section["pin_ttl"] = pinTTL.String()
+	if w.choice.cap > 0 {
+		section["max_pins_per_namespace"] = int64(w.choice.cap)
+	}
 	settings, err := section.Check()
 	if err != nil {
 		return err
@@ -121,6 +124,7 @@ func (w *world) startProcess() error {
 				return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 			},
 			Snapshotters: loaded,
+			Verifiers:    w.verifiers(p),
 		},
 		Settings: settings, CRI: cri, NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // none of a node's few digests has as many tags as the default

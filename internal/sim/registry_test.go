@@ -35,6 +35,7 @@ type registry struct {
 	builds []*build
 	faults int // requests that are still to fail
 	failed []int
+	moved  map[string]int // at which step a tag was moved last
 }
 
 // build is one push: an index with an image per platform, or one manifest.
@@ -52,7 +53,7 @@ type image struct {
 }
 
 func newRegistry(w *world) *registry {
-	r := &registry{w: w, blobs: make(map[digest.Digest][]byte), media: make(map[digest.Digest]string), tags: make(map[string]*build)}
+	r := &registry{w: w, blobs: make(map[digest.Digest][]byte), media: make(map[digest.Digest]string), tags: make(map[string]*build), moved: make(map[string]int)}
 	// Two builds that share a layer, one that shares the configuration with the
 	// first, and one without layers that is a manifest.
 	a := r.index("A", nil, "base", "a")
@@ -174,6 +175,16 @@ func (r *registry) byRoot(d digest.Digest) *build {
 	return nil
 }
 
+// named is the build called name; nil where there is none.
+func (r *registry) named(name string) *build {
+	for _, b := range r.builds {
+		if b.name == name {
+			return b
+		}
+	}
+	return nil
+}
+
 // tag is what a tag means now.
 func (r *registry) tag(ref string) *build {
 	r.mu.Lock()
@@ -185,7 +196,7 @@ func (r *registry) tag(ref string) *build {
 func (r *registry) move(ref string, to *build) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tags[ref] = to
+	r.tags[ref], r.moved[ref] = to, r.w.steps
 }
 
 // fail lets the next requests fail.

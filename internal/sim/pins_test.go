@@ -1,0 +1,117 @@
+package sim
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// verifiers are the image verifier plugins of a process: one, where the history
+// has a build that is refused.
+func (w *world) verifiers(owner *process) map[string]imageverifier.ImageVerifier {
+	if w.choice.refuse == "" {
+		return nil
+	}
+	return map[string]imageverifier.ImageVerifier{"verifier": verifier{w, owner}}
+}
+
+// verifier refuses one build, as late as the seed wants.
+type verifier struct {
+	w     *world
+	owner *process
+}
+
+func (v verifier) VerifyImage(ctx context.Context, name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error) {
+	if err := v.w.step(ctx, v.owner, "verifier: %s of %s", desc.Digest, name); err != nil {
+		return nil, err
+	}
+	refused := v.w.registry.named(v.w.choice.refuse)
+	return &imageverifier.Judgement{OK: desc.Digest != refused.root.Digest, Reason: "the history refuses it"}, nil
+}
+
+// refused finds keys and pins of the build that the verifier refuses.
+func (c *check) refused() {
+	if c.w.choice.refuse == "" || c.w.facts.otherTools.Load() {
+		return // what another tool has pulled is adopted, and pods may use it
+	}
+	root := c.w.registry.named(c.w.choice.refuse).root.Digest
+	for _, name := range sorted(c.keys) {
+		if c.keys[name].Digest == root {
+			c.w.wrong(refusedUsed, "key %s is of %s, which the verifier refuses", name, root)
+		}
+	}
+	for _, name := range sorted(c.pins) {
+		if c.pins[name].Target.Digest == root && !c.w.facts.unpinned.Load() {
+			c.w.wrong(refusedUsed, "pin %s is of %s, which the verifier refuses", name, root)
+		}
+	}
+}
+
+// pinsOfUse finds pins that are gone although a container is made by them, and
+// namespaces that have more than they may.
+func (c *check) pinsOfUse() {
+	if c.w.choice.consistency != "workload" {
+		return
+	}
+	for _, o := range c.w.facts.ops {
+		if !o.heldBy || c.w.facts.unpinned.Load() || !c.w.cri.has(o.container) {
+			continue
+		}
+		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
+			c.w.wrong(pinGone, "%s was made by pin %s/%s, which is gone", o.container, o.scope, o.ref)
+		}
+	}
+	paid := make(map[string]int)
+	for name := range c.pins {
+		if rest, ok := strings.CutPrefix(name, "workload/"); ok {
+			namespace, _, _ := strings.Cut(rest, "/")
+			paid[namespace]++
+		}
+	}
+	for _, namespace := range sorted(paid) {
+		if n := paid[namespace]; c.w.choice.cap > 0 && n > c.w.choice.cap {
+			c.w.wrong(pinsTooMany, "namespace %s has %d pins, and may have %d", namespace, n, c.w.choice.cap)
+		}
+	}
+}
+
+// tagsOfOthers finds tags that a pull for a pinned workload has moved back, after
+// an unpinned one has made them mean what the registry says.
+func (c *check) tagsOfOthers() {
+	f := &c.w.facts
+	if c.w.choice.consistency != "workload" || f.unpinned.Load() || f.refreshed.Load() || f.otherTools.Load() ||
+		!slices.Contains([]string{"default", "always"}, c.w.choice.behavior) || c.w.registry.failedSince(0) {
+		return
+	}
+	for _, name := range sorted(c.keys) {
+		k := c.keys[name]
+		now := c.w.registry.tag(k.Ref)
+		if now == nil || k.Digest == now.root.Digest {
+			continue
+		}
+		if _, by := f.movedByCRI.Load(k.Ref); by {
+			continue
+		}
+		moved := c.w.registry.moved[k.Ref]
+		for _, o := range f.ops {
+			platform, sn := target(o.handler)
+			if o.method != "PullImage" || o.ref != k.Ref || o.scope != "" || platform != k.Platform || sn != k.Snapshotter ||
+				!o.ended || o.err != nil || o.start <= moved || f.since(k.Ref, moved, o.start) {
+				continue
+			}
+			c.w.wrong(tagMovedByPin, "key %s is of %s, after the unpinned pull of %s made it %s", name, k.Digest, o.actor, now.root.Digest)
+			break
+		}
+	}
+}
+
+// since tells whether a call about a reference that began before a step went on
+// until another.
+func (f *facts) since(ref string, before, until int) bool {
+	return slices.ContainsFunc(f.ops, func(o *op) bool {
+		return o.ref == ref && o.start <= before && (!o.ended || o.end >= until)
+	})
+}
