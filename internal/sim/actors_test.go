@@ -91,7 +91,7 @@ func choose(rng *rand.Rand) choice {
 	if c.consistency != "off" && rng.IntN(5) == 0 {
 		c.cap = 1
 	}
-	if rng.IntN(5) == 0 {
+	if rng.IntN(4) == 0 {
 		c.of(rng)
 	}
 	return c
@@ -101,7 +101,7 @@ func choose(rng *rand.Rand) choice {
 func (c *choice) of(rng *rand.Rand) {
 	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
 	c.refuse, c.cap = "", 0
-	switch rng.IntN(7) {
+	switch rng.IntN(10) {
 	case 0: // what another tool has tagged is adopted beside a pull of that tag
 		c.before = []string{"pull app:3 runc", "pull app:2 runc"}
 		c.actors = []string{"ctr-tag app:2 app:1", "move app:1 B", "pull app:1 runc"}
@@ -124,13 +124,25 @@ func (c *choice) of(rng *rand.Rand) {
 		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:3 runc", "pod-ends", "image-gc"}
 		c.actors = c.actors[:3+rng.IntN(3)]
 	case 5: // a pin that retains is made while an image of its digest is recorded for others
-		c.consistency, c.retain = "workload", true
-		c.actors = []string{"pull app:1 runc", "pod app:1 second", "pull app:2 second", "ctr-pull app:2", "pod app:1 runc"}
-		c.actors = c.actors[:2+rng.IntN(4)]
+		c.actors = []string{"pin app:1 A", "pull app:1 runc", "pull app:2 second", "ctr-pull app:2"}
+		c.actors = c.actors[:2+rng.IntN(3)]
 	case 6: // containerd's CRI writes the record of an image ID while the image is removed
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"ctr-tag app:1 app:2", "crictl-rmi app:1", "image-gc", "crictl-rmi app:2", "ctr-pull app:2"}
 		c.actors = c.actors[:2+rng.IntN(4)]
+	case 7: // an operator pins a tag to what the verifier refuses beside its first use
+		c.consistency, c.refuse = "node", "B"
+		c.actors = []string{"pin app:1 B", "pull app:1 runc", "pod app:1 runc", "pull app:1 second"}
+		c.actors = c.actors[:2+rng.IntN(3)]
+	case 8: // an image is removed beside the first pull of another of its tags
+		c.before = []string{"pull app:1 runc"}
+		c.actors = []string{"crictl-rmi app:1", "pull app:2 runc", "pod app:2 runc", "image-gc", "gc"}
+		c.actors = c.actors[:2+rng.IntN(4)]
+	case 9: // what a pin retained is collected slowly, beside what others retain
+		c.consistency, c.retain, c.slowGC, c.kill = "node", true, 20*time.Second, false
+		c.before = []string{"pull app:1 runc"}
+		c.actors = []string{"pin app:1 B", "pull app:3 runc", "pull app:1 second"}
+		c.actors = c.actors[:2+rng.IntN(2)]
 	}
 }
 
@@ -197,6 +209,16 @@ func (f *facts) sharedSince(o *op) int {
 		}
 	}
 	return since
+}
+
+// beside tells whether another call about the same reference was under way at the
+// same time.
+func (f *facts) beside(o *op) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.ops, func(other *op) bool {
+		return other != o && other.ref == o.ref && (!other.ended || other.end >= o.start)
+	})
 }
 
 func infoOf(id string) snapshots.Info {
@@ -306,6 +328,10 @@ func (k *caller) followed(o *op) {
 	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned || o.sandbox != "" && !k.w.cri.has(o.sandbox) {
 		return
 	}
+	// What is recorded of a pin may not be in force yet, where a call is writing it.
+	if o.method == "ImageStatus" && k.w.facts.beside(o) {
+		return
+	}
 	b := k.w.registry.byRoot(o.pinned)
 	platform, _ := target(o.handler)
 	if b != nil && b.images[platform].config.Digest.String() != o.id {
@@ -412,7 +438,7 @@ func (k *caller) act(what string) {
 		ref := k.ref()
 		to := k.w.registry.builds[k.rng.IntN(3)]
 		if len(k.args) > 0 {
-			to = k.w.registry.builds[strings.Index("ABCD", k.args[0])]
+			to = k.w.registry.named(k.args[0])
 		}
 		k.step("moves %s to %s", short(ref), to.name)
 		k.w.registry.move(ref, to)
@@ -436,10 +462,13 @@ func (k *caller) act(what string) {
 		k.w.mu.Unlock()
 	case "pin":
 		ref := k.ref()
-		to := k.w.registry.builds[k.rng.IntN(3)]
+		to, retain := k.w.registry.builds[k.rng.IntN(3)], k.rng.IntN(2) == 0
+		if len(k.args) > 0 {
+			to, retain = k.w.registry.named(k.args[0]), true
+		}
 		k.w.facts.unpinned.Store(true)
 		_, _ = ask[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
-			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: k.rng.IntN(2) == 0})
+			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: retain})
 	case "unpin":
 		ref, scope := k.ref(), "node"
 		if k.w.choice.consistency == "workload" {

@@ -85,6 +85,7 @@ type check struct {
 	record  map[string]string
 	tags    map[string][]digest.Digest
 	ids     map[string]bool
+	others  map[string]bool // IDs of images of other tools that nobody can unpack
 	records map[string]bool
 	blobs   map[digest.Digest]bool
 	layers  map[string]bool
@@ -95,7 +96,7 @@ func (w *world) look() (*check, error) {
 		w: w, ctx: inK8s(context.Background()), images: map[string]images.Image{}, pins: map[string]images.Image{},
 		content: map[digest.Digest]content.Info{}, snapshots: map[string]snapshots.Info{},
 		leases: map[string]leases.Lease{}, resources: map[string][]leases.Resource{},
-		keys: map[string]key{}, record: map[string]string{}, tags: map[string][]digest.Digest{}, ids: map[string]bool{},
+		keys: map[string]key{}, record: map[string]string{}, tags: map[string][]digest.Digest{}, ids: map[string]bool{}, others: map[string]bool{},
 		records: map[string]bool{}, blobs: map[digest.Digest]bool{}, layers: map[string]bool{},
 	}
 	for ns, into := range map[string]map[string]images.Image{k8s: c.images, "imagepin": c.pins} {
@@ -406,6 +407,9 @@ func (c *check) leaks() {
 		}
 	}
 	for _, name := range sorted(c.images) {
+		c.tagged(name, c.images[name])
+	}
+	for _, name := range sorted(c.images) {
 		if _, here := c.content[c.images[name].Target.Digest]; !here && c.w.facts.otherTools.Load() {
 			continue // another tool has named what was being removed
 		}
@@ -433,6 +437,29 @@ func (c *check) leaks() {
 	}
 }
 
+// tagged accounts for what another tool has tagged and nobody can unpack: its
+// layers were discarded, and its snapshot has been collected. It is listed by its
+// ID, as stock lists it, and can be removed.
+func (c *check) tagged(name string, img images.Image) {
+	if _, err := digest.Parse(name); err == nil || c.records[name] || !c.w.facts.otherTools.Load() {
+		return
+	}
+	b := c.w.registry.byRoot(img.Target.Digest)
+	if b == nil {
+		return
+	}
+	of := b.images[native()]
+	if _, unpacked := c.snapshots["first/"+of.chain.String()]; unpacked || of.chain == "" {
+		return
+	}
+	if !slices.ContainsFunc(of.layers, func(l ocispec.Descriptor) bool { _, here := c.content[l.Digest]; return !here }) {
+		return
+	}
+	id := of.config.Digest.String()
+	c.records[name], c.records[id], c.others[id] = true, true, true
+	c.retainedBlob(img.Target.Digest)
+}
+
 // listed checks that the CRI lists what there are keys of, and nothing else,
 // and that ImageStatus says of every key what it is.
 func (c *check) listed(ctx context.Context) {
@@ -445,7 +472,7 @@ func (c *check) listed(ctx context.Context) {
 	seen := make(map[string]bool)
 	for _, img := range list.GetImages() {
 		seen[img.GetId()] = true
-		if !c.ids[img.GetId()] {
+		if !c.ids[img.GetId()] && !c.others[img.GetId()] {
 			c.w.wrong(listWrong, "image %s %s is listed, and there is no key of it", img.GetId(), img.GetRepoTags())
 		}
 	}

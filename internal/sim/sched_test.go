@@ -33,6 +33,8 @@ type scheduler struct {
 	woken    chan struct{}
 	counts   map[string]int
 	rank     map[string]float64
+	stalled  map[string]int // until which step an actor is left
+	atOnce   int            // the step from which on all happens at once
 	last     string
 	said     string
 	names    map[string]string // what is random, by what stands for it in the history
@@ -49,6 +51,7 @@ type plan struct {
 	sticky  float64 // how likely the goroutine of the last step goes on
 	ranked  bool    // the actor of the highest rank goes first, else any
 	changes []int   // at which steps the highest rank becomes the lowest
+	stalls  []int   // at which steps, once all happens at once, the actor of the last step is left for a while
 	reads   float64 // how many of the reads of content are points of their own
 	after   float64 // how many of the writes have a point after them as well
 	slow    float64 // how likely a step waits before it
@@ -66,7 +69,7 @@ func newScheduler(seed uint64) *scheduler {
 	rng := rand.New(rand.NewPCG(seed, 0x5eed))
 	s := &scheduler{
 		seed: seed, start: time.Now(), rng: rng, woken: make(chan struct{}, 1),
-		counts: make(map[string]int), rank: make(map[string]float64), names: make(map[string]string),
+		counts: make(map[string]int), rank: make(map[string]float64), stalled: make(map[string]int), names: make(map[string]string),
 	}
 	s.plan = plan{
 		sticky: []float64{0, 0.5, 0.8, 0.95}[rng.IntN(4)],
@@ -79,6 +82,9 @@ func newScheduler(seed uint64) *scheduler {
 	}
 	for range rng.IntN(4) {
 		s.plan.changes = append(s.plan.changes, rng.IntN(250))
+	}
+	for range rng.IntN(5) {
+		s.plan.stalls = append(s.plan.stalls, rng.IntN(120))
 	}
 	return s
 }
@@ -190,7 +196,8 @@ func (s *scheduler) choose() *parked {
 	slices.SortFunc(s.parked, func(a, b *parked) int {
 		return cmp.Or(cmp.Compare(a.actor, b.actor), cmp.Compare(a.what, b.what), cmp.Compare(a.number, b.number))
 	})
-	chosen := s.rng.IntN(len(s.parked))
+	s.stall()
+	chosen := s.anyone()
 	if s.plan.ranked {
 		for _, p := range s.parked {
 			if _, ok := s.rank[p.actor]; !ok {
@@ -202,12 +209,12 @@ func (s *scheduler) choose() *parked {
 		}
 		best := s.parked[chosen].actor
 		for _, p := range s.parked {
-			if s.rank[p.actor] > s.rank[best] {
+			if s.rank[p.actor] > s.rank[best] && s.steps >= s.stalled[p.actor] {
 				best = p.actor
 			}
 		}
 		chosen = s.ofActor(best)
-	} else if s.rng.Float64() < s.plan.sticky {
+	} else if s.rng.Float64() < s.plan.sticky && s.steps >= s.stalled[s.last] {
 		if i := s.ofActor(s.last); i >= 0 {
 			chosen = i
 		}
@@ -216,6 +223,30 @@ func (s *scheduler) choose() *parked {
 	s.parked = slices.Delete(s.parked, chosen, chosen+1)
 	s.last = p.actor
 	return p
+}
+
+// stall leaves the actor of the last step for a while where the plan says so: what
+// others do meanwhile is between two of its steps.
+func (s *scheduler) stall() {
+	if s.atOnce == 0 || s.last == "" || s.stalled[s.last] > s.steps || !slices.Contains(s.plan.stalls, s.steps-s.atOnce) {
+		return
+	}
+	s.stalled[s.last] = s.steps + 5 + s.rng.IntN(60)
+}
+
+// anyone is one of those that are parked, and that are not left where there are
+// others.
+func (s *scheduler) anyone() int {
+	var free []int
+	for i, p := range s.parked {
+		if s.steps >= s.stalled[p.actor] {
+			free = append(free, i)
+		}
+	}
+	if len(free) == 0 {
+		return s.rng.IntN(len(s.parked))
+	}
+	return free[s.rng.IntN(len(free))]
 }
 
 // ofActor is one of those that are parked of an actor; -1 where none is.

@@ -76,6 +76,7 @@ func (w *world) live() error {
 		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // and the sweep is about to begin
 	}
 	w.write("history", "at once")
+	w.atOnce = w.steps
 	for i, what := range w.choice.actors {
 		name := fmt.Sprintf("%s-%c", strings.Fields(what)[0], 'a'+i)
 		impatient := w.rng.IntN(8) == 0
