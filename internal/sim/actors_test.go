@@ -112,7 +112,9 @@ func (c *choice) of(rng *rand.Rand) {
 		c.actors = c.actors[:4]
 	case 2: // an adopted image is removed beside a pod of it
 		c.before = []string{"ctr-pull app:1"}
-		c.actors = []string{"pod app:1 runc", "image-gc", "crictl-rmi app:1", "gc"}
+		c.kill = false
+		c.actors = []string{"pod app:1 runc", "crictl-rmi app:1", "pod app:1 runc", "image-gc", "gc"}
+		c.actors = c.actors[:2+rng.IntN(4)]
 	case 3: // a workload is pinned to what its tag meant before
 		c.consistency = "workload"
 		c.before = []string{"pod app:1 runc", "move app:1 B", "pull app:1 runc"}

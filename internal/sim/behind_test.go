@@ -178,11 +178,14 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if box == nil {
 		return nil, fmt.Errorf("sandbox %s: %w", r.GetPodSandboxId(), errdefs.ErrNotFound)
 	}
+	life := c.life()
+	if err := c.w.step(ctx, life, "creates a container: asks for the status of %s", box.id); err != nil {
+		return nil, err
+	}
 	img, ok := c.images.Resolve(r.GetConfig().GetImage().GetImage())
 	if !ok {
 		return nil, fmt.Errorf("failed to resolve image %q: %w", r.GetConfig().GetImage().GetImage(), errdefs.ErrNotFound)
 	}
-	life := c.life()
 	if err := c.w.step(ctx, life, "creates a container: gets record of %s", img.ID); err != nil {
 		return nil, err
 	}
