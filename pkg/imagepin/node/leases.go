@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
@@ -31,8 +32,12 @@ func ofCall(l leases.Lease) bool {
 	return slices.Contains([]string{"pull", "use", "collect"}, l.Labels[imagepin.LeaseLabel])
 }
 
-// Create implements leases.Manager. That it fails does not say that there is no
-// lease: the answer may have been lost.
+// createTimeout bounds how long a caller that has gone waits for its lease.
+const createTimeout = 10 * time.Second
+
+// Create implements leases.Manager. It ends with the answer and not with the
+// caller, whose lease nobody would know of. That it fails does not say that there
+// is no lease: the answer may have been lost.
 func (u *undoneLeases) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
 	var l leases.Lease
 	for _, o := range opts {
@@ -40,6 +45,11 @@ func (u *undoneLeases) Create(ctx context.Context, opts ...leases.Opt) (leases.L
 			return leases.Lease{}, err
 		}
 	}
+	if ctx.Err() != nil {
+		return leases.Lease{}, context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
 	made, err := u.Manager.Create(ctx, func(to *leases.Lease) error { *to = l; return nil })
 	if ofCall(l) && !errdefs.IsAlreadyExists(err) {
 		u.mu.Lock()

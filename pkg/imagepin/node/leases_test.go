@@ -97,3 +97,41 @@ func TestUndoneLeases(t *testing.T) {
 		t.Errorf("%v, %v is remembered", err, u.calls)
 	}
 }
+
+// leaving is a lease manager whose caller goes before it has answered, as over a
+// connection: the lease is made all the same.
+type leaving struct {
+	leases.Manager
+	leave context.CancelFunc
+}
+
+func (l *leaving) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
+	made, err := l.Manager.Create(context.WithoutCancel(ctx), opts...)
+	l.leave()
+	if ctx.Err() != nil {
+		return leases.Lease{}, ctx.Err()
+	}
+	return made, err
+}
+
+// A caller that goes while its lease is made is given the lease, to delete. One
+// that has gone before gets none.
+func TestLeaseOfACallerThatGoes(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx, cancel := context.WithCancel(n.Context(t))
+	u := newLeases(&leaving{n.Leases, cancel})
+	l, err := u.Create(ctx, leases.WithID("late"), leases.WithLabel(imagepin.LeaseLabel, "pull"))
+	if err != nil || l.ID != "late" {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	if _, err := u.Create(ctx, leases.WithID("none"), leases.WithLabel(imagepin.LeaseLabel, "pull")); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	all, err := n.Leases.List(n.Context(t))
+	if err != nil || len(all) != 1 {
+		t.Errorf("leases %v, %v", all, err)
+	}
+	if err := u.Delete(n.Context(t), l); err != nil || len(u.calls) != 0 {
+		t.Errorf("%v, %v is remembered", err, u.calls)
+	}
+}

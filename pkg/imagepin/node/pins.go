@@ -79,6 +79,9 @@ func (s *Service) sweep(ctx context.Context) {
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("cannot remove images that no key accounts for")
 		}
+		if err := s.node.Leases.(*undoneLeases).retry(ctx); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("cannot delete the leases of calls that are over")
+		}
 	}
 }
 
