@@ -16,7 +16,7 @@ const module = "github.com/imagepin/imagepin/"
 // floors are our packages from the lowest to the highest; those on one floor
 // do not know each other.
 var floors = [][]string{
-	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/policy", "pkg/imagepin/metrics"},
+	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy", "pkg/imagepin/metrics"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/pin"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve"},

@@ -2653,13 +2653,16 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\x83\x06\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\x93\a\n" +
 	"\aControl\x12A\n" +
-	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12D\n" +
+	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
+	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
 	"\aInspect\x12\x1b.imagepin.v1.InspectRequest\x1a\x1c.imagepin.v1.InspectResponse\x12D\n" +
 	"\aResolve\x12\x1b.imagepin.v1.ResolveRequest\x1a\x1c.imagepin.v1.ResolveResponse\x12=\n" +
 	"\x04Pull\x12\x18.imagepin.v1.PullRequest\x1a\x19.imagepin.v1.PullResponse0\x01\x12;\n" +
-	"\x04Pins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse\x12A\n" +
+	"\x04Pins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse\x12C\n" +
+	"\n" +
+	"StreamPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12A\n" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12>\n" +
@@ -2759,29 +2762,33 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	29, // 35: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
 	4,  // 36: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
 	7,  // 37: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	9,  // 38: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 39: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 40: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 41: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	21, // 42: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	23, // 43: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	25, // 44: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	28, // 45: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	30, // 46: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	34, // 47: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	8,  // 48: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	10, // 49: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 50: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 51: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 52: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	22, // 53: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 54: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 55: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 56: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	31, // 57: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	35, // 58: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	48, // [48:59] is the sub-list for method output_type
-	37, // [37:48] is the sub-list for method input_type
+	7,  // 38: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 39: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 40: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 41: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 42: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 43: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 44: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	23, // 45: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	25, // 46: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	28, // 47: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	30, // 48: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	34, // 49: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	8,  // 50: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 51: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 52: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 53: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 54: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 55: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 56: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 57: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 58: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 59: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 60: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	31, // 61: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	35, // 62: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	50, // [50:63] is the sub-list for method output_type
+	37, // [37:50] is the sub-list for method input_type
 	37, // [37:37] is the sub-list for extension type_name
 	37, // [37:37] is the sub-list for extension extendee
 	0,  // [0:37] is the sub-list for field type_name

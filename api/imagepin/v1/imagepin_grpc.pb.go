@@ -23,17 +23,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Control_Images_FullMethodName    = "/imagepin.v1.Control/Images"
-	Control_Inspect_FullMethodName   = "/imagepin.v1.Control/Inspect"
-	Control_Resolve_FullMethodName   = "/imagepin.v1.Control/Resolve"
-	Control_Pull_FullMethodName      = "/imagepin.v1.Control/Pull"
-	Control_Pins_FullMethodName      = "/imagepin.v1.Control/Pins"
-	Control_SetPin_FullMethodName    = "/imagepin.v1.Control/SetPin"
-	Control_RemovePin_FullMethodName = "/imagepin.v1.Control/RemovePin"
-	Control_Refresh_FullMethodName   = "/imagepin.v1.Control/Refresh"
-	Control_Check_FullMethodName     = "/imagepin.v1.Control/Check"
-	Control_DeepCheck_FullMethodName = "/imagepin.v1.Control/DeepCheck"
-	Control_Uninstall_FullMethodName = "/imagepin.v1.Control/Uninstall"
+	Control_Images_FullMethodName       = "/imagepin.v1.Control/Images"
+	Control_StreamImages_FullMethodName = "/imagepin.v1.Control/StreamImages"
+	Control_Inspect_FullMethodName      = "/imagepin.v1.Control/Inspect"
+	Control_Resolve_FullMethodName      = "/imagepin.v1.Control/Resolve"
+	Control_Pull_FullMethodName         = "/imagepin.v1.Control/Pull"
+	Control_Pins_FullMethodName         = "/imagepin.v1.Control/Pins"
+	Control_StreamPins_FullMethodName   = "/imagepin.v1.Control/StreamPins"
+	Control_SetPin_FullMethodName       = "/imagepin.v1.Control/SetPin"
+	Control_RemovePin_FullMethodName    = "/imagepin.v1.Control/RemovePin"
+	Control_Refresh_FullMethodName      = "/imagepin.v1.Control/Refresh"
+	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
+	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
+	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
 )
 
 // ControlClient is the client API for Control service.
@@ -42,6 +44,9 @@ const (
 type ControlClient interface {
 	// Images lists the keys of the node.
 	Images(ctx context.Context, in *ImagesRequest, opts ...grpc.CallOption) (*ImagesResponse, error)
+	// StreamImages is Images in pieces, for a list that is larger than one message
+	// may be (16 MiB). There is no message where there are no keys.
+	StreamImages(ctx context.Context, in *ImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImagesResponse], error)
 	// Inspect tells everything that is known of one reference.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 	// Resolve tells what a pull would do now, and why. It changes nothing.
@@ -51,6 +56,8 @@ type ControlClient interface {
 	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error)
 	// Pins lists the pins of the node.
 	Pins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (*PinsResponse, error)
+	// StreamPins is Pins in pieces, as StreamImages.
+	StreamPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error)
 	// SetPin decides which digest a reference means.
 	SetPin(ctx context.Context, in *SetPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error)
 	// RemovePin lets a reference mean again what its registry says.
@@ -88,6 +95,25 @@ func (c *controlClient) Images(ctx context.Context, in *ImagesRequest, opts ...g
 	return out, nil
 }
 
+func (c *controlClient) StreamImages(ctx context.Context, in *ImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImagesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[0], Control_StreamImages_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImagesRequest, ImagesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_StreamImagesClient = grpc.ServerStreamingClient[ImagesResponse]
+
 func (c *controlClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectResponse)
@@ -110,7 +136,7 @@ func (c *controlClient) Resolve(ctx context.Context, in *ResolveRequest, opts ..
 
 func (c *controlClient) Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[0], Control_Pull_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_Pull_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +162,25 @@ func (c *controlClient) Pins(ctx context.Context, in *PinsRequest, opts ...grpc.
 	}
 	return out, nil
 }
+
+func (c *controlClient) StreamPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[2], Control_StreamPins_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PinsRequest, PinsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_StreamPinsClient = grpc.ServerStreamingClient[PinsResponse]
 
 func (c *controlClient) SetPin(ctx context.Context, in *SetPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -179,7 +224,7 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 
 func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_DeepCheck_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[3], Control_DeepCheck_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -212,6 +257,9 @@ func (c *controlClient) Uninstall(ctx context.Context, in *UninstallRequest, opt
 type ControlServer interface {
 	// Images lists the keys of the node.
 	Images(context.Context, *ImagesRequest) (*ImagesResponse, error)
+	// StreamImages is Images in pieces, for a list that is larger than one message
+	// may be (16 MiB). There is no message where there are no keys.
+	StreamImages(*ImagesRequest, grpc.ServerStreamingServer[ImagesResponse]) error
 	// Inspect tells everything that is known of one reference.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	// Resolve tells what a pull would do now, and why. It changes nothing.
@@ -221,6 +269,8 @@ type ControlServer interface {
 	Pull(*PullRequest, grpc.ServerStreamingServer[PullResponse]) error
 	// Pins lists the pins of the node.
 	Pins(context.Context, *PinsRequest) (*PinsResponse, error)
+	// StreamPins is Pins in pieces, as StreamImages.
+	StreamPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error
 	// SetPin decides which digest a reference means.
 	SetPin(context.Context, *SetPinRequest) (*SetPinResponse, error)
 	// RemovePin lets a reference mean again what its registry says.
@@ -251,6 +301,9 @@ type UnimplementedControlServer struct{}
 func (UnimplementedControlServer) Images(context.Context, *ImagesRequest) (*ImagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Images not implemented")
 }
+func (UnimplementedControlServer) StreamImages(*ImagesRequest, grpc.ServerStreamingServer[ImagesResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamImages not implemented")
+}
 func (UnimplementedControlServer) Inspect(context.Context, *InspectRequest) (*InspectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
 }
@@ -262,6 +315,9 @@ func (UnimplementedControlServer) Pull(*PullRequest, grpc.ServerStreamingServer[
 }
 func (UnimplementedControlServer) Pins(context.Context, *PinsRequest) (*PinsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Pins not implemented")
+}
+func (UnimplementedControlServer) StreamPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamPins not implemented")
 }
 func (UnimplementedControlServer) SetPin(context.Context, *SetPinRequest) (*SetPinResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPin not implemented")
@@ -319,6 +375,17 @@ func _Control_Images_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Control_StreamImages_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ImagesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).StreamImages(m, &grpc.GenericServerStream[ImagesRequest, ImagesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_StreamImagesServer = grpc.ServerStreamingServer[ImagesResponse]
 
 func _Control_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectRequest)
@@ -384,6 +451,17 @@ func _Control_Pins_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Control_StreamPins_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PinsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).StreamPins(m, &grpc.GenericServerStream[PinsRequest, PinsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_StreamPinsServer = grpc.ServerStreamingServer[PinsResponse]
 
 func _Control_SetPin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetPinRequest)
@@ -532,8 +610,18 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 	},
 	Streams: []grpc.StreamDesc{
 		{
+			StreamName:    "StreamImages",
+			Handler:       _Control_StreamImages_Handler,
+			ServerStreams: true,
+		},
+		{
 			StreamName:    "Pull",
 			Handler:       _Control_Pull_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamPins",
+			Handler:       _Control_StreamPins_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -4,9 +4,11 @@ import (
 	"context"
 
 	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -36,6 +38,20 @@ func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 // Pins implements the API.
 func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsResponse, error) {
 	return guarded(ctx, s, "Pins", func(context.Context) (*api.PinsResponse, error) { return s.listPins(r) })
+}
+
+// StreamPins implements the API.
+func (s *Server) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
+	_, err := guarded(stream.Context(), s, "StreamPins", func(context.Context) (struct{}, error) {
+		all, err := s.listPins(r)
+		for piece := range pieces.Of(all.GetPins()) {
+			if err := stream.Send(&api.PinsResponse{Pins: piece}); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, err
+	})
+	return err
 }
 
 // SetPin implements the API.

@@ -18,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -70,34 +71,54 @@ func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx
 // Images implements the API.
 func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesResponse, error) {
 	return guarded(ctx, s, "Images", func(context.Context) (*api.ImagesResponse, error) {
-		matches, err := matcher(r.GetRefGlob())
+		keys, err := s.keys(r)
+		return &api.ImagesResponse{Keys: keys}, err
+	})
+}
+
+// StreamImages implements the API.
+func (s *Server) StreamImages(r *api.ImagesRequest, stream grpc.ServerStreamingServer[api.ImagesResponse]) error {
+	_, err := guarded(stream.Context(), s, "StreamImages", func(context.Context) (struct{}, error) {
+		keys, err := s.keys(r)
+		for piece := range pieces.Of(keys) {
+			if err := stream.Send(&api.ImagesResponse{Keys: piece}); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// keys lists the keys that a filter lets through.
+func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
+	matches, err := matcher(r.GetRefGlob())
+	if err != nil {
+		return nil, err
+	}
+	var of *runtimeplatform.Target
+	if h := r.GetHandler(); h != "" {
+		rt, err := s.lookup(h)
 		if err != nil {
 			return nil, err
 		}
-		var of *runtimeplatform.Target
-		if h := r.GetHandler(); h != "" {
-			rt, err := s.lookup(h)
-			if err != nil {
-				return nil, err
-			}
-			of = &rt.Target
-		}
-		if st := r.GetState(); st != "" && st != stateReady {
-			return nil, imagepin.Invalid("state", st, fmt.Errorf("a key is %q or not listed", stateReady))
-		}
-		resp := &api.ImagesResponse{}
-		for _, img := range s.Store.Images() {
-			for _, e := range img.Entries {
-				if matches(e.Ref) && (of == nil || *of == e.Target) {
-					resp.Keys = append(resp.Keys, s.key(e))
-				}
+		of = &rt.Target
+	}
+	if st := r.GetState(); st != "" && st != stateReady {
+		return nil, imagepin.Invalid("state", st, fmt.Errorf("a key is %q or not listed", stateReady))
+	}
+	var keys []*api.Key
+	for _, img := range s.Store.Images() {
+		for _, e := range img.Entries {
+			if matches(e.Ref) && (of == nil || *of == e.Target) {
+				keys = append(keys, s.key(e))
 			}
 		}
-		slices.SortFunc(resp.Keys, func(a, b *api.Key) int {
-			return strings.Compare(a.Ref+"\x00"+a.Target.String(), b.Ref+"\x00"+b.Target.String())
-		})
-		return resp, nil
+	}
+	slices.SortFunc(keys, func(a, b *api.Key) int {
+		return strings.Compare(a.Ref+"\x00"+a.Target.String(), b.Ref+"\x00"+b.Target.String())
 	})
+	return keys, nil
 }
 
 // lookup gives the runtime of a handler; its error names the known ones.

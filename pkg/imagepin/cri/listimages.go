@@ -2,24 +2,15 @@ package cri
 
 import (
 	"context"
-	"iter"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-)
-
-const (
-	// streamBatch is how many images one message of StreamImages holds at most.
-	streamBatch = 500
-	// streamBytes is how large it is at most, but for one image that is larger
-	// by itself: kubelet and crictl take 16 MiB.
-	streamBytes = 4 << 20
 )
 
 // listImages answers from the index: one entry per image ID. A filter names an
@@ -34,32 +25,12 @@ func (s *Service) streamImages(stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(&r); err != nil {
 		return err
 	}
-	for batch := range batches(s.list(r.GetFilter())) {
-		if err := stream.SendMsg(&runtime.StreamImagesResponse{Images: batch}); err != nil {
+	for piece := range pieces.Of(s.list(r.GetFilter())) {
+		if err := stream.SendMsg(&runtime.StreamImagesResponse{Images: piece}); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// batches cuts a list into what one message of a stream holds.
-func batches(all []*runtime.Image) iter.Seq[[]*runtime.Image] {
-	return func(yield func([]*runtime.Image) bool) {
-		first, size := 0, 0
-		for i, img := range all {
-			more := proto.Size(img)
-			if i > first && (i-first == streamBatch || size+more > streamBytes) {
-				if !yield(all[first:i]) {
-					return
-				}
-				first, size = i, 0
-			}
-			size += more
-		}
-		if first < len(all) {
-			yield(all[first:])
-		}
-	}
 }
 
 func (s *Service) list(filter *runtime.ImageFilter) []*runtime.Image {

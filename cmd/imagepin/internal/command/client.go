@@ -4,17 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/urfave/cli/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -66,11 +68,26 @@ func connect(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///containerd",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, address) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-			grpc.MaxCallSendMsgSize(defaults.DefaultMaxSendMsgSize),
-		),
+		// An answer is as large as the other side may send.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 	)
+}
+
+// joined adds up the messages of a list that comes in pieces.
+func joined[M any, P interface {
+	*M
+	proto.Message
+}](stream grpc.ServerStreamingClient[M], all P) error {
+	for {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		proto.Merge(all, P(piece))
+	}
 }
 
 // explain says in words what a status means.

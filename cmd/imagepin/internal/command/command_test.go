@@ -222,7 +222,7 @@ func TestContainerdWithOlderImagepin(t *testing.T) {
 	older := grpc.ServiceDesc{ServiceName: api.Control_ServiceDesc.ServiceName, HandlerType: (*any)(nil)}
 	_, address := serve(t, func(s *grpc.Server) { s.RegisterService(&older, struct{}{}) })
 	failed(t, runAt(t, address, nil, "images"),
-		"the imagepin in the containerd at "+address+" is older than this command: unknown method Images for service imagepin.v1.Control")
+		"the imagepin in the containerd at "+address+" is older than this command: unknown method StreamImages for service imagepin.v1.Control")
 }
 
 func TestTimeout(t *testing.T) {

@@ -40,10 +40,14 @@ func (a *app) images(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.Images(ctx, &api.ImagesRequest{
+		stream, err := c.StreamImages(ctx, &api.ImagesRequest{
 			RefGlob: cmd.String("ref"), Handler: cmd.String("handler"), State: cmd.String("state"),
 		})
 		if err != nil {
+			return err
+		}
+		response := &api.ImagesResponse{}
+		if err := joined(stream, response); err != nil {
 			return err
 		}
 		return a.print(cmd, response, func() error { return a.printImages(a.style(cmd), response.GetKeys()) })

@@ -56,8 +56,12 @@ func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.Pins(ctx, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
+		stream, err := c.StreamPins(ctx, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
 		if err != nil {
+			return err
+		}
+		response := &api.PinsResponse{}
+		if err := joined(stream, response); err != nil {
 			return err
 		}
 		return a.print(cmd, response, func() error { return a.printPins(a.style(cmd), response.GetPins()) })

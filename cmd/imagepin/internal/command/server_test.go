@@ -69,8 +69,13 @@ func (c *control) answer(ctx context.Context, request proto.Message) error {
 	return c.err
 }
 
-func (c *control) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesResponse, error) {
-	return c.images, c.answer(ctx, r)
+func (c *control) StreamImages(r *api.ImagesRequest, stream grpc.ServerStreamingServer[api.ImagesResponse]) error {
+	for _, k := range c.images.GetKeys() {
+		if err := stream.Send(&api.ImagesResponse{Keys: []*api.Key{k}}); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
 }
 
 func (c *control) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
@@ -90,8 +95,13 @@ func (c *control) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api
 	return c.answer(stream.Context(), r)
 }
 
-func (c *control) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsResponse, error) {
-	return c.pins, c.answer(ctx, r)
+func (c *control) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
+	for _, p := range c.pins.GetPins() {
+		if err := stream.Send(&api.PinsResponse{Pins: []*api.Pin{p}}); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
 }
 
 func (c *control) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {

@@ -1,4 +1,4 @@
-package cri
+package pieces
 
 import (
 	"fmt"
@@ -9,21 +9,21 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A message of StreamImages is bounded in images and in bytes, and all together have every image once and in order.
-func TestBatches(t *testing.T) {
-	const large = streamBytes / 3
+// A piece is bounded in messages and in bytes, and all together have every message once and in order.
+func TestPieces(t *testing.T) {
+	const large = Bytes / 3
 	for name, sizes := range map[string][]int{
-		"none": nil, "one": {1}, "one too large": {2 * streamBytes}, "large ones": {large, large, large, large, 2 * streamBytes, 1, 1},
-		"many": make([]int, 2*streamBatch+1), "full": make([]int, streamBatch),
+		"none": nil, "one": {1}, "one too large": {2 * Bytes}, "large ones": {large, large, large, large, 2 * Bytes, 1, 1},
+		"many": make([]int, 2*Count+1), "full": make([]int, Count),
 	} {
 		var all, got []*runtime.Image
 		for i, size := range sizes {
 			all = append(all, &runtime.Image{Id: fmt.Sprint(i), RepoTags: []string{strings.Repeat("x", size)}})
 		}
 		messages := 0
-		for batch := range batches(all) {
+		for batch := range Of(all) {
 			messages++
-			if n := proto.Size(&runtime.StreamImagesResponse{Images: batch}); len(batch) == 0 || len(batch) > streamBatch || (n > streamBytes+4*streamBatch && len(batch) > 1) {
+			if n := proto.Size(&runtime.StreamImagesResponse{Images: batch}); len(batch) == 0 || len(batch) > Count || (n > Bytes+4*Count && len(batch) > 1) {
 				t.Errorf("%s: a message has %d images of %d bytes", name, len(batch), n)
 			}
 			got = append(got, batch...)
@@ -37,7 +37,7 @@ func TestBatches(t *testing.T) {
 			}
 		}
 	}
-	for range batches(make([]*runtime.Image, 2*streamBatch)) {
+	for range Of(make([]*runtime.Image, 2*Count)) {
 		break // whoever stops asking is not given more
 	}
 }
