@@ -17,6 +17,7 @@ import (
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
 
+	"github.com/imagepin/imagepin/integration/offline"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -239,20 +240,20 @@ func TestDurationText(t *testing.T) {
 // TestSyntheticImages are read back with containerd's own stores.
 func TestSyntheticImages(t *testing.T) {
 	const n = 30
-	r, err := openRoot(t.Context(), t.TempDir())
+	r, err := offline.Open(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := r.fill(t.Context(), n); err != nil {
+	if err := fill(t.Context(), r, n); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.damage(t.Context(), 3); err != nil {
+	if err := damage(t.Context(), r, 3); err != nil {
 		t.Fatal(err)
 	}
 	missing := 0
-	if err := r.atOnce(t.Context(), func(ctx context.Context) error {
-		all, err := r.images.List(ctx)
+	if err := r.AtOnce(t.Context(), func(ctx context.Context) error {
+		all, err := r.Images.List(ctx)
 		if err != nil {
 			return err
 		}
@@ -264,10 +265,10 @@ func TestSyntheticImages(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if _, err := r.snapshots.Stat(ctx, chainID(img.diffIDs)); err != nil {
+			if _, err := r.Snapshots.Stat(ctx, offline.ChainID(img.diffIDs)); err != nil {
 				missing++
 			}
-			ok, _, _, absent, err := ctdimages.Check(ctx, r.content, img.target, platforms.Default())
+			ok, _, _, absent, err := ctdimages.Check(ctx, r.Content, img.target, platforms.Default())
 			if err != nil || !ok {
 				t.Errorf("%s lacks %v: %v", img.ref, absent, err)
 			}

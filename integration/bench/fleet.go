@@ -17,6 +17,7 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/offline"
 )
 
 // fleet is how the daemons of both sides are configured. Equal ones share their daemons from scenario to scenario.
@@ -188,11 +189,11 @@ func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	r, err := openRoot(ctx, dir)
+	r, err := offline.Open(ctx, dir)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(r.fill(ctx, count), r.Close()); err != nil {
+	if err := errors.Join(fill(ctx, r, count), r.Close()); err != nil {
 		return fmt.Errorf("filling a root: %w", err)
 	}
 	b.say("%s synthetic images written in %s", thousands(count), durationText(time.Since(start)))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/offline"
 )
 
 // growth is what a node does with many images: answer for them, start with them, and hold them in memory.
@@ -213,11 +214,11 @@ func heals(n int, f fleet) scenario {
 			if err := s.Stop(); err != nil {
 				return nil, err
 			}
-			r, err := openRoot(ctx, s.Path("root"))
+			r, err := offline.Open(ctx, s.Path("root"))
 			if err != nil {
 				return nil, err
 			}
-			if err := errors.Join(r.damage(ctx, lost), r.Close()); err != nil {
+			if err := errors.Join(damage(ctx, r, lost), r.Close()); err != nil {
 				return nil, err
 			}
 			start := time.Now()
@@ -241,7 +242,7 @@ func (s *side) unpacked(ctx context.Context, count int) error {
 		if err != nil {
 			return err
 		}
-		if err := s.hasSnapshot(ctx, snapshotter, chainID(img.diffIDs)); err != nil {
+		if err := s.hasSnapshot(ctx, snapshotter, offline.ChainID(img.diffIDs)); err != nil {
 			missing++
 		}
 	}

@@ -5,112 +5,41 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/containerd/containerd/v2/core/content"
 	ctdimages "github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/metadata"
-	"github.com/containerd/containerd/v2/core/metadata/boltutil"
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/labels"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/identity"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/integration/images"
-	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/offline"
 )
 
 const (
 	// snapshotter is the default one of the daemons.
-	snapshotter = "overlayfs"
+	snapshotter = offline.Snapshotter
 	// managedLabel marks what containerd's CRI has pulled.
 	managedLabel = "io.cri-containerd.image"
 )
-
-// root is the root directory of a containerd that does not run, opened with containerd's own packages: what a daemon would do
-// with a sync to disk for every image is done for hundreds of images at once.
-type root struct {
-	db        *metadata.DB
-	images    ctdimages.Store
-	content   content.Store
-	snapshots snapshots.Snapshotter
-	close     []func() error
-}
-
-// openRoot opens dir, which may be empty.
-func openRoot(ctx context.Context, dir string) (_ *root, err error) {
-	r := &root{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("opening root %s: %w", dir, err), r.Close())
-		}
-	}()
-	bolts := filepath.Join(dir, "io.containerd.metadata.v1.bolt")
-	if err := os.MkdirAll(bolts, 0o711); err != nil {
-		return nil, err
-	}
-	blobs, err := local.NewStore(filepath.Join(dir, "io.containerd.content.v1.content"))
-	if err != nil {
-		return nil, err
-	}
-	layers, err := overlay.NewSnapshotter(filepath.Join(dir, "io.containerd.snapshotter.v1."+snapshotter))
-	if err != nil {
-		return nil, err
-	}
-	r.close = append(r.close, layers.Close)
-	b, err := bolt.Open(filepath.Join(bolts, "meta.db"), 0o644, &bolt.Options{NoSync: true})
-	if err != nil {
-		return nil, err
-	}
-	r.close = append(r.close, b.Close)
-	r.db = metadata.NewDB(b, blobs, map[string]snapshots.Snapshotter{snapshotter: layers})
-	if err := r.db.Init(namespaces.WithNamespace(ctx, node.Namespace)); err != nil {
-		return nil, err
-	}
-	r.images, r.content, r.snapshots = metadata.NewImageStore(r.db), r.db.ContentStore(), r.db.Snapshotter(snapshotter)
-	return r, nil
-}
-
-// Close closes the databases.
-func (r *root) Close() error {
-	var errs []error
-	for i := len(r.close); i > 0; i-- {
-		errs = append(errs, r.close[i-1]())
-	}
-	r.close = nil
-	return errors.Join(errs...)
-}
-
-// atOnce runs fn in one transaction. Nobody else has the databases open, so that content and snapshots may be touched in it.
-func (r *root) atOnce(ctx context.Context, fn func(context.Context) error) error {
-	ctx = namespaces.WithNamespace(ctx, node.Namespace)
-	return r.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
-}
 
 // batch is how many images are written in one transaction.
 const batch = 500
 
 // fill puts the images 0 to count-1 on a root as stock containerd's CRI leaves them: three records, an index with the
 // manifest of this machine's platform, configuration and layers, of which the last is the image's own, and their snapshots.
-func (r *root) fill(ctx context.Context, count int) error {
+func fill(ctx context.Context, r *offline.Root, count int) error {
 	for from := 0; from < count; from += batch {
-		if err := r.atOnce(ctx, func(ctx context.Context) error {
+		if err := r.AtOnce(ctx, func(ctx context.Context) error {
 			for i := from; i < min(from+batch, count); i++ {
 				img, err := newSynthetic(i)
 				if err != nil {
 					return err
 				}
-				if err := r.put(ctx, img); err != nil {
+				if err := put(ctx, r, img); err != nil {
 					return fmt.Errorf("putting image %d: %w", i, err)
 				}
 			}
@@ -122,64 +51,41 @@ func (r *root) fill(ctx context.Context, count int) error {
 	return nil
 }
 
-func (r *root) put(ctx context.Context, img *synthetic) error {
+func put(ctx context.Context, r *offline.Root, img *synthetic) error {
 	for _, b := range img.blobs {
-		err := content.WriteBlob(ctx, r.content, b.desc.Digest.String(), bytes.NewReader(b.data), b.desc, content.WithLabels(b.labels))
+		err := content.WriteBlob(ctx, r.Content, b.desc.Digest.String(), bytes.NewReader(b.data), b.desc, content.WithLabels(b.labels))
 		if err != nil && !errdefs.IsAlreadyExists(err) {
 			return err
 		}
 	}
 	for i := range img.diffIDs {
-		if err := r.commit(ctx, img.diffIDs[:i+1]); err != nil {
+		if err := r.Commit(ctx, img.diffIDs[:i+1]); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{img.ref, img.digested, img.config.String()} {
 		record := ctdimages.Image{Name: name, Target: img.target, Labels: map[string]string{managedLabel: "managed"}}
-		if _, err := r.images.Create(ctx, record); err != nil {
+		if _, err := r.Images.Create(ctx, record); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// commit makes the snapshot of a chain of layers, without files: nothing here runs it.
-func (r *root) commit(ctx context.Context, diffIDs []digest.Digest) error {
-	name := chainID(diffIDs)
-	if _, err := r.snapshots.Stat(ctx, name); err == nil {
-		return nil
-	}
-	parent := ""
-	if len(diffIDs) > 1 {
-		parent = chainID(diffIDs[:len(diffIDs)-1])
-	}
-	key := "extract " + name
-	if _, err := r.snapshots.Prepare(ctx, key, parent); err != nil {
-		return err
-	}
-	return r.snapshots.Commit(ctx, name, key)
-}
-
 // damage removes the top snapshots of the images 0 to count-1.
-func (r *root) damage(ctx context.Context, count int) error {
-	return r.atOnce(ctx, func(ctx context.Context) error {
+func damage(ctx context.Context, r *offline.Root, count int) error {
+	return r.AtOnce(ctx, func(ctx context.Context) error {
 		for i := range count {
 			img, err := newSynthetic(i)
 			if err != nil {
 				return err
 			}
-			if err := r.snapshots.Remove(ctx, chainID(img.diffIDs)); err != nil {
+			if err := r.Snapshots.Remove(ctx, offline.ChainID(img.diffIDs)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-}
-
-// chainID names the snapshot of layers.
-func chainID(diffIDs []digest.Digest) string {
-	// ChainID works in place.
-	return identity.ChainID(append([]digest.Digest(nil), diffIDs...)).String()
 }
 
 // synthetic is an image that is written straight into a root.
@@ -232,7 +138,7 @@ func newSynthetic(i int) (*synthetic, error) {
 			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Entrypoint: []string{"/app"}, User: "1000",
 			Labels: map[string]string{"org.opencontainers.image.title": s.ref},
 		},
-	}, map[string]string{"containerd.io/gc.ref.snapshot." + snapshotter: chainID(s.diffIDs)})
+	}, map[string]string{"containerd.io/gc.ref.snapshot." + snapshotter: offline.ChainID(s.diffIDs)})
 	if err != nil {
 		return nil, err
 	}

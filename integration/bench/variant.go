@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/offline"
 )
 
 // A cold pull needs an image of which the node has nothing. Removing what the last pull left would do that too, but it would
@@ -97,7 +98,7 @@ func (b *base) variant(number int) (_ v1.Image, top string, err error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture = platform.OS, platform.Architecture
 	img, err = mutate.ConfigFile(img, config)
-	return img, chainID(diffIDs), err
+	return img, offline.ChainID(diffIDs), err
 }
 
 // variantLayer is a layer with one more file before the others. Its compressed form is two gzip members, of which the second

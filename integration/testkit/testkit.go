@@ -46,6 +46,16 @@ func Context(t testing.TB) context.Context {
 // IMAGEPIN_KEEP_LOGS names a directory.
 func Node(t testing.TB, opts node.Options) *node.Node {
 	t.Helper()
+	n := NewNode(t, opts)
+	if err := n.Start(Context(t)); err != nil {
+		t.Fatalf("starting the node: %v", err)
+	}
+	return n
+}
+
+// NewNode is [Node] without the start.
+func NewNode(t testing.TB, opts node.Options) *node.Node {
+	t.Helper()
 	n, err := node.New(opts)
 	if err != nil {
 		t.Fatalf("making a node: %v", err)
@@ -58,9 +68,6 @@ func Node(t testing.TB, opts node.Options) *node.Node {
 			t.Errorf("cleaning up the node: %v", err)
 		}
 	})
-	if err := n.Start(Context(t)); err != nil {
-		t.Fatalf("starting the node: %v", err)
-	}
 	return n
 }
 
