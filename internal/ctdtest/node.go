@@ -52,7 +52,7 @@ func New(t testing.TB, snapshotters ...string) *Node {
 		noError(t, err)
 		plain[name] = sn
 	}
-	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	blobs, err := local.NewStore(n.ContentDir())
 	noError(t, err)
 	b, err := bolt.Open(filepath.Join(dir, "metadata.db"), 0o600, &bolt.Options{NoSync: true})
 	noError(t, err)
@@ -101,9 +101,12 @@ func (n *Node) Context(t testing.TB) context.Context {
 	return namespaces.WithNamespace(t.Context(), Namespace)
 }
 
+// ContentDir is the directory of the content store.
+func (n *Node) ContentDir() string { return filepath.Join(n.Dir, "content") }
+
 // File is where the content store has a blob.
 func (n *Node) File(d digest.Digest) string {
-	return filepath.Join(n.Dir, "content", "blobs", d.Algorithm().String(), d.Encoded())
+	return filepath.Join(n.ContentDir(), "blobs", d.Algorithm().String(), d.Encoded())
 }
 
 // InNamespace is the test's context, in another namespace than the CRI's.

@@ -100,6 +100,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 			Records:      newRecords(db, c.EventService()),
 			Pins:         metadata.NewImageStore(db),
 			Content:      c.ContentStore(),
+			ContentDir:   contentDir(ic),
 			Leases:       c.LeasesService(),
 			Namespaces:   c.NamespaceService(),
 			Events:       c.EventService(),
@@ -143,6 +144,15 @@ func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
 		return nil, fmt.Errorf("it is a %T, which unpacks nothing", d)
 	}
 	return a, nil
+}
+
+// contentDir is the directory of containerd's own content store, empty where
+// another one stands for it.
+func contentDir(ic *plugin.InitContext) string {
+	if p := ic.Plugins().Get(plugins.ContentPlugin, "content"); p != nil {
+		return p.Meta.Exports["root"]
+	}
+	return ""
 }
 
 // snapshotters are what containerd's snapshotters say of themselves.

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
@@ -28,12 +29,15 @@ import (
 const Namespace = "k8s.io"
 
 // Containerd is the services of containerd that imagepin works on. All fields
-// are required, but Verifiers.
+// are required, but ContentDir and Verifiers.
 type Containerd struct {
 	Records store.Records
 	// Pins is the image store without a namespace: pins have their own.
-	Pins       images.Store
-	Content    content.Store
+	Pins    images.Store
+	Content content.Store
+	// ContentDir is the directory of containerd's own content store: files are
+	// looked at there instead of being opened. Empty where it is not known.
+	ContentDir string
 	Leases     leases.Manager
 	Namespaces namespaces.Store
 	Events     Events
@@ -104,7 +108,7 @@ func New(c Config) (*Node, error) {
 	})
 	n.garbage = make(chan struct{}, 1)
 	n.retainer = &pin.Retainer{
-		Leases: c.Leases, Content: c.Content, MaxBytes: c.Settings.MaxRetainedBytes,
+		Leases: c.Leases, Content: n.Content, MaxBytes: c.Settings.MaxRetainedBytes,
 		Wanted: n.pins.Retains, Released: n.noteGarbage,
 	}
 	return n, nil
@@ -127,6 +131,7 @@ func (n *Node) with(c Config) (*Node, error) {
 
 // read makes what of a node follows from its configuration alone.
 func read(c Config) (*Node, error) {
+	c.Content = blobs.At(c.ContentDir, c.Content)
 	n := &Node{Config: c}
 	loaded := func(name string) bool { _, ok := c.Snapshotters[name]; return ok }
 	var err error

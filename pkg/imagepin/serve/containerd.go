@@ -227,7 +227,8 @@ func (c *containerd) services(s *state, verifier bindir.Config) node.Containerd 
 	services := node.Containerd{
 		Records:      socketRecords{records},
 		Pins:         records,
-		Content:      socketContent{c.client.ContentStore(), s.content},
+		Content:      socketContent{c.client.ContentStore()},
+		ContentDir:   s.content,
 		Leases:       c.client.LeasesService(),
 		Namespaces:   c.client.NamespaceService(),
 		Events:       eventService{c.client.EventService()},

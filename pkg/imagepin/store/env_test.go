@@ -21,6 +21,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -118,7 +119,7 @@ func (e *env) restart() {
 	}
 	e.records = &records{Store: e.Images, allow: -1}
 	e.store = New(Config{
-		Records: e.records, Content: e.Content, Leases: e.Leases,
+		Records: e.records, Content: blobs.At(e.ContentDir(), e.Content), Leases: e.Leases,
 		Snapshotter: e.Snapshotter, Runtimes: runtimes,
 		PinnedImages: []string{"registry.example/pause:1"},
 		KeysARecord:  e.keysARecord,
