@@ -11,9 +11,9 @@ import (
 
 const checkDescription = `Compares what is recorded (images and pins) with what there is (content,
 snapshots, labels) and prints what differs, and which images of other tools
-could not be adopted. With --repair it is mended, and said how: unpacked again,
-fetched again, restored, or, where that cannot be, dropped, so that the next
-pull brings it.
+could not be adopted. With --repair it repairs what differs and prints how:
+unpacked again, fetched again, records and labels restored, or, where none of
+these is possible, the key is dropped and the next pull fetches the image.
 
 Of content, a check looks whether the files are there and as large as they should
 be. With --deep it also reads all of it and compares it with its digests, and
@@ -35,9 +35,9 @@ func (a *app) checkCommand() *cli.Command {
 		Usage:       "Compare what is recorded with what there is",
 		Description: checkDescription,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "repair", Usage: "mend what differs"},
+			&cli.BoolFlag{Name: "repair", Usage: "repair what differs"},
 			&cli.BoolFlag{Name: "deep", Usage: "read all content and compare it with its digests"},
-			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, how much to read in a second, as `SIZE`; 0 is all that the disk gives"},
+			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, how much to read in a second, as `SIZE`; 0 is unlimited"},
 		},
 		Action: a.check,
 	}
