@@ -20,6 +20,9 @@ func TestCheckLooksAtPins(t *testing.T) {
 	if out, ok := r.imagepin("check"); !ok {
 		t.Fatalf("a check finds:\n%s", out)
 	}
+	if out, ok := r.imagepin("pin", "ls", "-o", "json"); !ok || !strings.Contains(out, ref) || !strings.Contains(out, old) {
+		t.Errorf("the pins are:\n%s", out)
+	}
 	name := "node/" + ref
 	if err := r.Client().ImageService().Delete(namespaces.WithNamespace(r.ctx, "imagepin"), name); err != nil {
 		t.Fatal(err)
