@@ -248,6 +248,38 @@ func TestPinByContainer(t *testing.T) {
 	}
 }
 
+// TestRefusedContainerPinsNothing creates a container for a target that the image has to be made ready for, which a verifier refuses.
+func TestRefusedContainerPinsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{Extra: consistencyRules, Handlers: otherTargets})
+	v := newVerifier(t, r.Node)
+	ref := r.reg.Ref("workload/app:v1")
+	one := r.version("workload/app:v1", "one")
+	id := r.pull(ref, "")
+	opts := revision("shop", "pod-template-hash", "r1")
+	for _, handler := range []string{"native", "arm"} {
+		opts.Handler = handler
+		pod, err := r.RunPod(r.ctx, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.refuse(true)
+		if _, err := r.CreateContainer(r.ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err == nil || !strings.Contains(err.Error(), "nobody signed it") {
+			t.Errorf("for %s it says %v", handler, err)
+		}
+		r.wantPins(ref, map[string]string{})
+		v.refuse(false)
+	}
+	pod, err := r.RunPod(r.ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.CreateContainer(r.ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err != nil {
+		t.Fatal(err)
+	}
+	r.wantPins(ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
+}
+
 // TestUnpinnedPullMovesNothing pulls a tag that is pinned for others: what it means for the pinned stays, by record too.
 func TestUnpinnedPullMovesNothing(t *testing.T) {
 	t.Parallel()

@@ -38,16 +38,49 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 	if err != nil {
 		return nil, err
 	}
-	r = proto.CloneOf(r)
-	wants, err := s.wants(ctx, imageSpecs(r), podOf(r.GetSandboxConfig()), rt.Target)
+	r, release, err := s.readyImages(ctx, r, rt)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	return next(ctx, r)
+}
+
+// readyImages makes the images of a container ready, and then the pins that their
+// use makes: what is refused, or cannot be run, is not pinned. It gives the request
+// that names the images by their IDs. They are held until release is called. Where
+// another use has pinned a reference meanwhile, that decides.
+func (s *Service) readyImages(ctx context.Context, asked *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
+	pod := podOf(asked.GetSandboxConfig())
+	for range maxTries {
+		r = proto.CloneOf(asked)
+		wants, err := s.wants(ctx, imageSpecs(r), pod, rt.Target)
+		if err != nil {
+			return nil, nil, err
+		}
+		if release, err = s.useWanted(ctx, r, wants, rt); err != nil {
+			return nil, nil, err
+		}
+		decided, err := s.pinUses(ctx, wants, pod)
+		if err == nil && decided {
+			return r, release, nil
+		}
+		release()
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, fmt.Errorf("pins of the images of the container move again and again: %w", errdefs.ErrUnavailable)
+}
+
+// useWanted makes what a container wants ready and holds it until release is
+// called. The request names it by its IDs from then on.
+func (s *Service) useWanted(ctx context.Context, r *runtime.CreateContainerRequest, wants []want, rt runtimeplatform.Runtime) (release func(), _ error) {
 	refs := make([]reference.Named, len(wants))
 	for i, w := range wants {
 		refs[i] = w.byDigest()
 	}
-	release, err := s.use(ctx, refs, func() ([]imagepin.Entry, error) {
+	return s.use(ctx, refs, func() ([]imagepin.Entry, error) {
 		var entries []imagepin.Entry
 		for _, w := range wants {
 			e, err := s.readyFor(ctx, w, rt)
@@ -64,11 +97,21 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 		}
 		return entries, nil
 	})
-	if err != nil {
-		return nil, err
+}
+
+// pinUses makes the pins of a container's images, and reports whether each of them
+// decides for what was made ready.
+func (s *Service) pinUses(ctx context.Context, wants []want, pod policy.Pod) (decided bool, _ error) {
+	for _, w := range wants {
+		if w.called == nil {
+			continue
+		}
+		root, err := s.Puller.PinUse(s.namespaced(ctx), w.called, pod, w.root)
+		if err != nil || root.Digest != w.root.Digest {
+			return false, err
+		}
 	}
-	defer release()
-	return next(ctx, r)
+	return true, nil
 }
 
 // want is an image that a container is made of, and what it has been decided to
@@ -77,9 +120,13 @@ type want struct {
 	spec *runtime.ImageSpec
 	// entry is the image that the caller was given.
 	entry imagepin.Entry
+	// called is the reference by which the pod calls it; nil where it says none.
+	called reference.Named
 	// root is what is to run: the entry's, unless a pin says otherwise.
 	root ocispec.Descriptor
-	pin  *pin.Pin
+	pin  *pin.Pin // that decides; nil where none does
+	// pinned is whether a pin decides, or is made by this use.
+	pinned bool
 }
 
 func (w want) byDigest() reference.Named {
@@ -100,9 +147,13 @@ func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod pol
 		w := want{spec: spec, entry: e, root: e.Root}
 		if ref, ok := calledBy(spec, e); ok {
 			var err error
-			if w.root, w.pin, err = s.Puller.PinUse(s.namespaced(ctx), ref, pod, e.Root); err != nil {
+			if w.pin, w.pinned, err = s.Puller.PinFor(s.namespaced(ctx), ref, pod); err != nil {
 				return nil, err
 			}
+			w.called = ref
+		}
+		if w.pin != nil {
+			w.root = w.pin.Root
 		}
 		wants = append(wants, w)
 	}
@@ -163,7 +214,7 @@ func (s *Service) readyFor(ctx context.Context, w want, rt runtimeplatform.Runti
 	// The tag stays with what it means for the target, if it does already:
 	// the digest is what the caller was given.
 	ref := w.byDigest()
-	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && w.pin == nil {
+	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && !w.pinned {
 		if named, err := reference.ParseNamed(w.entry.Ref); err == nil {
 			ref = named
 		}

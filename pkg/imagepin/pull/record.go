@@ -126,31 +126,46 @@ func (p *Puller) of(ref reference.Named, root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
-// PinUse is for a container that is made without a pull: it gives the digest
-// that a reference means for the container's pod, where root is what the caller
-// was given. The first use decides. Without a scope it is root.
-func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (ocispec.Descriptor, *pin.Pin, error) {
+// PinFor gives the pin that decides what a reference means for a container's pod;
+// nil where there is none yet. scoped is false where the policy makes none. It fails
+// with [imagepin.PinOfNewerRelease].
+func (p *Puller) PinFor(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error) {
 	d := p.Decide(ctx, ref, pod)
 	if d.Scope == "" {
-		return root, nil, nil
+		return nil, false, nil
+	}
+	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
+	if now, ok := p.Pins.Get(id); ok {
+		return &now, true, nil
+	}
+	return nil, true, p.Pins.CheckReadable(id)
+}
+
+// PinUse is for a container that is made without a pull, of root, which is ready
+// for it: it gives the digest that a reference means for the container's pod. The
+// first use decides. Without a scope it is root.
+func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (ocispec.Descriptor, error) {
+	d := p.Decide(ctx, ref, pod)
+	if d.Scope == "" {
+		return root, nil
 	}
 	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
 	if _, ok := p.Pins.Get(id); !ok && d.Retain {
 		// First, so that there is no pin where there is no room.
 		release, err := p.Retainer.Reserve(nil, p.inRepository(ref, root.Digest)...)
 		if err != nil {
-			return root, nil, err
+			return root, err
 		}
 		defer release()
 	}
 	held, err := p.Pins.MakeFor(ctx, d.Namespace, id, root, pin.ByUse, d.Retain)
 	if err != nil {
-		return root, nil, err
+		return root, err
 	}
 	if err := p.retainPin(ctx, ref, held); noRoom(err) {
 		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
 	} else if err != nil {
-		return root, nil, err
+		return root, err
 	}
-	return held.Root, &held, p.Pins.Touch(ctx, held.ID)
+	return held.Root, p.Pins.Touch(ctx, held.ID)
 }
