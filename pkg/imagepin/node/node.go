@@ -180,6 +180,7 @@ func (n *Node) pullConfig(visible visible) pull.Config {
 		Verifiers:                  n.Verifiers,
 		UnpackPlatforms:            n.unpack,
 		Visible:                    visible,
+		Garbage:                    n.noteGarbage,
 		DiscardLayers:              n.CRI.Images.DiscardUnpackedLayers,
 		ProgressTimeout:            n.progress,
 		MaxConcurrentDownloads:     n.CRI.MaxConcurrentDownloads(),

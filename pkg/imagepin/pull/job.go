@@ -114,6 +114,7 @@ func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done
 			return entry, done, err
 		}
 	}
+	p.collect(ctx) // no further try needs what the last one has left
 	return entry, done, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
 }
 
@@ -143,10 +144,14 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 	defer unlock()
 	start := time.Now()
 	entry, change, done, err := p.makeAndRecord(ctx, j)
-	if err == nil {
-		err = p.Show(ctx, entry)
-	}
 	if err != nil {
+		unlock()
+		if !triedAgain(err) {
+			p.collect(ctx)
+		}
+		return imagepin.Entry{}, failure(ctx), p.failed(ctx, j, err)
+	}
+	if err := p.Show(ctx, entry); err != nil {
 		return imagepin.Entry{}, failure(ctx), p.failed(ctx, j, err)
 	}
 	if change.Wrote {
@@ -193,7 +198,7 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 	known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target)
 	if !ok || j.anew || j.again {
 		done = metrics.Unpacked
-		err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+		err = underLease(ctx, p.Leases, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
 			err = asRemoved(err)
 			if fetched {
@@ -216,7 +221,7 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 	if entry, ok = p.recorded(j, known); ok {
 		return entry, store.Change{}, metrics.Nothing, p.prove(ctx, j)
 	}
-	err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+	err = underLease(ctx, p.Leases, func(ctx context.Context) error {
 		if err := p.pinFirst(ctx, &j, known); err != nil {
 			return err
 		}

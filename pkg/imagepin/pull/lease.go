@@ -20,27 +20,40 @@ const (
 	leaseLife = 24 * time.Hour
 	// cleanupTimeout bounds what is done after the caller has gone.
 	cleanupTimeout = 30 * time.Second
+	// collectWait bounds how long a pull that has failed waits for what it has left
+	// to be collected.
+	collectWait = 2 * time.Second
 )
 
-// withLease runs fn under a lease that holds everything fn fetches and
-// unpacks. Where fn fails, what it left is collected before withLease returns.
-func withLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
-	return underLease(ctx, manager, fn, leases.SynchronousDelete)
+// withLease runs fn under a lease that holds everything fn fetches and unpacks.
+// Where fn fails, what it left is collected behind: the caller may hold a lock.
+func (p *Puller) withLease(ctx context.Context, fn func(context.Context) error) error {
+	err := underLease(ctx, p.Leases, fn)
+	if err != nil {
+		p.collectBehind()
+	}
+	return err
 }
 
-// withLeaseBehind is withLease for work that nobody waits for. Its context ends
-// with the process: then what it left is not waited for, because containerd's
-// garbage collection may have ended before.
-func withLeaseBehind(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
-	return underLease(ctx, manager, fn, func(_ context.Context, o *leases.DeleteOptions) error {
-		o.Synchronous = ctx.Err() == nil
-		return nil
-	})
+// collectBehind has what nothing holds any more collected, and does not wait for it.
+func (p *Puller) collectBehind() {
+	if p.Garbage != nil {
+		p.Garbage()
+	}
 }
 
-// underLease runs fn under a lease. onError says how that is deleted where fn
-// fails.
-func underLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error, onError leases.DeleteOpt) error {
+// collect is collectBehind, and waits a moment for it: a collection takes as long as
+// the slowest snapshotter. The caller holds no lock.
+func (p *Puller) collect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectWait)
+	defer cancel()
+	if err := p.Store.Collect(ctx); err != nil {
+		p.collectBehind()
+	}
+}
+
+// underLease runs fn under a lease, and deletes that.
+func underLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
 	l, err := manager.Create(ctx,
 		leases.WithRandomID(),
 		leases.WithExpiration(leaseLife),
@@ -53,11 +66,7 @@ func underLease(ctx context.Context, manager leases.Manager, fn func(context.Con
 
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	var opts []leases.DeleteOpt
-	if err != nil && !triedAgain(err) {
-		opts = append(opts, onError)
-	}
-	if derr := manager.Delete(cleanup, l, opts...); derr != nil && !errdefs.IsNotFound(derr) {
+	if derr := manager.Delete(cleanup, l); derr != nil && !errdefs.IsNotFound(derr) {
 		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("a lease stays until it expires")
 	}
 	failpoint.Reach("pull.released")

@@ -40,7 +40,9 @@ func TestLease(t *testing.T) {
 			blobs := ctdtest.Blobs{}
 			img := blobs.Image("linux/amd64", "a", nil)
 			ctx, cancel := context.WithCancel(n.Context(t))
-			err := withLease(ctx, m, func(ctx context.Context) error {
+			var noted int
+			p := &Puller{Config: Config{Leases: m, Garbage: func() { noted++ }}}
+			err := p.withLease(ctx, func(ctx context.Context) error {
 				n.Write(ctx, t, blobs)
 				n.Collect(t)
 				if !n.HasBlob(t, img.Layer.Digest) {
@@ -59,11 +61,11 @@ func TestLease(t *testing.T) {
 			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
 				t.Errorf("leases are left: %v, %v", all, err)
 			}
-			if len(m.sync) != 1 || m.sync[0] != (fails != nil) {
+			if len(m.sync) != 1 || m.sync[0] {
 				t.Errorf("deleted synchronously: %v", m.sync)
 			}
-			if fails != nil && n.HasBlob(t, img.Layer.Digest) {
-				t.Error("a failed pull leaves content")
+			if fails != nil != (noted == 1) {
+				t.Errorf("garbage was noted %d times", noted)
 			}
 		})
 	}
@@ -73,7 +75,8 @@ func TestLease(t *testing.T) {
 func TestLeaseThatStays(t *testing.T) {
 	n := ctdtest.New(t)
 	m := &syncLeases{Manager: n.Leases, failing: errors.New("no")}
-	if err := withLease(n.Context(t), m, func(context.Context) error { return nil }); err != nil {
+	p := &Puller{Config: Config{Leases: m}}
+	if err := p.withLease(n.Context(t), func(context.Context) error { return nil }); err != nil {
 		t.Errorf("got %v", err)
 	}
 }
@@ -122,34 +125,5 @@ func TestDeleteLeftovers(t *testing.T) {
 	}
 	if len(m.sync) != 4 {
 		t.Errorf("deleted %d leases", len(m.sync))
-	}
-}
-
-// Work behind the service that fails is cleaned up after, but not where its
-// context has ended: with the process, containerd's garbage collection ends too.
-func TestLeaseBehindTheService(t *testing.T) {
-	fails := errors.New("no")
-	for name, ends := range map[string]bool{"it goes on": false, "the process ends": true} {
-		t.Run(name, func(t *testing.T) {
-			n := ctdtest.New(t)
-			m := &syncLeases{Manager: n.Leases}
-			ctx, cancel := context.WithCancel(n.Context(t))
-			defer cancel()
-			err := withLeaseBehind(ctx, m, func(context.Context) error {
-				if ends {
-					cancel()
-				}
-				return fails
-			})
-			if !errors.Is(err, fails) {
-				t.Errorf("got %v", err)
-			}
-			if len(m.sync) != 1 || m.sync[0] == ends {
-				t.Errorf("deleted synchronously: %v", m.sync)
-			}
-			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
-				t.Errorf("leases are left: %v, %v", all, err)
-			}
-		})
 	}
 }

@@ -55,10 +55,9 @@ func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descri
 }
 
 // Hold runs fn under a lease that holds what entries need. Where a part of that is
-// gone fn is not run, and nothing fails. It is for work behind the service: the end
-// of ctx is that of the process.
+// gone fn is not run, and nothing fails.
 func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
-	return withLeaseBehind(ctx, p.Leases, func(ctx context.Context) error {
+	return p.withLease(ctx, func(ctx context.Context) error {
 		err := p.Store.AddToLease(ctx, entries...)
 		if errdefs.IsNotFound(err) {
 			return nil
@@ -73,14 +72,13 @@ func (p *Puller) Hold(ctx context.Context, entries []imagepin.Entry, fn func(con
 // Unpack unpacks an image whose layers are on the node for e's target, and runs
 // record while a lease holds it. It fails with ErrNotFound where a layer is not
 // here, and asks no registry. What it unpacks is kept by the image's
-// configuration. It is for work behind the service: the end of ctx is that of
-// the process.
+// configuration.
 func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error {
 	rt, ok := p.Runtimes.ForTarget(e.Target)
 	if !ok {
 		return fmt.Errorf("target %s: %w", e.Target, errdefs.ErrNotFound)
 	}
-	return withLeaseBehind(ctx, p.Leases, func(ctx context.Context) error {
+	return p.withLease(ctx, func(ctx context.Context) error {
 		manifest := ocispec.Descriptor{Digest: e.Manifest, MediaType: e.RecordTarget.MediaType, Size: e.RecordTarget.Size}
 		if e.Manifest != e.RecordTarget.Digest {
 			m, err := ChooseLocal(ctx, p.Content, e.RecordTarget, rt)

@@ -48,6 +48,9 @@ type Config struct {
 	// Visible waits until the CRI service behind knows the image called id under
 	// every name, as long as it is wanted under that name.
 	Visible func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
+	// Garbage has what nothing holds any more collected, and does not wait for it;
+	// nil leaves that to containerd.
+	Garbage func()
 
 	// DiscardLayers lets layers go once they are unpacked.
 	DiscardLayers bool

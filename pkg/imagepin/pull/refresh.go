@@ -113,7 +113,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		err := p.refreshTo(ctx, j, ref, pins, had, &r)
 		return r, err
 	}
-	err = withLease(ctx, p.Leases, func(ctx context.Context) error {
+	err = p.withLease(ctx, func(ctx context.Context) error {
 		release, verified, err := p.roomToMove(ctx, j, pins, had)
 		if err != nil {
 			return err

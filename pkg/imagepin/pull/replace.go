@@ -226,7 +226,7 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 	if err != nil {
 		return err
 	}
-	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+	return p.withLease(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		info, err := p.Content.Info(ctx, d)

@@ -195,6 +195,7 @@ func (d *damaged) noLease(t *testing.T) {
 	if all, err := d.Leases.List(d.ctx); err != nil || len(all) > 0 {
 		t.Errorf("leases are left: %v, %v", all, err)
 	}
+	d.Collect(t)
 	if all, err := d.Content.ListStatuses(d.ctx); err != nil || len(all) > 0 {
 		t.Errorf("ingests are left: %v, %v", all, err)
 	}

@@ -154,7 +154,7 @@ func (p *Puller) inRepository(ref reference.Named, root digest.Digest) []imagepi
 // retainOne holds an image that is recorded. One that another tool has just
 // removed is left out.
 func (p *Puller) retainOne(ctx context.Context, e imagepin.Entry) error {
-	return withLease(ctx, p.Leases, func(ctx context.Context) error {
+	return p.withLease(ctx, func(ctx context.Context) error {
 		err := p.Store.AddToLease(ctx, e)
 		if errdefs.IsNotFound(err) {
 			return nil
