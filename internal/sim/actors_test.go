@@ -152,10 +152,11 @@ func (c *choice) of(rng *rand.Rand) {
 type facts struct {
 	mu         sync.Mutex
 	otherTools atomic.Bool
-	toolAt     atomic.Int64 // the step of the last write of another tool
+	toolAt     atomic.Int64 // the step of the last write of another tool, or of what the node removed after one
 	killedAt   atomic.Int64 // the step of the last kill
 	unpinned   atomic.Bool  // a pin has been set or removed by hand
 	refreshed  atomic.Bool
+	pins       sync.Map // names of pins that were made
 	movedByCRI sync.Map // names of records that containerd's CRI has written back to what it had read before
 	ops        []*op
 }
@@ -220,6 +221,15 @@ func (f *facts) beside(o *op) bool {
 	defer f.mu.Unlock()
 	return slices.ContainsFunc(f.ops, func(other *op) bool {
 		return other != o && other.ref == o.ref && (!other.ended || other.end >= o.start)
+	})
+}
+
+// pinning tells whether a pin of the reference was being moved when a call began.
+func (f *facts) pinning(o *op) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.ops, func(other *op) bool {
+		return other.method == "SetPin" && other.ref == o.ref && other.start <= o.start && (!other.ended || other.end >= o.start)
 	})
 }
 
@@ -331,7 +341,7 @@ func (k *caller) followed(o *op) {
 		return
 	}
 	// What is recorded of a pin may not be in force yet, where a call is writing it.
-	if o.method == "ImageStatus" && k.w.facts.beside(o) {
+	if o.method == "ImageStatus" && k.w.facts.beside(o) || k.w.facts.pinning(o) {
 		return
 	}
 	b := k.w.registry.byRoot(o.pinned)

@@ -168,6 +168,9 @@ func (c *check) expired() {
 		if o.method == "ImageStatus" || o.err != nil || !o.ended || o.scope == "" || time.Since(o.began) > pinTTL/2 {
 			continue
 		}
+		if _, made := c.w.facts.pins.Load(o.scope + "/" + o.ref); !made && c.w.facts.otherTools.Load() {
+			continue // an image that is not adopted yet runs as the service behind has it
+		}
 		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
 			c.w.wrong(pinExpired, "%s %s of %s followed or made pin %s/%s, which is gone", o.method, o.ref, o.actor, o.scope, o.ref)
 		}

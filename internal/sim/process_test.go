@@ -211,6 +211,13 @@ func (i *imageStore) step(ctx context.Context, format string, args ...any) error
 	return i.w.step(ctx, i.owner, i.name+"."+format, args...)
 }
 
+// removedBehind notes that the node follows what another tool has removed.
+func (w *world) removedBehind(ctx context.Context) {
+	if actorOf(ctx) == "daemon" && w.facts.otherTools.Load() {
+		w.facts.toolAt.Store(int64(w.steps))
+	}
+}
+
 // after is a point behind a write: what the process does next may be late.
 func (w *world) after(ctx context.Context, owner *process, what string) error {
 	if ctx.Value(inTx{}) != nil || !w.some(ctx, w.plan.after, what) {
@@ -238,6 +245,9 @@ func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image
 		return images.Image{}, err
 	}
 	made, err := i.Store.Create(ctx, img)
+	if err == nil && i.name == "pins" {
+		i.w.facts.pins.Store(img.Name, true)
+	}
 	if aerr := i.w.after(ctx, i.owner, i.name+".create "+img.Name); aerr != nil {
 		return made, aerr
 	}
@@ -273,6 +283,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	if err := i.Store.Delete(ctx, name, opts...); err != nil {
 		return err
 	}
+	i.w.removedBehind(ctx)
 	if !o.Synchronous {
 		return i.w.after(ctx, i.owner, i.name+".delete "+name)
 	}
@@ -342,6 +353,7 @@ func (n *notes) Update(ctx context.Context, img images.Image, paths ...string) (
 }
 
 func (n *notes) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
+	n.w.removedBehind(ctx)
 	err := n.Store.Delete(ctx, name, opts...)
 	n.w.write(actorOf(ctx), "  deletes %s%s", name, failed(err))
 	if err == nil {

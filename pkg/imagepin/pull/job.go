@@ -142,6 +142,9 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 		return imagepin.Entry{}, failure(ctx), err
 	}
 	defer unlock()
+	if err := p.stillPinned(j); err != nil {
+		return imagepin.Entry{}, done, err
+	}
 	start := time.Now()
 	entry, change, done, err := p.makeAndRecord(ctx, j)
 	if err != nil {

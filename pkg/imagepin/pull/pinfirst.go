@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/distribution/reference"
+
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
@@ -59,6 +61,20 @@ func (p *Puller) pinFirst(ctx context.Context, j *job, e imagepin.Entry) error {
 		return err
 	}
 	return nil
+}
+
+// stillPinned fails with a *pinnedElsewhere where the pin of a job has moved since
+// it was read: while verifiers were asked, or a removal was waited for. A job of a
+// digest stays with it.
+func (p *Puller) stillPinned(j job) error {
+	if _, ok := j.ref.(reference.Digested); ok || j.pin == nil {
+		return nil
+	}
+	now, ok := p.Pins.Get(j.pin.ID)
+	if !ok || now.Root.Digest == j.root.Digest {
+		return nil
+	}
+	return &pinnedElsewhere{pin: now}
 }
 
 // releaseRoom gives up the room that pinFirst has kept.
