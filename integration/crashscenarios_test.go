@@ -51,8 +51,11 @@ var crashScenarios = map[string]scenario{
 	},
 	"pull for a second snapshotter": {
 		options: node.Options{DiscardUnpackedLayers: true},
-		setup:   func(c *crashRig) { c.pull(c.data("app:1", "1"), "") },
-		op:      func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), second) },
+		setup: func(c *crashRig) {
+			c.pull(c.data("app:1", "1"), "")
+			c.collect() // its layers, which the second snapshotter needs again
+		},
+		op: func(c *crashRig) error { return c.pulled(c.reg.Ref("app:1"), second) },
 	},
 	"pull of a tag that has moved": {
 		setup: func(c *crashRig) {
