@@ -8,7 +8,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestUnreadAtStart has containerd's CRI start while an image is damaged so that it cannot read it. Once the content is mended, by a repair or by a
+// TestUnreadAtStart has containerd's CRI start while an image is damaged so that it cannot read it. Once the content is repaired, by a repair or by a
 // pull for another handler, the image runs: no restart is needed for the CRI to know it.
 func TestUnreadAtStart(t *testing.T) {
 	t.Parallel()
@@ -36,7 +36,7 @@ func TestUnreadAtStart(t *testing.T) {
 				r.crash(nil)
 				if how == "pull" {
 					if got := r.pull(ref, second); got != id {
-						t.Errorf("the pull that mends it gives %s", got)
+						t.Errorf("the pull that repairs it gives %s", got)
 					}
 				}
 				for _, f := range r.deepCheck(true) {

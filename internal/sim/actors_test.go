@@ -183,12 +183,12 @@ func (f *facts) tool(step int) {
 	f.toolAt.Store(int64(step))
 }
 
-// touched tells whether another tool has written since a step.
+// touched reports whether another tool has written since a step.
 func (f *facts) touched(since int) bool {
 	return f.otherTools.Load() && f.toolAt.Load() >= int64(since)
 }
 
-// removed tells whether a removal of an image was under way since a step.
+// removed reports whether a removal of an image was under way since a step.
 func (f *facts) removed(id string, since int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,7 +214,7 @@ func (f *facts) sharedSince(o *op) int {
 	return since
 }
 
-// beside tells whether another call about the same reference was under way at the
+// beside reports whether another call about the same reference was under way at the
 // same time.
 func (f *facts) beside(o *op) bool {
 	f.mu.Lock()
@@ -224,7 +224,7 @@ func (f *facts) beside(o *op) bool {
 	})
 }
 
-// pinning tells whether a pin of the reference was being moved when a call began.
+// pinning reports whether a pin of the reference was being moved when a call began.
 func (f *facts) pinning(o *op) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -425,7 +425,7 @@ func (k *caller) judge(o *op, p *process) {
 	}
 }
 
-// expected tells whether an error is what the history is about: an image that the
+// expected reports whether an error is what the history is about: an image that the
 // verifier refuses, or a namespace that may have no more pins.
 func (w *world) expected(text string) bool {
 	return w.choice.refuse != "" && strings.Contains(text, "blocked") ||

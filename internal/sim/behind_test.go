@@ -145,7 +145,7 @@ func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateCo
 	return resp, err
 }
 
-// whole tells whether everything is there that a container is made of.
+// whole reports whether everything is there that a container is made of.
 func (c *containerdCRI) whole(r *runtime.CreateContainerRequest) bool {
 	ctx := inK8s(context.Background())
 	c.mu.Lock()
@@ -270,7 +270,7 @@ func (c *containerdCRI) imageOf(id string) string {
 	return ""
 }
 
-// has tells whether there is a sandbox or a container.
+// has reports whether there is a sandbox or a container.
 func (c *containerdCRI) has(id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -206,7 +206,7 @@ func (r *registry) fail(n int) {
 	r.faults += n
 }
 
-// failedSince tells whether a request has failed since a step, or could have.
+// failedSince reports whether a request has failed since a step, or could have.
 func (r *registry) failedSince(step int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -122,7 +122,7 @@ func (s *scheduler) step(ctx context.Context, owner *process, format string, arg
 	return <-p.turn
 }
 
-// some tells whether a point that only some have is one this time.
+// some reports whether a point that only some have is one this time.
 func (s *scheduler) some(ctx context.Context, share float64, what string) bool {
 	if share == 0 || share == 1 {
 		return share == 1

@@ -172,7 +172,7 @@ func (b *bus) Publish(ctx context.Context, topic string, event events.Event) err
 	return nil
 }
 
-// delivered tells whether every event has been taken notice of.
+// delivered reports whether every event has been taken notice of.
 func (b *bus) delivered() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

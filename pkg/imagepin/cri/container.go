@@ -70,7 +70,7 @@ func (s *Service) readyImages(ctx context.Context, asked *runtime.CreateContaine
 			return nil, nil, err
 		}
 	}
-	return nil, nil, fmt.Errorf("pins of the images of the container move again and again: %w", errdefs.ErrUnavailable)
+	return nil, nil, fmt.Errorf("the pins of the container's images moved each time that they were made ready: %w", errdefs.ErrUnavailable)
 }
 
 // useWanted makes what a container wants ready and holds it until release is
@@ -317,7 +317,7 @@ func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Ent
 
 // show waits until the service behind knows an image. Where it does not know its
 // ID, it could not read the image when it started, and hears nothing of content
-// that was mended since.
+// that was repaired since.
 func (s *Service) show(ctx context.Context, e imagepin.Entry) error {
 	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: e.ImageID.String()}})
 	if err == nil && known.GetImage() == nil {

@@ -47,7 +47,7 @@ func userOfAnother(c *runtime.ContainerConfig, w want, runs imagepin.Entry) erro
 	return &imagepin.Error{
 		Name: imagepin.CannotMakeReady, Ref: w.entry.Ref, For: runs.Target.String(), Class: errdefs.ErrUnavailable,
 		What: fmt.Sprintf("its pod runs %s, and the user %q of another image was looked up for it", w.root.Digest, w.entry.User),
-		Do:   "Try again, as kubelet does: it is told of the image that the pod runs.",
+		Do:   "Try again, as kubelet does: the next look-up is answered for the pod.",
 	}
 }
 

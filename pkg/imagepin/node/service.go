@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
@@ -28,13 +27,6 @@ import (
 // retryAfter is how long to wait before the index is built again, where that
 // failed.
 const retryAfter = time.Second
-
-// criManagedLabel is on every record that containerd's CRI reads (ImageLabelKey and
-// ImageLabelValue in internal/cri/labels).
-const (
-	criManagedLabel = "io.cri-containerd.image"
-	criManaged      = "managed"
-)
 
 type visible = func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
 
@@ -112,9 +104,9 @@ func (s *Service) pullConfig() pull.Config {
 	})
 }
 
-// remind publishes the event of a record once more, by writing to it what
-// containerd's CRI itself writes to each. It does not for an image that cannot be
-// read: the CRI waits longer after each failure before it reads the name again.
+// remind makes containerd's CRI read a record once more. It does not for an image
+// that cannot be read: the CRI waits longer after each failure before it reads the
+// name again.
 func (n *Node) remind(ctx context.Context, name string) error {
 	ctx = inNamespace(ctx)
 	img, err := n.Records.Get(ctx, name)
@@ -124,9 +116,7 @@ func (n *Node) remind(ctx context.Context, name string) error {
 	if _, _, err := pull.DescribeLocal(ctx, n.Content, img.Target, n.runtimes.Default()); err != nil {
 		return fmt.Errorf("it cannot be read: %w", err)
 	}
-	img = images.Image{Name: name, Labels: map[string]string{criManagedLabel: criManaged}}
-	_, err = n.Records.Update(ctx, img, "labels."+criManagedLabel)
-	return err
+	return n.store.Republish(ctx, name)
 }
 
 func (s *Service) criConfig() cri.Config {

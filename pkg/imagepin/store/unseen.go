@@ -1,6 +1,8 @@
 package store
 
 import (
+	"context"
+	"fmt"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -45,6 +47,17 @@ func (s *Store) Unsee(img images.Image, entries ...imagepin.Entry) {
 			s.index.unseen[e.ImageID.String()] = img.Target.Digest
 		}
 	}
+}
+
+// Republish publishes the event of the record called name once more, by writing
+// what containerd's CRI itself writes to each. It fails with ErrNotFound where there
+// is no such record.
+func (s *Store) Republish(ctx context.Context, name string) error {
+	img := images.Image{Name: name, Labels: map[string]string{criManagedLabel: criManagedValue}}
+	if _, err := s.Records.Update(ctx, img, "labels."+criManagedLabel); err != nil {
+		return fmt.Errorf("update image record %s: %w", name, err)
+	}
+	return nil
 }
 
 // noteUnseen notes what was written, before it is in the index: a call that finds
