@@ -148,7 +148,7 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 	start := time.Now()
 	entry, change, done, err := p.makeAndRecord(ctx, j)
 	if err != nil {
-		unlock()
+		unlock() // a collection waits for every snapshotter
 		if !triedAgain(err) {
 			p.collect(ctx)
 		}

@@ -43,7 +43,8 @@ func (p *Puller) collectBehind() {
 }
 
 // collect is collectBehind, and waits a moment for it: a collection takes as long as
-// the slowest snapshotter. The caller holds no lock.
+// the slowest snapshotter. The caller holds no lock of its own; CreateContainer and
+// RunPodSandbox hold the digest for reading meanwhile, which keeps it from removal.
 func (p *Puller) collect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectWait)
 	defer cancel()
