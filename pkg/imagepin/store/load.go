@@ -206,10 +206,12 @@ func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.applyBeside(ctx, others, []imagepin.Entry{e}, nil, ""); err != nil {
+	dropped := []imagepin.Entry{e}
+	if _, err := s.applyBeside(ctx, others, dropped, nil, ""); err != nil {
 		return err
 	}
-	return s.releaseSnapshots(ctx, []imagepin.Entry{e})
+	s.noteRemoved(dropped)
+	return s.releaseSnapshots(ctx, dropped)
 }
 
 // lostBeside gives the other keys on an entry's record that are not in the
@@ -227,6 +229,24 @@ func (s *Store) lostBeside(ctx context.Context, e imagepin.Entry) ([]imagepin.En
 		now, ready := s.Get(o.Key)
 		return o.Key == e.Key || ready && now.Record == o.Record
 	}), nil
+}
+
+// carriesLost reports whether a record carries a key that is not in the index, and
+// means its image: the key was lost, and is repaired or dropped in its turn.
+func (s *Store) carriesLost(img images.Image) bool {
+	for name, value := range img.Labels {
+		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		e, err := imagepin.DecodeKeyLabel(name, value)
+		if err != nil || img.Target.Digest != e.Root.Digest && img.Target.Digest != e.Manifest {
+			continue
+		}
+		if _, ready := s.Get(e.Key); !ready {
+			return true
+		}
+	}
+	return false
 }
 
 // tagged tells whether an entry comes with a record of its tag, besides the one

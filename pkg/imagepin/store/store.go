@@ -215,7 +215,8 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 // Sync takes notice of what another tool has done to the record called name.
 // Keys whose record or tag is gone, or has come to mean something else, are
 // removed; labels that were wiped are written again. It returns the record
-// where no key accounts for it, for adoption to look at.
+// where no key accounts for it, for adoption to look at: one that carries lost
+// keys is about to be repaired or removed, and is none.
 func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	img, removed, err := s.sync(ctx, name)
 	if err != nil || !removed {
@@ -261,7 +262,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	if stay := s.ByRecord(name); len(stay) > 0 {
 		return nil, false, s.repairRecord(ctx, name, stay)
 	}
-	if s.Explained(img) {
+	if s.Explained(img) || s.carriesLost(img) {
 		return nil, false, nil
 	}
 	if removed, err := s.removeLate(ctx, img); err != nil || removed {

@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 func TestSync(t *testing.T) {
@@ -58,6 +61,47 @@ func TestSync(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSyncOfALostImage drops the keys of an image one after the other. The events of their record come in between, while its snapshot is
+// not collected yet: the image is not another tool's.
+func TestSyncOfALostImage(t *testing.T) {
+	for other, target := range map[string]runtimeplatform.Target{"second": native, "first": foreign} {
+		t.Run(target.String(), func(t *testing.T) {
+			e := newEnv(t)
+			i := e.image("a")
+			e.pull(t, tag, i, target, 0, "")
+			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: other})
+			loaded, err := e.store.Load(e.ctx)
+			if err != nil || len(loaded.Lost) != 2 {
+				t.Fatalf("lost are %v, %v", loaded, err)
+			}
+			held, done := e.Lease(t) // as a collection that is still to come
+			e.place(held, t, i, target)
+			for _, l := range loaded.Lost {
+				if err := e.store.Drop(e.ctx, l.Entry); err != nil {
+					t.Fatal(err)
+				}
+				if unknown, err := e.store.Sync(e.ctx, l.Entry.Record); err != nil || unknown != nil {
+					t.Errorf("for adoption: %v, %v", unknown, err)
+				}
+			}
+			done()
+			e.wantEmpty(t)
+		})
+	}
+}
+
+// configured gives the store other handlers.
+func (e *env) configured(t *testing.T, handlers ...runtimeplatform.Handler) {
+	t.Helper()
+	runtimes, err := runtimeplatform.New(handlers[0].Name, handlers, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := e.store.Config
+	c.Runtimes = runtimes
+	e.store = New(c)
 }
 
 func (e *env) deleteTag(t *testing.T, _, _ image) { e.delete(t, tag) }

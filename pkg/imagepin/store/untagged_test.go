@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // idRecord writes the record of an image ID as containerd's CRI does.
@@ -22,23 +23,43 @@ func (e *env) idRecord(t *testing.T, i image) images.Image {
 }
 
 // TestLateRecordOfAnImageID has containerd's CRI write the record of an image ID
-// after the image was removed. It goes with its event.
+// after the image was removed, or its lost keys were dropped. It goes with its event.
 func TestLateRecordOfAnImageID(t *testing.T) {
-	e := newEnv(t)
-	i := e.image("a")
-	e.pull(t, tag, i, native, 0, "")
-	ctx, done := e.Lease(t)
-	e.place(ctx, t, i, native) // it is there until it is collected
-	if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); err != nil {
-		t.Fatal(err)
+	for name, remove := range map[string]func(*env, *testing.T, image){
+		"removed": func(e *env, t *testing.T, i image) {
+			if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"dropped": func(e *env, t *testing.T, i image) {
+			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
+			loaded, err := e.store.Load(e.ctx)
+			if err != nil || len(loaded.Lost) != 2 {
+				t.Fatalf("lost are %v, %v", loaded, err)
+			}
+			for _, l := range loaded.Lost {
+				if err := e.store.Drop(e.ctx, l.Entry); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			i := e.image("a")
+			e.pull(t, tag, i, native, 0, "")
+			ctx, done := e.Lease(t)
+			e.place(ctx, t, i, native) // it is there until it is collected
+			remove(e, t, i)
+			e.idRecord(t, i)
+			done()
+			img, err := e.store.Sync(e.ctx, i.amd64.Config.Digest.String())
+			if err != nil || img != nil {
+				t.Errorf("got %v, %v", img, err)
+			}
+			e.wantEmpty(t)
+		})
 	}
-	e.idRecord(t, i)
-	done()
-	img, err := e.store.Sync(e.ctx, i.amd64.Config.Digest.String())
-	if err != nil || img != nil {
-		t.Errorf("got %v, %v", img, err)
-	}
-	e.wantEmpty(t)
 }
 
 // TestUntagged has records of image IDs that no key accounts for. They are listed,
