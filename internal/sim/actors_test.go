@@ -40,6 +40,7 @@ type choice struct {
 	before      []string // what is done one after the other before all else
 	actors      []string // what is done at once
 	kill        bool
+	reconfigure bool     // the kill is followed by a start with another snapshotter for a handler
 	refs        []string // that it is about
 	expire      bool     // what is done at once is done while pins are swept
 	refuse      string   // the build that the image verifier refuses; empty where there is none
@@ -345,7 +346,7 @@ func (k *caller) followed(o *op) {
 		return
 	}
 	b := k.w.registry.byRoot(o.pinned)
-	platform, _ := target(o.handler)
+	platform, _ := k.w.target(o.handler)
 	if b != nil && b.images[platform].config.Digest.String() != o.id {
 		k.w.wrong(pinIgnored, "%s %s for %s: %s, and its pin says %s", o.method, o.ref, o.handler, o.id, o.pinned)
 	}

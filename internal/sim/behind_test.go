@@ -166,7 +166,7 @@ func (c *containerdCRI) whole(r *runtime.CreateContainerRequest) bool {
 	if _, err := content.ReadBlob(ctx, c.w.blobs, manifest.Config); err != nil {
 		return false
 	}
-	_, name := target(cmp.Or(box.handler, "runc"))
+	_, name := c.w.target(cmp.Or(box.handler, "runc"))
 	_, err = c.w.db.Snapshotter(name).Stat(ctx, img.ChainID.String())
 	return err == nil
 }
@@ -209,7 +209,7 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if err != nil {
 		return nil, err
 	}
-	_, name := target(cmp.Or(box.handler, "runc"))
+	_, name := c.w.target(cmp.Or(box.handler, "runc"))
 	sn := c.w.db.Snapshotter(name)
 	if err := c.w.step(ctx, life, "creates a container: snapshot of %s", img.ID); err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -180,7 +181,7 @@ func (c *check) expired() {
 // older finds tags that mean what they meant before a later pull or act of
 // another tool, where every pull moves its tag.
 func (c *check) older() {
-	if c.w.choice.consistency != "off" || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
+	if c.w.choice.consistency != "off" || c.w.choice.reconfigure || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
 		return
 	}
 	for _, name := range sorted(c.keys) {
@@ -198,7 +199,7 @@ func (c *check) older() {
 				continue
 			}
 			if o.method != "ctr" {
-				platform, sn := target(o.handler)
+				platform, sn := c.w.target(o.handler)
 				if platform != k.Platform || sn != k.Snapshotter {
 					continue
 				}
@@ -281,6 +282,9 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 	config, ok := read[ocispec.Image](c, k, "configuration", m.Config.Digest)
 	if !ok {
 		return
+	}
+	if of := platforms.Format(config.Platform); of != k.Platform {
+		c.w.wrong(keyWrong, "key %s: image %s is of %s", k, k.Image, of)
 	}
 	chain := identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
 	if chain != k.Chain || m.Config.Digest != k.Image {
@@ -485,7 +489,7 @@ func (c *check) listed(ctx context.Context) {
 		}
 	}
 	for _, handler := range handlers {
-		platform, sn := target(handler)
+		platform, sn := c.w.target(handler)
 		for _, name := range sorted(c.keys) {
 			k := c.keys[name]
 			if k.Platform != platform || k.Snapshotter != sn {

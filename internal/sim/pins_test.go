@@ -97,7 +97,7 @@ func (c *check) tagsOfOthers() {
 		}
 		moved := c.w.registry.moved[k.Ref]
 		for _, o := range f.ops {
-			platform, sn := target(o.handler)
+			platform, sn := c.w.target(o.handler)
 			if o.method != "PullImage" || o.ref != k.Ref || o.scope != "" || platform != k.Platform || sn != k.Snapshotter ||
 				!o.ended || o.err != nil || o.start <= moved || f.since(k.Ref, moved, o.start) {
 				continue

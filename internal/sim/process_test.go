@@ -66,12 +66,14 @@ func foreign() string {
 	return "linux/arm64"
 }
 
-// target of a handler, as the labels of keys have it.
-func target(handler string) (platform, snapshotter string) {
-	switch handler {
-	case "second":
+// target of a handler now, as the labels of keys have it.
+func (w *world) target(handler string) (platform, snapshotter string) {
+	switch {
+	case handler == "second":
 		return native(), "second"
-	case "foreign":
+	case handler == "foreign" && w.reconfigured.Load():
+		return foreign(), "second"
+	case handler == "foreign":
 		return foreign(), "first"
 	}
 	return native(), "first"
@@ -102,10 +104,11 @@ func (w *world) startProcess() error {
 	cri.Images.MaxConcurrentDownloads = 3
 	cri.Images.StatsCollectPeriod = 10
 	cri.Images.DiscardUnpackedLayers = w.choice.discard
-	cri.Images.RuntimePlatforms = map[string]config.Platform{"foreign": {Platform: foreign()}}
+	_, foreignOn := w.target("foreign")
+	cri.Images.RuntimePlatforms = map[string]config.Platform{"foreign": {Platform: foreign(), Snapshotter: foreignOn}}
 	cri.Runtime.Containerd.DefaultRuntimeName = "runc"
 	cri.Runtime.Containerd.Runtimes = map[string]config.Handler{
-		"runc": {}, "second": {Snapshotter: "second"}, "foreign": {},
+		"runc": {}, "second": {Snapshotter: "second"}, "foreign": {Snapshotter: foreignOn},
 	}
 	loaded := make(map[string]node.Snapshotter)
 	for _, name := range snapshotters {

@@ -146,6 +146,7 @@ func (w *world) restart() error {
 		w.cri.end()
 	}
 	old.service.Close()
+	w.reconfigured.Store(w.choice.reconfigure)
 	if !w.choice.socket {
 		w.cri.start()
 	}

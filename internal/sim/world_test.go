@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -33,6 +34,10 @@ import (
 
 const k8s = "k8s.io"
 
+// reconfigures is of how many histories one has a kill that is followed by a start
+// with another configuration.
+const reconfigures = 11
+
 // snapshotters of the node, the default first.
 var snapshotters = []string{"first", "second"}
 
@@ -55,6 +60,8 @@ type world struct {
 
 	underWay int // calls and others that the history waits for
 	mu       sync.Mutex
+
+	reconfigured atomic.Bool // the handler of another platform has the other snapshotter
 
 	stream chan error // by which imagepin is told that its events have ended
 
@@ -79,6 +86,10 @@ func (w *world) wrong(name, format string, args ...any) {
 func newWorld(seed uint64, dir string) (*world, error) {
 	w := &world{scheduler: newScheduler(seed), dir: dir}
 	w.choice = choose(w.rng)
+	if seed%reconfigures == 0 && w.choice.slowGC == 0 {
+		w.choice.reconfigure, w.choice.kill = true, true
+		w.choice.before = append(w.choice.before, "pull app:1 foreign", "pull app:2 foreign")
+	}
 	backends := make(map[string]snapshots.Snapshotter)
 	for _, name := range snapshotters {
 		backends[name] = newLayers()

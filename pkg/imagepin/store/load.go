@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -115,6 +116,9 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 		}
 		x.noteProofs(img)
 	}
+	// Labels have no order, and what is done about them is to have one.
+	slices.SortFunc(loaded.Lost, func(a, b Loss) int { return compareRecorded(a.Entry, b.Entry) })
+	slices.SortFunc(stale, compareRecorded)
 	x.noteRecent(names)
 	s.index.mu.Lock()
 	s.index.byKey, s.index.byRef, s.index.byID = x.byKey, x.byRef, x.byID
@@ -153,6 +157,11 @@ func (s *Store) Load(ctx context.Context) (*Loaded, error) {
 		return lost[img.Name] || s.Explained(img) && !(news && s.Adopted(img.Name))
 	})
 	return loaded, nil
+}
+
+// compareRecorded orders entries, of which several records may claim one key.
+func compareRecorded(a, b imagepin.Entry) int {
+	return cmp.Or(compareEntries(&a, &b), cmp.Compare(a.Record, b.Record))
 }
 
 // recordedSince reports whether a call has recorded an entry since the index had
