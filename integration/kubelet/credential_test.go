@@ -71,13 +71,21 @@ func TestWithoutCredential(t *testing.T) {
 	r.wantLine(start("collected", "", "one", ref, core.PullIfNotPresent), line("", was, 0))
 }
 
-// gone waits until a pod that was deleted has no container on the node.
+// gone waits until a pod that was deleted has no container on the node. It removes those that have ended: kubelet removes them at
+// once only where it hears of their end after the pod's sandbox has ended too, and else up to a minute later
+// (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).
 func (r *rig) gone(p *core.Pod) {
 	r.t.Helper()
 	testkit.EventuallyIn(r.t, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {
 		all, err := r.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
 			Filter: &cri.ContainerFilter{LabelSelector: map[string]string{"io.kubernetes.pod.name": p.Name}},
 		})
+		for _, c := range all.GetContainers() {
+			if c.State == cri.ContainerState_CONTAINER_EXITED {
+				// An error is that kubelet is removing it, and the next look says.
+				_, _ = r.Runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: c.Id})
+			}
+		}
 		return len(all.GetContainers()) == 0, err
 	})
 }
