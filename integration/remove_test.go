@@ -123,6 +123,41 @@ func TestRemoveImageOfManyNames(t *testing.T) {
 	}
 }
 
+// TestRemoveImageWithoutKeys removes an image that no key accounts for yet, as its layers are not there, by each of its names. All
+// records of it go, as in stock containerd, also one whose name is no reference.
+func TestRemoveImageWithoutKeys(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, node.Options{NoPods: true})
+	tag, digest := r.push("app:v1", images.Options{}, images.HostPlatform(), foreign)
+	other := r.reg.Ref("app:other")
+	before := r.state()
+	for _, form := range []string{"tag", "another tag", "digest", "ID", "hex of the ID", "short ID"} {
+		for _, args := range [][]string{
+			{"content", "fetch", "--metadata-only", "--plain-http", "--platform", images.HostPlatform(), tag},
+			{"images", "tag", tag, other, digest, "no-reference"},
+		} {
+			if out, err := r.Ctr(r.ctx, args...); err != nil {
+				t.Fatalf("ctr %v: %v\n%s", args, err, out)
+			}
+		}
+		var id string
+		r.eventually("the image is listed", func() bool {
+			for id = range r.list() {
+				return true
+			}
+			return false
+		})
+		hex := strings.TrimPrefix(id, "sha256:")
+		r.remove(map[string]string{
+			"tag": tag, "another tag": other, "digest": digest, "ID": id, "hex of the ID": hex, "short ID": hex[:10],
+		}[form], "")
+		// Layers may just be fetched for it, which adoption does.
+		r.eventually("everything is freed after the removal by "+form, func() bool {
+			return len(r.list()) == 0 && node.Diff(before, r.state()) == ""
+		})
+	}
+}
+
 // TestRemoveNamesOneByOne removes the records of an image's tags with ctr, in every order: the image goes on under the names that
 // are left, and can be started, until the last one.
 func TestRemoveNamesOneByOne(t *testing.T) {

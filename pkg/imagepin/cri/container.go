@@ -135,13 +135,16 @@ func (w want) byDigest() reference.Named {
 	return byDigest(e)
 }
 
-// wants decides what the images of a container mean. One that nothing is known
+// wants decides what the images of a container mean. One that no key is recorded
 // of is left out: the service behind answers for it.
 func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]want, error) {
 	var wants []want
 	for _, spec := range specs {
 		e, ok := s.meant(spec, t)
 		if !ok {
+			if err := s.lost(ctx, spec.GetImage(), t); err != nil {
+				return nil, err
+			}
 			continue
 		}
 		w := want{spec: spec, entry: e, root: e.Root}
@@ -158,6 +161,24 @@ func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod pol
 		wants = append(wants, w)
 	}
 	return wants, nil
+}
+
+// lost fails where an image has keys that are not ready. The service behind would
+// make a container of it, whatever its pod's pin says.
+func (s *Service) lost(ctx context.Context, name string, t runtimeplatform.Target) error {
+	record := name
+	if _, err := digest.Parse(name); err != nil {
+		record = normalized(name)
+	}
+	recorded, err := s.Store.HasKeys(s.namespaced(ctx), record)
+	if err != nil || !recorded {
+		return err
+	}
+	return &imagepin.Error{
+		Name: imagepin.CannotMakeReady, Ref: name, For: t.String(), Class: errdefs.ErrNotFound,
+		What: "it is recorded and not ready for any runtime handler of the node",
+		Do:   "Pull it again, as kubelet does with its next try.",
+	}
 }
 
 // calledBy is the reference by which a pod calls an image, where that is one of

@@ -13,14 +13,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-type nextRemove = func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)
-
 // removeImage removes an image with all of its references. A call that names a
 // handler removes it for that handler's target. One that does not (kubelet's
 // image GC, by ID) removes it from every target that nothing uses, and only
 // where all are in use from all of them, as containerd's CRI does. It waits for
 // pulls of the image, and for calls that are about to use it.
-func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, next nextRemove) (*runtime.RemoveImageResponse, error) {
+//
+// containerd's CRI is not asked to remove: it would do so beside a pull that has
+// begun since.
+func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
 	name, handler := r.GetImage().GetImage(), r.GetImage().GetRuntimeHandler()
 	if handler != "" {
 		if _, err := s.lookup(handler); err != nil {
@@ -33,18 +34,18 @@ func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 		if err != nil {
 			return nil, err
 		}
-		entries := s.wholeImages(name)
-		refs := locksOf(entries)
-		if missing := slices.ContainsFunc(refs, func(ref string) bool { return !slices.Contains(held, ref) }); missing {
+		what, err := s.meantToRemove(ctx, name)
+		if err != nil {
 			unlock()
-			held = append(refs, normalized(name))
+			return nil, err
+		}
+		locks := what.locks()
+		if missing := slices.ContainsFunc(locks, func(ref string) bool { return !slices.Contains(held, ref) }); missing {
+			unlock()
+			held = append(locks, normalized(name))
 			continue
 		}
-		if len(entries) == 0 {
-			unlock()
-			return next(ctx, r) // containerd's CRI may have a record that no key accounts for
-		}
-		removed, err := s.removeEntries(ctx, r, entries)
+		removed, err := s.remove(ctx, r, what)
 		unlock()
 		if err != nil || !removed {
 			return &runtime.RemoveImageResponse{}, err
@@ -52,6 +53,62 @@ func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 		// Without the lock: a snapshotter that hangs must not keep pulls waiting.
 		return &runtime.RemoveImageResponse{}, s.collect(ctx)
 	}
+}
+
+// removal is what a RemoveImage is about.
+type removal struct {
+	entries []imagepin.Entry // of the images that are meant
+	// id and records are of an image that containerd's CRI knows by the name, and
+	// no key does. Keys may yet account for some of the records.
+	id      digest.Digest
+	records []string
+}
+
+// locks gives the references to be locked before a removal: those of entries and
+// records, and those of the digests, by which calls use them.
+func (r removal) locks() []string {
+	refs := slices.Clone(r.records)
+	for _, e := range r.entries {
+		refs = append(refs, e.Ref, byDigest(e).String())
+	}
+	return distinct(refs)
+}
+
+// meantToRemove finds every entry of the images that a name means. Where no key
+// has the name it is what containerd's CRI knows by it.
+func (s *Service) meantToRemove(ctx context.Context, name string) (removal, error) {
+	if entries := s.wholeImages(name); len(entries) > 0 {
+		return removal{entries: entries}, nil
+	}
+	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
+	if err != nil {
+		return removal{}, err
+	}
+	if img := known.GetImage(); img != nil {
+		id := digest.Digest(img.GetId())
+		return removal{
+			entries: s.Store.ByID(id), id: id,
+			records: slices.Concat(img.GetRepoTags(), img.GetRepoDigests(), []string{img.GetId()}),
+		}, nil
+	}
+	if u, ok := s.Store.FindUntagged(name); ok {
+		return removal{id: u.ImageID, records: []string{name}}, nil
+	}
+	return removal{}, nil
+}
+
+// remove removes what is meant, and reports whether that was anything.
+func (s *Service) remove(ctx context.Context, r *runtime.RemoveImageRequest, what removal) (removed bool, err error) {
+	if len(what.entries) > 0 {
+		if removed, err = s.removeEntries(ctx, r, what.entries); err != nil {
+			return false, err
+		}
+	}
+	if len(what.records) == 0 {
+		return removed, nil
+	}
+	unaccounted, err := s.Store.RemoveRecords(s.namespaced(ctx), what.id, what.records...)
+	return removed || unaccounted, err
 }
 
 // collect collects what was removed, also for a caller that has gone.
@@ -71,16 +128,6 @@ func (s *Service) wholeImages(name string) []imagepin.Entry {
 		all = append(all, s.Store.ByID(id)...)
 	}
 	return all
-}
-
-// locksOf gives the references to be locked before entries are removed: their own,
-// and those of their digests, by which calls use them.
-func locksOf(entries []imagepin.Entry) []string {
-	var refs []string
-	for _, e := range entries {
-		refs = append(refs, e.Ref, byDigest(e).String())
-	}
-	return distinct(refs)
 }
 
 // removeEntries removes those of an image's entries that a call means. removed is

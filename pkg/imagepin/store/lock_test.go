@@ -57,6 +57,10 @@ func TestLockHonoursContext(t *testing.T) {
 			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err
 		},
+		"RemoveRecords": func() error {
+			_, err := e.store.RemoveRecords(gone, entries[0].ImageID, tag)
+			return err
+		},
 		"End": func() error { return e.store.End(gone) },
 	} {
 		if err := write(); !errors.Is(err, context.Canceled) {

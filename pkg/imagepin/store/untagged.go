@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -88,6 +89,86 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 		return false, nil
 	}
 	return s.removeUnaccounted(ctx, img)
+}
+
+// RemoveRecords removes those of an image's records that no key in the index
+// accounts for, and the other records of their targets. What they kept goes with
+// the next garbage collection, see [Store.Collect]. A name without a record is
+// none.
+func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...string) (removed bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	err = s.Records.Atomically(ctx, func(ctx context.Context, records images.Store) error {
+		all, err := sameTargets(ctx, records, names)
+		if err != nil {
+			return err
+		}
+		for _, img := range all {
+			if s.Explained(img) {
+				continue
+			}
+			failpoint.Reach("store.write")
+			if err := records.Delete(ctx, img.Name); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("delete image record %s: %w", img.Name, err)
+			}
+			removed = true
+		}
+		failpoint.Reach("store.commit")
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	if removed {
+		s.forgetUntagged(id.String())
+		s.noteRemoved([]imagepin.Entry{{ImageID: id}})
+		log.G(ctx).WithField("image", id).Info("removed the records of an image that no key accounts for")
+	}
+	return removed, nil
+}
+
+// sameTargets gives the records that mean what one of some names means.
+func sameTargets(ctx context.Context, records images.Store, names []string) ([]images.Image, error) {
+	var filters []string
+	for _, name := range names {
+		img, err := records.Get(ctx, name)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read image record %s: %w", name, err)
+		}
+		filters = append(filters, fmt.Sprintf("target.digest==%s", img.Target.Digest))
+	}
+	if len(filters) == 0 {
+		return nil, nil // no filter would be all records
+	}
+	all, err := records.List(ctx, filters...)
+	if err != nil {
+		return nil, fmt.Errorf("list image records: %w", err)
+	}
+	return all, nil
+}
+
+// HasKeys reports whether a record of the image that a record name means carries
+// keys, in the index or not. Those that are not in the index are lost: they are
+// repaired or dropped.
+func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
+	all, err := sameTargets(ctx, s.Records, []string{name})
+	if err != nil {
+		return false, err
+	}
+	for _, img := range all {
+		if slices.ContainsFunc(decode(ctx, img), func(e imagepin.Entry) bool {
+			return e.Root.Digest == img.Target.Digest || e.Manifest == img.Target.Digest
+		}) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // removeUnaccounted removes the record of an image ID, unless there is a key of

@@ -115,3 +115,91 @@ func TestUntagged(t *testing.T) {
 		t.Errorf("listed are still %v", all)
 	}
 }
+
+// TestRemoveRecords removes the records of images by one of their names: those that
+// no key accounts for, whatever they are called, and what containerd's CRI writes
+// of them late.
+func TestRemoveRecords(t *testing.T) {
+	e := newEnv(t)
+	alone, pulled := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	for _, i := range []image{alone, pulled} {
+		e.place(ctx, t, i, native)
+		e.idRecord(t, i)
+	}
+	for _, name := range []string{tag, "not a reference"} {
+		if _, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: alone.root}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const other = repo + ":other"
+	e.pull(t, other, pulled, native, 1, "")
+	for _, c := range []struct {
+		image image
+		names []string
+		want  bool
+	}{
+		{alone, []string{repo + ":unknown"}, false},
+		{alone, nil, false},
+		{pulled, []string{other, pulled.amd64.Config.Digest.String()}, false},
+		{alone, []string{repo + ":unknown", tag}, true},
+		{alone, []string{tag}, false},
+	} {
+		if got, err := e.store.RemoveRecords(e.ctx, c.image.amd64.Config.Digest, c.names...); err != nil || got != c.want {
+			t.Errorf("removed by %v: %v, %v", c.names, got, err)
+		}
+	}
+	e.idRecord(t, alone)
+	if img, err := e.store.Sync(e.ctx, alone.amd64.Config.Digest.String()); err != nil || img != nil {
+		t.Errorf("the late record of the ID: %v, %v", img, err)
+	}
+	if len(e.store.ByRef(other)) != 1 {
+		t.Error("the image that has keys is gone")
+	}
+	if _, err := e.store.Remove(e.ctx, keysOf(entries(other, pulled, native, 1))...); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	e.wantEmpty(t)
+}
+
+// TestHasKeys asks by the names of an image whose keys are in the index, lost,
+// dropped, or those of another image that its record meant before.
+func TestHasKeys(t *testing.T) {
+	e := newEnv(t)
+	i, later := e.image("a"), e.image("b")
+	want := func(when string, want bool) {
+		t.Helper()
+		for _, name := range []string{tag, i.amd64.Config.Digest.String()} {
+			if got, err := e.store.HasKeys(e.ctx, name); err != nil || got != want {
+				t.Errorf("%s, %s: %v, %v", when, name, got, err)
+			}
+		}
+	}
+	want("unknown", false)
+	e.pull(t, tag, i, native, 0, "")
+	want("ready", true)
+	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
+	loaded, err := e.store.Load(e.ctx)
+	if err != nil || len(loaded.Lost) != 2 {
+		t.Fatalf("lost are %v, %v", loaded, err)
+	}
+	want("lost", true)
+	all, err := e.Images.List(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, img := range all {
+		img.Target = later.root
+		if _, err := e.Images.Update(e.ctx, img, "target"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("of another image", false)
+	for _, l := range loaded.Lost {
+		if err := e.store.Drop(e.ctx, l.Entry); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("dropped", false)
+}
