@@ -86,17 +86,25 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	})
 }
 
-// noteUntagged notes an image that has a record of its ID and no key.
-// containerd's CRI lists it without a tag where it can be read.
+// noteUntagged notes an image that has a record of its ID and no key, and writes
+// that record where it is gone. containerd's CRI lists such an image where it can be
+// read.
 func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
-	if _, err := digest.Parse(img.Name); err != nil || r.Store.Explained(img) {
+	_, err := digest.Parse(img.Name)
+	isID := err == nil
+	if !isID && !store.Managed(img) || r.Store.Explained(img) {
 		return
 	}
 	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes.Default())
-	if err != nil || e.ImageID.String() != img.Name {
-		return
+	switch {
+	case err != nil:
+	case e.ImageID.String() == img.Name:
+		r.Store.NoteUntagged(store.Untagged{Entry: e})
+	case !isID:
+		if err := r.Store.NameID(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot write the record of an image's ID")
+		}
 	}
-	r.Store.NoteUntagged(store.Untagged{Entry: e})
 }
 
 // adopt finds the targets that an image is unpacked for. Where it is not

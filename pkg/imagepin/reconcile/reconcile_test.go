@@ -164,3 +164,43 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 		t.Errorf("the check finds %v besides", got)
 	}
 }
+
+// TestRecordThatComesBack has containerd's CRI write the record of a name again that
+// was removed with that of the image ID. The image is listed, and can be removed.
+func TestRecordThatComesBack(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(store.Config{
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+	})
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r.healing = newHealing(r)
+	ctx, done := n.Lease(t)
+	defer done()
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	n.Write(ctx, t, blobs)
+	id := img.Config.Digest
+	const name = "not a reference"
+	for labels, want := range map[string]bool{"": false, "managed": true} {
+		record := images.Image{Name: name, Target: img.Manifest, Labels: map[string]string{"io.cri-containerd.image": labels}}
+		if _, err := n.Images.Create(ctx, record); err != nil {
+			t.Fatal(err)
+		}
+		for _, event := range []string{name, id.String()} {
+			if err := r.record(ctx, event); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, listed := s.FindUntagged(id.String()); listed != want {
+			t.Errorf("marked %q: listed %v", labels, listed)
+		}
+		removed, err := s.RemoveRecords(ctx, id, name)
+		if left := n.Records(t); err != nil || !removed || len(left) > 0 {
+			t.Errorf("marked %q: removed %v, %v, and left %v", labels, removed, err, left)
+		}
+	}
+}

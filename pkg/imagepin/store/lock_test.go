@@ -57,6 +57,7 @@ func TestLockHonoursContext(t *testing.T) {
 			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err
 		},
+		"NameID": func() error { return e.store.NameID(gone, images.Image{Name: tag}, entries[0].ImageID) },
 		"RemoveRecords": func() error {
 			_, err := e.store.RemoveRecords(gone, entries[0].ImageID, tag)
 			return err

@@ -194,6 +194,36 @@ func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (remove
 	return true, nil
 }
 
+// Managed reports whether containerd's CRI knows a record, and lists its image.
+func Managed(img images.Image) bool { return img.Labels[criManagedLabel] == criManagedValue }
+
+// NameID writes the record of an image ID where a record of the image is as img still
+// and that of the ID is gone. containerd's CRI writes the record of a reference again
+// that is removed while it handles its event, after the record of the ID (UpdateImage
+// in internal/cri/server/images/image_pull.go); that one may have been removed since,
+// and the image would be listed by nobody.
+func (s *Store) NameID(ctx context.Context, img images.Image, id digest.Digest) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := s.Records.Get(ctx, img.Name)
+	if errdefs.IsNotFound(err) || err == nil && (now.Target.Digest != img.Target.Digest || !Managed(now)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read image record %s: %w", img.Name, err)
+	}
+	_, err = s.Records.Create(ctx, images.Image{
+		Name: id.String(), Target: now.Target, Labels: map[string]string{criManagedLabel: criManagedValue},
+	})
+	if err != nil && !errdefs.IsAlreadyExists(err) {
+		return fmt.Errorf("create image record %s: %w", id, err)
+	}
+	return nil
+}
+
 // noteRemoved notes the images whose last keys have been removed: containerd's
 // CRI may yet write the record of their ID. The caller holds the lock.
 func (s *Store) noteRemoved(entries []imagepin.Entry) {

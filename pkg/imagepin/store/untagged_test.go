@@ -203,3 +203,41 @@ func TestHasKeys(t *testing.T) {
 	}
 	want("dropped", false)
 }
+
+// TestNameID has a record of an image and none of its ID.
+func TestNameID(t *testing.T) {
+	managed := map[string]string{criManagedLabel: criManagedValue}
+	for name, c := range map[string]struct {
+		record *images.Image // nil where it is gone
+		want   bool
+	}{
+		"managed":     {&images.Image{Name: "not a reference", Labels: managed}, true},
+		"not managed": {&images.Image{Name: "not a reference"}, false},
+		"gone":        {nil, false},
+		"moved":       {&images.Image{Name: "not a reference", Labels: managed}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			i, other := e.image("a"), e.image("b")
+			read := images.Image{Name: "not a reference", Target: i.root, Labels: managed}
+			if c.record != nil {
+				c.record.Target = i.root
+				if name == "moved" {
+					c.record.Target = other.root
+				}
+				if _, err := e.Images.Create(e.ctx, *c.record); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 2 {
+				if err := e.store.NameID(e.ctx, read, i.amd64.Config.Digest); err != nil {
+					t.Fatal(err)
+				}
+			}
+			img, err := e.Images.Get(e.ctx, i.amd64.Config.Digest.String())
+			if (err == nil) != c.want || c.want && (img.Target.Digest != i.root.Digest || !Managed(img)) {
+				t.Errorf("got %+v, %v", img, err)
+			}
+		})
+	}
+}
