@@ -8,10 +8,10 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 // listPins lists the pins that a filter lets through.
@@ -61,11 +61,17 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 		if err != nil {
 			return nil, err
 		}
+		ref, err := imagepin.ParseReference(r.GetRef())
+		if err != nil {
+			return nil, err
+		}
 		d, err := digest.Parse(r.GetDigest())
 		if err != nil {
 			return nil, imagepin.Invalid("digest", r.GetDigest(), err)
 		}
-		p, previous, err := s.Puller.SetPin(ctx, r.GetRef(), scope, d, r.GetRetain(), credential(r.GetCredential()))
+		p, previous, err := s.Puller.SetPin(ctx, decide.SetPin{
+			Ref: ref, Scope: scope, Digest: d, Retain: r.GetRetain(), Credential: credential(r.GetCredential()),
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +86,7 @@ func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.R
 		if err != nil {
 			return nil, err
 		}
-		ref, err := pull.ParseReference(r.GetRef())
+		ref, err := imagepin.ParseReference(r.GetRef())
 		if err != nil {
 			return nil, err
 		}

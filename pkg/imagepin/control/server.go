@@ -18,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -31,6 +32,7 @@ import (
 type Config struct {
 	Store       *store.Store
 	Puller      *pull.Puller
+	Decider     *decide.Decider
 	Pins        *pin.Store
 	Content     content.Store
 	Snapshotter func(name string) snapshots.Snapshotter
@@ -157,10 +159,10 @@ func matcher(glob string) (func(ref string) bool, error) {
 func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
 	return guarded(ctx, s, "Inspect", func(context.Context) (*api.InspectResponse, error) {
 		name := r.GetRef()
-		if ref, err := pull.ParseReference(name); err == nil && !isID(name) {
+		if ref, err := imagepin.ParseReference(name); err == nil && !isID(name) {
 			name = ref.String()
 		}
-		resp := &api.InspectResponse{Ref: name, Rule: rule(s.Puller.Policy.Rule(name))}
+		resp := &api.InspectResponse{Ref: name, Rule: rule(s.Decider.Rule(name))}
 		for _, e := range s.Store.Find(r.GetRef()) {
 			resp.Keys = append(resp.Keys, s.key(e))
 		}
@@ -185,7 +187,7 @@ func isID(name string) bool {
 // Resolve implements the API.
 func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.ResolveResponse, error) {
 	return guarded(ctx, s, "Resolve", func(ctx context.Context) (*api.ResolveResponse, error) {
-		ref, err := pull.ParseReference(r.GetRef())
+		ref, err := imagepin.ParseReference(r.GetRef())
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +201,8 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 				return nil, err
 			}
 		}
-		v, by, err := s.Puller.WouldPull(ctx, ref, rt.Target, scope, credential(r.GetCredential()))
+		q := decide.Question{Ref: ref, Credential: credential(r.GetCredential()), Target: rt.Target}
+		v, by, err := s.Decider.Preview(ctx, q, scope)
 		if err != nil {
 			return nil, err
 		}
@@ -263,7 +266,7 @@ func (p *progress) send(m *api.PullResponse) error {
 }
 
 // missing fills in what a target lacks to run a verdict's root.
-func (s *Server) missing(ctx context.Context, ref reference.Named, v pull.Verdict, rt runtimeplatform.Runtime, resp *api.ResolveResponse) error {
+func (s *Server) missing(ctx context.Context, ref reference.Named, v decide.Verdict, rt runtimeplatform.Runtime, resp *api.ResolveResponse) error {
 	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), v.Root.Digest)
 	if err != nil {
 		return err

@@ -150,7 +150,7 @@ func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod pol
 		w := want{spec: spec, entry: e, root: e.Root}
 		if ref, ok := calledBy(spec, e); ok {
 			var err error
-			if w.pin, w.pinned, err = s.Puller.PinFor(s.namespaced(ctx), ref, pod); err != nil {
+			if w.pin, w.pinned, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {
 				return nil, err
 			}
 			w.called = ref
@@ -292,7 +292,7 @@ func (s *Service) use(ctx context.Context, refs []reference.Named, ready func() 
 	for i, ref := range refs {
 		names[i] = ref.String()
 	}
-	unlock, err := s.Puller.Use(ctx, names...)
+	unlock, err := s.Puller.LockForUse(ctx, names...)
 	if err != nil {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func (s *Service) pinnedFor(name string, c caller) (_ reference.Canonical, ok bo
 	if err != nil || !s.Pins.Pinned(ref.String()) {
 		return nil, false
 	}
-	d, _ := s.Puller.Treatment(ref.String(), c.pod)
+	d, _ := s.Decider.EffectivePolicy(ref.String(), c.pod)
 	held, ok := s.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref.String()})
 	if !ok {
 		return nil, false

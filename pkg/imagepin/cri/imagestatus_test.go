@@ -18,9 +18,9 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -104,7 +104,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	}
 	p := &pinnedNode{t: t, Service: New(Config{
 		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: runtimes,
-		Puller: &pull.Puller{Config: pull.Config{Policy: rules, Pins: pins}},
+		Decider: decide.New(decide.Config{Policy: rules, Pins: pins}),
 	})}
 	p.Service.sandboxes.list, p.Service.sandboxes.status = p.behind.list, p.behind.status
 	return p

@@ -6,9 +6,9 @@ import (
 
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 // PinsInUse finds the pins that the containers of the node, in any state, were
@@ -31,7 +31,7 @@ func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 		}
 		pods[sb.GetId()] = pod
 		if sb.GetState() == runtime.PodSandboxState_SANDBOX_READY {
-			for _, scope := range s.Puller.Policy.Scopes("", pod) {
+			for _, scope := range s.Decider.Scopes(pod) {
 				ready[scope] = scope != policy.NodeScope
 			}
 		}
@@ -48,11 +48,11 @@ func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 			names = append(names, e.Ref)
 		}
 		for _, name := range names {
-			ref, err := pull.ParseReference(name)
+			ref, err := imagepin.ParseReference(name)
 			if err != nil {
 				continue
 			}
-			d, _ := s.Puller.Treatment(ref.String(), pods[c.GetPodSandboxId()])
+			d, _ := s.Decider.EffectivePolicy(ref.String(), pods[c.GetPodSandboxId()])
 			used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
 		}
 	}

@@ -30,7 +30,7 @@ func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 	}
 	held := []string{normalized(name)} // a first pull of it may be under way
 	for {
-		unlock, err := s.Puller.Exclude(ctx, held...)
+		unlock, err := s.Puller.LockForRemoval(ctx, held...)
 		if err != nil {
 			return nil, err
 		}

@@ -55,7 +55,7 @@ func (s *Service) readySandboxImage(ctx context.Context, handler string) (releas
 	if err != nil {
 		return nil, unknownHandler(err)
 	}
-	ref, err := pull.ParseReference(s.SandboxImage)
+	ref, err := imagepin.ParseReference(s.SandboxImage)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (s *Service) readySandboxImage(ctx context.Context, handler string) (releas
 				return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
 			}
 		}
-		return s.Puller.PullKept(nctx, pull.Request{Ref: s.SandboxImage, Runtime: rt, Credential: resolve.Credential{}})
+		return s.Puller.PullDetached(nctx, pull.Request{Ref: s.SandboxImage, Runtime: rt, Credential: resolve.Credential{}})
 	}
 	return s.use(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
 		e, err := ready()

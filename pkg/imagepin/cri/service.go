@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -30,6 +31,7 @@ type Config struct {
 
 	Store    *store.Store
 	Puller   *pull.Puller
+	Decider  *decide.Decider
 	Pins     *pin.Store
 	Content  content.Store
 	Leases   leases.Manager

@@ -85,7 +85,7 @@ func (s *Service) verboseKey(e imagepin.Entry) verboseKey {
 		Ref: e.Ref, Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter,
 		Handlers: s.Runtimes.Handlers(e.Target), Digest: e.Root.Digest.String(),
 		Manifest: e.Manifest.String(), ReadyAt: e.ReadyAt, Source: string(e.Source),
-		Host: e.Host, Record: e.Record, Rule: ruleOf(s.Puller.Policy.Rule(e.Ref)),
+		Host: e.Host, Record: e.Record, Rule: ruleOf(s.Decider.Rule(e.Ref)),
 	}
 	for _, p := range s.Pins.Scopes(e.Ref) {
 		k.Pins = append(k.Pins, verbosePin{

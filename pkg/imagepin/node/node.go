@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -85,6 +86,8 @@ type Node struct {
 	Config
 	runtimes *runtimeplatform.Set
 	store    *store.Store
+	decider  *decide.Decider
+	proofs   decide.Proofs
 	resolver *resolve.Resolver
 	pins     *pin.Store
 	retainer *pin.Retainer
@@ -111,6 +114,7 @@ func New(c Config) (*Node, error) {
 		Leases: c.Leases, Content: n.Content, MaxBytes: c.Settings.MaxRetainedBytes,
 		Wanted: n.pins.Retains, Released: n.noteGarbage,
 	}
+	n.decide()
 	return n, nil
 }
 
@@ -126,7 +130,16 @@ func (n *Node) with(c Config) (*Node, error) {
 	next.pins, next.retainer, next.garbage = n.pins, n.retainer, n.garbage
 	next.pins.Limit(c.Settings.MaxPinsPerNamespace)
 	next.retainer.Limit(c.Settings.MaxRetainedBytes)
+	next.decide()
 	return next, nil
+}
+
+// decide makes what decides which digest a reference means.
+func (n *Node) decide() {
+	n.proofs = decide.NodeProofs{Resolver: n.resolver, On: []decide.Noted{n.store, n.pins}}
+	n.decider = decide.New(decide.Config{
+		Policy: n.Settings.Policy, Pins: n.pins, Images: n.store, Proofs: n.proofs, Registry: n.resolver, Retained: n.retainer,
+	})
 }
 
 // read makes what of a node follows from its configuration alone.
@@ -174,7 +187,8 @@ func (n *Node) pullConfig(visible visible) pull.Config {
 		Store:                      n.store,
 		Resolver:                   n.resolver,
 		Runtimes:                   n.runtimes,
-		Policy:                     n.Settings.Policy,
+		Decider:                    n.decider,
+		Proofs:                     n.proofs,
 		Pins:                       n.pins,
 		Retainer:                   n.retainer,
 		Verifiers:                  n.Verifiers,

@@ -126,6 +126,7 @@ func (s *Service) criConfig() cri.Config {
 		Namespace:           Namespace,
 		Store:               n.store,
 		Puller:              s.puller,
+		Decider:             n.decider,
 		Pins:                n.pins,
 		Content:             n.Content,
 		Leases:              n.Leases,
@@ -150,7 +151,7 @@ func (s *Service) assemble() {
 	})
 	s.control = control.New(control.Config{
 		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
-		Store: n.store, Puller: s.puller, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
+		Store: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
 		Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})
 }

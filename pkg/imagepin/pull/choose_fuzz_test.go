@@ -122,7 +122,7 @@ func FuzzParseReference(f *testing.F) {
 	}
 	d := digest.FromString("root")
 	f.Fuzz(func(t *testing.T, s string) {
-		ref, err := ParseReference(s)
+		ref, err := imagepin.ParseReference(s)
 		if err != nil {
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Name != imagepin.InvalidReference {
@@ -130,7 +130,7 @@ func FuzzParseReference(f *testing.F) {
 			}
 			return
 		}
-		again, err := ParseReference(ref.String())
+		again, err := imagepin.ParseReference(ref.String())
 		if err != nil || again.String() != ref.String() {
 			t.Errorf("%q is %s and then %v, %v", s, ref, again, err)
 		}
@@ -138,7 +138,7 @@ func FuzzParseReference(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
-		record, err := ParseReference(name)
+		record, err := imagepin.ParseReference(name)
 		if err != nil || record.String() != name || record.Name() != ref.Name() {
 			t.Errorf("%q: record %q reads %v, %v", s, name, record, err)
 		}

@@ -103,7 +103,7 @@ func TestParseReference(t *testing.T) {
 		"registry.example/UPPER":       "",
 		"a:b:c":                        "",
 	} {
-		got, err := ParseReference(in)
+		got, err := imagepin.ParseReference(in)
 		if want == "" {
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Name != imagepin.InvalidReference || !errdefs.IsInvalidArgument(err) {

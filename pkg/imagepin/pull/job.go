@@ -18,49 +18,30 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
-	"github.com/imagepin/imagepin/pkg/imagepin/pin"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// job is one key to make ready, once it is known which digest it means.
+// job is one key to make ready, once it is decided which digest it means.
 type job struct {
-	ref     reference.Named
-	root    ocispec.Descriptor
-	host    string // that named the digest, where one was asked
-	runtime runtimeplatform.Runtime
-
-	session    *resolve.Session // where the registry was asked
-	credential resolve.Credential
-	proof      string // of the credential, where it was accepted
-
-	pin      *pin.Pin            // that decided root; nil where none did
-	toPin    *pinRequest         // the pin that root is to become; nil where none is
-	registry *ocispec.Descriptor // what the registry says that ref means
+	decide.Verdict
+	runtime  runtimeplatform.Runtime
 	progress transfer.ProgressFunc
 	done     func(metrics.Done)
-	manifest digest.Digest // that was chosen; empty before
-	anew     bool          // though it is recorded as ready
-	again    bool          // though an earlier try has found it ready, or made it
-	counted  bool          // already, as a part of the same pull
-	verified bool          // already
-}
 
-// job is what a verdict on a request makes to do.
-func (v Verdict) job(ref reference.Named, r Request) job {
-	return job{
-		ref: ref, root: v.Root, host: v.Host, runtime: r.Runtime,
-		session: v.session, credential: r.Credential, proof: v.proof,
-		pin: v.Pin, toPin: v.toPin, registry: v.Registry,
-		progress: r.Progress, done: r.Done,
-	}
+	manifest    digest.Digest // that was chosen; empty before
+	release     func()        // gives up the room for what its pin retains; nil where there is none
+	force       bool          // though it is recorded as ready
+	again       bool          // though an earlier try has found it ready, or made it
+	skipMetrics bool          // it is counted already, as a part of the same pull
+	verified    bool          // already
 }
 
 // byDigest is the reference of the job's root.
 func (j job) byDigest() (reference.Canonical, error) {
-	return reference.WithDigest(reference.TrimNamed(j.ref), j.root.Digest)
+	return reference.WithDigest(reference.TrimNamed(j.Ref), j.Root.Digest)
 }
 
 // ready finds a digest of ref's repository that is ready for a target, under
@@ -83,9 +64,9 @@ func (p *Puller) run(ctx context.Context, j job) (entry imagepin.Entry, err erro
 		entry, done, err = p.makeKey(ctx, j)
 		tracing.SpanFromContext(ctx).SetAttributes(tracing.Attribute("done", string(done)))
 		return err
-	}, tracing.WithAttribute("image.ref", j.ref.String()), tracing.WithAttribute("image.target", j.runtime.Target.String()),
-		tracing.WithAttribute("image.digest", j.root.Digest.String()))
-	if !j.counted {
+	}, tracing.WithAttribute("image.ref", j.Ref.String()), tracing.WithAttribute("image.target", j.runtime.Target.String()),
+		tracing.WithAttribute("image.digest", j.Root.Digest.String()))
+	if !j.skipMetrics {
 		metrics.Pull(done)
 	}
 	if err == nil && j.done != nil {
@@ -101,36 +82,35 @@ const maxTries = 5
 // makeKey makes the key of a job, again where the node has changed meanwhile. done
 // is what had to be done, or how that failed.
 func (p *Puller) makeKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, err error) {
-	defer j.toPin.releaseRoom()
 	for range maxTries {
 		entry, done, err = p.tryKey(ctx, j)
-		var other *pinnedElsewhere
+		var moved *decide.MovedError
 		switch {
-		case errors.As(err, &other):
-			j = p.follows(j, other.pin)
+		case errors.As(err, &moved):
+			j.Verdict, j.verified = moved.Verdict, false
 		case errors.Is(err, errRemoved):
-			j.again = true // not anew: that is trusted with what is on the node
+			j.again = true // not force: that is trusted with what is on the node
 		default:
 			return entry, done, err
 		}
 	}
 	p.collect(ctx) // no further try needs what the last one has left
-	return entry, done, complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+	return entry, done, complete(err, imagepin.CannotPullImage, j.Ref.String(), j.runtime.Target)
 }
 
 // triedAgain reports whether a job that err has ended is tried again. What it has
 // left is not collected before that: it is most of what the next try needs.
 func triedAgain(err error) bool {
-	var other *pinnedElsewhere
-	return errors.As(err, &other) || errors.Is(err, errRemoved)
+	var moved *decide.MovedError
+	return errors.As(err, &moved) || errors.Is(err, errRemoved)
 }
 
 // tryKey verifies, makes, records and shows the key of a job. Nothing removes its
 // digest meanwhile.
 func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done metrics.Done, _ error) {
 	if !j.verified {
-		if err := verify(ctx, p.Verifiers, j.ref.String(), j.root); err != nil {
-			return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.ref.String(), j.runtime.Target)
+		if err := verify(ctx, p.Verifiers, j.Ref.String(), j.Root); err != nil {
+			return imagepin.Entry{}, failure(ctx), complete(err, imagepin.ImageVerificationFailed, j.Ref.String(), j.runtime.Target)
 		}
 	}
 	byDigest, err := j.byDigest()
@@ -142,7 +122,7 @@ func (p *Puller) tryKey(ctx context.Context, j job) (entry imagepin.Entry, done 
 		return imagepin.Entry{}, failure(ctx), err
 	}
 	defer unlock()
-	if err := p.stillPinned(j); err != nil {
+	if err := p.Decider.CheckPin(j.Verdict); err != nil {
 		return imagepin.Entry{}, done, err
 	}
 	start := time.Now()
@@ -189,17 +169,18 @@ func (p *Puller) failed(ctx context.Context, j job, err error) error {
 	switch {
 	case triedAgain(err):
 		return err
-	case j.pin != nil && gone(err):
-		return goneError(j.pin, j.runtime.Target.String(), p.tagNow(ctx, j), err)
+	case j.Pin != nil && gone(err):
+		return p.Decider.Gone(ctx, j.Verdict, j.runtime.Target.String(), err)
 	}
-	return complete(err, imagepin.CannotPullImage, j.ref.String(), j.runtime.Target)
+	return complete(err, imagepin.CannotPullImage, j.Ref.String(), j.runtime.Target)
 }
 
 // makeAndRecord makes what the job's key needs, as far as it is not ready, and
 // records the key.
 func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry, change store.Change, done metrics.Done, err error) {
-	known, ok := p.ready(j.ref, j.root.Digest, j.runtime.Target)
-	if !ok || j.anew || j.again {
+	defer func() { j.releaseRoom() }()
+	known, ok := p.ready(j.Ref, j.Root.Digest, j.runtime.Target)
+	if !ok || j.force || j.again {
 		done = metrics.Unpacked
 		err = underLease(ctx, p.Leases, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
@@ -218,14 +199,14 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		})
 		return entry, change, done, err
 	}
-	if j.session != nil {
+	if j.Session != nil {
 		known.Source = imagepin.SourcePull // whoever brought it: its registry has given it now
 	}
 	if entry, ok = p.recorded(j, known); ok {
 		return entry, store.Change{}, metrics.Nothing, p.prove(ctx, j)
 	}
 	err = underLease(ctx, p.Leases, func(ctx context.Context) error {
-		if err := p.pinFirst(ctx, &j, known); err != nil {
+		if err := p.pinFirstUse(ctx, &j, known); err != nil {
 			return err
 		}
 		entry, change, err = p.record(ctx, j, known)
@@ -250,7 +231,7 @@ func (p *Puller) letGo(ctx context.Context, j job) {
 		return // it was not fetched
 	}
 	if err := p.Store.LetGo(ctx, m.Config.Digest, j.runtime.Target.Snapshotter); err != nil {
-		log.G(ctx).WithError(err).WithField("ref", j.ref.String()).Warn("what a failed pull has unpacked stays until the next start")
+		log.G(ctx).WithError(err).WithField("ref", j.Ref.String()).Warn("what a failed pull has unpacked stays until the next start")
 	}
 }
 
@@ -258,4 +239,30 @@ func (p *Puller) letGo(ctx context.Context, j job) {
 func gone(err error) bool {
 	var e *imagepin.Error
 	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
+}
+
+// pinFirstUse makes the pin of a job that is the first use of its reference. image is what is known of the image, see
+// [decide.Decider.Reserve]. It fails as [decide.Decider.PinFirstUse] does.
+func (p *Puller) pinFirstUse(ctx context.Context, j *job, image imagepin.Entry) (err error) {
+	if j.FirstUse == nil {
+		return nil
+	}
+	if j.release, err = p.Decider.Reserve(j.Verdict, image); err != nil {
+		return err
+	}
+	if j.Verdict, err = p.Decider.PinFirstUse(ctx, j.Verdict); err != nil {
+		return err
+	}
+	// What other targets have of it: this pull may end before it has a key of its own.
+	if err := p.retainPin(ctx, j.Ref, *j.Pin); err != nil && !noRoom(err) {
+		return err
+	}
+	return nil
+}
+
+// releaseRoom gives up the room that pinFirstUse has reserved.
+func (j *job) releaseRoom() {
+	if j.release != nil {
+		j.release()
+	}
 }

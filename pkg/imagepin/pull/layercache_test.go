@@ -19,6 +19,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -83,9 +84,10 @@ func TestLayerCache(t *testing.T) {
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
 	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: runtimes})
-	retainer := &pin.Retainer{Leases: n.Leases, Content: n.Content}
+	retainer, pins := &pin.Retainer{Leases: n.Leases, Content: n.Content}, pin.New(pin.Config{})
 	p := New(Config{
-		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pin.New(pin.Config{}), Retainer: retainer, MaxConcurrentUnpacks: 4,
+		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pins, Retainer: retainer,
+		Decider: decide.New(decide.Config{Pins: pins, Images: s}), MaxConcurrentUnpacks: 4,
 		UnpackPlatforms: []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}},
 	})
 

@@ -11,19 +11,19 @@ func TestUseHonoursContext(t *testing.T) {
 	p := New(Config{})
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	used, err := p.Use(t.Context(), "a", "b")
+	used, err := p.LockForUse(t.Context(), "a", "b")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Exclude(gone, "b", "c"); !errors.Is(err, context.Canceled) {
+	if _, err := p.LockForRemoval(gone, "b", "c"); !errors.Is(err, context.Canceled) {
 		t.Errorf("a removal: %v", err)
 	}
 	used()
-	excluded, err := p.Exclude(t.Context(), "b", "c")
+	excluded, err := p.LockForRemoval(t.Context(), "b", "c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Use(gone, "c"); !errors.Is(err, context.Canceled) {
+	if _, err := p.LockForUse(gone, "c"); !errors.Is(err, context.Canceled) {
 		t.Errorf("a use: %v", err)
 	}
 	// Of content and snapshots that are being made, which containerd's unpacker locks too.

@@ -41,12 +41,12 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	}
 	j.manifest = path[len(path)-1].Digest
 	failpoint.Reach("pull.chosen")
-	if j.toPin != nil {
+	if j.FirstUse != nil {
 		image, err := p.measured(ctx, *j, path, src)
 		if err != nil {
 			return imagepin.Entry{}, false, because(ctx, err)
 		}
-		if err := p.pinFirst(ctx, j, image); err != nil {
+		if err := p.pinFirstUse(ctx, j, image); err != nil {
 			return imagepin.Entry{}, false, err
 		}
 	}
@@ -72,7 +72,7 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 		manifest = dst.manifest
 	}
 	if j.runtime.Native {
-		if err := p.keepIndexes(ctx, j.ref.String(), path); err != nil {
+		if err := p.keepIndexes(ctx, j.Ref.String(), path); err != nil {
 			return imagepin.Entry{}, false, err
 		}
 	}
@@ -80,9 +80,9 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	e.Key = imagepin.Key{Ref: j.ref.String(), Target: j.runtime.Target}
-	e.Root, e.Host, e.Source = j.root, j.host, p.source(*j)
-	e.RecordTarget = RecordTarget(ctx, p.Content, j.root, manifest, j.runtime)
+	e.Key = imagepin.Key{Ref: j.Ref.String(), Target: j.runtime.Target}
+	e.Root, e.Host, e.Source = j.Root, j.Host, p.source(*j)
+	e.RecordTarget = RecordTarget(ctx, p.Content, j.Root, manifest, j.runtime)
 	if e.RecordTarget.Digest != manifest.Digest {
 		e.Size += sizeOf(path[:len(path)-1])
 	}
@@ -116,7 +116,7 @@ func (p *Puller) fetchAll(ctx context.Context, src *source, dst *destination, pr
 // image is not kept, and would have to be fetched again.
 func (p *Puller) path(ctx context.Context, j job, src *source) ([]ocispec.Descriptor, error) {
 	if !j.runtime.Native {
-		for _, e := range p.of(j.ref, j.root.Digest) {
+		for _, e := range p.ofDigest(j.Ref, j.Root.Digest) {
 			if e.Target.Platform == j.runtime.Target.Platform && e.RecordTarget.Digest == e.Manifest {
 				return []ocispec.Descriptor{e.RecordTarget}, nil
 			}
@@ -127,19 +127,19 @@ func (p *Puller) path(ctx context.Context, j job, src *source) ([]ocispec.Descri
 		runtime: j.runtime,
 		ensure:  func(ctx context.Context, d ocispec.Descriptor) error { return p.fetchBlob(ctx, src, d) },
 	}
-	return c.choose(ctx, j.root)
+	return c.choose(ctx, j.Root)
 }
 
 // source is how a job's image came to the node. One that is made ready for one
 // more target came as it did for the others.
 func (p *Puller) source(j job) imagepin.Source {
-	byDigest, err := store.RecordName(j.ref, j.root.Digest)
-	if err != nil || j.session != nil {
+	byDigest, err := store.RecordName(j.Ref, j.Root.Digest)
+	if err != nil || j.Session != nil {
 		return imagepin.SourcePull
 	}
-	for _, ref := range []string{j.ref.String(), byDigest} {
+	for _, ref := range []string{j.Ref.String(), byDigest} {
 		for _, o := range p.Store.ByRef(ref) {
-			if o.Root.Digest == j.root.Digest {
+			if o.Root.Digest == j.Root.Digest {
 				return o.Source
 			}
 		}
@@ -250,4 +250,25 @@ func RecordTarget(ctx context.Context, provider content.Provider, root, manifest
 		return manifest
 	}
 	return root
+}
+
+// measured returns what the indexes and the manifest say of an image: Key, Root, Manifest and Size. path leads to the
+// manifest.
+func (p *Puller) measured(ctx context.Context, j job, path []ocispec.Descriptor, src *source) (imagepin.Entry, error) {
+	manifest := path[len(path)-1]
+	if err := p.fetchBlob(ctx, src, manifest); err != nil {
+		return imagepin.Entry{}, err
+	}
+	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)
+	if err != nil {
+		return imagepin.Entry{}, malformed("manifest", manifest, err)
+	}
+	e := imagepin.Entry{
+		Key:  imagepin.Key{Ref: j.Ref.String(), Target: j.runtime.Target},
+		Root: j.Root, Manifest: manifest.Digest, Size: manifest.Size + m.Config.Size + sizeOf(m.Layers),
+	}
+	if j.runtime.Native {
+		e.Size += sizeOf(path[:len(path)-1]) // its records keep them
+	}
+	return e, nil
 }

@@ -28,11 +28,10 @@ const maxServed = 2048
 // it. Otherwise a registry that only names a digest would be given what another
 // registry's pull has left on the node.
 func (p *Puller) trusts(j job) bool {
-	if j.anew || len(p.of(j.ref, j.root.Digest)) > 0 {
+	if j.force || len(p.ofDigest(j.Ref, j.Root.Digest)) > 0 {
 		return true
 	}
-	proofs := p.Resolver.Proofs(j.ref, j.credential, j.root.Digest)
-	return p.Store.HasProof(proofs...) || p.Pins.HasProof(proofs...)
+	return p.Proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
 }
 
 // vouch makes sure that the registry of a source serves a blob that is on the

@@ -14,13 +14,12 @@ import (
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/pkg/tracing"
-	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
@@ -36,9 +35,10 @@ type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
 	Store    *store.Store
+	Decider  *decide.Decider
+	Proofs   decide.Proofs
 	Resolver *resolve.Resolver
 	Runtimes *runtimeplatform.Set
-	Policy   *policy.Policy
 	Pins     *pin.Store
 	Retainer *pin.Retainer
 	// Verifiers are the image verifier plugins by name.
@@ -119,8 +119,6 @@ type Request struct {
 	Progress transfer.ProgressFunc
 	// Done is told what had to be done.
 	Done func(metrics.Done)
-
-	decision policy.Decision
 }
 
 // Pull makes what a reference means now ready for a target, and returns once
@@ -133,72 +131,40 @@ type Request struct {
 // (ErrFailedPrecondition), PullStalled (context.DeadlineExceeded) and
 // CannotPullImage (the class of its cause).
 func (p *Puller) Pull(ctx context.Context, r Request) (imagepin.Entry, error) {
-	ref, err := ParseReference(r.Ref)
+	q, err := p.question(ctx, r)
 	if err != nil {
 		return imagepin.Entry{}, err
 	}
-	r.decision = p.Decide(ctx, ref, r.Pod)
-	return p.pulls.Do(ctx, p.pullKey(ref, r), func(ctx context.Context) (imagepin.Entry, error) {
-		return p.pull(ctx, ref, r)
-	})
+	return p.pulls.Do(ctx, p.pullKey(q, r), func(ctx context.Context) (imagepin.Entry, error) { return p.pull(ctx, q, r) })
 }
 
-// PullKept is [Puller.Pull] for a caller that will come again: the pull goes on
-// when its callers have gone, and a later one joins it.
-func (p *Puller) PullKept(ctx context.Context, r Request) (imagepin.Entry, error) {
-	ref, err := ParseReference(r.Ref)
+// PullDetached is [Puller.Pull] for a caller that will call again: the pull goes on when its callers have gone, and a
+// later call joins it.
+func (p *Puller) PullDetached(ctx context.Context, r Request) (imagepin.Entry, error) {
+	q, err := p.question(ctx, r)
 	if err != nil {
 		return imagepin.Entry{}, err
 	}
-	r.decision = p.Decide(ctx, ref, r.Pod)
-	return p.pulls.DoKept(ctx, p.pullKey(ref, r), func(ctx context.Context) (imagepin.Entry, error) {
-		return p.pull(ctx, ref, r)
-	})
+	return p.pulls.DoDetached(ctx, p.pullKey(q, r), func(ctx context.Context) (imagepin.Entry, error) { return p.pull(ctx, q, r) })
 }
 
-// Decide gives the treatment of a reference for a pod, and says in the log what
-// of the pod's annotations is not heeded.
-func (p *Puller) Decide(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
-	d, ignored := p.Treatment(ref.String(), pod)
-	if len(ignored) > 0 {
-		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).
-			Warnf("annotations of the pod are not heeded: %s", strings.Join(ignored, ", "))
+// question is what a request asks to be decided.
+func (p *Puller) question(ctx context.Context, r Request) (decide.Question, error) {
+	ref, err := imagepin.ParseReference(r.Ref)
+	if err != nil {
+		return decide.Question{}, err
 	}
-	return d
+	return decide.Question{
+		Ref: ref, Credential: r.Credential, Policy: p.Decider.PolicyFor(ctx, ref, r.Pod), Target: r.Runtime.Target,
+	}, nil
 }
 
-// Treatment is what the policy decides for a reference and a pod, and what an
-// operator has pinned: that holds also where no rule would pin the reference,
-// until the pod's own scope has a pin.
-func (p *Puller) Treatment(ref string, pod policy.Pod) (d policy.Decision, ignored []string) {
-	d, ignored = p.Policy.Decide(ref, pod)
-	if _, pinned := p.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref}); pinned {
-		return d, ignored
-	}
-	if scope, ok := p.Pins.Newer(ref, p.Policy.Scopes(ref, pod)...); ok {
-		d.Scope = scope // what it says is not known, and must not be passed over
-		return d, ignored
-	}
-	if !p.Pins.Pinned(ref) {
-		return d, ignored
-	}
-	for _, scope := range p.Policy.Scopes(ref, pod) {
-		if held, ok := p.Pins.Get(pin.ID{Scope: scope, Ref: ref}); ok && held.By == pin.ByOperator {
-			d.Scope = scope
-			break
-		}
-	}
-	return d, ignored
-}
-
-func (p *Puller) pullKey(ref reference.Named, r Request) string {
+// pullKey tells pulls apart that are not identical. A pull that begins after a pin has moved does not join one from
+// before.
+func (p *Puller) pullKey(q decide.Question, r Request) string {
 	key := []string{
-		ref.String(), r.Runtime.Target.String(), p.Resolver.Prover.Identity(r.Credential),
-		string(r.decision.Behavior), string(r.decision.Scope),
-	}
-	// A pull that begins after a pin has moved does not join one from before.
-	if held := p.pinFor(question{ref: ref, decision: r.decision}); held != nil {
-		key = append(key, held.Root.Digest.String())
+		q.Ref.String(), q.Target.String(), p.Resolver.Prover.Identity(q.Credential),
+		string(q.Policy.Behavior), string(q.Policy.Scope), p.Decider.Pinned(q).String(),
 	}
 	if r.Progress != nil {
 		key = append(key, fmt.Sprint(p.unshared.Add(1)))
@@ -206,46 +172,31 @@ func (p *Puller) pullKey(ref reference.Named, r Request) string {
 	return strings.Join(key, "\x00")
 }
 
-// ParseReference normalizes a reference as containerd's CRI does: short names
-// are of docker.io, a missing tag is latest, and a digest overrides a tag.
-func ParseReference(name string) (reference.Named, error) {
-	ref, err := reference.ParseDockerRef(name)
-	if err != nil {
-		return nil, &imagepin.Error{
-			Name: imagepin.InvalidReference, Ref: fmt.Sprintf("%q", name), Class: errdefs.ErrInvalidArgument, Err: err,
-			Do: "Write it as [registry/]repository[:tag][@digest].",
-		}
-	}
-	return ref, nil
-}
-
-func (p *Puller) pull(ctx context.Context, ref reference.Named, r Request) (e imagepin.Entry, err error) {
+func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (e imagepin.Entry, err error) {
 	err = traced(ctx, "pull", func(ctx context.Context) error {
-		e, err = p.pullOne(ctx, ref, r)
+		e, err = p.decideAndMake(ctx, q, r)
 		return err
-	}, tracing.WithAttribute("image.ref", ref.String()), tracing.WithAttribute("image.target", r.Runtime.Target.String()))
+	}, tracing.WithAttribute("image.ref", q.Ref.String()), tracing.WithAttribute("image.target", q.Target.String()))
 	return e, err
 }
 
-func (p *Puller) pullOne(ctx context.Context, ref reference.Named, r Request) (imagepin.Entry, error) {
-	unlock, err := p.images.RLock(ctx, ref.String())
+// decideAndMake finds out what a reference means, and makes that ready. Nothing removes the reference meanwhile.
+func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request) (imagepin.Entry, error) {
+	unlock, err := p.images.RLock(ctx, q.Ref.String())
 	if err != nil {
 		metrics.Pull(failure(ctx))
 		return imagepin.Entry{}, err
 	}
 	defer unlock()
-	q := question{ref: ref, credential: r.Credential, decision: r.decision, target: r.Runtime.Target}
-	return p.decideAndRun(ctx, r, q)
-}
-
-// decideAndRun finds out what a request means, and makes that ready.
-func (p *Puller) decideAndRun(ctx context.Context, r Request, q question) (imagepin.Entry, error) {
-	v, err := p.decide(ctx, q)
+	v, err := p.Decider.Decide(ctx, q)
 	if err != nil {
 		metrics.Pull(failure(ctx))
-		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, q.ref.String(), r.Runtime.Target)
+		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
-	return p.run(ctx, v.job(q.ref, r))
+	if v.Fallback() {
+		metrics.Fallback()
+	}
+	return p.run(ctx, job{Verdict: v, runtime: r.Runtime, progress: r.Progress, done: r.Done})
 }
 
 // Need is an image that something on the node is about to use.
@@ -271,19 +222,17 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 		return e, nil
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
-	return p.makes.DoKept(ctx, key, func(ctx context.Context) (imagepin.Entry, error) {
-		return p.run(ctx, job{ref: n.Ref, root: n.Root, runtime: n.Runtime, pin: n.Pin})
+	return p.makes.DoDetached(ctx, key, func(ctx context.Context) (imagepin.Entry, error) {
+		return p.run(ctx, job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, runtime: n.Runtime})
 	})
 }
 
-// Use holds references, so that nothing removes what they mean until the
-// returned function is called.
-func (p *Puller) Use(ctx context.Context, refs ...string) (done func(), _ error) {
+// LockForUse keeps what references mean from removal until done is called.
+func (p *Puller) LockForUse(ctx context.Context, refs ...string) (done func(), _ error) {
 	return p.images.RLock(ctx, refs...)
 }
 
-// Exclude waits until nothing uses or pulls references, and keeps it so until
-// the returned function is called.
-func (p *Puller) Exclude(ctx context.Context, refs ...string) (done func(), _ error) {
+// LockForRemoval waits until nothing uses or pulls references, and keeps it so until done is called.
+func (p *Puller) LockForRemoval(ctx context.Context, refs ...string) (done func(), _ error) {
 	return p.images.Lock(ctx, refs...)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -14,7 +13,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -63,7 +62,7 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded 
 		if err := p.retainFirst(ctx, j, e); err != nil {
 			return err
 		}
-		if change, err = p.Store.Put(ctx, j.proof, entries...); err != nil {
+		if change, err = p.Store.Put(ctx, j.Proof, entries...); err != nil {
 			return err
 		}
 		failpoint.Reach("pull.recorded")
@@ -76,7 +75,7 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded 
 // and gives its entry.
 func (p *Puller) recorded(j job, e imagepin.Entry) (imagepin.Entry, bool) {
 	entries, err := p.entries(j, e)
-	if err != nil || j.toPin != nil || !p.Store.Recorded(j.proof, entries...) {
+	if err != nil || j.FirstUse != nil || !p.Store.Recorded(j.Proof, entries...) {
 		return imagepin.Entry{}, false
 	}
 	e = entries[len(entries)-1]
@@ -92,80 +91,32 @@ func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
 	}
 	e.Ref = byDigest.String()
 	// What was found ready can be carried by the record of another tag.
-	if e.Record, err = store.RecordName(j.ref, e.RecordTarget.Digest); err != nil {
+	if e.Record, err = store.RecordName(j.Ref, e.RecordTarget.Digest); err != nil {
 		return nil, err
 	}
 	entries := []imagepin.Entry{e}
-	if ref := j.ref.String(); ref != e.Ref && p.movesTag(j) {
+	if ref := j.Ref.String(); ref != e.Ref && p.Decider.MovesTag(j.Verdict) {
 		e.Ref = ref
 		entries = append(entries, e)
 	}
 	return entries, nil
 }
 
-// movesTag reports whether a job decides what its tag means on the node: a pin of
-// the node does, and else a pull that no pin has sent elsewhere than its registry
-// does. Otherwise one workload would decide for the others.
-func (p *Puller) movesTag(j job) bool {
-	if held, ok := p.Pins.Get(pin.ID{Scope: policy.NodeScope, Ref: j.ref.String()}); ok {
-		return held.Root.Digest == j.root.Digest
-	}
-	if j.pin == nil || j.pin.Scope == policy.NodeScope {
-		return true
-	}
-	return j.registry != nil && j.registry.Digest == j.root.Digest
+// ofDigest returns what the node has of one digest of a reference.
+func (p *Puller) ofDigest(ref reference.Named, root digest.Digest) []imagepin.Entry {
+	return decide.OfDigest(p.Store, ref, root)
 }
 
-// of gives what the node has of one digest of a reference. What another tool
-// has put here is found by the tag alone.
-func (p *Puller) of(ref reference.Named, root digest.Digest) []imagepin.Entry {
-	entries := p.Store.ByRef(ref.String())
-	if byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root); err == nil && byDigest.String() != ref.String() {
-		entries = append(p.Store.ByRef(byDigest.String()), entries...)
-	}
-	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
-}
-
-// PinFor gives the pin that decides what a reference means for a container's pod;
-// nil where there is none yet. scoped is false where the policy makes none. It fails
-// with [imagepin.PinOfNewerRelease].
-func (p *Puller) PinFor(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error) {
-	d := p.Decide(ctx, ref, pod)
-	if d.Scope == "" {
-		return nil, false, nil
-	}
-	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
-	if now, ok := p.Pins.Get(id); ok {
-		return &now, true, nil
-	}
-	return nil, true, p.Pins.CheckReadable(id)
-}
-
-// PinUse is for a container that is made without a pull, of root, which is ready
-// for it: it gives the digest that a reference means for the container's pod. The
-// first use decides. Without a scope it is root.
+// PinUse is [decide.Decider.PinUse], and retains what the pin does.
 func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (ocispec.Descriptor, error) {
-	d := p.Decide(ctx, ref, pod)
-	if d.Scope == "" {
-		return root, nil
-	}
-	id := pin.ID{Scope: d.Scope, Ref: ref.String()}
-	if _, ok := p.Pins.Get(id); !ok && d.Retain {
-		// First, so that there is no pin where there is no room.
-		release, err := p.Retainer.Reserve(nil, p.inRepository(ref, root.Digest)...)
-		if err != nil {
-			return root, err
-		}
-		defer release()
-	}
-	held, err := p.Pins.MakeFor(ctx, d.Namespace, id, root, pin.ByUse, d.Retain)
-	if err != nil {
+	held, err := p.Decider.PinUse(ctx, ref, pod, root)
+	if err != nil || held == nil {
 		return root, err
 	}
-	if err := p.retainPin(ctx, ref, held); noRoom(err) {
+	if err := p.retainPin(ctx, ref, *held); noRoom(err) {
 		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
 	} else if err != nil {
 		return root, err
 	}
-	return held.Root, p.Pins.Touch(ctx, held.ID)
+	return held.Root, nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -234,7 +235,7 @@ func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Dige
 			return err
 		}
 		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
-		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{ref: ref, anew: true}, cancel), desc)
+		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{Verdict: decide.Verdict{Ref: ref}, force: true}, cancel), desc)
 		if err != nil {
 			err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
 			var typed *imagepin.Error

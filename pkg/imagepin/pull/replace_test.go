@@ -26,6 +26,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -70,9 +71,11 @@ func newDamaged(t *testing.T) *damaged {
 	prover, err := resolve.NewProver([]byte(strings.Repeat("k", 32)))
 	noError(t, err)
 	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes})
+	resolver, pins := resolve.New(resolve.Config{Prover: prover}), pin.New(pin.Config{})
+	proofs := decide.NodeProofs{Resolver: resolver, On: []decide.Noted{s, pins}}
 	d.puller = New(Config{
-		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes,
-		Resolver: resolve.New(resolve.Config{Prover: prover}), Pins: pin.New(pin.Config{}),
+		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Resolver: resolver, Pins: pins, Proofs: proofs,
+		Decider: decide.New(decide.Config{Pins: pins, Images: s, Proofs: proofs, Registry: resolver}),
 	})
 	d.pull(t, strings.TrimPrefix(server.URL, "http://")+"/team/app:1")
 	return d
@@ -87,7 +90,7 @@ func (d *damaged) pull(t *testing.T, ref string) {
 	d.Write(ctx, t, d.blobs)
 	d.Keep(ctx, t, d.img, &d.index)
 	d.Unpack(ctx, t, d.img, "first")
-	named, err := ParseReference(ref)
+	named, err := imagepin.ParseReference(ref)
 	noError(t, err)
 	d.entry = imagepin.Entry{
 		Key:  imagepin.Key{Ref: ref, Target: d.puller.Runtimes.Default().Target},
@@ -285,7 +288,7 @@ func TestReplaceWithoutTheRegistry(t *testing.T) {
 
 func (d *damaged) named(t *testing.T) reference.Named {
 	t.Helper()
-	ref, err := ParseReference(d.entry.Ref)
+	ref, err := imagepin.ParseReference(d.entry.Ref)
 	noError(t, err)
 	return ref
 }
@@ -376,7 +379,7 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	config := d.puller.Config
 	config.Content = killing{d.Content, at, &dead}
 	p := New(config)
-	src := p.sourceOf(ctx, job{ref: d.named(t)}, func(error) {})
+	src := p.sourceOf(ctx, job{Verdict: decide.Verdict{Ref: d.named(t)}}, func(error) {})
 	if _, err := p.verifyHere(ctx, src, desc); (err != nil) != dead || dead && !errors.Is(err, errKilled) {
 		t.Fatalf("%v", err)
 	}

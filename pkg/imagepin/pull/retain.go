@@ -21,7 +21,7 @@ import (
 // retainFirst holds an image before it is recorded. It fails where the job's own
 // pin cannot retain it; that others cannot is logged.
 func (p *Puller) retainFirst(ctx context.Context, j job, e imagepin.Entry) error {
-	if j.pin == nil || !j.pin.Retain {
+	if j.Pin == nil || !j.Pin.Retain {
 		p.RetainIfPinned(ctx, e)
 		return nil
 	}
@@ -34,11 +34,11 @@ func (p *Puller) retainRecorded(ctx context.Context, j job, e imagepin.Entry) er
 	if err := p.prove(ctx, j); err != nil {
 		return err
 	}
-	if j.pin == nil || !j.pin.Retain {
+	if j.Pin == nil || !j.Pin.Retain {
 		p.RetainIfPinned(ctx, e)
 		return nil
 	}
-	err := p.retainHere(ctx, j.ref, j.root.Digest)
+	err := p.retainHere(ctx, j.Ref, j.Root.Digest)
 	if noRoom(err) {
 		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image of another target is not retained")
 		return nil
@@ -49,10 +49,10 @@ func (p *Puller) retainRecorded(ctx context.Context, j job, e imagepin.Entry) er
 // prove notes on the pins that retain a job's digest that its credential was
 // accepted.
 func (p *Puller) prove(ctx context.Context, j job) error {
-	if j.proof == "" {
+	if j.Proof == "" {
 		return nil
 	}
-	return p.Pins.Prove(ctx, j.ref, j.root.Digest, j.proof)
+	return p.Pins.Prove(ctx, j.Ref, j.Root.Digest, j.Proof)
 }
 
 // retentionHeld reports whether there is nothing to retain for a job whose image
@@ -62,10 +62,10 @@ func (p *Puller) retentionHeld(j job, e imagepin.Entry) bool {
 	if !p.Pins.Retains(e.Root.Digest) {
 		return true
 	}
-	if j.pin != nil && j.pin.Retain && !p.Retainer.Holds(e) {
+	if j.Pin != nil && j.Pin.Retain && !p.Retainer.Holds(e) {
 		return false
 	}
-	for _, o := range append(p.inRepository(j.ref, j.root.Digest), e) {
+	for _, o := range append(p.inRepository(j.Ref, j.Root.Digest), e) {
 		if p.Retainer.Holds(o) {
 			continue
 		}
@@ -174,7 +174,7 @@ func (p *Puller) RetainPinned(ctx context.Context) error {
 		if !held.Retain {
 			continue
 		}
-		ref, err := ParseReference(held.Ref)
+		ref, err := imagepin.ParseReference(held.Ref)
 		if err != nil {
 			return err
 		}

@@ -49,12 +49,12 @@ var (
 // sourceOf is where the content of a job comes from. end is called where a
 // session that was opened makes no progress.
 func (p *Puller) sourceOf(ctx context.Context, j job, end context.CancelCauseFunc) *source {
-	s := &source{name: j.ref.String(), ref: j.ref, trusted: p.trusts(j)}
-	s.served = func(d digest.Digest) { p.served.note(j.ref, d) }
+	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: p.trusts(j)}
+	s.served = func(d digest.Digest) { p.served.note(j.Ref, d) }
 	s.session = sync.OnceValues(func() (*resolve.Session, error) {
-		session := j.session
+		session := j.Session
 		if session == nil {
-			session = p.Resolver.Session(j.ref, j.credential)
+			session = p.Resolver.Session(j.Ref, j.Credential)
 		}
 		s.opened.Store(true)
 		p.endStalled(ctx, session, end)

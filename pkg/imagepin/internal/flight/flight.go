@@ -40,9 +40,9 @@ func (g *Group[T]) Do(ctx context.Context, key string, work func(context.Context
 	return g.do(ctx, key, false, work)
 }
 
-// DoKept is Do for work that goes on after its callers have gone, so that a
+// DoDetached is Do for work that goes on after its callers have gone, so that a
 // later call can join it.
-func (g *Group[T]) DoKept(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
+func (g *Group[T]) DoDetached(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
 	return g.do(ctx, key, true, work)
 }
 

@@ -95,11 +95,11 @@ func TestKeptWorkIsJoinedLater(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := g.DoKept(ctx, "k", work); !errors.Is(err, context.Canceled) {
+		if _, err := g.DoDetached(ctx, "k", work); !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
 		go func() { synctest.Wait(); close(hold) }()
-		if v, err := g.DoKept(t.Context(), "k", work); v != 7 || err != nil || runs != 1 {
+		if v, err := g.DoDetached(t.Context(), "k", work); v != 7 || err != nil || runs != 1 {
 			t.Errorf("got %d, %v after %d runs", v, err, runs)
 		}
 	})
@@ -124,7 +124,7 @@ func TestEndEndsWhatNobodyWaitsFor(t *testing.T) {
 		)
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := g.DoKept(gone, "kept", func(ctx context.Context) (int, error) {
+		if _, err := g.DoDetached(gone, "kept", func(ctx context.Context) (int, error) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			<-hold

@@ -1,0 +1,204 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Config is what a Decider works with. All fields are required.
+type Config struct {
+	Policy   *policy.Policy
+	Pins     Pins
+	Images   Images
+	Proofs   Proofs
+	Registry Registry
+	Retained Retained
+}
+
+// Decider decides which digest a reference means. It is safe for concurrent use.
+type Decider struct {
+	policy   *policy.Policy
+	pins     Pins
+	images   Images
+	proofs   Proofs
+	registry Registry
+	retained Retained
+}
+
+// New returns a decider.
+func New(c Config) *Decider {
+	return &Decider{policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained}
+}
+
+// Question is what has to be decided.
+type Question struct {
+	Ref        reference.Named // normalized, see [imagepin.ParseReference]
+	Credential resolve.Credential
+	Policy     policy.Decision
+	// Target is the caller's: of the images on the node, its own comes first.
+	Target runtimeplatform.Target
+	// DryRun leaves pins as they are.
+	DryRun bool
+}
+
+// verdict returns a verdict without an answer of the registry.
+func (q Question) verdict(root ocispec.Descriptor, why string) Verdict {
+	return Verdict{Ref: q.Ref, Credential: q.Credential, Root: root, Why: why}
+}
+
+// Verdict is which digest a reference means for one call, and why.
+type Verdict struct {
+	Ref        reference.Named
+	Credential resolve.Credential
+	// Root is the descriptor to run: an index or a manifest.
+	Root ocispec.Descriptor
+	// Why says in words how Root was decided.
+	Why string
+	// Registry is what the registry answered for Ref; nil where it was not asked, or did not answer.
+	Registry *ocispec.Descriptor
+	// RegistryError is why the registry did not answer.
+	RegistryError error
+	// Host is the registry host that answered.
+	Host string
+	// Session can fetch Root; nil where the registry was not asked.
+	Session *resolve.Session
+	// Proof is that of Credential for Root; empty where no registry has accepted it for this call.
+	Proof string
+	// Pin is the pin that decided; nil where none did.
+	Pin *pin.Pin
+	// FirstUse is the pin that this use of Root makes; nil where it makes none. See [Decider.PinFirstUse].
+	FirstUse *FirstUse
+}
+
+// Fallback reports whether an image on the node is used because the registry did not answer.
+func (v Verdict) Fallback() bool { return v.RegistryError != nil && v.Root.Digest != "" }
+
+// Decide finds the digest that a reference means: by the pin of its scope, by what is on the node where the behavior
+// does without the registry, or by asking.
+//
+// Errors are those of [resolve.Resolver.Resolve], PinnedDigestGone (ErrNotFound) and PinOfNewerRelease
+// (ErrNotImplemented).
+func (d *Decider) Decide(ctx context.Context, q Question) (Verdict, error) {
+	if digested, ok := q.Ref.(reference.Digested); ok {
+		return d.decideDigest(ctx, q, digested.Digest())
+	}
+	pinned, err := d.pinOf(q)
+	if err != nil {
+		return Verdict{}, err
+	}
+	v, err := d.decideTag(ctx, q, pinned)
+	if err != nil {
+		return v, d.withoutTag(ctx, q, pinned, err)
+	}
+	if v.Registry != nil && !q.DryRun {
+		if err := d.noteDrift(ctx, q.Ref, v.Registry.Digest); err != nil {
+			return v, err
+		}
+	}
+	return d.applyPin(ctx, q, v)
+}
+
+// decideDigest is for a reference with a digest. The registry is asked only where the digest is not on the node, or the
+// credential has no proof.
+func (d *Decider) decideDigest(ctx context.Context, q Question, root digest.Digest) (Verdict, error) {
+	if es := d.images.ByRef(q.Ref.String()); len(es) > 0 && d.mayHave(q, es[0]) {
+		return q.verdict(es[0].Root, "the reference is a digest that is here"), nil
+	}
+	return d.ask(ctx, q, q.Ref, "the reference is a digest")
+}
+
+// decideTag finds what a tag means without its pin. With a pin, the image on the node is that of the pinned digest.
+func (d *Decider) decideTag(ctx context.Context, q Question, pinned *pin.Pin) (Verdict, error) {
+	local, here := d.onNode(q, pinned)
+	behavior := q.Policy.Behavior
+	if here && (behavior == policy.PreferCached || behavior == policy.Once && local.Source == imagepin.SourcePull) {
+		return d.authorize(ctx, q, local, fmt.Sprintf("it is here, and pull_behavior is %q", behavior))
+	}
+	v, err := d.ask(ctx, q, q.Ref, "the registry says so")
+	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) || !d.mayHave(q, local) {
+		return v, err
+	}
+	if !q.DryRun {
+		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.Ref.String(), "digest": local.Root.Digest}).
+			Warn("the registry is unavailable, using the image on the node")
+	}
+	v = q.verdict(local.Root, "the registry is unavailable, and it is here")
+	v.RegistryError = err
+	return v, nil
+}
+
+// applyPin makes a verdict that of the pin of its scope, or the one of the first use.
+func (d *Decider) applyPin(ctx context.Context, q Question, v Verdict) (Verdict, error) {
+	if q.Policy.Scope == "" {
+		return v, nil
+	}
+	// It can have been made, moved or removed while the registry was asked.
+	held, pinned := d.pins.Get(q.pinID())
+	if pinned {
+		v = d.follow(v, held)
+	}
+	if pinned && !q.DryRun {
+		if err := d.pins.Touch(ctx, held.ID); err != nil {
+			return v, err
+		}
+		_, pinned = d.pins.Get(held.ID) // one that has just expired is used, and made again
+	}
+	if !pinned {
+		v.Pin, v.FirstUse = nil, q.firstUse()
+	}
+	if !pinned && q.DryRun {
+		v.Why += "; it would be pinned"
+	}
+	return v, nil
+}
+
+// follow gives a verdict the digest of a pin.
+func (d *Decider) follow(v Verdict, held pin.Pin) Verdict {
+	if v.Root.Digest != held.Root.Digest {
+		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
+	}
+	v.Root, v.Pin, v.FirstUse = held.Root, &held, nil
+	if v.Proof != "" {
+		v.Proof = d.proofs.Of(v.Ref, v.Credential, held.Root.Digest)
+	}
+	return v
+}
+
+// noteDrift notes on every pin of a tag what its registry answers.
+func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest.Digest) error {
+	for _, held := range d.pins.Scopes(ref.String()) {
+		if err := d.pins.Saw(ctx, held.ID, now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutTag is the error of a tag that its registry does not have. Where the pinned digest is nowhere either, the error
+// says that: a registry that deletes a manifest deletes its tags too.
+func (d *Decider) withoutTag(ctx context.Context, q Question, pinned *pin.Pin, err error) error {
+	if pinned == nil || !errdefs.IsNotFound(err) {
+		return err
+	}
+	byDigest, derr := reference.WithDigest(reference.TrimNamed(q.Ref), pinned.Root.Digest)
+	if _, here := d.onNode(q, pinned); derr != nil || here {
+		return err
+	}
+	if _, derr := d.ask(ctx, q, byDigest, ""); !errdefs.IsNotFound(derr) {
+		return err
+	}
+	return goneError(pinned, "", tagIsGone, err)
+}

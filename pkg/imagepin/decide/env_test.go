@@ -1,0 +1,212 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// The targets of the tests: the caller's own, and another.
+var (
+	ownTarget   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "own"}
+	otherTarget = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "other"}
+)
+
+// roots are the digests that the tag of the tests has meant.
+var roots = map[string]ocispec.Descriptor{"old": root("old"), "new": root("new")}
+
+func root(text string) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(text), Size: int64(len(text))}
+}
+
+// version is the name of a root.
+func version(d digest.Digest) string {
+	for name, r := range roots {
+		if r.Digest == d {
+			return name
+		}
+	}
+	return d.String()
+}
+
+// answers is a registry that says what a tag means, and has every digest that it ever had.
+type answers struct {
+	*httptest.Server
+	status   atomic.Int32 // instead of an answer
+	tag      atomic.Value // the version that the tag means
+	requests atomic.Int64
+}
+
+func newAnswers(t *testing.T) *answers {
+	a := &answers{}
+	a.tag.Store("old")
+	a.Server = httptest.NewServer(a)
+	t.Cleanup(a.Close)
+	return a
+}
+
+// ServeHTTP implements http.Handler.
+func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.requests.Add(1)
+	if status := int(a.status.Load()); status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	answer := roots[a.tag.Load().(string)]
+	for _, d := range roots {
+		if strings.HasSuffix(r.URL.Path, d.Digest.String()) {
+			answer = d
+		}
+	}
+	w.Header().Set("Content-Type", answer.MediaType)
+	w.Header().Set("Docker-Content-Digest", answer.Digest.String())
+	w.Header().Set("Content-Length", fmt.Sprint(answer.Size))
+}
+
+// imageList is the images of a node, and the proofs on their records.
+type imageList struct {
+	entries []imagepin.Entry
+	proofs  []string
+}
+
+// ByRef implements Images.
+func (l *imageList) ByRef(ref string) []imagepin.Entry {
+	return slices.DeleteFunc(slices.Clone(l.entries), func(e imagepin.Entry) bool { return e.Ref != ref })
+}
+
+// ByRoot implements Images.
+func (l *imageList) ByRoot(root digest.Digest) []imagepin.Entry {
+	return slices.DeleteFunc(slices.Clone(l.entries), func(e imagepin.Entry) bool { return e.Root.Digest != root })
+}
+
+// HasProof implements Noted.
+func (l *imageList) HasProof(proofs ...string) bool {
+	return slices.ContainsFunc(proofs, func(p string) bool { return slices.Contains(l.proofs, p) })
+}
+
+// retained is what pins retain, and how much room there is.
+type retained struct {
+	roots    map[digest.Digest]bool
+	full     bool
+	reserved int // that are not released
+	entries  []imagepin.Entry
+	freed    func(digest.Digest) bool
+}
+
+// HoldsRoot implements Retained.
+func (r *retained) HoldsRoot(root digest.Digest) bool { return r.roots[root] }
+
+// Reserve implements Retained.
+func (r *retained) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (func(), error) {
+	r.freed, r.entries = freed, entries
+	if r.full {
+		return nil, &imagepin.Error{Name: imagepin.RetainLimitReached}
+	}
+	r.reserved++
+	return func() { r.reserved-- }, nil
+}
+
+type boltNamespaces struct{ db *metadata.DB }
+
+// Create implements pin.Namespaces.
+func (s boltNamespaces) Create(ctx context.Context, name string, labels map[string]string) error {
+	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
+}
+
+// env is a node that decides, with a registry: real pins, a real resolver, and a list of images.
+type env struct {
+	*Decider
+	ctx      context.Context
+	node     *ctdtest.Node
+	pins     *pin.Store
+	images   *imageList
+	retained *retained
+	registry *answers
+	resolver *resolve.Resolver
+	ref      reference.Named
+}
+
+func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {
+	t.Helper()
+	n := ctdtest.New(t)
+	prover, err := resolve.NewProver(make([]byte, 32))
+	noError(t, err)
+	rulebook, err := policy.New(rule, rules, []string{"revision"})
+	noError(t, err)
+	e := &env{
+		ctx: n.Context(t), node: n, images: &imageList{}, registry: newAnswers(t), retained: &retained{roots: map[digest.Digest]bool{}},
+		pins:     pin.New(pin.Config{Images: n.Images, Namespaces: boltNamespaces{n.DB}}),
+		resolver: resolve.New(resolve.Config{Timeout: time.Minute, Prover: prover}),
+	}
+	noError(t, e.pins.Load(e.ctx))
+	e.ref = named(t, strings.TrimPrefix(e.registry.URL, "http://")+"/team/app:1")
+	e.Decider = New(Config{
+		Policy: rulebook, Pins: e.pins, Images: e.images, Registry: e.resolver, Retained: e.retained,
+		Proofs: NodeProofs{Resolver: e.resolver, On: []Noted{e.images, e.pins}},
+	})
+	return e
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func named(t *testing.T, name string) reference.Named {
+	t.Helper()
+	ref, err := reference.ParseNamed(name)
+	noError(t, err)
+	return ref
+}
+
+func (e *env) byDigest(t *testing.T, version string) reference.Canonical {
+	t.Helper()
+	ref, err := reference.WithDigest(reference.TrimNamed(e.ref), roots[version].Digest)
+	noError(t, err)
+	return ref
+}
+
+// put makes a version of the tag ready for a target, under the tag and under its digest. by is the credential that was
+// accepted for it; nil is none. at orders what is put.
+func (e *env) put(t *testing.T, version string, target runtimeplatform.Target, source imagepin.Source, by *resolve.Credential, at int) {
+	t.Helper()
+	for _, ref := range []string{e.ref.String(), e.byDigest(t, version).String()} {
+		e.images.entries = append(e.images.entries, imagepin.Entry{
+			Key: imagepin.Key{Ref: ref, Target: target}, Root: roots[version], Source: source, ReadyAt: time.Unix(int64(at), 0),
+		})
+	}
+	if by != nil {
+		e.images.proofs = append(e.images.proofs, e.resolver.Proof(e.ref, *by, roots[version].Digest))
+	}
+}
+
+func (e *env) id(scope policy.Scope) pin.ID { return pin.ID{Scope: scope, Ref: e.ref.String()} }
+
+// pinned is the version that the tag is pinned to in a scope; empty where it is not.
+func (e *env) pinned(scope policy.Scope) string {
+	if held, ok := e.pins.Get(e.id(scope)); ok {
+		return version(held.Root.Digest)
+	}
+	return ""
+}

@@ -1,0 +1,280 @@
+package decide
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// nodeStates are what a node can have of a tag. The caller has no credential.
+var nodeStates = map[string]func(t *testing.T, e *env){
+	"absent": func(*testing.T, *env) {},
+	"pulled": func(t *testing.T, e *env) {
+		e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	},
+	"other-target": func(t *testing.T, e *env) {
+		e.put(t, "old", otherTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	},
+	"split": func(t *testing.T, e *env) {
+		e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+		e.put(t, "new", otherTarget, imagepin.SourcePull, &resolve.Credential{}, 2)
+	},
+	"imported-split": func(t *testing.T, e *env) {
+		e.put(t, "old", ownTarget, imagepin.SourceImported, nil, 1)
+		e.put(t, "new", otherTarget, imagepin.SourcePull, &resolve.Credential{}, 2)
+	},
+	"adopted":  func(t *testing.T, e *env) { e.put(t, "old", ownTarget, imagepin.SourceAdopted, nil, 1) },
+	"imported": func(t *testing.T, e *env) { e.put(t, "old", ownTarget, imagepin.SourceImported, nil, 1) },
+	"unproved": func(t *testing.T, e *env) {
+		e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{Username: "alice", Password: "secret"}, 1)
+	},
+}
+
+// tagHere are the states in which kubelet finds the tag, which it looks for before it pulls with IfNotPresent.
+var tagHere = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
+
+// registryStates are what a registry answers, in the order of the outcomes: the old digest, the new one, or a status.
+var registryStates = []struct {
+	tag    string
+	status int
+}{{"old", 0}, {"new", 0}, {"old", 404}, {"old", 401}, {"old", 503}}
+
+// outcomes are what a container runs for each answer of the registry: a version, with "!" where no request is sent, or
+// the status that the call fails with. They are by the states of the node, which are separated by spaces.
+type outcomes map[string]string
+
+const (
+	asked      = "old new 404 401 503" // the registry decides
+	fallback   = "old new 404 401 old" // it decides, or else what is here
+	oldAsked   = "old old 404 401 503" // it only lets the caller in
+	newAsked   = "new new 404 401 503"
+	oldIfAway  = "old old 404 401 old" // it lets the caller in, or is unavailable
+	newIfAway  = "new new 404 401 new"
+	oldUnasked = "old! old! old! old! old!"
+	newUnasked = "new! new! new! new! new!"
+
+	all = "absent pulled other-target split imported-split adopted imported unproved"
+)
+
+// cell is one of the matrix: the text in the document, and what happens. Where the text depends on the digest that is
+// pinned, other has the outcomes of the new one.
+type cell struct {
+	text  string
+	want  outcomes
+	other outcomes
+}
+
+type row struct {
+	pullPolicy string
+	behavior   policy.Behavior // empty is any
+	off        cell
+	unpinned   cell
+	pinned     cell
+}
+
+// here is what happens where kubelet does not pull.
+var here = outcomes{strings.Join(tagHere, " "): oldUnasked}
+
+// matrix is that of docs/digest-policy.md.
+var matrix = []row{
+	{
+		"`Always`", policy.Default,
+		cell{text: "HEAD tag, runs the answer; without an answer, what is here", want: outcomes{
+			"absent adopted unproved": asked, "pulled other-target split imported-split imported": fallback,
+		}},
+		cell{text: "the same, and that is pinned"},
+		cell{text: "HEAD tag, runs the pinned digest, with or without an answer", want: outcomes{
+			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldIfAway,
+		}, other: outcomes{
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newIfAway,
+		}},
+	},
+	{
+		"`Always`", policy.Always,
+		cell{text: "HEAD tag, runs the answer", want: outcomes{all: asked}},
+		cell{text: "the same, and that is pinned"},
+		cell{text: "HEAD tag, runs the pinned digest; without an answer fails", want: outcomes{all: oldAsked}, other: outcomes{all: newAsked}},
+	},
+	{
+		"`Always`", policy.Once,
+		cell{text: "pulled here before: no request, runs that; else as `always`", want: outcomes{
+			"absent adopted imported": asked, "pulled other-target split": oldUnasked, "imported-split": newUnasked, "unproved": oldAsked,
+		}},
+		cell{text: "the same, and that is pinned"},
+		cell{text: "the pinned digest was pulled and is here: no request; else as `always`", want: outcomes{
+			"absent adopted imported imported-split unproved": oldAsked, "pulled other-target split": oldUnasked,
+		}, other: outcomes{
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newUnasked,
+		}},
+	},
+	{
+		"`Always`", policy.PreferCached,
+		cell{text: "here: no request, runs that; else as `always`", want: outcomes{
+			"absent": asked, "pulled other-target split imported-split imported": oldUnasked, "adopted unproved": oldAsked,
+		}},
+		cell{text: "the same, and that is pinned"},
+		cell{text: "the pinned digest is here: no request; else as `always`", want: outcomes{
+			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldUnasked,
+		}, other: outcomes{
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newUnasked,
+		}},
+	},
+	{
+		"`IfNotPresent`, tag not here", "",
+		cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"},
+	},
+	{
+		"`IfNotPresent`, tag here", "",
+		cell{text: "no pull, no request: what is here", want: here},
+		cell{text: "no pull: what is here is pinned in CreateContainer"},
+		cell{
+			text: "no pull: CreateContainer runs the pinned digest", want: here,
+			other: outcomes{strings.Join(tagHere, " "): newUnasked},
+		},
+	},
+	{
+		"`Never`", "",
+		cell{text: "no pull, no request; kubelet fails where the tag is not here", want: here},
+		cell{text: "as `IfNotPresent`, tag here"},
+		cell{text: "as `IfNotPresent`, tag here", want: here, other: outcomes{strings.Join(tagHere, " "): newUnasked}},
+	},
+}
+
+// TestMatrix goes through every cell of the matrix, every state of the node and every answer of the registry.
+func TestMatrix(t *testing.T) {
+	for _, r := range matrix {
+		behaviors := []policy.Behavior{r.behavior}
+		if r.behavior == "" {
+			behaviors = []policy.Behavior{policy.Default, policy.Always, policy.Once, policy.PreferCached}
+		}
+		pulls := strings.Contains(r.pullPolicy, "Always")
+		for _, behavior := range behaviors {
+			name := fmt.Sprintf("%s %s", r.pullPolicy, behavior)
+			testCell(t, name+" off", pulls, behavior, policy.Off, "", r.off.want)
+			testCell(t, name+" unpinned", pulls, behavior, policy.Node, "", r.off.want)
+			testCell(t, name+" pinned old", pulls, behavior, policy.Node, "old", r.pinned.want)
+			testCell(t, name+" pinned new", pulls, behavior, policy.Node, "new", r.pinned.other)
+		}
+	}
+}
+
+// testCell tests one cell; pinned is the version that the node is pinned to.
+func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, consistency policy.Consistency, pinned string, want outcomes) {
+	var tested []string
+	for states, results := range want {
+		for _, state := range strings.Fields(states) {
+			tested = append(tested, state)
+			for i, result := range strings.Fields(results) {
+				answer := registryStates[i]
+				t.Run(fmt.Sprintf("%s/%s/%s %d", name, state, answer.tag, answer.status), func(t *testing.T) {
+					e := newEnv(t, policy.Rule{Behavior: behavior, Consistency: consistency})
+					nodeStates[state](t, e)
+					if pinned != "" {
+						_, err := e.pins.Make(e.ctx, e.id(policy.NodeScope), roots[pinned], pin.ByUse, false)
+						noError(t, err)
+					}
+					e.registry.tag.Store(answer.tag)
+					e.registry.status.Store(int32(answer.status))
+					got, err := e.start(t, pulls)
+					if got != result {
+						t.Errorf("got %s, not %s: %v", got, result, err)
+					}
+					e.checkPin(t, got, consistency, pinned)
+				})
+			}
+		}
+	}
+	expected := strings.Fields(all)
+	if !pulls {
+		expected = slices.Clone(tagHere)
+	}
+	slices.Sort(tested)
+	if slices.Sort(expected); len(want) > 0 && !slices.Equal(tested, expected) {
+		t.Errorf("%s: the table has the states %q, not %q", name, tested, expected)
+	}
+}
+
+// start does what the start of a container does, and returns what it runs as the table has it.
+func (e *env) start(t *testing.T, pulls bool) (string, error) {
+	t.Helper()
+	var run digest.Digest
+	if pulls {
+		q := Question{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
+		v, err := e.Decide(e.ctx, q)
+		if err == nil {
+			v, err = e.PinFirstUse(e.ctx, v)
+		}
+		switch {
+		case errdefs.IsNotFound(err):
+			return "404", err
+		case errdefs.IsUnauthorized(err):
+			return "401", err
+		case resolve.Unavailable(err):
+			return "503", err
+		case err != nil:
+			return "error", err
+		}
+		run = v.Root.Digest
+	} else {
+		on := e.images.ByRef(e.ref.String())
+		run = on[slices.IndexFunc(on, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
+		held, _, err := e.PinForPod(e.ctx, e.ref, policy.Pod{})
+		noError(t, err)
+		if held != nil {
+			run = held.Root.Digest
+		}
+		used, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots[version(run)])
+		noError(t, err)
+		if used != nil && used.Root.Digest != run {
+			t.Errorf("the pin is of %s, and %s runs", version(used.Root.Digest), version(run))
+		}
+	}
+	if e.registry.requests.Load() == 0 {
+		return version(run) + "!", nil
+	}
+	return version(run), nil
+}
+
+// checkPin looks at the pin after a start: what ran is pinned where the policy pins it, and a pin stays as it was.
+func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency, before string) {
+	t.Helper()
+	want := before
+	if v := strings.TrimSuffix(ran, "!"); before == "" && consistency != policy.Off && roots[v].Digest != "" {
+		want = v
+	}
+	if got := e.pinned(policy.NodeScope); got != want {
+		t.Errorf("pinned to %q, not %q", got, want)
+	}
+}
+
+// TestMatrixInTheDocument keeps the matrix of docs/digest-policy.md that of the test.
+func TestMatrixInTheDocument(t *testing.T) {
+	lines := []string{
+		"| imagePullPolicy | `pull_behavior` | `version_consistency = \"off\"` | `\"node\"` or `\"workload\"`, no pin yet | pinned |",
+		"|---|---|---|---|---|",
+	}
+	for _, r := range matrix {
+		behavior := "any"
+		if r.behavior != "" {
+			behavior = "`" + string(r.behavior) + "`"
+		}
+		lines = append(lines, "| "+strings.Join([]string{r.pullPolicy, behavior, r.off.text, r.unpinned.text, r.pinned.text}, " | ")+" |")
+	}
+	doc, err := os.ReadFile("../../../docs/digest-policy.md")
+	noError(t, err)
+	_, section, _ := strings.Cut(string(doc), "\n## The matrix\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	if table := strings.Join(lines, "\n"); !strings.Contains(section, "\n"+table+"\n") {
+		t.Errorf("docs/digest-policy.md does not have the matrix as it is tested:\n%s", table)
+	}
+}

@@ -1,0 +1,142 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// Pins are the pins of the node. [pin.Store] is one.
+type Pins interface {
+	PinReader
+	PinWriter
+}
+
+// PinReader finds pins.
+type PinReader interface {
+	Get(id pin.ID) (pin.Pin, bool)
+	// Scopes returns the pins of a reference.
+	Scopes(ref string) []pin.Pin
+	// CheckReadable fails with [imagepin.PinOfNewerRelease] where a pin cannot be read.
+	CheckReadable(id pin.ID) error
+	List() []pin.Pin
+}
+
+// PinWriter changes pins.
+type PinWriter interface {
+	// MakeFor pins a reference for a pod of a namespace, unless it is pinned.
+	MakeFor(ctx context.Context, namespace string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
+	Move(ctx context.Context, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
+	// Touch notes that a pin is used.
+	Touch(ctx context.Context, id pin.ID) error
+	// Saw notes what the registry answers for a pinned tag.
+	Saw(ctx context.Context, id pin.ID, now digest.Digest) error
+	// Prove notes, on the pins that retain a digest, that credentials were accepted for it.
+	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
+}
+
+// FirstUse is a pin that the first use of a reference makes.
+type FirstUse struct {
+	ID pin.ID
+	// Namespace is the Kubernetes namespace of the pod that the pin is made for; empty where there is none.
+	Namespace string
+	Retain    bool
+}
+
+func (q Question) pinID() pin.ID { return pin.ID{Scope: q.Policy.Scope, Ref: q.Ref.String()} }
+
+func (q Question) firstUse() *FirstUse {
+	return &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
+}
+
+// Pinned returns the digest that a question's scope is pinned to; empty where it is not.
+func (d *Decider) Pinned(q Question) digest.Digest {
+	held, ok := d.pins.Get(q.pinID())
+	if !ok || q.Policy.Scope == "" {
+		return ""
+	}
+	return held.Root.Digest
+}
+
+// pinOf returns the pin of a question's scope; nil where there is none.
+func (d *Decider) pinOf(q Question) (*pin.Pin, error) {
+	if q.Policy.Scope == "" {
+		return nil, nil
+	}
+	if held, ok := d.pins.Get(q.pinID()); ok {
+		return &held, nil
+	}
+	return nil, d.pins.CheckReadable(q.pinID())
+}
+
+// MovedError reports that a reference was pinned to another digest after it was decided.
+type MovedError struct {
+	// Verdict is the one that holds now.
+	Verdict Verdict
+}
+
+// Error implements error.
+func (e *MovedError) Error() string {
+	return fmt.Sprintf("%s was pinned to %s meanwhile", e.Verdict.Ref, e.Verdict.Root.Digest)
+}
+
+// Reserve keeps room for what the pin of a verdict retains, until release is called. image is what is known of the
+// image: Key, Root, Manifest and Size. It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+func (d *Decider) Reserve(v Verdict, image imagepin.Entry) (release func(), _ error) {
+	if v.FirstUse != nil && v.FirstUse.Retain || v.Pin != nil && v.Pin.Retain {
+		return d.retained.Reserve(nil, image)
+	}
+	return func() {}, nil
+}
+
+// PinFirstUse makes the pin of a verdict, if it is the first use of its reference. Call it once the image verifiers have
+// agreed and the manifest has been read, so that no digest is pinned that cannot run, and before layers are fetched.
+//
+// It fails with a *[MovedError] where another use was first, and with [imagepin.PinLimitReached]
+// (ErrResourceExhausted).
+func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
+	use := v.FirstUse
+	if use == nil {
+		return v, nil
+	}
+	held, err := d.pins.MakeFor(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
+	if err != nil {
+		return v, err
+	}
+	if held.Root.Digest != v.Root.Digest {
+		return v, &MovedError{Verdict: d.follow(v, held)}
+	}
+	v.Pin, v.FirstUse = &held, nil
+	return v, nil
+}
+
+// CheckPin fails with a *[MovedError] where the pin of a verdict has moved since it was read.
+func (d *Decider) CheckPin(v Verdict) error {
+	if _, ok := v.Ref.(reference.Digested); ok || v.Pin == nil {
+		return nil
+	}
+	now, ok := d.pins.Get(v.Pin.ID)
+	if !ok || now.Root.Digest == v.Root.Digest {
+		return nil
+	}
+	return &MovedError{Verdict: d.follow(v, now)}
+}
+
+// MovesTag reports whether a verdict decides what its tag means on the node: a pin of the node does, and else a pull
+// that no pin has sent to another digest than its registry names. Otherwise one workload would decide for the others.
+func (d *Decider) MovesTag(v Verdict) bool {
+	if held, ok := d.pins.Get(pin.ID{Scope: policy.NodeScope, Ref: v.Ref.String()}); ok {
+		return held.Root.Digest == v.Root.Digest
+	}
+	if v.Pin == nil || v.Pin.Scope == policy.NodeScope {
+		return true
+	}
+	return v.Registry != nil && v.Registry.Digest == v.Root.Digest
+}
