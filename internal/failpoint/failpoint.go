@@ -18,8 +18,11 @@ package failpoint
 // Names are all failpoints, as they are written in calls of [Reach]. What
 // begins with a verb is before a write, what ends in one is after it.
 var Names = []string{
+	// A call has a lease.
+	"lease.created", // it holds nothing
+	"lease.deleted",
+
 	// A key is made ready: pull, make.
-	"pull.leased",   // the lease is there, and holds nothing
 	"pull.fetch",    // before each blob that is fetched
 	"pull.chosen",   // indexes are fetched, and the manifest is known
 	"pull.unpacked", // everything is fetched and unpacked
@@ -27,7 +30,6 @@ var Names = []string{
 	"pull.made",     // nothing but the records is missing
 	"pull.recorded", // the records are written, and the lease is there
 	"pull.visible",  // the CRI service behind knows the image
-	"pull.released", // the lease is gone
 
 	// Damaged content is replaced.
 	"replace.held",      // what its record keeps alive is leased

@@ -18,7 +18,8 @@ const module = "github.com/imagepin/imagepin/"
 var floors = [][]string{
 	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy", "pkg/imagepin/metrics"},
 	{"pkg/imagepin"},
-	{"pkg/imagepin/pin"},
+	{"pkg/imagepin/internal/lease", "pkg/imagepin/pin"},
+	{"pkg/imagepin/retain"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve"},
 	{"pkg/imagepin/decide", "pkg/imagepin/config"},
 	{"pkg/imagepin/pull"},

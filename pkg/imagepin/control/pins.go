@@ -69,7 +69,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 		if err != nil {
 			return nil, imagepin.Invalid("digest", r.GetDigest(), err)
 		}
-		p, previous, err := s.Puller.SetPin(ctx, decide.SetPin{
+		p, previous, err := s.Decider.SetPin(ctx, decide.SetPin{
 			Ref: ref, Scope: scope, Digest: d, Retain: r.GetRetain(), Credential: credential(r.GetCredential()),
 		})
 		if err != nil {

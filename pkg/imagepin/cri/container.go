@@ -106,8 +106,8 @@ func (s *Service) pinUses(ctx context.Context, wants []want, pod policy.Pod) (de
 		if w.called == nil {
 			continue
 		}
-		root, err := s.Puller.PinUse(s.namespaced(ctx), w.called, pod, w.root)
-		if err != nil || root.Digest != w.root.Digest {
+		held, err := s.Decider.PinUse(s.namespaced(ctx), w.called, pod, w.root)
+		if err != nil || held != nil && held.Root.Digest != w.root.Digest {
 			return false, err
 		}
 	}

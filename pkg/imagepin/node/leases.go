@@ -3,14 +3,13 @@ package node
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
 // undoneLeases is containerd's leases, and remembers those of calls that could
@@ -24,12 +23,6 @@ type undoneLeases struct {
 
 func newLeases(m leases.Manager) *undoneLeases {
 	return &undoneLeases{Manager: m, calls: make(map[string]bool)}
-}
-
-// ofCall tells whether a lease is for the length of a call. What is retained is
-// not, and is looked after by whoever retains it.
-func ofCall(l leases.Lease) bool {
-	return slices.Contains([]string{"pull", "use", "collect"}, l.Labels[imagepin.LeaseLabel])
 }
 
 // createTimeout bounds how long a caller that has gone waits for its lease.
@@ -51,7 +44,7 @@ func (u *undoneLeases) Create(ctx context.Context, opts ...leases.Opt) (leases.L
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 	made, err := u.Manager.Create(ctx, func(to *leases.Lease) error { *to = l; return nil })
-	if ofCall(l) && !errdefs.IsAlreadyExists(err) {
+	if lease.OfCall(l) && !errdefs.IsAlreadyExists(err) {
 		u.mu.Lock()
 		u.calls[l.ID] = err != nil
 		u.mu.Unlock()

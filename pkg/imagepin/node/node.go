@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
@@ -22,6 +24,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -90,9 +93,11 @@ type Node struct {
 	proofs   decide.Proofs
 	resolver *resolve.Resolver
 	pins     *pin.Store
-	retainer *pin.Retainer
+	retainer *retain.Retainer
 	unpack   []unpack.Platform
 	progress time.Duration
+	// maxRetained is max_retained_bytes, which a reload changes.
+	maxRetained *atomic.Int64
 	// garbage has an element where there is something to collect.
 	garbage chan struct{}
 }
@@ -108,12 +113,16 @@ func New(c Config) (*Node, error) {
 	n.store = store.New(n.storeConfig())
 	n.pins = pin.New(pin.Config{
 		Images: c.Pins, Namespaces: c.Namespaces, MaxPerNamespace: c.Settings.MaxPinsPerNamespace, Notify: n.notify,
+		Changed: func(ctx context.Context, roots ...digest.Digest) error {
+			return n.retainer.Sync(inNamespace(ctx), roots...)
+		},
 	})
 	n.garbage = make(chan struct{}, 1)
-	n.retainer = &pin.Retainer{
-		Leases: c.Leases, Content: n.Content, MaxBytes: c.Settings.MaxRetainedBytes,
-		Wanted: n.pins.Retains, Released: n.noteGarbage,
-	}
+	n.maxRetained = new(atomic.Int64)
+	n.maxRetained.Store(c.Settings.MaxRetainedBytes)
+	n.retainer = retain.New(retain.Config{
+		Leases: c.Leases, Content: n.Content, Pins: n.pins, Images: n.store, MaxBytes: n.maxRetained.Load, Released: n.noteGarbage,
+	})
 	n.decide()
 	return n, nil
 }
@@ -129,7 +138,8 @@ func (n *Node) with(c Config) (*Node, error) {
 	next.store = n.store.With(next.storeConfig())
 	next.pins, next.retainer, next.garbage = n.pins, n.retainer, n.garbage
 	next.pins.Limit(c.Settings.MaxPinsPerNamespace)
-	next.retainer.Limit(c.Settings.MaxRetainedBytes)
+	next.maxRetained = n.maxRetained
+	next.maxRetained.Store(c.Settings.MaxRetainedBytes)
 	next.decide()
 	return next, nil
 }
@@ -190,7 +200,7 @@ func (n *Node) pullConfig(visible visible) pull.Config {
 		Decider:                    n.decider,
 		Proofs:                     n.proofs,
 		Pins:                       n.pins,
-		Retainer:                   n.retainer,
+		Retained:                   n.retainer,
 		Verifiers:                  n.Verifiers,
 		UnpackPlatforms:            n.unpack,
 		Visible:                    visible,

@@ -19,12 +19,9 @@ const (
 	sweepPeriod = time.Hour
 	// untaggedGrace is how long an image stays that no key accounts for.
 	untaggedGrace = time.Hour
-	// releaseTimeout bounds how long it may take to let go of what a pin retained.
-	releaseTimeout = 30 * time.Second
 )
 
-// notify tells of what happened to a pin: in the log, a metric and an event of
-// containerd, and by letting go of what it retained.
+// notify reports what happened to a pin: in the log, as a metric, and as an event of containerd.
 func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
 	ctx = inNamespace(ctx)
 	metrics.PinEvent(string(e))
@@ -41,26 +38,6 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	if err := n.Events.Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
 		entry.WithError(err).Warn("cannot publish the event of a pin")
 	}
-	if e == pin.Made || e == pin.Drifted {
-		return
-	}
-	// The pin has changed, whoever still waits for it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
-	defer cancel()
-	if err := n.retainer.ReleaseAllBut(ctx, n.pins.Retains); err != nil {
-		entry.WithError(err).Warn("what the pin retained is let go of at the next start")
-	}
-}
-
-// loadPins reads the pins, and lets go of what none retains any more.
-func (n *Node) loadPins(ctx context.Context) error {
-	if err := n.pins.Load(ctx); err != nil {
-		return err
-	}
-	if err := n.retainer.Load(ctx); err != nil {
-		return err
-	}
-	return n.retainer.ReleaseAllBut(ctx, n.pins.Retains)
 }
 
 // sweep removes what nothing uses any more until ctx ends.

@@ -146,7 +146,7 @@ func (s *Service) assemble() {
 	n := s.node
 	n.pins.SetInUse(s.cri.PinsInUse)
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Puller: s.puller, Content: n.Content, Leases: n.Leases,
+		Store: n.store, Puller: s.puller, Retained: n.retainer, Content: n.Content, Leases: n.Leases,
 		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: s.underWay,
 	})
 	s.control = control.New(control.Config{
@@ -192,7 +192,7 @@ func (s *Service) Run(ctx context.Context) error {
 	behind.Go(func() { s.node.collectGarbage(ctx) })
 	err := s.node.Leases.(*undoneLeases).retry(ctx)
 	if err == nil {
-		err = s.node.loadPins(ctx)
+		err = s.node.pins.Load(ctx)
 	}
 	if err == nil {
 		err = s.reconciler.Run(ctx, s.isLoaded, s.isReady)

@@ -51,6 +51,9 @@ type Config struct {
 	// where a cap is full, with no lock held; see [Store.SetInUse]. Without it
 	// no pin is evicted.
 	InUse func(ctx context.Context) (map[ID]bool, error)
+	// Changed is called after a pin has changed, with no lock held, so that what pins retain is brought into line. roots
+	// are the digests that it had and has. The call that changed the pin fails with its error. Nil does nothing.
+	Changed func(ctx context.Context, roots ...digest.Digest) error
 	// Notify is told what happens, after it is durable. previous is the digest
 	// that a moved pin had.
 	Notify func(ctx context.Context, e Event, p Pin, previous digest.Digest)
@@ -76,6 +79,9 @@ type Store struct {
 func New(c Config) *Store {
 	if c.Notify == nil {
 		c.Notify = func(context.Context, Event, Pin, digest.Digest) {}
+	}
+	if c.Changed == nil {
+		c.Changed = func(context.Context, ...digest.Digest) error { return nil }
 	}
 	return &Store{
 		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
@@ -154,7 +160,14 @@ func (s *Store) Scopes(ref string) []Pin {
 	return pins
 }
 
-// Retains tells whether a pin retains what root names.
+// Retained returns the digests that pins retain.
+func (s *Store) Retained() []digest.Digest {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Sorted(maps.Keys(s.retained))
+}
+
+// Retains reports whether a pin retains a digest.
 func (s *Store) Retains(root digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -193,9 +206,13 @@ func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocisp
 // Move makes a reference mean another digest. Where it had no pin, it gets one.
 // It fails as [Store.MakeFor] does.
 func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
-	return s.withRoom(ctx, func() (Pin, error) {
+	p, err := s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) { return moved(old, id, root, by, retain) })
 	})
+	if err != nil || !retain {
+		return p, err
+	}
+	return p, s.Changed(ctx, p.Root.Digest) // what there was no room for when it was pinned
 }
 
 // moved decides what a pin is after [Store.Move].
@@ -270,7 +287,9 @@ func (s *Store) Saw(ctx context.Context, id ID, now digest.Digest) error {
 func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 	p, _, err := s.removeIf(ctx, id, Removed, func(Pin) bool { return true })
 	if errdefs.IsNotFound(err) {
-		return s.removeUnreadable(ctx, id, err)
+		if p, err = s.removeUnreadable(ctx, id, err); err == nil {
+			err = s.Changed(ctx, p.Root.Digest)
+		}
 	}
 	return p, err
 }
@@ -299,7 +318,15 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 
 // removeIf removes a pin for which still, asked under the lock of the pin,
 // reports true. It fails with [imagepin.UnknownPin] (ErrNotFound).
-func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
+func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (p Pin, removed bool, err error) {
+	if p, removed, err = s.removeLocked(ctx, id, why, still); removed {
+		err = s.Changed(ctx, p.Root.Digest)
+	}
+	return p, removed, err
+}
+
+// removeLocked is removeIf, and locks the pin meanwhile.
+func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return Pin{}, false, err
 	}
@@ -329,40 +356,52 @@ func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) 
 // A change that the record would not show, as of the hour of use, is of the
 // memory only.
 func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (Pin, error) {
+	was, now, err := s.changeLocked(ctx, id, decide)
+	if err != nil || was != nil && was.Root.Digest == now.Root.Digest && was.Retain == now.Retain {
+		return now, err
+	}
+	roots := []digest.Digest{now.Root.Digest}
+	if was != nil {
+		roots = append(roots, was.Root.Digest)
+	}
+	return now, s.Changed(ctx, roots...)
+}
+
+// changeLocked is change, and locks the pin meanwhile.
+func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
-		return Pin{}, err
+		return nil, Pin{}, err
 	}
 	defer s.write.Unlock(id.String())
-	var old *Pin
 	if p, ok := s.Get(id); ok {
-		old = &p
+		was = &p
 	}
-	want, event, err := decide(old)
+	want, event, err := decide(was)
 	if err != nil || want == nil {
-		return Pin{}, err
+		return &Pin{}, Pin{}, err
 	}
-	if want == old {
-		return *old, nil
+	if want == was {
+		return was, *was, nil
 	}
-	if old == nil {
+	if was == nil {
 		release, err := s.reserve(ctx, *want)
 		if err != nil {
-			return Pin{}, err
+			return nil, Pin{}, err
 		}
 		defer release()
 	}
-	if err := s.record(ctx, old, *want); err != nil {
-		return Pin{}, err
+	if err := s.record(ctx, was, *want); err != nil {
+		return nil, Pin{}, err
 	}
 	s.set(id, want)
 	if event != "" {
 		var previous digest.Digest
 		if event == Moved {
-			previous = old.Root.Digest
+			previous = was.Root.Digest
 		}
 		s.Notify(ctx, event, *want, previous)
 	}
-	return *want, nil
+	return was, *want, nil
 }
 
 func (s *Store) set(id ID, p *Pin) {

@@ -19,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -182,7 +183,7 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 	known, ok := p.ready(j.Ref, j.Root.Digest, j.runtime.Target)
 	if !ok || j.force || j.again {
 		done = metrics.Unpacked
-		err = underLease(ctx, p.Leases, func(ctx context.Context) error {
+		err = lease.With(ctx, p.Leases, lease.Pull, func(ctx context.Context) error {
 			made, fetched, err := p.make(ctx, &j)
 			err = asRemoved(err)
 			if fetched {
@@ -203,10 +204,10 @@ func (p *Puller) makeAndRecord(ctx context.Context, j job) (entry imagepin.Entry
 		known.Source = imagepin.SourcePull // whoever brought it: its registry has given it now
 	}
 	if entry, ok = p.recorded(j, known); ok {
-		return entry, store.Change{}, metrics.Nothing, p.prove(ctx, j)
+		return entry, store.Change{}, metrics.Nothing, nil
 	}
-	err = underLease(ctx, p.Leases, func(ctx context.Context) error {
-		if err := p.pinFirstUse(ctx, &j, known); err != nil {
+	err = lease.With(ctx, p.Leases, lease.Pull, func(ctx context.Context) error {
+		if err := p.usePin(ctx, &j, known); err != nil {
 			return err
 		}
 		entry, change, err = p.record(ctx, j, known)
@@ -241,26 +242,18 @@ func gone(err error) bool {
 	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
 }
 
-// pinFirstUse makes the pin of a job that is the first use of its reference. image is what is known of the image, see
-// [decide.Decider.Reserve]. It fails as [decide.Decider.PinFirstUse] does.
-func (p *Puller) pinFirstUse(ctx context.Context, j *job, image imagepin.Entry) (err error) {
-	if j.FirstUse == nil {
-		return nil
-	}
+// usePin reserves room for what the pin of a job retains, and makes the pin where this is the first use of the
+// reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does, and as
+// [decide.Decider.PinFirstUse] does.
+func (p *Puller) usePin(ctx context.Context, j *job, image imagepin.Entry) (err error) {
 	if j.release, err = p.Decider.Reserve(j.Verdict, image); err != nil {
 		return err
 	}
-	if j.Verdict, err = p.Decider.PinFirstUse(ctx, j.Verdict); err != nil {
-		return err
-	}
-	// What other targets have of it: this pull may end before it has a key of its own.
-	if err := p.retainPin(ctx, j.Ref, *j.Pin); err != nil && !noRoom(err) {
-		return err
-	}
-	return nil
+	j.Verdict, err = p.Decider.PinFirstUse(ctx, j.Verdict)
+	return err
 }
 
-// releaseRoom gives up the room that pinFirstUse has reserved.
+// releaseRoom gives up the room that usePin has reserved.
 func (j *job) releaseRoom() {
 	if j.release != nil {
 		j.release()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -21,6 +23,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -68,6 +71,15 @@ func (u unsafely) Atomically(ctx context.Context, fn func(context.Context, image
 	return fn(ctx, u)
 }
 
+// pinned are digests that a pin retains.
+type pinned []digest.Digest
+
+func (p pinned) Retains(root digest.Digest) bool { return slices.Contains(p, root) }
+
+func (p pinned) Retained() []digest.Digest { return p }
+
+func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
+
 // TestLayerCache makes an image ready whose layers a cache of the snapshotter has. They are never in the content store, and nothing
 // takes that for damage: it is made ready, checked, loaded again, retained, and made ready once more when its snapshot is gone.
 func TestLayerCache(t *testing.T) {
@@ -84,9 +96,12 @@ func TestLayerCache(t *testing.T) {
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
 	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: runtimes})
-	retainer, pins := &pin.Retainer{Leases: n.Leases, Content: n.Content}, pin.New(pin.Config{})
+	pins := pin.New(pin.Config{})
+	retainer := retain.New(retain.Config{
+		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+	})
 	p := New(Config{
-		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pins, Retainer: retainer,
+		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pins, Retained: retainer,
 		Decider: decide.New(decide.Config{Pins: pins, Images: s}), MaxConcurrentUnpacks: 4,
 		UnpackPlatforms: []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}},
 	})
@@ -148,7 +163,7 @@ func TestLayerCache(t *testing.T) {
 	sound("when its snapshot was made again")
 
 	// What a pin retains of it stays when its key goes.
-	if err := retainer.Retain(ctx, e); err != nil {
+	if err := retainer.Sync(ctx, e.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Remove(ctx, e.Key); err != nil {

@@ -5,125 +5,22 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/leases"
-
 	"github.com/imagepin/imagepin/internal/ctdtest"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// syncLeases tells which leases were deleted synchronously.
-type syncLeases struct {
-	leases.Manager
-	sync    []bool
-	failing error
-}
-
-func (l *syncLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
-	var o leases.DeleteOptions
-	for _, opt := range opts {
-		if err := opt(ctx, &o); err != nil {
-			return err
-		}
-	}
-	l.sync = append(l.sync, o.Synchronous)
-	if l.failing != nil {
-		return l.failing
-	}
-	return l.Manager.Delete(ctx, lease, opts...)
-}
-
-func TestLease(t *testing.T) {
+// TestGarbageOfAFailedPull has what a pull left collected where it fails, and only there.
+func TestGarbageOfAFailedPull(t *testing.T) {
 	for name, fails := range map[string]error{"success": nil, "failure": errors.New("no")} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t)
-			m := &syncLeases{Manager: n.Leases}
-			blobs := ctdtest.Blobs{}
-			img := blobs.Image("linux/amd64", "a", nil)
-			ctx, cancel := context.WithCancel(n.Context(t))
-			var noted int
-			p := &Puller{Config: Config{Leases: m, Garbage: func() { noted++ }}}
-			err := p.withLease(ctx, func(ctx context.Context) error {
-				n.Write(ctx, t, blobs)
-				n.Collect(t)
-				if !n.HasBlob(t, img.Layer.Digest) {
-					t.Error("the lease does not hold what is fetched under it")
-				}
-				all, err := m.List(ctx)
-				if err != nil || len(all) != 1 || all[0].Labels[imagepin.LeaseLabel] != leasePurpose || all[0].Labels["containerd.io/gc.expire"] == "" {
-					t.Errorf("leases %+v, %v", all, err)
-				}
-				cancel() // the caller leaves: cleaning up is done all the same
-				return fails
-			})
-			if !errors.Is(err, fails) {
+			collected := false
+			p := &Puller{Config: Config{Leases: n.Leases, Garbage: func() { collected = true }}}
+			if err := p.withLease(n.Context(t), func(context.Context) error { return fails }); !errors.Is(err, fails) {
 				t.Errorf("got %v", err)
 			}
-			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
-				t.Errorf("leases are left: %v, %v", all, err)
-			}
-			if len(m.sync) != 1 || m.sync[0] {
-				t.Errorf("deleted synchronously: %v", m.sync)
-			}
-			if fails != nil != (noted == 1) {
-				t.Errorf("garbage was noted %d times", noted)
+			if collected != (fails != nil) {
+				t.Errorf("garbage is collected: %v", collected)
 			}
 		})
-	}
-}
-
-// A lease that cannot be deleted expires: the pull is none the worse.
-func TestLeaseThatStays(t *testing.T) {
-	n := ctdtest.New(t)
-	m := &syncLeases{Manager: n.Leases, failing: errors.New("no")}
-	p := &Puller{Config: Config{Leases: m}}
-	if err := p.withLease(n.Context(t), func(context.Context) error { return nil }); err != nil {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestDeleteLeftovers(t *testing.T) {
-	n := ctdtest.New(t)
-	ctx := n.Context(t)
-	blobs := ctdtest.Blobs{}
-	img := blobs.Image("linux/amd64", "a", nil)
-	other := ctdtest.Blobs{}
-	kept := other.Image("linux/amd64", "b", nil)
-	held := map[string]ctdtest.Blobs{"pull-1": blobs, "pull-2": blobs, "retain": other}
-	for id, label := range map[string]string{
-		"pull-1": "pull", "pull-2": "pull", "use": "use", "collect": "collect",
-		"retain": "retain", "pullover": "pullover", "foreign": "",
-	} {
-		opts := []leases.Opt{leases.WithID(id)}
-		if label != "" {
-			opts = append(opts, leases.WithLabel(imagepin.LeaseLabel, label))
-		}
-		if _, err := n.Leases.Create(ctx, opts...); err != nil {
-			t.Fatal(err)
-		}
-		n.Write(leases.WithLease(ctx, id), t, held[id])
-	}
-	m := &syncLeases{Manager: n.Leases}
-	if err := DeleteLeftovers(ctx, m); err != nil {
-		t.Fatal(err)
-	}
-	all, err := n.Leases.List(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	left := make(map[string]bool)
-	for _, l := range all {
-		left[l.ID] = true
-	}
-	if len(left) != 3 || !left["retain"] || !left["pullover"] || !left["foreign"] {
-		t.Errorf("leases that are left: %v", left)
-	}
-	if n.HasBlob(t, img.Layer.Digest) || !n.HasBlob(t, kept.Layer.Digest) {
-		t.Error("the content is not that of the leases that are left")
-	}
-	if err := DeleteLeftovers(ctx, m); err != nil {
-		t.Error(err)
-	}
-	if len(m.sync) != 4 {
-		t.Errorf("deleted %d leases", len(m.sync))
 	}
 }

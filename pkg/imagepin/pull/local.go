@@ -93,8 +93,7 @@ func (p *Puller) Unpack(ctx context.Context, e imagepin.Entry, record func(conte
 		if err := record(ctx); err != nil {
 			return err
 		}
-		p.RetainIfPinned(ctx, e)
-		return nil
+		return p.Retained.Sync(ctx, e.Root.Digest)
 	})
 }
 

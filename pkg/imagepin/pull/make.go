@@ -41,12 +41,12 @@ func (p *Puller) make(ctx context.Context, j *job) (_ imagepin.Entry, fetched bo
 	}
 	j.manifest = path[len(path)-1].Digest
 	failpoint.Reach("pull.chosen")
-	if j.FirstUse != nil {
+	if j.FirstUse != nil || j.Pin != nil && j.Pin.Retain {
 		image, err := p.measured(ctx, *j, path, src)
 		if err != nil {
 			return imagepin.Entry{}, false, because(ctx, err)
 		}
-		if err := p.pinFirstUse(ctx, j, image); err != nil {
+		if err := p.usePin(ctx, j, image); err != nil {
 			return imagepin.Entry{}, false, err
 		}
 	}

@@ -40,7 +40,7 @@ type Config struct {
 	Resolver *resolve.Resolver
 	Runtimes *runtimeplatform.Set
 	Pins     *pin.Store
-	Retainer *pin.Retainer
+	Retained Retained
 	// Verifiers are the image verifier plugins by name.
 	Verifiers map[string]imageverifier.ImageVerifier
 	// UnpackPlatforms has one entry per snapshotter; its Platform has to match all.
@@ -65,6 +65,14 @@ type Config struct {
 	// ConcurrentLayerFetchBuffer is the size, in bytes, of the pieces that a
 	// layer is fetched in; zero fetches it whole.
 	ConcurrentLayerFetchBuffer int
+}
+
+// Retained is the content that pins retain. [retain.Retainer] is one.
+type Retained interface {
+	// Sync brings what is retained of digests into line with pins and images.
+	Sync(ctx context.Context, roots ...digest.Digest) error
+	// Synced reports whether there is nothing to do for a digest.
+	Synced(root digest.Digest) bool
 }
 
 // Puller makes keys ready. It is safe for concurrent use.

@@ -6,15 +6,12 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
-	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -59,14 +56,11 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded 
 		if err != nil {
 			return err
 		}
-		if err := p.retainFirst(ctx, j, e); err != nil {
-			return err
-		}
 		if change, err = p.Store.Put(ctx, j.Proof, entries...); err != nil {
 			return err
 		}
 		failpoint.Reach("pull.recorded")
-		return p.retainRecorded(ctx, j, e)
+		return p.Retained.Sync(ctx, e.Root.Digest)
 	})
 	return e, change, err
 }
@@ -79,7 +73,7 @@ func (p *Puller) recorded(j job, e imagepin.Entry) (imagepin.Entry, bool) {
 		return imagepin.Entry{}, false
 	}
 	e = entries[len(entries)-1]
-	return e, p.retentionHeld(j, e)
+	return e, p.Retained.Synced(e.Root.Digest)
 }
 
 // entries are the keys of a job's image: that of its digest, and that of its
@@ -105,18 +99,4 @@ func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
 // ofDigest returns what the node has of one digest of a reference.
 func (p *Puller) ofDigest(ref reference.Named, root digest.Digest) []imagepin.Entry {
 	return decide.OfDigest(p.Store, ref, root)
-}
-
-// PinUse is [decide.Decider.PinUse], and retains what the pin does.
-func (p *Puller) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (ocispec.Descriptor, error) {
-	held, err := p.Decider.PinUse(ctx, ref, pod, root)
-	if err != nil || held == nil {
-		return root, err
-	}
-	if err := p.retainPin(ctx, ref, *held); noRoom(err) {
-		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("what a pin is to retain is not held")
-	} else if err != nil {
-		return root, err
-	}
-	return held.Root, nil
 }

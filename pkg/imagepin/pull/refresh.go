@@ -107,9 +107,6 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 	v, moved, err := p.Decider.MovePins(ctx, r, ready)
 	for i, held := range moved {
 		done.Pins[i].After = held.Root.Digest
-		if err := p.retainPin(ctx, r.Tag, held); err != nil && !noRoom(err) {
-			return err
-		}
 	}
 	if err != nil {
 		return err
@@ -133,18 +130,6 @@ func (p *Puller) makeFor(ctx context.Context, t runtimeplatform.Target, j job) (
 	}
 	j.runtime = rt
 	return p.run(ctx, j)
-}
-
-// SetPin is [decide.Decider.SetPin], and retains what the pin does.
-func (p *Puller) SetPin(ctx context.Context, s decide.SetPin) (_ pin.Pin, previous digest.Digest, _ error) {
-	held, previous, err := p.Decider.SetPin(ctx, s)
-	if err != nil {
-		return held, previous, err
-	}
-	if !held.Retain {
-		return held, previous, p.Retainer.ReleaseAllBut(context.WithoutCancel(ctx), p.Pins.Retains)
-	}
-	return held, previous, p.retainPin(ctx, s.Ref, held)
 }
 
 // Remake makes a key ready that has lost something: from what is on the node, and else from the registry with the node's

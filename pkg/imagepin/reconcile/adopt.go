@@ -79,10 +79,7 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		for _, e := range entries {
-			r.Puller.RetainIfPinned(ctx, e)
-		}
-		return nil
+		return r.Retained.Sync(ctx, img.Target.Digest)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -148,7 +149,7 @@ func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, e
 			return store.Fetched, nil
 		}
 		if loss.Hollow {
-			err := underLease(ctx, r.Leases, func(ctx context.Context) error { return r.Store.RemoveHollow(ctx, loss.Entry) })
+			err := lease.With(ctx, r.Leases, lease.Use, func(ctx context.Context) error { return r.Store.RemoveHollow(ctx, loss.Entry) })
 			if err != nil {
 				return "", err
 			}

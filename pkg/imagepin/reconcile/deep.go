@@ -3,24 +3,15 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-)
-
-const (
-	// deepPurpose is the value of the label on a deep check's lease. It is one of
-	// those that a start takes for left over.
-	deepPurpose = "use"
-	deepLife    = 24 * time.Hour
 )
 
 // Deep is how a deep check is made. The zero value reads as fast as it can.
@@ -148,7 +139,7 @@ func (r *deepRun) verify(ctx context.Context, b store.Blob, read func(int64) err
 // look looks at the directories of snapshots, and says which are gone.
 func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
 	hollow := make(map[store.Snapshot]string)
-	err := underLease(ctx, r.store.Leases, func(ctx context.Context) error {
+	err := lease.With(ctx, r.store.Leases, lease.Use, func(ctx context.Context) error {
 		for _, sn := range snapshots {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -166,20 +157,6 @@ func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[sto
 		return nil
 	})
 	return hollow, err
-}
-
-// underLease runs fn under a lease that is deleted after it.
-func underLease(ctx context.Context, manager leases.Manager, fn func(context.Context) error) error {
-	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(deepLife), leases.WithLabel(imagepin.LeaseLabel, deepPurpose))
-	if err != nil {
-		return fmt.Errorf("lease for a check: %w", err)
-	}
-	defer func() {
-		if err := manager.Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
-			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
-		}
-	}()
-	return fn(leases.WithLease(ctx, l.ID))
 }
 
 // pace bounds how fast something is read.

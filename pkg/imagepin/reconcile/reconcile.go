@@ -18,6 +18,7 @@ import (
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -38,6 +39,7 @@ var topics = []string{
 type Config struct {
 	Store    *store.Store
 	Puller   *pull.Puller
+	Retained Retained
 	Content  content.Store
 	Leases   leases.Manager
 	Events   Subscriber
@@ -47,6 +49,13 @@ type Config struct {
 	// UnderWay says that calls may have begun before the first run, so that no
 	// lease is left over.
 	UnderWay bool
+}
+
+// Retained is the content that pins retain. [retain.Retainer] is one.
+type Retained interface {
+	// Sync brings what is retained of digests into line with pins and images, and SyncAll of all digests.
+	Sync(ctx context.Context, roots ...digest.Digest) error
+	SyncAll(ctx context.Context) error
 }
 
 // Reconciler keeps the index in step with containerd.
@@ -88,7 +97,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	first := !r.started && !r.UnderWay
 	if first {
 		// Later, there are the leases of calls that are under way.
-		if err := pull.DeleteLeftovers(ctx, r.Leases); err != nil {
+		if err := lease.DeleteLeftovers(ctx, r.Leases); err != nil {
 			return err
 		}
 		r.started = true
@@ -109,7 +118,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	for _, img := range found.Unexplained {
 		r.noteUntagged(ctx, img)
 	}
-	if err := r.Puller.RetainPinned(ctx); err != nil {
+	if err := r.Retained.SyncAll(ctx); err != nil {
 		return err
 	}
 	ready()

@@ -1,4 +1,4 @@
-package pin
+package retain
 
 import (
 	"fmt"
@@ -9,14 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Limited tells whether there is a bound to what is retained.
-func (r *Retainer) Limited() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.MaxBytes > 0
-}
-
-// HoldsRoot tells whether a lease holds anything of what root names.
+// HoldsRoot reports whether a lease holds content of a digest.
 func (r *Retainer) HoldsRoot(root digest.Digest) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -30,8 +23,8 @@ func (r *Retainer) HoldsRoot(root digest.Digest) bool {
 
 // Reserve makes sure that there is room to retain entries, of which Manifest and
 // Size have to be known, until the returned function is called: a pin that is
-// made or moved in between can be followed by [Retainer.Retain]. freed tells
-// which roots will have been let go of by then; nil is none.
+// made or moved in between can retain them. freed reports which digests are released
+// by then; nil is none.
 //
 // It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
 func (r *Retainer) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error) {
@@ -91,12 +84,13 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 // room fails where an entry is too much besides what is retained. The caller
 // holds the lock.
 func (r *Retainer) room(e imagepin.Entry, total int64) error {
-	if r.MaxBytes <= 0 || total+e.Size <= r.MaxBytes {
+	limit := r.MaxBytes()
+	if limit <= 0 || total+e.Size <= limit {
 		return nil
 	}
 	return &imagepin.Error{
 		Name: imagepin.RetainLimitReached, Ref: e.Ref, For: e.Target.String(), Class: errdefs.ErrResourceExhausted,
-		What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, r.MaxBytes),
+		What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, limit),
 		Do:   "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
 	}
 }

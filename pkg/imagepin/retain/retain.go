@@ -1,4 +1,4 @@
-package pin
+package retain
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -27,22 +28,41 @@ const (
 	labelRetainSize = imagepin.LabelPrefix + "retain.bytes"
 )
 
-// Retainer keeps the content of pins: one lease per manifest, which lists the
-// manifest, the configuration, the layers (also where layers are discarded
-// otherwise) and each snapshot. What it holds outlives the removal of the
-// image.
-type Retainer struct {
+// Pins are the pins of the node. [pin.Store] is one.
+type Pins interface {
+	// Retains reports whether a pin retains a digest.
+	Retains(root digest.Digest) bool
+	// Retained returns the digests that pins retain.
+	Retained() []digest.Digest
+	// Prove notes, on the pins that retain a digest of ref's repository, that credentials were accepted for it.
+	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
+}
+
+// Images are the images that are ready on the node. [store.Store] is one.
+type Images interface {
+	// ByRoot returns the entries of a digest, of all references and targets.
+	ByRoot(root digest.Digest) []imagepin.Entry
+	// Proofs returns the proofs on an image record.
+	Proofs(record string) []string
+	// AddToLease makes the lease in ctx hold what entries need. It fails with ErrNotFound where a part is gone.
+	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
+}
+
+// Config is what a Retainer works with. All fields are required.
+type Config struct {
 	Leases  leases.Manager
 	Content content.Store
-	// MaxBytes bounds what is retained, as the registry has it; zero does not.
-	MaxBytes int64
-	// Wanted reports whether a pin retains a root. It is asked again when the
-	// caller has waited for others; nil retains whatever the caller says.
-	Wanted func(root digest.Digest) bool
-	// Released is called when leases have been deleted, so that what they held is
-	// collected; it must not wait for that. It may be nil.
+	Pins    Pins
+	Images  Images
+	// MaxBytes returns how many bytes may be retained, as registries have them; zero is no limit.
+	MaxBytes func() int64
+	// Released is called when leases have been deleted, so that what they held is collected. It must not wait for that.
 	Released func()
+}
 
+// Retainer holds the content of pins. It is safe for concurrent use.
+type Retainer struct {
+	Config
 	write keyed.Mutex // one writer at a time
 
 	mu       sync.Mutex          // never held while containerd is called
@@ -50,7 +70,10 @@ type Retainer struct {
 	reserved map[*reservation]struct{}
 }
 
-// lock makes the caller the only writer until the returned function is called.
+// New returns a retainer. [Retainer.SyncAll] has to be called first.
+func New(c Config) *Retainer { return &Retainer{Config: c} }
+
+// lock makes the caller the only writer until unlock is called.
 func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
 	const key = "leases"
 	if err := r.write.Lock(ctx, key); err != nil {
@@ -65,16 +88,8 @@ type retained struct {
 	holds map[leases.Resource]bool
 }
 
-// Limit replaces MaxBytes. What is too much stays.
-func (r *Retainer) Limit(maxBytes int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.MaxBytes = maxBytes
-}
-
-// Load reads which leases there are, and what they hold: a kill may have come
-// before one held everything.
-func (r *Retainer) Load(ctx context.Context) error {
+// load reads which leases there are, and what they hold: a kill can have come before one held everything.
+func (r *Retainer) load(ctx context.Context) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
@@ -103,17 +118,16 @@ func (r *Retainer) Load(ctx context.Context) error {
 	return nil
 }
 
-// Retain holds the image of an entry, unless no pin retains it any more. Its
-// content must be there, under a lease of the caller: what is not cannot be held.
-// It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
-func (r *Retainer) Retain(ctx context.Context, e imagepin.Entry) error {
+// retain holds the image of an entry, unless no pin retains it any more. A lease of the caller must hold its content. It
+// fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if r.Wanted != nil && !r.Wanted(e.Root.Digest) {
-		return nil // the pin has gone while others were waited for
+	if !r.Pins.Retains(e.Root.Digest) {
+		return nil // the pin is gone by now
 	}
 	l := leases.Lease{ID: leaseID(e)}
 	resources, err := r.resources(ctx, e)
@@ -219,21 +233,15 @@ func last(e imagepin.Entry) leases.Resource {
 	return leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter}
 }
 
-// Release lets go of everything held for a root. What that was is collected later.
-func (r *Retainer) Release(ctx context.Context, root digest.Digest) error {
-	return r.ReleaseAllBut(ctx, func(other digest.Digest) bool { return other != root })
-}
-
-// ReleaseAllBut lets go of what no pin retains any more, also of what was left by a
-// kill between a pin's change and its release. What that was is collected later.
-func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Digest) bool) error {
+// release deletes the leases of digests that no pin retains. What they held is collected later.
+func (r *Retainer) release(ctx context.Context) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	gone := r.leasesBut(wanted)
-	for _, id := range gone {
+	unwanted := r.unwanted()
+	for _, id := range unwanted {
 		failpoint.Reach("retain.release")
 		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("release what is retained: %w", err)
@@ -241,19 +249,19 @@ func (r *Retainer) ReleaseAllBut(ctx context.Context, wanted func(root digest.Di
 		failpoint.Reach("retain.dropped")
 		r.forget(id)
 	}
-	if len(gone) > 0 && r.Released != nil {
+	if len(unwanted) > 0 {
 		r.Released()
 	}
 	return nil
 }
 
-// leasesBut gives the leases of roots that are not wanted.
-func (r *Retainer) leasesBut(wanted func(root digest.Digest) bool) []string {
+// unwanted returns the leases of digests that no pin retains.
+func (r *Retainer) unwanted() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var ids []string
 	for id, h := range r.held {
-		if !wanted(h.root) {
+		if !r.Pins.Retains(h.root) {
 			ids = append(ids, id)
 		}
 	}
@@ -261,8 +269,7 @@ func (r *Retainer) leasesBut(wanted func(root digest.Digest) bool) []string {
 	return ids
 }
 
-// Holds tells whether an entry's manifest is held with its snapshot for the
-// entry's target.
+// Holds reports whether an entry's manifest is held with its snapshot for the entry's target.
 func (r *Retainer) Holds(e imagepin.Entry) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,0 +1,114 @@
+package retain
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+)
+
+// syncTimeout bounds how long a Sync goes on for a caller that has gone: pins and records stay, whoever waits.
+const syncTimeout = 30 * time.Second
+
+// SyncAll reads the leases that there are, and brings those of all digests into line.
+func (r *Retainer) SyncAll(ctx context.Context) error {
+	if err := r.load(ctx); err != nil {
+		return err
+	}
+	if err := r.release(ctx); err != nil {
+		return err
+	}
+	for _, root := range r.Pins.Retained() {
+		if err := r.syncRetained(ctx, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sync brings what is retained of digests into line with the pins and the images of the node. Images are held under the
+// lease in ctx, where it has one, while they are added. Sync goes on for a caller that has gone.
+func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
+	defer cancel()
+	released := false
+	for _, root := range roots {
+		if r.Pins.Retains(root) {
+			if err := r.syncRetained(ctx, root); err != nil {
+				return err
+			}
+		} else if !released {
+			released = true
+			if err := r.release(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Synced reports whether all images of a digest are held that a pin retains.
+func (r *Retainer) Synced(root digest.Digest) bool {
+	if !r.Pins.Retains(root) {
+		return true
+	}
+	for _, e := range r.Images.ByRoot(root) {
+		if !r.Holds(e) {
+			return false
+		}
+	}
+	return true
+}
+
+// syncRetained holds the images of a digest that a pin retains, and has the pins remember who may have them.
+func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
+	for _, e := range r.Images.ByRoot(root) {
+		if err := r.hold(ctx, e); err != nil {
+			return err
+		}
+		ref, err := reference.ParseNamed(e.Ref)
+		if err != nil {
+			return err
+		}
+		if err := r.Pins.Prove(ctx, ref, root, r.Images.Proofs(e.Record)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hold retains an image that is ready. One that was just removed, or that there is no room for, is left out.
+func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
+	if r.Holds(e) {
+		return nil
+	}
+	retain := func(ctx context.Context) error {
+		if err := r.Images.AddToLease(ctx, e); err != nil {
+			return err
+		}
+		return r.retain(ctx, e)
+	}
+	var err error
+	if _, leased := leases.FromContext(ctx); leased {
+		err = retain(ctx)
+	} else {
+		err = lease.With(ctx, r.Leases, lease.Pull, retain)
+	}
+	var full *imagepin.Error
+	switch {
+	case errdefs.IsNotFound(err):
+		return nil
+	case errors.As(err, &full) && full.Name == imagepin.RetainLimitReached:
+		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image is not retained")
+		return nil
+	}
+	return err
+}
