@@ -221,3 +221,6 @@ func noError(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Always returns a function that returns v, for configuration that may change elsewhere.
+func Always[T any](v T) func() T { return func() T { return v } }

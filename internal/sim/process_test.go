@@ -22,7 +22,6 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -126,17 +125,14 @@ func (w *world) startProcess() error {
 			Snapshots: func(name string) snapshots.Snapshotter {
 				return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 			},
-			Snapshotters: loaded,
-			Verifiers:    w.verifiers(p),
 		},
-		Settings: settings, CRI: cri, NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
+		Setup:   node.Setup{Settings: settings, CRI: cri, Snapshotters: loaded, Verifiers: w.verifiers(p)},
+		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // none of a node's few digests has as many tags as the default
 	})
 	if err != nil {
 		return err
 	}
-	// Metrics are of the one node that a process has.
-	prometheus.DefaultRegisterer = prometheus.NewRegistry()
 	if p.service, err = n.Serve(behind{w, p}); err != nil {
 		return err
 	}

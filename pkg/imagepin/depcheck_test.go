@@ -16,14 +16,14 @@ const module = "github.com/imagepin/imagepin/"
 // floors are our packages from the lowest to the highest; those on one floor
 // do not know each other.
 var floors = [][]string{
-	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy", "pkg/imagepin/metrics"},
+	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/pin"},
 	{"pkg/imagepin/retain"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve"},
 	{"pkg/imagepin/decide", "pkg/imagepin/config"},
 	{"pkg/imagepin/pull"},
-	{"pkg/imagepin/reconcile"},
+	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},
 	{"pkg/imagepin/node"},
 	{"plugins/imagepin", "pkg/imagepin/serve"},

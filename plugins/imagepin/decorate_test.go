@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
-	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
@@ -111,9 +110,6 @@ func TestDecorated(t *testing.T) {
 // one where that is not nil.
 func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 	t.Helper()
-	registerer := prometheus.DefaultRegisterer
-	prometheus.DefaultRegisterer = prometheus.NewRegistry()
-	t.Cleanup(func() { prometheus.DefaultRegisterer = registerer })
 	table, err := config.DefaultTable()
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +125,7 @@ func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 	n, err := node.New(node.Config{
 		Containerd: node.Containerd{
 			Records: newRecords(c.DB, c.Events), Pins: metadata.NewImageStore(c.DB), Content: c.Content, Leases: c.Leases,
-			Namespaces: spaces{db: c.DB}, Events: c.Events, Snapshotters: map[string]node.Snapshotter{"first": {Root: t.TempDir()}},
+			Namespaces: spaces{db: c.DB}, Events: c.Events,
 			Snapshots: func(name string) snapshots.Snapshotter {
 				if hangs != nil {
 					return hangs
@@ -137,7 +133,8 @@ func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 				return c.Snapshotter(name)
 			},
 		},
-		Settings: settings, CRI: inherited, NodeKey: filepath.Join(t.TempDir(), "key"),
+		Setup:   node.Setup{Settings: settings, CRI: inherited, Snapshotters: map[string]node.Snapshotter{"first": {Root: t.TempDir()}}},
+		NodeKey: filepath.Join(t.TempDir(), "key"),
 	})
 	if err != nil {
 		t.Fatal(err)

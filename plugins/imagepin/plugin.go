@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
@@ -97,22 +98,21 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	}
 	return node.New(node.Config{
 		Containerd: node.Containerd{
-			Records:      newRecords(db, c.EventService()),
-			Pins:         metadata.NewImageStore(db),
-			Content:      c.ContentStore(),
-			ContentDir:   contentDir(ic),
-			Leases:       c.LeasesService(),
-			Namespaces:   c.NamespaceService(),
-			Events:       c.EventService(),
-			Applier:      c.DiffService(),
-			Differ:       func(name string) (diff.Applier, error) { return differ(ic, name) },
-			Snapshots:    c.SnapshotService,
-			Snapshotters: snapshotters(ic, db),
-			Verifiers:    verifiers,
+			Records:    newRecords(db, c.EventService()),
+			Pins:       metadata.NewImageStore(db),
+			Content:    c.ContentStore(),
+			Leases:     c.LeasesService(),
+			Namespaces: c.NamespaceService(),
+			Events:     c.EventService(),
+			Applier:    c.DiffService(),
+			Differ:     func(name string) (diff.Applier, error) { return differ(ic, name) },
+			Snapshots:  c.SnapshotService,
 		},
-		Settings: own,
-		CRI:      cri,
-		NodeKey:  filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
+		Setup: node.Setup{
+			Settings: own, CRI: cri, ContentDir: contentDir(ic), Snapshotters: snapshotters(ic, db), Verifiers: verifiers,
+		},
+		Metrics: prometheus.DefaultRegisterer, // containerd serves it on its metrics address
+		NodeKey: filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
 	})
 }
 

@@ -26,7 +26,7 @@ func target(t runtimeplatform.Target) *api.Target {
 
 func (s *Server) key(e imagepin.Entry) *api.Key {
 	k := &api.Key{
-		Ref: e.Ref, Target: target(e.Target), Handlers: s.Runtimes.Handlers(e.Target),
+		Ref: e.Ref, Target: target(e.Target), Handlers: s.Runtimes().Handlers(e.Target),
 		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
 		Record: e.Record, State: stateReady,

@@ -20,10 +20,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -31,12 +31,13 @@ import (
 // Config is what a Server works with. All fields are required.
 type Config struct {
 	Store       *store.Store
-	Puller      *pull.Puller
+	Puller      Puller
 	Decider     *decide.Decider
 	Pins        *pin.Store
 	Content     content.Store
 	Snapshotter func(name string) snapshots.Snapshotter
-	Runtimes    *runtimeplatform.Set
+	// Runtimes returns the runtime handlers that are configured now.
+	Runtimes func() *runtimeplatform.Set
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 	// Mend repairs what a check has found, and tells how.
@@ -47,6 +48,12 @@ type Config struct {
 	// Guard runs a call: once the index stands, without a panic reaching
 	// containerd, and with errors as statuses.
 	Guard func(ctx context.Context, method string, call func() error) error
+}
+
+// Puller makes images ready. [pull.Puller] does.
+type Puller interface {
+	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
+	Refresh(ctx context.Context, ref string, scope policy.Scope, c resolve.Credential) (pull.Refreshed, error)
 }
 
 // Server is the control service.
@@ -125,7 +132,7 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 
 // lookup gives the runtime of a handler; its error names the known ones.
 func (s *Server) lookup(handler string) (runtimeplatform.Runtime, error) {
-	rt, err := s.Runtimes.Lookup(handler)
+	rt, err := s.Runtimes().Lookup(handler)
 	if err != nil {
 		return rt, &imagepin.Error{
 			Name: imagepin.UnknownRuntimeHandler, Class: errdefs.ErrInvalidArgument, Err: err, Do: "Name one of these.",
@@ -230,16 +237,14 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 		if err != nil {
 			return struct{}{}, err
 		}
-		var done metrics.Done
 		progress := &progress{stream: stream}
-		e, err := s.Puller.Pull(ctx, pull.Request{
-			Ref: r.GetRef(), Runtime: rt, Credential: credential(r.GetCredential()),
-			Progress: progress.report, Done: func(d metrics.Done) { done = d },
+		pulled, err := s.Puller.Pull(ctx, pull.Request{
+			Ref: r.GetRef(), Runtime: rt, Credential: credential(r.GetCredential()), Progress: progress.report,
 		})
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, progress.send(&api.PullResponse{Result: &api.PullResult{Key: s.key(e), Done: string(done)}})
+		return struct{}{}, progress.send(&api.PullResponse{Result: &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome)}})
 	})
 	return err
 }

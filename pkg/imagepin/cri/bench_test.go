@@ -42,7 +42,7 @@ func serviceOf(t testing.TB, count int) *Service {
 		t.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	var all []imagepin.Entry
 	for i := range count {
@@ -66,7 +66,7 @@ func serviceOf(t testing.TB, count int) *Service {
 			t.Fatal(err)
 		}
 	}
-	return New(Config{Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: runtimes})
+	return New(Config{Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: ctdtest.Always(runtimes)})
 }
 
 func filterOf(i int) *runtime.ImageFilter {

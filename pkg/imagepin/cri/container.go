@@ -258,7 +258,7 @@ func (s *Service) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imag
 		return cmp.Or(
 			order.Bool(a.Target == t, b.Target == t),
 			order.Bool(slices.Contains(asked, a.Ref), slices.Contains(asked, b.Ref)),
-			order.Bool(a.Target == s.Runtimes.Default().Target, b.Target == s.Runtimes.Default().Target),
+			order.Bool(a.Target == s.Runtimes().Default().Target, b.Target == s.Runtimes().Default().Target),
 			a.ReadyAt.Compare(b.ReadyAt),
 		)
 	})
@@ -292,7 +292,7 @@ func (s *Service) use(ctx context.Context, refs []reference.Named, ready func() 
 	for i, ref := range refs {
 		names[i] = ref.String()
 	}
-	unlock, err := s.Puller.LockForUse(ctx, names...)
+	unlock, err := s.Locks.ForUse(ctx, names...)
 	if err != nil {
 		return nil, err
 	}
@@ -348,7 +348,7 @@ func (s *Service) show(ctx context.Context, e imagepin.Entry) error {
 			}
 		}
 	}
-	return s.Puller.Show(ctx, e)
+	return s.Images.Show(ctx, e)
 }
 
 // present reports whether what entries need is there. A key that lacks something
@@ -404,7 +404,7 @@ func (s *Service) cannotMakeReady(err error, ref string, t runtimeplatform.Targe
 	bare.Do = ""
 	e.Err = &bare
 	switch {
-	case fetching && s.DiscardLayers:
+	case fetching && s.Settings().DiscardLayers:
 		e.Do = fmt.Sprintf("Its layers were discarded after they were unpacked for another target, and only the node's own credentials "+
 			"can fetch them here. Set discard_unpacked_layers = false, give containerd a credential for the registry, "+
 			"or let kubelet name the handler (feature gate RuntimeClassInImageCriApi) so that it is pulled for %s.", t)

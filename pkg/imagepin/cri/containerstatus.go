@@ -56,6 +56,6 @@ func imageID(status *runtime.ContainerStatus) digest.Digest {
 
 // foreign tells whether an entry is of another platform than the node's own.
 func (s *Service) foreign(e imagepin.Entry) bool {
-	rt, ok := s.Runtimes.ForTarget(e.Target)
+	rt, ok := s.Runtimes().ForTarget(e.Target)
 	return ok && !rt.Native
 }

@@ -35,7 +35,7 @@ const (
 // lookup gives the runtime of a handler. Its error is
 // [imagepin.UnknownRuntimeHandler].
 func (s *Service) lookup(handler string) (runtimeplatform.Runtime, error) {
-	rt, err := s.Runtimes.Lookup(handler)
+	rt, err := s.Runtimes().Lookup(handler)
 	return rt, unknownHandler(err)
 }
 

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -175,7 +176,7 @@ func TestCallerOf(t *testing.T) {
 		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &Service{Config: Config{Runtimes: set}, memory: &memory{}}
+			s := &Service{Config: Config{Runtimes: ctdtest.Always(set)}}
 			s.sandboxes.list = b.list
 			got, err := s.callerOf(t.Context(), c.spec, c.sandbox, false)
 			if c.want == "" {
@@ -198,7 +199,7 @@ func TestSandboxByShortID(t *testing.T) {
 		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
 		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
 	}
-	s := &Service{memory: &memory{}}
+	s := &Service{}
 	s.sandboxes.list, s.sandboxes.status = b.list, b.status
 	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
 		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {

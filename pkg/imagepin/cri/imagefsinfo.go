@@ -28,11 +28,11 @@ func (s *Service) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequest
 		behind[fs.GetFsId().GetMountpoint()] = fs
 	}
 	resp.ImageFilesystems = nil
-	for _, name := range s.Runtimes.Snapshotters() {
-		root := s.SnapshotRoot(name)
+	for _, name := range s.Runtimes().Snapshotters() {
+		root := s.Settings().SnapshotRoot(name)
 		fs := behind[root]
 		if fs == nil {
-			if fs, err = s.usage.of(s.namespaced(ctx), s.Snapshotter(name), name, root, s.StatsPeriod); err != nil {
+			if fs, err = s.usage.of(s.namespaced(ctx), s.Snapshotter(name), name, root, s.Settings().StatsPeriod); err != nil {
 				log.G(ctx).WithError(err).WithField("snapshotter", name).Warn("cannot tell how much it uses")
 				continue
 			}

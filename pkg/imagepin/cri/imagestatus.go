@@ -112,7 +112,7 @@ func (s *Service) likeliest(name string) (imagepin.Entry, bool) {
 	if len(found) == 0 {
 		return imagepin.Entry{}, false
 	}
-	if i := slices.IndexFunc(found, func(e imagepin.Entry) bool { return e.Target == s.Runtimes.Default().Target }); i >= 0 {
+	if i := slices.IndexFunc(found, func(e imagepin.Entry) bool { return e.Target == s.Runtimes().Default().Target }); i >= 0 {
 		return found[i], true
 	}
 	return found[0], true

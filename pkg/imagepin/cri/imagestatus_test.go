@@ -96,15 +96,15 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 		t.Fatal(err)
 	}
 	st := store.New(store.Config{
-		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	pins := pin.New(pin.Config{Images: n.Images, Namespaces: namespaceStore{n.DB}})
 	if err := pins.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p := &pinnedNode{t: t, Service: New(Config{
-		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: runtimes,
-		Decider: decide.New(decide.Config{Policy: rules, Pins: pins}),
+		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes),
+		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
 	})}
 	p.Service.sandboxes.list, p.Service.sandboxes.status = p.behind.list, p.behind.status
 	return p
@@ -134,7 +134,7 @@ func (p *pinnedNode) ctx() context.Context {
 // has records a version under references for a handler.
 func (p *pinnedNode) has(v version, handler string, refs ...string) {
 	p.t.Helper()
-	rt, err := p.Runtimes.Lookup(handler)
+	rt, err := p.Runtimes().Lookup(handler)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func (p *pinnedNode) has(v version, handler string, refs ...string) {
 
 func (p *pinnedNode) lost(handler string, refs ...string) {
 	p.t.Helper()
-	rt, err := p.Runtimes.Lookup(handler)
+	rt, err := p.Runtimes().Lookup(handler)
 	if err != nil {
 		p.t.Fatal(err)
 	}

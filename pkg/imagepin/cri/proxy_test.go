@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/log"
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -137,7 +138,7 @@ func proxied(t *testing.T, ready <-chan struct{}, unary map[string]unaryIntercep
 	b := &backend{messages: 3}
 	behind := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
 	front := grpc.NewServer()
-	guard := (&Service{Config: Config{Ready: ready}, memory: &memory{}}).guard
+	guard := (&Service{Config: Config{Ready: ctdtest.Always(ready)}}).guard
 	for _, name := range services {
 		p := &proxy{service: name, behind: behind, guard: guard}
 		if name == "runtime.v1.ImageService" {
@@ -346,7 +347,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 		t.Error(err)
 	}
 
-	s := &Service{Config: Config{Ready: make(chan struct{})}, memory: &memory{}}
+	s := &Service{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}
 	ctx, cancel := context.WithCancel(quietly(t.Context()))
 	cancel()
 	err := s.guard(ctx, "ListImages", func() error { t.Error("was called"); return nil })

@@ -2,7 +2,6 @@ package cri
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,8 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/opencontainers/go-digest"
-	"go.opentelemetry.io/otel/trace"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
@@ -38,16 +35,16 @@ func (s *Service) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ 
 		return nil, err
 	}
 	name := r.GetImage().GetImage()
-	e, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
+	pulled, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {
 		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": shortened(normalized(name)), "target": c.runtime.Target.String()}).Error("PullImage failed")
 		return nil, err
 	}
-	s.answered.note(normalized(name), e)
-	s.warnOfUsers(ctx, e)
-	return &runtime.PullImageResponse{ImageRef: e.ImageID.String()}, nil
+	s.answered.note(normalized(name), pulled.Entry)
+	s.warnOfUsers(ctx, pulled.Entry)
+	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
 }
 
 // maxLoggedName bounds a name in the log, which a caller may make as long as a
@@ -79,55 +76,6 @@ func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 		}
 	}
 }
-
-// WaitVisible waits until the service behind knows an image under names, as long as
-// it is wanted under each. Where that takes long, remind is called once for each
-// name: it makes the service behind read the record again, which it does not by
-// itself where it could not read the image when it started. It fails with
-// [imagepin.NotVisible].
-func WaitVisible(ctx context.Context, behind runtime.ImageServiceClient, id digest.Digest, names []string, wanted func(name string) bool, remind func(ctx context.Context, name string) error) error {
-	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
-	defer cancel()
-	tick := time.NewTicker(visiblePoll)
-	defer tick.Stop()
-	late := time.NewTimer(visibleRemind)
-	defer late.Stop()
-	for _, name := range names {
-		for wanted(name) {
-			resp, err := behind.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
-			if err == nil && resp.GetImage().GetId() == id.String() {
-				break
-			}
-			select {
-			case <-tick.C:
-			case <-late.C:
-				for _, name := range names {
-					if err := remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
-						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot remind containerd's CRI of an image")
-					}
-				}
-			case <-ctx.Done():
-				if cause := context.Cause(ctx); !errors.Is(cause, errNotVisible) {
-					return cause
-				}
-				return &imagepin.Error{
-					Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: err,
-					What: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
-					Do:   "Try again; look for errors of containerd's event handling in its log if it stays.",
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// untraced keeps the calls of a poll out of the caller's trace.
-func untraced(ctx context.Context) context.Context {
-	span := trace.SpanContextFromContext(ctx)
-	return trace.ContextWithSpanContext(ctx, span.WithTraceFlags(span.TraceFlags().WithSampled(false)))
-}
-
-var errNotVisible = errors.New("not visible in time")
 
 // hold keeps an image from being collected while a call is forwarded that uses
 // it, and from being removed. The returned function lets go.

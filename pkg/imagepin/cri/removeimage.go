@@ -30,7 +30,7 @@ func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 	}
 	held := []string{normalized(name)} // a first pull of it may be under way
 	for {
-		unlock, err := s.Puller.LockForRemoval(ctx, held...)
+		unlock, err := s.Locks.ForRemoval(ctx, held...)
 		if err != nil {
 			return nil, err
 		}
@@ -184,10 +184,10 @@ func (s *Service) inUse(ctx context.Context) (map[use]bool, error) {
 	}
 	used := make(map[use]bool)
 	handlers := make(map[string]string)
-	pause := s.Store.Find(s.SandboxImage)
+	pause := s.Store.Find(s.Settings().SandboxImage)
 	for _, sb := range sandboxes.GetItems() {
 		handlers[sb.GetId()] = sb.GetRuntimeHandler()
-		rt, err := s.Runtimes.Sandbox(sb.GetRuntimeHandler())
+		rt, err := s.Runtimes().Sandbox(sb.GetRuntimeHandler())
 		if err != nil {
 			continue // of a handler that is no longer configured
 		}
@@ -196,7 +196,7 @@ func (s *Service) inUse(ctx context.Context) (map[use]bool, error) {
 		}
 	}
 	for _, c := range containers.GetContainers() {
-		rt, err := s.Runtimes.Lookup(handlers[c.GetPodSandboxId()])
+		rt, err := s.Runtimes().Lookup(handlers[c.GetPodSandboxId()])
 		if err != nil {
 			continue
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
 // runPodSandbox makes the sandbox image ready in the handler's snapshotter
@@ -29,7 +28,7 @@ func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxReq
 	s.sandboxes.add("", made)
 
 	resp, err := func() (*runtime.RunPodSandboxResponse, error) {
-		if s.SandboxImage == "" || s.WithoutSandboxImage[rt.Handler] {
+		if s.Settings().SandboxImage == "" || s.Settings().WithoutSandboxImage[rt.Handler] {
 			return next(ctx, r)
 		}
 		release, err := s.readySandboxImage(ctx, handler)
@@ -51,11 +50,11 @@ func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxReq
 // holds it until released. What the node has of it is enough: the registry is
 // asked what its reference means only where the node has never had it.
 func (s *Service) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
-	rt, err := s.Runtimes.Sandbox(handler)
+	rt, err := s.Runtimes().Sandbox(handler)
 	if err != nil {
 		return nil, unknownHandler(err)
 	}
-	ref, err := imagepin.ParseReference(s.SandboxImage)
+	ref, err := imagepin.ParseReference(s.Settings().SandboxImage)
 	if err != nil {
 		return nil, err
 	}
@@ -65,11 +64,12 @@ func (s *Service) readySandboxImage(ctx context.Context, handler string) (releas
 		}
 		nctx := s.namespaced(ctx)
 		for _, e := range s.Store.ByRef(ref.String()) {
-			if o, ok := s.Runtimes.ForTarget(e.Target); ok && o.Native {
+			if o, ok := s.Runtimes().ForTarget(e.Target); ok && o.Native {
 				return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
 			}
 		}
-		return s.Puller.PullDetached(nctx, pull.Request{Ref: s.SandboxImage, Runtime: rt, Credential: resolve.Credential{}})
+		pulled, err := s.Puller.PullDetached(nctx, pull.Request{Ref: ref.String(), Runtime: rt})
+		return pulled.Entry, err
 	}
 	return s.use(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
 		e, err := ready()

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -29,15 +30,25 @@ type Config struct {
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 
-	Store    *store.Store
-	Puller   *pull.Puller
-	Decider  *decide.Decider
-	Pins     *pin.Store
-	Content  content.Store
-	Leases   leases.Manager
-	Runtimes *runtimeplatform.Set
-
+	Store   *store.Store
+	Puller  Puller
+	Images  Images
+	Locks   Locks
+	Decider *decide.Decider
+	Pins    *pin.Store
+	Content content.Store
+	Leases  leases.Manager
+	// Runtimes returns the runtime handlers that are configured now.
+	Runtimes    func() *runtimeplatform.Set
 	Snapshotter func(name string) snapshots.Snapshotter
+	// Settings returns the settings that hold now.
+	Settings func() *Settings
+	// Ready returns a channel that is closed when the index of the store is built.
+	Ready func() <-chan struct{}
+}
+
+// Settings is the part of the configuration that may change. A value does not change.
+type Settings struct {
 	// SnapshotRoot gives the directory that a snapshotter keeps its data in.
 	SnapshotRoot func(snapshotter string) string
 	// StatsPeriod is how old the usage of a snapshotter may be that is
@@ -49,23 +60,34 @@ type Config struct {
 	// WithoutSandboxImage are the handlers whose runtime brings its own
 	// sandbox image (disable_pause_image_pull).
 	WithoutSandboxImage map[string]bool
-	// DiscardLayers is what the Puller has, for errors to speak of.
+	// DiscardLayers is that layers are removed once they are unpacked, for errors to mention.
 	DiscardLayers bool
+}
 
-	// Ready is closed when the index of the store stands.
-	Ready <-chan struct{}
+// Puller makes images ready. [pull.Puller] does.
+type Puller interface {
+	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
+	PullDetached(ctx context.Context, r pull.Request) (pull.Pulled, error)
+	MakeReady(ctx context.Context, n pull.Need) (imagepin.Entry, error)
+	End(ctx context.Context) error
+}
+
+// Images waits until upstream knows an image as it is recorded. [pull.Maker] does.
+type Images interface {
+	Show(ctx context.Context, e imagepin.Entry) error
+}
+
+// Locks keep uses and removals of images apart. [pull.Locks] do.
+type Locks interface {
+	ForUse(ctx context.Context, refs ...string) (unlock func(), _ error)
+	ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error)
 }
 
 // Service is the CRI as clients of this node see it.
 type Service struct {
 	Config
-	images   runtime.ImageServiceClient
-	runtimes runtime.RuntimeServiceClient
-	*memory
-}
-
-// memory is what a service remembers of its calls.
-type memory struct {
+	images     runtime.ImageServiceClient
+	runtimes   runtime.RuntimeServiceClient
 	sandboxes  sandboxes
 	answered   lastAnswered
 	usage      usageCache
@@ -74,7 +96,7 @@ type memory struct {
 
 // New makes a service.
 func New(c Config) *Service {
-	s := newService(c, &memory{})
+	s := &Service{Config: c, images: runtime.NewImageServiceClient(c.Behind), runtimes: runtime.NewRuntimeServiceClient(c.Behind)}
 	s.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
@@ -84,19 +106,6 @@ func New(c Config) *Service {
 		return resp.GetStatus(), err
 	}
 	return s
-}
-
-// With gives a service with another configuration, in front of the same one,
-// that remembers what s does. Both may be used at once.
-func (s *Service) With(c Config) *Service { return newService(c, s.memory) }
-
-func newService(c Config, m *memory) *Service {
-	return &Service{
-		Config:   c,
-		images:   runtime.NewImageServiceClient(c.Behind),
-		runtimes: runtime.NewRuntimeServiceClient(c.Behind),
-		memory:   m,
-	}
 }
 
 // Register makes the service's methods those of a gRPC server.
@@ -156,13 +165,14 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 			err = fmt.Errorf("imagepin: panic in %s: %w", method, errdefs.ErrInternal)
 		}
 	}()
+	ready := s.Ready()
 	select {
-	case <-s.Ready:
+	case <-ready:
 		return call()
 	default:
 	}
 	select {
-	case <-s.Ready:
+	case <-ready:
 		return call()
 	case <-ctx.Done():
 		return fmt.Errorf("imagepin is not initialized yet: %w", errdefs.ErrUnavailable)

@@ -142,14 +142,14 @@ func (s *Service) nameFilesystems(ctx context.Context, layers []writableLayer) e
 			l.leaveOut() // it has just gone
 			continue
 		}
-		rt, err := s.Runtimes.Lookup(sandbox.handler)
+		rt, err := s.Runtimes().Lookup(sandbox.handler)
 		if err != nil {
 			// Its handler is no longer configured: what nobody can name is
 			// better left out.
 			l.leaveOut()
 			continue
 		}
-		l.filesystem.Mountpoint = s.SnapshotRoot(rt.Target.Snapshotter)
+		l.filesystem.Mountpoint = s.Settings().SnapshotRoot(rt.Target.Snapshotter)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -72,8 +73,8 @@ func inFront(t *testing.T, m *measured) runtime.RuntimeServiceClient {
 	runtime.RegisterRuntimeServiceServer(behind, m)
 	front := grpc.NewServer()
 	if err := New(Config{
-		Behind: dial(t, behind), Runtimes: set, Ready: isReady(),
-		SnapshotRoot: func(name string) string { return "/" + name },
+		Behind: dial(t, behind), Runtimes: ctdtest.Always(set), Ready: isReady,
+		Settings: ctdtest.Always(&Settings{SnapshotRoot: func(name string) string { return "/" + name }}),
 	}).Register(front); err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ type verbosePin struct {
 func (s *Service) verboseKey(e imagepin.Entry) verboseKey {
 	k := verboseKey{
 		Ref: e.Ref, Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter,
-		Handlers: s.Runtimes.Handlers(e.Target), Digest: e.Root.Digest.String(),
+		Handlers: s.Runtimes().Handlers(e.Target), Digest: e.Root.Digest.String(),
 		Manifest: e.Manifest.String(), ReadyAt: e.ReadyAt, Source: string(e.Source),
 		Host: e.Host, Record: e.Record, Rule: ruleOf(s.Decider.Rule(e.Ref)),
 	}

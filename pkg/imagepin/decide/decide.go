@@ -20,7 +20,8 @@ import (
 
 // Config is what a Decider works with. All fields are required.
 type Config struct {
-	Policy   *policy.Policy
+	// Policy returns the rules that hold now.
+	Policy   func() *policy.Policy
 	Pins     Pins
 	Images   Images
 	Proofs   Proofs
@@ -30,7 +31,7 @@ type Config struct {
 
 // Decider decides which digest a reference means. It is safe for concurrent use.
 type Decider struct {
-	policy   *policy.Policy
+	policy   func() *policy.Policy
 	pins     Pins
 	images   Images
 	proofs   Proofs

@@ -160,8 +160,8 @@ func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {
 	noError(t, e.pins.Load(e.ctx))
 	e.ref = named(t, strings.TrimPrefix(e.registry.URL, "http://")+"/team/app:1")
 	e.Decider = New(Config{
-		Policy: rulebook, Pins: e.pins, Images: e.images, Registry: e.resolver, Retained: e.retained,
-		Proofs: NodeProofs{Resolver: e.resolver, On: []Noted{e.images, e.pins}},
+		Policy: ctdtest.Always(rulebook), Pins: e.pins, Images: e.images, Registry: e.resolver, Retained: e.retained,
+		Proofs: NodeProofs{Prover: e.resolver, On: []Noted{e.images, e.pins}},
 	})
 	return e
 }

@@ -59,7 +59,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if old, ok := d.pins.Get(id); ok {
 		previous, moving = old.Root.Digest, append(moving, old)
 	}
-	retain := s.Retain || d.policy.Rule(s.Ref.String()).Retain
+	retain := s.Retain || d.policy().Rule(s.Ref.String()).Retain
 	if retain {
 		release, err := d.retained.Reserve(d.freedBy(moving, s.Digest), d.inRepository(s.Ref, s.Digest)...)
 		if err != nil {

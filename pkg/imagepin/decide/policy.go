@@ -12,20 +12,20 @@ import (
 )
 
 // Rule returns the rule of the policy for a normalized reference.
-func (d *Decider) Rule(ref string) policy.Rule { return d.policy.Rule(ref) }
+func (d *Decider) Rule(ref string) policy.Rule { return d.policy().Rule(ref) }
 
 // Scopes returns the scopes that pins of a pod can have, the narrowest first.
-func (d *Decider) Scopes(pod policy.Pod) []policy.Scope { return d.policy.Scopes("", pod) }
+func (d *Decider) Scopes(pod policy.Pod) []policy.Scope { return d.policy().Scopes("", pod) }
 
 // EffectivePolicy returns what the policy and the pins of operators decide for a reference and a pod. A pin of an
 // operator holds also where no rule pins the reference, until the pod's own scope has a pin. ignored are the annotations
 // of the pod that are not allowed or not valid.
 func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string) {
-	effective, ignored = d.policy.Decide(ref, pod)
+	effective, ignored = d.policy().Decide(ref, pod)
 	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned {
 		return effective, ignored
 	}
-	scopes := d.policy.Scopes(ref, pod)
+	scopes := d.policy().Scopes(ref, pod)
 	for _, scope := range scopes {
 		if d.pins.CheckReadable(pin.ID{Scope: scope, Ref: ref}) != nil {
 			effective.Scope = scope // its digest is unknown, and must not be passed over

@@ -17,8 +17,15 @@ type Proofs interface {
 
 // NodeProofs are the proofs on the records of images and of pins.
 type NodeProofs struct {
-	Resolver *resolve.Resolver
-	On       []Noted
+	Prover Prover
+	On     []Noted
+}
+
+// Prover derives proofs. [resolve.Resolver] does.
+type Prover interface {
+	Proof(ref reference.Named, c resolve.Credential, root digest.Digest) string
+	// Proofs returns all that let a credential have a digest.
+	Proofs(ref reference.Named, c resolve.Credential, root digest.Digest) []string
 }
 
 // Noted is where proofs are noted.
@@ -29,12 +36,12 @@ type Noted interface {
 
 // Of implements [Proofs].
 func (n NodeProofs) Of(ref reference.Named, c resolve.Credential, root digest.Digest) string {
-	return n.Resolver.Proof(ref, c, root)
+	return n.Prover.Proof(ref, c, root)
 }
 
 // Accepted implements [Proofs].
 func (n NodeProofs) Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) bool {
-	proofs := n.Resolver.Proofs(ref, c, root)
+	proofs := n.Prover.Proofs(ref, c, root)
 	for _, on := range n.On {
 		if on.HasProof(proofs...) {
 			return true

@@ -6,16 +6,19 @@ import (
 	"github.com/containerd/log"
 )
 
-// noteGarbage has what nothing holds any more collected behind the service.
-func (n *Node) noteGarbage() {
+// Collect implements [pull.Garbage].
+func (n *Node) Collect(ctx context.Context) error { return n.store.Collect(ctx) }
+
+// CollectLater implements [pull.Garbage].
+func (n *Node) CollectLater() {
 	select {
 	case n.garbage <- struct{}{}:
 	default: // it is going to be collected already
 	}
 }
 
-// collectGarbage collects what is noted as garbage until ctx ends. It waits for
-// containerd's collection and for its snapshotters, which no call should.
+// collectGarbage collects what [Node.CollectLater] is called for until ctx ends. It waits for containerd's collection and
+// for its snapshotters, which no call should.
 func (n *Node) collectGarbage(ctx context.Context) {
 	for {
 		select {

@@ -24,7 +24,7 @@ const (
 // notify reports what happened to a pin: in the log, as a metric, and as an event of containerd.
 func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
 	ctx = inNamespace(ctx)
-	metrics.PinEvent(string(e))
+	n.metrics.PinEvent(e)
 	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
 	switch e {
 	case pin.Drifted:
@@ -35,7 +35,7 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 		entry.Infof("pin is %s", e)
 	}
 	event := &api.PinEvent{Pin: control.Pin(p), Previous: previous.String()}
-	if err := n.Events.Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
+	if err := n.containerd.Events.Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
 		entry.WithError(err).Warn("cannot publish the event of a pin")
 	}
 }
@@ -56,7 +56,7 @@ func (s *Service) sweep(ctx context.Context) {
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("cannot remove images that no key accounts for")
 		}
-		if err := s.node.Leases.(*undoneLeases).retry(ctx); err != nil && ctx.Err() == nil {
+		if err := s.node.leases.Retry(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("cannot delete the leases of calls that are over")
 		}
 	}
@@ -64,21 +64,21 @@ func (s *Service) sweep(ctx context.Context) {
 
 // expirePins removes the pins that nothing has used for their time to live.
 func (s *Service) expirePins(ctx context.Context) error {
-	n := s.node
-	if n.Settings.PinTTL == 0 {
+	ttl := s.node.active.Load().Settings.PinTTL
+	if ttl == 0 {
 		return nil
 	}
 	used, err := s.cri.PinsInUse(ctx)
 	if err != nil {
 		return err
 	}
-	return n.pins.Expire(ctx, time.Now().Add(-n.Settings.PinTTL), func(id pin.ID) bool { return used[id] })
+	return s.node.pins.Expire(ctx, time.Now().Add(-ttl), func(id pin.ID) bool { return used[id] })
 }
 
 // state is what the node's metrics say.
 func (n *Node) state() metrics.State {
 	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
-	for _, t := range n.runtimes.Targets() {
+	for _, t := range n.runtimes().Targets() {
 		st.Keys[metrics.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}] = 0
 	}
 	for _, img := range n.store.Images() {

@@ -11,14 +11,12 @@ import (
 	"time"
 
 	"github.com/containerd/log"
-	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -28,80 +26,83 @@ import (
 // failed.
 const retryAfter = time.Second
 
-type visible = func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
-
 // Service is a node's imagepin in front of a CRI service.
 type Service struct {
 	node       *Node
-	behind     grpc.ClientConnInterface
 	puller     *pull.Puller
 	cri        *cri.Service
 	control    *control.Server
 	reconciler *reconcile.Reconciler
 	made       time.Time
 	loaded     context.Context // ends once what is recorded has been read
-	isLoaded   context.CancelFunc
-	ready      chan struct{}
-	underWay   bool                  // calls may have begun before this service was made
-	measured   *atomic.Pointer[Node] // which metrics tell of
+	markLoaded context.CancelFunc
+	ready      atomic.Pointer[chan struct{}] // closed once the index is built
 
-	running sync.Mutex      // held by Run
-	ending  context.Context // done once nothing is to run any more
+	running sync.Mutex         // held by Run
+	mu      sync.Mutex         // guards relist
+	relist  context.CancelFunc // has Run list images again; nil while it does not run
+	ending  context.Context    // done once nothing is to run any more
 	end     context.CancelFunc
 }
 
-// Serve puts the node's imagepin in front of the CRI service behind a
-// connection. Its calls wait until [Service.Run] has built the index.
+// Serve puts the node's imagepin in front of the CRI service behind a connection. Its calls wait until [Service.Run] has
+// built the index. It is called once.
 func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
-	s := newService(n, behind)
-	s.puller = pull.New(s.pullConfig())
-	s.cri = cri.New(s.criConfig())
-	s.assemble()
-	s.measured = &atomic.Pointer[Node]{}
-	s.measured.Store(n)
-	if err := metrics.Register(func() metrics.State { return s.measured.Load().state() }); err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
+	s := &Service{node: n, made: time.Now()}
+	s.ready.Store(new(make(chan struct{})))
+	s.loaded, s.markLoaded = context.WithCancel(context.Background())
+	s.ending, s.end = context.WithCancel(context.Background())
+	maker := pull.New(pull.Config{
+		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
+		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
+		Upstream: cri.Upstream{Images: runtime.NewImageServiceClient(behind), Remind: n.remind},
+		Settings: func() *pull.Settings { return n.active.Load().pull },
+	})
+	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
+	s.cri = cri.New(cri.Config{
+		Behind: behind, Namespace: Namespace, Store: n.store, Puller: s.puller, Images: maker, Locks: &n.locks,
+		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Runtimes: n.runtimes,
+		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
+		Ready: s.Ready,
+	})
+	n.inUse = s.cri.PinsInUse
+	s.reconciler = reconcile.New(reconcile.Config{
+		Store: n.store, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
+		Leases: n.containerd.Leases, Events: n.containerd.Events, Runtimes: n.runtimes, Namespace: Namespace,
+	})
+	s.control = control.New(control.Config{
+		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
+		Store: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
+		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
+	})
+	if n.registerer != nil {
+		if err := n.metrics.Register(n.registerer, n.state); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
 	}
 	return s, nil
 }
 
-// With gives a service of another configuration, of the same containerd and in
-// front of the same CRI service. It knows what s knows, and shares what is under
-// way: calls that s has begun to answer go on as they are. Close s before Run is
-// called for the other.
-func (s *Service) With(c Config) (*Service, error) {
-	n, err := s.node.with(c)
+// Reload replaces what of the configuration may change, and has the images listed again. Calls that are under way go on
+// with what they have read; later ones wait until the index is built. It fails with ErrInvalidArgument where the setup is
+// wrong: then nothing changes.
+func (s *Service) Reload(setup Setup) error {
+	next, err := s.node.activate(setup)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	next := newService(n, s.behind)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node.active.Store(next)
 	select {
-	case <-s.ready:
-		next.underWay = true
-	default:
-		next.underWay, next.ready = s.underWay, s.ready // calls wait for it
+	case <-s.Ready():
+		s.ready.Store(new(make(chan struct{})))
+	default: // calls wait already
 	}
-	next.puller = s.puller.With(next.pullConfig())
-	next.cri = s.cri.With(next.criConfig())
-	next.assemble()
-	next.measured = s.measured
-	next.measured.Store(n)
-	return next, nil
-}
-
-func newService(n *Node, behind grpc.ClientConnInterface) *Service {
-	s := &Service{node: n, behind: behind, made: time.Now(), ready: make(chan struct{})}
-	s.loaded, s.isLoaded = context.WithCancel(context.Background())
-	s.ending, s.end = context.WithCancel(context.Background())
-	return s
-}
-
-// pullConfig is what the puller works with.
-func (s *Service) pullConfig() pull.Config {
-	behind := runtime.NewImageServiceClient(s.behind)
-	return s.node.pullConfig(func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
-		return cri.WaitVisible(ctx, behind, id, names, wanted, s.node.remind)
-	})
+	if s.relist != nil {
+		s.relist()
+	}
+	return nil
 }
 
 // remind makes containerd's CRI read a record once more. It does not for an image
@@ -109,51 +110,14 @@ func (s *Service) pullConfig() pull.Config {
 // name again.
 func (n *Node) remind(ctx context.Context, name string) error {
 	ctx = inNamespace(ctx)
-	img, err := n.Records.Get(ctx, name)
+	img, err := n.containerd.Records.Get(ctx, name)
 	if err != nil {
 		return err
 	}
-	if _, _, err := pull.DescribeLocal(ctx, n.Content, img.Target, n.runtimes.Default()); err != nil {
+	if _, _, err := pull.DescribeLocal(ctx, n.containerd.Content, img.Target, n.runtimes().Default()); err != nil {
 		return fmt.Errorf("it cannot be read: %w", err)
 	}
 	return n.store.Republish(ctx, name)
-}
-
-func (s *Service) criConfig() cri.Config {
-	n := s.node
-	return cri.Config{
-		Behind:              s.behind,
-		Namespace:           Namespace,
-		Store:               n.store,
-		Puller:              s.puller,
-		Decider:             n.decider,
-		Pins:                n.pins,
-		Content:             n.Content,
-		Leases:              n.Leases,
-		Runtimes:            n.runtimes,
-		Snapshotter:         n.Snapshots,
-		SnapshotRoot:        func(name string) string { return n.Snapshotters[name].Root },
-		StatsPeriod:         time.Duration(n.CRI.Images.StatsCollectPeriod) * time.Second,
-		SandboxImage:        n.CRI.SandboxImage(),
-		WithoutSandboxImage: n.CRI.WithoutSandboxImage(),
-		DiscardLayers:       n.CRI.Images.DiscardUnpackedLayers,
-		Ready:               s.ready,
-	}
-}
-
-// assemble makes what works on the puller and the CRI.
-func (s *Service) assemble() {
-	n := s.node
-	n.pins.SetInUse(s.cri.PinsInUse)
-	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Puller: s.puller, Retained: n.retainer, Content: n.Content, Leases: n.Leases,
-		Events: n.Events, Runtimes: n.runtimes, Namespace: Namespace, UnderWay: s.underWay,
-	})
-	s.control = control.New(control.Config{
-		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
-		Store: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.Content, Snapshotter: n.Snapshots,
-		Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
-	})
 }
 
 // PassOn passes a call of a method that is in no CRI known here on to the CRI
@@ -163,9 +127,9 @@ func (s *Service) PassOn(stream grpc.ServerStream) error { return s.cri.PassOn(s
 // Loaded is closed once what is recorded has been read.
 func (s *Service) Loaded() <-chan struct{} { return s.loaded.Done() }
 
-// Ready is closed once the index stands: what is recorded has been read, and what
-// other tools have put on the node is adopted.
-func (s *Service) Ready() <-chan struct{} { return s.ready }
+// Ready returns a channel that is closed once the index is built: what is recorded has been read, and what other tools
+// have put on the node is adopted. After [Service.Reload] it is another one.
+func (s *Service) Ready() <-chan struct{} { return *s.ready.Load() }
 
 // Register makes the CRI and the control service those of a gRPC server.
 func (s *Service) Register(g grpc.ServiceRegistrar) error {
@@ -177,39 +141,66 @@ func (s *Service) Register(g grpc.ServiceRegistrar) error {
 // is nothing for operators.
 func (s *Service) RegisterCRI(g grpc.ServiceRegistrar) error { return s.cri.Register(g) }
 
-// Run builds the index and follows what changes in containerd until ctx ends or
-// [Service.Close] is called, when it returns nil. An error says that it lost
-// track: calls are answered for what it knew until it is run again.
+// Run builds the index and follows what changes in containerd until ctx ends or [Service.Close] is called, when it
+// returns nil. An error is that the event stream was lost: calls are answered for what was known until it is run again.
 func (s *Service) Run(ctx context.Context) error {
 	s.running.Lock()
 	defer s.running.Unlock()
 	ctx, cancel := context.WithCancel(inNamespace(ctx))
 	defer context.AfterFunc(s.ending, cancel)()
-	var behind sync.WaitGroup
-	defer behind.Wait()
+	var background sync.WaitGroup
+	defer background.Wait()
 	defer cancel()
-	behind.Go(func() { s.sweep(ctx) })
-	behind.Go(func() { s.node.collectGarbage(ctx) })
-	err := s.node.Leases.(*undoneLeases).retry(ctx)
+	background.Go(func() { s.sweep(ctx) })
+	background.Go(func() { s.node.collectGarbage(ctx) })
+	for {
+		err := s.list(ctx)
+		if ctx.Err() != nil || s.ending.Err() != nil {
+			return nil
+		}
+		if !errors.Is(err, errRelist) {
+			return err
+		}
+	}
+}
+
+// errRelist is that the images are to be listed again.
+var errRelist = errors.New("listing images again")
+
+// list builds the index and follows what changes in containerd until ctx ends, or [Service.Reload] is called, when it
+// fails with errRelist.
+func (s *Service) list(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	s.relist = func() { cancel(errRelist) }
+	ready := *s.ready.Load()
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.relist = nil
+		s.mu.Unlock()
+	}()
+	err := s.node.leases.Retry(ctx)
 	if err == nil {
 		err = s.node.pins.Load(ctx)
 	}
 	if err == nil {
-		err = s.reconciler.Run(ctx, s.isLoaded, s.isReady)
+		err = s.reconciler.Run(ctx, s.markLoaded, func() { s.markReady(ready) })
 	}
-	if ctx.Err() != nil || s.ending.Err() != nil {
-		return nil
+	if errors.Is(context.Cause(ctx), errRelist) {
+		return errRelist
 	}
 	return err
 }
 
-// isReady notes that the index stands.
-func (s *Service) isReady() {
+// markReady closes the channel of those that wait for the index.
+func (s *Service) markReady(ready chan struct{}) {
 	select {
-	case <-s.ready:
+	case <-ready:
 	default:
 		log.L.WithField("took", time.Since(s.made)).Info("imagepin is ready")
-		close(s.ready)
+		close(ready)
 	}
 }
 
@@ -251,11 +242,12 @@ func (s *Service) uninstall(ctx context.Context, dry bool) (resp *api.UninstallR
 	return resp, err
 }
 
-// Runtimes are those of the runtime handlers, by name.
+// Runtimes returns the runtimes of the runtime handlers, ordered by name.
 func (s *Service) Runtimes() []runtimeplatform.Runtime {
+	now := s.node.active.Load()
 	var all []runtimeplatform.Runtime
-	for _, name := range slices.Sorted(maps.Keys(s.node.CRI.Runtime.Containerd.Runtimes)) {
-		if rt, err := s.node.runtimes.Lookup(name); err == nil {
+	for _, name := range slices.Sorted(maps.Keys(now.CRI.Runtime.Containerd.Runtimes)) {
+		if rt, err := now.runtimes.Lookup(name); err == nil {
 			all = append(all, rt)
 		}
 	}

@@ -37,7 +37,7 @@ func (n *Node) uninstall(ctx context.Context, dry bool, quiet func(context.Conte
 	if dry {
 		return resp, nil
 	}
-	if err := os.Remove(n.NodeKey); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(n.nodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
@@ -58,7 +58,7 @@ func ownLabels(labels map[string]string) []string {
 // dropLabels takes our labels off the image records. The records stay, as
 // those of stock.
 func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
-	all, err := n.Records.List(ctx)
+	all, err := n.containerd.Records.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list images: %w", err)
 	}
@@ -78,7 +78,7 @@ func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResp
 			without.Labels[label] = "" // which removes it
 			fields[i] = "labels." + label
 		}
-		if _, err := n.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
+		if _, err := n.containerd.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("take labels off image record %s: %w", img.Name, err)
 		}
 	}
@@ -89,7 +89,7 @@ func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResp
 // namespace.
 func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
 	ctx = namespaces.WithNamespace(ctx, pin.Namespace)
-	all, err := n.Config.Pins.List(ctx)
+	all, err := n.containerd.Pins.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)
 	}
@@ -98,11 +98,11 @@ func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallRespon
 		return nil
 	}
 	for _, p := range all {
-		if err := n.Config.Pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
+		if err := n.containerd.Pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove pin %s: %w", p.Name, err)
 		}
 	}
-	if err := n.Namespaces.Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
+	if err := n.containerd.Namespaces.Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove namespace %s: %w", pin.Namespace, err)
 	}
 	return nil
@@ -110,7 +110,7 @@ func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallRespon
 
 // dropLeases deletes our leases, and collects what only they held.
 func (n *Node) dropLeases(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
-	manager := n.Config.Leases
+	manager := n.containerd.Leases
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q", imagepin.LeaseLabel))
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)

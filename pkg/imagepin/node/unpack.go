@@ -30,32 +30,32 @@ type applier struct {
 
 // appliers are what unpacks in each snapshotter for which containerd's transfer
 // service names a differ. What is configured and not done is logged by name.
-func (n *Node) appliers() map[string]applier {
-	differs, ignored := n.CRI.Differs(n.runtimes)
+func (n *Node) appliers(a *active) map[string]applier {
+	differs, ignored := a.CRI.Differs(a.runtimes)
 	for _, w := range ignored {
 		log.L.Warn(w)
 	}
 	all := make(map[string]applier)
 	for snapshotter, differ := range differs {
-		if differ == "" || (n.Differ == nil && differ == defaults.DefaultDiffer) {
+		if differ == "" || (n.containerd.Differ == nil && differ == defaults.DefaultDiffer) {
 			continue // what containerd's diff service chooses
 		}
-		a, err := n.differ(differ)
+		by, err := n.differ(differ)
 		if err != nil {
 			log.L.WithError(err).Warnf("[plugins.%q] unpack_config: differ %q is ignored for snapshotter %q, [plugins.\"io.containerd.service.v1.diff-service\"] default holds",
 				config.TransferSection, differ, snapshotter)
 			continue
 		}
-		all[snapshotter] = applier{a, differ}
+		all[snapshotter] = applier{by, differ}
 	}
 	return all
 }
 
 func (n *Node) differ(name string) (diff.Applier, error) {
-	if n.Differ == nil {
+	if n.containerd.Differ == nil {
 		return nil, errNoDiffer
 	}
-	return n.Differ(name)
+	return n.containerd.Differ(name)
 }
 
 var errNoDiffer = errors.New("containerd's socket lets nobody choose a differ")
@@ -74,13 +74,13 @@ func (a applier) inParallel(snapshotter string) bool {
 }
 
 // unpackPlatform is how layers are unpacked in a snapshotter by an applier.
-func (n *Node) unpackPlatform(name string, by applier) unpack.Platform {
-	exports := maps.Clone(n.Snapshotters[name].Exports)
+func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platform {
+	exports := maps.Clone(a.Snapshotters[name].Exports)
 	if exports == nil {
 		exports = make(map[string]string)
 	}
-	capabilities := n.Snapshotters[name].Capabilities
-	if !n.CRI.Images.DisableSnapshotAnnotations {
+	capabilities := a.Snapshotters[name].Capabilities
+	if !a.CRI.Images.DisableSnapshotAnnotations {
 		exports[remoteAnnotations] = "true"
 	}
 	if exports[remoteAnnotations] == "true" || !by.inParallel(name) {
@@ -89,19 +89,19 @@ func (n *Node) unpackPlatform(name string, by applier) unpack.Platform {
 		capabilities = nil
 	}
 	if by.Applier == nil {
-		by.Applier = n.Applier
+		by.Applier = n.containerd.Applier
 	}
 	var apply []diff.ApplyOpt
-	if n.CRI.Images.ImagePullWithSyncFS {
+	if a.CRI.Images.ImagePullWithSyncFS {
 		apply = append(apply, diff.WithSyncFs(true))
 	}
-	if n.CRI.Images.ImageDecryption.KeyModel == "node" {
+	if a.CRI.Images.ImageDecryption.KeyModel == "node" {
 		apply = append(apply, decryptWithNodeKeys)
 	}
 	return unpack.Platform{
 		Platform:                platforms.All, // the manifest has been chosen
 		SnapshotterKey:          name,
-		Snapshotter:             n.Snapshots(name),
+		Snapshotter:             n.containerd.Snapshots(name),
 		SnapshotterExports:      exports,
 		SnapshotterCapabilities: capabilities,
 		Applier:                 by.Applier,

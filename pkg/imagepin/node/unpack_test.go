@@ -50,12 +50,13 @@ func TestAppliers(t *testing.T) {
 		}, map[string]diff.Applier{"overlayfs": named("walking"), "erofs": named("erofs"), "native": named("service")}},
 		"beside it": {nil, map[string]diff.Applier{"overlayfs": named("service"), "erofs": named("service"), "native": named("service")}},
 	} {
-		n := &Node{runtimes: handlers, Config: Config{CRI: config.CRI{Transfer: &transfer}, Containerd: Containerd{
+		n := &Node{containerd: Containerd{
 			Applier: named("service"), Differ: c.differ, Snapshots: func(string) snapshots.Snapshotter { return nil },
-		}}}
-		appliers := n.appliers()
+		}}
+		a := &active{runtimes: handlers, Setup: Setup{CRI: config.CRI{Transfer: &transfer}}}
+		appliers := n.appliers(a)
 		for _, sn := range handlers.Snapshotters() {
-			if got := n.unpackPlatform(sn, appliers[sn]).Applier; got != c.want[sn] {
+			if got := n.unpackPlatform(a, sn, appliers[sn]).Applier; got != c.want[sn] {
 				t.Errorf("%s: %v unpacks in %s, not %v", name, got, sn, c.want[sn])
 			}
 		}
@@ -81,18 +82,18 @@ func TestUnpackInParallel(t *testing.T) {
 		{"erofs", "walking", rebase, nil, false},
 		{"erofs", "", rebase, nil, false}, // the diff service may choose the walking one
 	} {
-		n := &Node{Config: Config{
-			CRI: config.CRI{Images: config.Images{DisableSnapshotAnnotations: true}},
-			Containerd: Containerd{
-				Applier: named("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
-				Snapshotters: map[string]Snapshotter{c.snapshotter: {Exports: c.exports, Capabilities: c.capabilities}},
-			},
+		n := &Node{containerd: Containerd{
+			Applier: named("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
+		}}
+		a := &active{Setup: Setup{
+			CRI:          config.CRI{Images: config.Images{DisableSnapshotAnnotations: true}},
+			Snapshotters: map[string]Snapshotter{c.snapshotter: {Exports: c.exports, Capabilities: c.capabilities}},
 		}}
 		by := applier{differ: c.differ}
 		if c.differ != "" {
 			by.Applier = named(c.differ)
 		}
-		if got := slices.Contains(n.unpackPlatform(c.snapshotter, by).SnapshotterCapabilities, snapshots.RebaseCap); got != c.parallel {
+		if got := slices.Contains(n.unpackPlatform(a, c.snapshotter, by).SnapshotterCapabilities, snapshots.RebaseCap); got != c.parallel {
 			t.Errorf("%+v: in parallel: %v", c, got)
 		}
 	}

@@ -28,20 +28,6 @@ func madeFor(id ID, namespace string, by By) string {
 	return namespace
 }
 
-// Limit replaces Config.MaxPerNamespace. Pins that are too many stay.
-func (s *Store) Limit(maxPerNamespace int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.MaxPerNamespace = maxPerNamespace
-}
-
-// SetInUse replaces Config.InUse.
-func (s *Store) SetInUse(inUse func(ctx context.Context) (map[ID]bool, error)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.InUse = inUse
-}
-
 // withRoom runs write, which makes one pin. Where it fails because a cap is
 // full, one pin is evicted and write is run again.
 func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, error) {
@@ -67,11 +53,11 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 // is used meanwhile stays. again reports whether there was room after all, by
 // whomever: another may have taken it by now.
 func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
-	candidates, inUse, room := s.evictable(payer)
-	if room || len(candidates) == 0 || inUse == nil {
+	candidates, room := s.evictable(payer)
+	if room || len(candidates) == 0 || s.InUse == nil {
 		return room, nil
 	}
-	used, err := inUse(ctx)
+	used, err := s.InUse(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -96,13 +82,14 @@ func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
 // hasRoom reports whether the cap of a namespace is not full. The caller holds
 // the lock.
 func (s *Store) hasRoom(payer string) bool {
-	return s.MaxPerNamespace <= 0 || s.paid[payer] < s.MaxPerNamespace
+	limit := s.MaxPerNamespace()
+	return limit <= 0 || s.paid[payer] < limit
 }
 
 // evictable lists the pins that count against a namespace and that no operator
 // has set, in the order in which they are evicted, and reports whether there is
 // room without.
-func (s *Store) evictable(payer string) (_ []Pin, inUse func(context.Context) (map[ID]bool, error), room bool) {
+func (s *Store) evictable(payer string) (_ []Pin, room bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var pins []Pin
@@ -120,7 +107,7 @@ func (s *Store) evictable(payer string) (_ []Pin, inUse func(context.Context) (m
 		}
 		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.MadeAt.Compare(b.MadeAt), cmp.Compare(a.ID.String(), b.ID.String()))
 	})
-	return pins, s.InUse, s.hasRoom(payer)
+	return pins, s.hasRoom(payer)
 }
 
 // reserve makes sure that there is room for a pin that is about to be made, and

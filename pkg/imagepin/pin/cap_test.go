@@ -33,12 +33,12 @@ type capped struct {
 
 func newCapped(t *testing.T, max int) *capped {
 	c := &capped{env: newEnv(t, max), used: make(map[ID]bool)}
-	c.SetInUse(func(context.Context) (map[ID]bool, error) {
+	c.InUse = func(context.Context) (map[ID]bool, error) {
 		if c.asked != nil {
 			c.asked()
 		}
 		return c.used, nil
-	})
+	}
 	return c
 }
 
@@ -158,7 +158,7 @@ func TestEvictLooksAgain(t *testing.T) {
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 
 	failed := errors.New("the CRI does not answer")
-	c.SetInUse(func(context.Context) (map[ID]bool, error) { return nil, failed })
+	c.InUse = func(context.Context) (map[ID]bool, error) { return nil, failed }
 	_, err := c.Make(c.ctx, nodeID("e"), root("e"), ByUse, false)
 	wantFull(t, "without an answer", err)
 	if !errors.Is(err, failed) {

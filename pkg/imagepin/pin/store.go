@@ -40,16 +40,18 @@ const (
 	Drifted Event = "drift"
 )
 
+// Events are all events.
+var Events = []Event{Made, Moved, Removed, Expired, Evicted, Drifted}
+
 // Config is what a Store works on.
 type Config struct {
 	Images     images.Store
 	Namespaces Namespaces
-	// MaxPerNamespace bounds the pins of one Kubernetes namespace, and of the
-	// node; zero does not. See [Pin.Payer].
-	MaxPerNamespace int
-	// InUse lists the pins that something on the node is made of. It is called
-	// where a cap is full, with no lock held; see [Store.SetInUse]. Without it
-	// no pin is evicted.
+	// MaxPerNamespace returns how many pins one Kubernetes namespace may have, and the node; zero is no limit, as nil is.
+	// See [Pin.Payer].
+	MaxPerNamespace func() int
+	// InUse lists the pins that something on the node is made of. It is called where a namespace has no room, with no lock
+	// held. Without it no pin is evicted.
 	InUse func(ctx context.Context) (map[ID]bool, error)
 	// Changed is called after a pin has changed, with no lock held, so that what pins retain is brought into line. roots
 	// are the digests that it had and has. The call that changed the pin fails with its error. Nil does nothing.
@@ -79,6 +81,9 @@ type Store struct {
 func New(c Config) *Store {
 	if c.Notify == nil {
 		c.Notify = func(context.Context, Event, Pin, digest.Digest) {}
+	}
+	if c.MaxPerNamespace == nil {
+		c.MaxPerNamespace = func() int { return 0 }
 	}
 	if c.Changed == nil {
 		c.Changed = func(context.Context, ...digest.Digest) error { return nil }

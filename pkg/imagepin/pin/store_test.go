@@ -68,7 +68,7 @@ func newEnv(t *testing.T, maxPerNamespace int) *env {
 	e := &env{node: ctdtest.New(t, "first")}
 	e.ctx = e.node.Context(t)
 	e.Store = New(Config{
-		Images: counting{e.node.Images, e}, Namespaces: spaces{e.node.DB}, MaxPerNamespace: maxPerNamespace,
+		Images: counting{e.node.Images, e}, Namespaces: spaces{e.node.DB}, MaxPerNamespace: ctdtest.Always(maxPerNamespace),
 		Notify: func(_ context.Context, ev Event, p Pin, previous digest.Digest) {
 			e.mu.Lock()
 			defer e.mu.Unlock()

@@ -95,15 +95,18 @@ func TestLayerCache(t *testing.T) {
 	delete(blobs, img.Layer.Digest)
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
-	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: runtimes})
-	pins := pin.New(pin.Config{})
+	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)})
 	retainer := retain.New(retain.Config{
 		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
+	locks := &Locks{}
+	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}}
 	p := New(Config{
-		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Pins: pins, Retained: retainer,
-		Decider: decide.New(decide.Config{Pins: pins, Images: s}), MaxConcurrentUnpacks: 4,
-		UnpackPlatforms: []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}},
+		Content: n.Content, Leases: n.Leases, Images: s, Runtimes: ctdtest.Always(runtimes), Retained: retainer, Locks: locks,
+		Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s}), Garbage: &laterGarbage{},
+		Settings: ctdtest.Always(&Settings{
+			UnpackPlatforms: unpackers, Transfer: NewTransfer(n.Content, n.Leases, unpackers, Limits{Unpacks: 4}, locks),
+		}),
 	})
 
 	ctx, done := n.Lease(t)

@@ -2,158 +2,87 @@ package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
-	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/transfer"
-	"github.com/containerd/containerd/v2/core/transfer/local"
-	"github.com/containerd/containerd/v2/core/unpack"
-	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/pkg/tracing"
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a Puller works with.
-type Config struct {
-	Content  content.Store
-	Leases   leases.Manager
-	Store    *store.Store
-	Decider  *decide.Decider
-	Proofs   decide.Proofs
-	Resolver *resolve.Resolver
-	Runtimes *runtimeplatform.Set
-	Pins     *pin.Store
-	Retained Retained
-	// Verifiers are the image verifier plugins by name.
-	Verifiers map[string]imageverifier.ImageVerifier
-	// UnpackPlatforms has one entry per snapshotter; its Platform has to match all.
-	UnpackPlatforms []unpack.Platform
-	// Visible waits until the CRI service behind knows the image called id under
-	// every name, as long as it is wanted under that name.
-	Visible func(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
-	// Garbage has what nothing holds any more collected, and does not wait for it;
-	// nil leaves that to containerd.
-	Garbage func()
-
-	// DiscardLayers lets layers go once they are unpacked.
-	DiscardLayers bool
-	// ProgressTimeout ends a pull that makes no progress for so long; zero
-	// never does.
-	ProgressTimeout time.Duration
-	// MaxConcurrentDownloads limits the layers fetched at once; zero does not.
-	MaxConcurrentDownloads int
-	// MaxConcurrentUnpacks is how many layers of one image are unpacked at
-	// once in a snapshotter that can rebase.
-	MaxConcurrentUnpacks int
-	// ConcurrentLayerFetchBuffer is the size, in bytes, of the pieces that a
-	// layer is fetched in; zero fetches it whole.
-	ConcurrentLayerFetchBuffer int
-}
-
-// Retained is the content that pins retain. [retain.Retainer] is one.
-type Retained interface {
-	// Sync brings what is retained of digests into line with pins and images.
-	Sync(ctx context.Context, roots ...digest.Digest) error
-	// Synced reports whether there is nothing to do for a digest.
-	Synced(root digest.Digest) bool
-}
-
-// Puller makes keys ready. It is safe for concurrent use.
+// Puller answers requests for images: it has decided which digest a reference means, and has that made. Concurrent
+// identical requests are one. It is safe for concurrent use.
 type Puller struct {
-	Config
-	transfer transfer.Transferrer
-	*underWay
-}
+	decider  *decide.Decider
+	maker    *Maker
+	observer Observer
+	// identity tells credentials apart, see [resolve.Prover.Identity].
+	identity func(resolve.Credential) string
 
-// underWay is what is going on, and what keeps it apart.
-type underWay struct {
-	blobs    keyed.Mutex   // of blobs and snapshots being made
-	images   keyed.RWMutex // by reference: read while in use, written to remove
-	pulls    flight.Group[imagepin.Entry]
-	makes    flight.Group[imagepin.Entry]
+	pulls    flight.Group[Pulled]
+	makes    flight.Group[Pulled]
 	unshared atomic.Uint64
-	served   served // which blobs came from which repository
 }
 
-// New makes a puller.
-func New(c Config) *Puller { return newPuller(c, &underWay{}) }
-
-// With gives a puller with another configuration that shares what is under way:
-// pulls that have begun go on as they began, and equal ones join them. Both may
-// be used at once.
-func (p *Puller) With(c Config) *Puller { return newPuller(c, p.underWay) }
-
-func newPuller(c Config, u *underWay) *Puller {
-	p := &Puller{Config: c, underWay: u}
-	p.transfer = local.NewTransferService(c.Content, nil, local.TransferConfig{
-		Leases:                     c.Leases,
-		MaxConcurrentDownloads:     c.MaxConcurrentDownloads,
-		MaxConcurrentUnpacks:       c.MaxConcurrentUnpacks,
-		ConcurrentLayerFetchBuffer: c.ConcurrentLayerFetchBuffer,
-		DuplicationSuppressor:      &p.blobs,
-		UnpackPlatforms:            c.UnpackPlatforms,
-	})
-	return p
+// NewPuller returns a puller. identity returns a text that is the same for equal credentials only.
+func NewPuller(d *decide.Decider, m *Maker, o Observer, identity func(resolve.Credential) string) *Puller {
+	return &Puller{decider: d, maker: m, observer: o, identity: identity}
 }
 
 // Request is one pull.
 type Request struct {
 	// Ref is the reference as the caller wrote it.
 	Ref string
-	// Runtime is whose target the image is made ready for.
+	// Runtime is the one whose target the image is made ready for.
 	Runtime runtimeplatform.Runtime
 	// Credential is the caller's; none is the node's own.
 	Credential resolve.Credential
 	// Pod is the pod that the pull is for; the zero value is none.
 	Pod policy.Pod
-	// Progress is told how far the pull is. A pull with it is not shared.
+	// Progress is notified of how far the pull is. A pull with it is not shared.
 	Progress transfer.ProgressFunc
-	// Done is told what had to be done.
-	Done func(metrics.Done)
 }
 
-// Pull makes what a reference means now ready for a target, and returns once
-// the CRI service behind knows it. Equal pulls at one time are one. A pull
+// Pulled is an image that is ready.
+type Pulled struct {
+	imagepin.Entry
+	// Outcome is what had to be done.
+	Outcome Outcome
+}
+
+// Pull makes what a reference means now ready for a target, and returns once containerd's CRI service knows it. A pull
 // whose callers have all gone stops and leaves nothing.
 //
-// Errors are [imagepin.Error]; besides those of [resolve.Resolver.Resolve]:
-// InvalidReference (ErrInvalidArgument), ImageVerificationFailed
-// (ErrPermissionDenied), NoMatchingPlatform (ErrNotFound), ContentCorrupt
-// (ErrFailedPrecondition), PullStalled (context.DeadlineExceeded) and
-// CannotPullImage (the class of its cause).
-func (p *Puller) Pull(ctx context.Context, r Request) (imagepin.Entry, error) {
+// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), those of [decide.Decider.Decide] and of
+// [Maker.Make].
+func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.question(ctx, r)
 	if err != nil {
-		return imagepin.Entry{}, err
+		return Pulled{}, err
 	}
-	return p.pulls.Do(ctx, p.pullKey(q, r), func(ctx context.Context) (imagepin.Entry, error) { return p.pull(ctx, q, r) })
+	return p.pulls.Do(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
 // PullDetached is [Puller.Pull] for a caller that will call again: the pull goes on when its callers have gone, and a
 // later call joins it.
-func (p *Puller) PullDetached(ctx context.Context, r Request) (imagepin.Entry, error) {
+func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.question(ctx, r)
 	if err != nil {
-		return imagepin.Entry{}, err
+		return Pulled{}, err
 	}
-	return p.pulls.DoDetached(ctx, p.pullKey(q, r), func(ctx context.Context) (imagepin.Entry, error) { return p.pull(ctx, q, r) })
+	return p.pulls.DoDetached(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
 // question is what a request asks to be decided.
@@ -163,16 +92,15 @@ func (p *Puller) question(ctx context.Context, r Request) (decide.Question, erro
 		return decide.Question{}, err
 	}
 	return decide.Question{
-		Ref: ref, Credential: r.Credential, Policy: p.Decider.PolicyFor(ctx, ref, r.Pod), Target: r.Runtime.Target,
+		Ref: ref, Credential: r.Credential, Policy: p.decider.PolicyFor(ctx, ref, r.Pod), Target: r.Runtime.Target,
 	}, nil
 }
 
-// pullKey tells pulls apart that are not identical. A pull that begins after a pin has moved does not join one from
-// before.
-func (p *Puller) pullKey(q decide.Question, r Request) string {
+// key tells pulls apart that are not identical. A pull that begins after a pin has moved does not join one from before.
+func (p *Puller) key(q decide.Question, r Request) string {
 	key := []string{
-		q.Ref.String(), q.Target.String(), p.Resolver.Prover.Identity(q.Credential),
-		string(q.Policy.Behavior), string(q.Policy.Scope), p.Decider.Pinned(q).String(),
+		q.Ref.String(), q.Target.String(), p.identity(q.Credential),
+		string(q.Policy.Behavior), string(q.Policy.Scope), p.decider.Pinned(q).String(),
 	}
 	if r.Progress != nil {
 		key = append(key, fmt.Sprint(p.unshared.Add(1)))
@@ -180,67 +108,86 @@ func (p *Puller) pullKey(q decide.Question, r Request) string {
 	return strings.Join(key, "\x00")
 }
 
-func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (e imagepin.Entry, err error) {
+// pull decides and makes, and has that observed.
+func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (pulled Pulled, err error) {
 	err = traced(ctx, "pull", func(ctx context.Context) error {
-		e, err = p.decideAndMake(ctx, q, r)
+		pulled, err = p.decideAndMake(ctx, q, r)
+		if err != nil {
+			pulled.Outcome = failure(ctx)
+		}
+		p.observer.Pulled(pulled.Outcome)
 		return err
 	}, tracing.WithAttribute("image.ref", q.Ref.String()), tracing.WithAttribute("image.target", q.Target.String()))
-	return e, err
+	return pulled, err
 }
 
 // decideAndMake finds out what a reference means, and makes that ready. Nothing removes the reference meanwhile.
-func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request) (imagepin.Entry, error) {
-	unlock, err := p.images.RLock(ctx, q.Ref.String())
+func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request) (Pulled, error) {
+	unlock, err := p.maker.c.Locks.ForUse(ctx, q.Ref.String())
 	if err != nil {
-		metrics.Pull(failure(ctx))
-		return imagepin.Entry{}, err
+		return Pulled{}, err
 	}
 	defer unlock()
-	v, err := p.Decider.Decide(ctx, q)
+	v, err := p.decider.Decide(ctx, q)
 	if err != nil {
-		metrics.Pull(failure(ctx))
-		return imagepin.Entry{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
+		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
 	if v.Fallback() {
-		metrics.Fallback()
+		p.observer.FellBack()
 	}
-	return p.run(ctx, job{Verdict: v, runtime: r.Runtime, progress: r.Progress, done: r.Done})
+	return pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress}))
+}
+
+func pulledOf(e imagepin.Entry, o Outcome, err error) (Pulled, error) {
+	return Pulled{Entry: e, Outcome: o}, err
 }
 
 // Need is an image that something on the node is about to use.
 type Need struct {
 	// Ref is the reference under which it is wanted.
 	Ref reference.Named
-	// Root is what the reference means: the descriptor that the registry
-	// once gave.
+	// Root is what the reference means: the descriptor that the registry once gave.
 	Root ocispec.Descriptor
-	// Runtime is whose target it is needed for.
+	// Runtime is the one whose target it is needed for.
 	Runtime runtimeplatform.Runtime
 	// Pin is what decided Root; nil where none did.
 	Pin *pin.Pin
 }
 
-// MakeReady makes an image ready for another target: from what is on the node,
-// and else from the registry, by digest and with the node's own credentials
-// only. It goes on when its callers have gone, and a later call joins it.
+// MakeReady makes an image ready for another target: from what is on the node, and else from the registry, by digest and
+// with the node's own credentials only. It goes on when its callers have gone, and a later call joins it.
 //
-// Errors are those of [Puller.Pull].
+// Errors are those of [Maker.Make].
 func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) {
-	if e, ok := p.ready(n.Ref, n.Root.Digest, n.Runtime.Target); ok && e.Ref == n.Ref.String() {
+	if e, ok := p.maker.ready(n.Ref, n.Root.Digest, n.Runtime.Target); ok && e.Ref == n.Ref.String() {
 		return e, nil
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
-	return p.makes.DoDetached(ctx, key, func(ctx context.Context) (imagepin.Entry, error) {
-		return p.run(ctx, job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, runtime: n.Runtime})
+	made, err := p.makes.DoDetached(ctx, key, func(ctx context.Context) (Pulled, error) {
+		return p.make(ctx, Job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, Runtime: n.Runtime})
 	})
+	return made.Entry, err
 }
 
-// LockForUse keeps what references mean from removal until done is called.
-func (p *Puller) LockForUse(ctx context.Context, refs ...string) (done func(), _ error) {
-	return p.images.RLock(ctx, refs...)
+// make has a job made, and observed as a pull.
+func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
+	made, err := pulledOf(p.maker.Make(ctx, j))
+	p.observer.Pulled(made.Outcome)
+	return made, err
 }
 
-// LockForRemoval waits until nothing uses or pulls references, and keeps it so until done is called.
-func (p *Puller) LockForRemoval(ctx context.Context, refs ...string) (done func(), _ error) {
-	return p.images.Lock(ctx, refs...)
+// Remake is [Maker.Remake], observed as a pull.
+func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) (Outcome, error) {
+	outcome, err := p.maker.Remake(ctx, e)
+	p.observer.Pulled(outcome)
+	return outcome, err
+}
+
+// errEnded is what pulls fail with after the end.
+var errEnded = fmt.Errorf("imagepin makes no more images ready until containerd is restarted: %w", errdefs.ErrFailedPrecondition)
+
+// End makes every later pull fail with ErrFailedPrecondition, cancels those that are under way, also those whose callers
+// have gone, and waits until nothing of them is left.
+func (p *Puller) End(ctx context.Context) error {
+	return errors.Join(p.pulls.End(ctx, errEnded), p.makes.End(ctx, errEnded))
 }

@@ -6,12 +6,9 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -42,43 +39,45 @@ func asRemoved(err error) error {
 // its digest, so that it is found by either. The context carries a lease, which
 // holds the image from then on. It fails with errRemoved where a part of it is
 // not there any more.
-func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded imagepin.Entry, change store.Change, _ error) {
-	entries, err := p.entries(j, e)
+func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
+	entries, err := m.entries(j, e)
 	if err != nil {
-		return imagepin.Entry{}, change, err
+		return imagepin.Entry{}, false, err
 	}
 	e = entries[len(entries)-1]
 	err = traced(ctx, "record", func(ctx context.Context) error {
-		err := p.Store.AddToLease(ctx, e)
+		err := m.c.Images.AddToLease(ctx, e)
 		if errdefs.IsNotFound(err) {
 			return errRemoved
 		}
 		if err != nil {
 			return err
 		}
-		if change, err = p.Store.Put(ctx, j.Proof, entries...); err != nil {
+		change, err := m.c.Images.Put(ctx, j.Proof, entries...)
+		if err != nil {
 			return err
 		}
+		wrote = change.Wrote
 		failpoint.Reach("pull.recorded")
-		return p.Retained.Sync(ctx, e.Root.Digest)
+		return m.c.Retained.Sync(ctx, e.Root.Digest)
 	})
-	return e, change, err
+	return e, wrote, err
 }
 
 // recorded reports whether record has nothing to do for an image that is ready,
 // and gives its entry.
-func (p *Puller) recorded(j job, e imagepin.Entry) (imagepin.Entry, bool) {
-	entries, err := p.entries(j, e)
-	if err != nil || j.FirstUse != nil || !p.Store.Recorded(j.Proof, entries...) {
+func (m *Maker) recorded(j Job, e imagepin.Entry) (imagepin.Entry, bool) {
+	entries, err := m.entries(j, e)
+	if err != nil || j.FirstUse != nil || !m.c.Images.Recorded(j.Proof, entries...) {
 		return imagepin.Entry{}, false
 	}
 	e = entries[len(entries)-1]
-	return e, p.Retained.Synced(e.Root.Digest)
+	return e, m.c.Retained.Synced(e.Root.Digest)
 }
 
 // entries are the keys of a job's image: that of its digest, and that of its
 // reference where the job decides what that means on the node.
-func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
+func (m *Maker) entries(j Job, e imagepin.Entry) ([]imagepin.Entry, error) {
 	byDigest, err := j.byDigest()
 	if err != nil {
 		return nil, err
@@ -89,14 +88,9 @@ func (p *Puller) entries(j job, e imagepin.Entry) ([]imagepin.Entry, error) {
 		return nil, err
 	}
 	entries := []imagepin.Entry{e}
-	if ref := j.Ref.String(); ref != e.Ref && p.Decider.MovesTag(j.Verdict) {
+	if ref := j.Ref.String(); ref != e.Ref && m.c.Pins.MovesTag(j.Verdict) {
 		e.Ref = ref
 		entries = append(entries, e)
 	}
 	return entries, nil
-}
-
-// ofDigest returns what the node has of one digest of a reference.
-func (p *Puller) ofDigest(ref reference.Named, root digest.Digest) []imagepin.Entry {
-	return decide.OfDigest(p.Store, ref, root)
 }

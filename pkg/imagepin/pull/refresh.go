@@ -2,9 +2,7 @@ package pull
 
 import (
 	"context"
-	"fmt"
 
-	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -12,7 +10,6 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -41,7 +38,7 @@ type RefreshedTarget struct {
 	Err           error
 }
 
-// Changed tells whether anything is another digest than before.
+// Changed reports whether a digest is another one than before.
 func (r Refreshed) Changed() bool {
 	for _, p := range r.Pins {
 		if p.Before != p.After {
@@ -56,7 +53,7 @@ func (r Refreshed) Changed() bool {
 	return false
 }
 
-// Failed gives the first error of a target.
+// Failed returns the first error of a target.
 func (r Refreshed) Failed() error {
 	for _, t := range r.Targets {
 		if t.Err != nil {
@@ -76,20 +73,20 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	if err != nil {
 		return Refreshed{}, err
 	}
-	unlock, err := p.images.RLock(ctx, tag.String())
+	unlock, err := p.maker.c.Locks.ForUse(ctx, tag.String())
 	if err != nil {
 		return Refreshed{}, err
 	}
 	defer unlock()
-	r, err := p.Decider.Refresh(ctx, tag, scope, c)
+	r, err := p.decider.Refresh(ctx, tag, scope, c)
 	if err != nil {
 		return Refreshed{}, err
 	}
 	done := Refreshed{Ref: tag, Registry: r.Verdict.Root}
 	var ready []imagepin.Entry
 	for _, e := range r.Images {
-		made, err := p.makeFor(ctx, e.Target, job{Verdict: r.Verdict})
-		ready = append(ready, made)
+		made, err := p.makeFor(ctx, e.Target, r.Verdict, p.make)
+		ready = append(ready, made.Entry)
 		done.Targets = append(done.Targets, RefreshedTarget{Target: e.Target, Before: e.Root.Digest, After: e.Root.Digest, Err: err})
 	}
 	for _, held := range r.Pins {
@@ -104,7 +101,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 
 // moveTo moves the pins of a refresh, and what its tag means for each target, to its digest, which is ready.
 func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.Entry, done *Refreshed) error {
-	v, moved, err := p.Decider.MovePins(ctx, r, ready)
+	v, moved, err := p.decider.MovePins(ctx, r, ready)
 	for i, held := range moved {
 		done.Pins[i].After = held.Root.Digest
 	}
@@ -112,7 +109,8 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 		return err
 	}
 	for i, e := range r.Images {
-		made, err := p.makeFor(ctx, e.Target, job{Verdict: v, skipMetrics: true})
+		// Its pull is observed already.
+		made, err := p.makeFor(ctx, e.Target, v, func(ctx context.Context, j Job) (Pulled, error) { return pulledOf(p.maker.Make(ctx, j)) })
 		if err != nil {
 			return err
 		}
@@ -122,25 +120,11 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 	return nil
 }
 
-// makeFor does a job for a target. It fails with ErrNotFound where no runtime handler has the target any more.
-func (p *Puller) makeFor(ctx context.Context, t runtimeplatform.Target, j job) (imagepin.Entry, error) {
-	rt, ok := p.Runtimes.ForTarget(t)
-	if !ok {
-		return imagepin.Entry{}, fmt.Errorf("no runtime handler has target %s: %w", t, errdefs.ErrNotFound)
-	}
-	j.runtime = rt
-	return p.run(ctx, j)
-}
-
-// Remake makes a key ready that has lost something: from what is on the node, and else from the registry with the node's
-// own credentials. done is what that took.
-func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) (done metrics.Done, _ error) {
-	ref, err := reference.ParseNamed(e.Ref)
+// makeFor makes a verdict for a target. It fails with ErrNotFound where no runtime handler has the target any more.
+func (p *Puller) makeFor(ctx context.Context, t runtimeplatform.Target, v decide.Verdict, with func(context.Context, Job) (Pulled, error)) (Pulled, error) {
+	rt, err := p.maker.runtimeOf(t)
 	if err != nil {
-		return "", err
+		return Pulled{}, err
 	}
-	_, err = p.makeFor(ctx, e.Target, job{
-		Verdict: decide.Verdict{Ref: ref, Root: e.Root}, force: true, done: func(d metrics.Done) { done = d },
-	})
-	return done, err
+	return with(ctx, Job{Verdict: v, Runtime: rt})
 }

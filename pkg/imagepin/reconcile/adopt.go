@@ -72,7 +72,7 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	return r.Puller.Hold(ctx, entries, func(ctx context.Context) error {
+	return r.Maker.Hold(ctx, entries, func(ctx context.Context) error {
 		failpoint.Reach("adopt.found")
 		r.Store.Unsee(img, entries...)
 		if _, err := r.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
@@ -92,7 +92,7 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	if !isID && !store.Managed(img) || r.Store.Explained(img) {
 		return
 	}
-	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes.Default())
+	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes().Default())
 	switch {
 	case err != nil:
 	case e.ImageID.String() == img.Name:
@@ -127,7 +127,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 		}
 		if !unpacked {
 			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
-			if e.Target == r.Runtimes.Default().Target {
+			if e.Target == r.Runtimes().Default().Target {
 				r.healing.add(ctx, store.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
 			}
 			continue
@@ -140,8 +140,8 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 // candidates are the keys that an image could have with the content that is on
 // the node, and why it cannot have others that it should.
 func candidates(ctx context.Context, s *store.Store, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
-	for _, t := range s.Runtimes.Targets() {
-		rt, ok := s.Runtimes.ForTarget(t)
+	for _, t := range s.Runtimes().Targets() {
+		rt, ok := s.Runtimes().ForTarget(t)
 		if !ok {
 			continue
 		}

@@ -29,7 +29,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 		b.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	ctx := n.Context(b)
 	var names []string
@@ -51,7 +51,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
 	r.healing = newHealing(r)
 	loaded, err := s.Load(ctx)
 	if err != nil {

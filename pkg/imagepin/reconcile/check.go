@@ -14,7 +14,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -143,7 +143,7 @@ func adoptable(img images.Image) (reference.Named, error) {
 func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, error) {
 	return f.Mend(ctx, func(ctx context.Context, loss store.Loss) (store.Repair, error) {
 		if loss.Blob != "" {
-			if err := r.Puller.RepairBlob(ctx, loss.Entry, loss.Blob); err != nil {
+			if err := r.Maker.RepairBlob(ctx, loss.Entry, loss.Blob); err != nil {
 				return "", err
 			}
 			return store.Fetched, nil
@@ -172,7 +172,7 @@ func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, e
 }
 
 // repairs are what a pull does, as repairs.
-var repairs = map[metrics.Done]store.Repair{
-	metrics.Fetched: store.Fetched, metrics.Unpacked: store.Unpacked,
-	metrics.Recorded: store.Recorded, metrics.Nothing: store.Recorded,
+var repairs = map[pull.Outcome]store.Repair{
+	pull.Fetched: store.Fetched, pull.Unpacked: store.Unpacked,
+	pull.Recorded: store.Recorded, pull.UpToDate: store.Recorded,
 }

@@ -38,7 +38,7 @@ func newDeepNode(t *testing.T) *deepNode {
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)
 	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})}
 	for _, name := range []string{"a", "b"} {
 		blobs := ctdtest.Blobs{}
@@ -53,7 +53,7 @@ func newDeepNode(t *testing.T) *deepNode {
 		done()
 		d.images = append(d.images, img)
 	}
-	r := New(Config{Store: d.store, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r := New(Config{Store: d.store, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
 	r.healing = newHealing(r)
 	loaded, err := d.store.Load(d.ctx)
 	noError(t, err)

@@ -200,8 +200,8 @@ func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
 // more: where the node's images go into another snapshotter now, it goes there
 // too, before what it held is let go of.
 func (r *Reconciler) toDefault(e imagepin.Entry) (store.Loss, bool) {
-	to := r.Runtimes.Default().Target
-	if _, ok := r.Runtimes.ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
+	to := r.Runtimes().Default().Target
+	if _, ok := r.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
 		return store.Loss{}, false
 	}
 	e.Target = to
@@ -216,7 +216,7 @@ func (r *Reconciler) unpack(ctx context.Context, loss store.Loss) (restored bool
 	if witness == "" {
 		witness = loss.Entry.Record
 	}
-	err := r.Puller.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
+	err := r.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
 		failpoint.Reach("heal.unpacked")
 		restored, err = r.Store.Restore(ctx, loss.Entry, witness)
 		failpoint.Reach("heal.recorded")

@@ -18,6 +18,7 @@ import (
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -38,17 +39,32 @@ var topics = []string{
 // Config is what a Reconciler works with.
 type Config struct {
 	Store    *store.Store
-	Puller   *pull.Puller
+	Maker    Maker
+	Puller   Puller
 	Retained Retained
 	Content  content.Store
 	Leases   leases.Manager
 	Events   Subscriber
-	Runtimes *runtimeplatform.Set
-	// Namespace is that of the CRI's images; events of others are not ours.
+	// Runtimes returns the runtime handlers that are configured now.
+	Runtimes func() *runtimeplatform.Set
+	// Namespace is that of the CRI's images; events of others are ignored.
 	Namespace string
-	// UnderWay says that calls may have begun before the first run, so that no
-	// lease is left over.
-	UnderWay bool
+}
+
+// Maker makes images ready from what is on the node. [pull.Maker] does.
+type Maker interface {
+	// Hold runs fn under a lease that holds what entries need. Where a part of that is gone fn is not run, and nothing
+	// fails.
+	Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
+	// Unpack unpacks an image and runs record while a lease holds it. It fails with ErrNotFound where a layer is not here.
+	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error
+	// RepairBlob fetches a blob of an image again where its file is damaged.
+	RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error
+}
+
+// Puller makes images ready, also from their registries. [pull.Puller] does.
+type Puller interface {
+	Remake(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
 }
 
 // Retained is the content that pins retain. [retain.Retainer] is one.
@@ -94,7 +110,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		r.healing.wait()
 	}()
 	changes, failed := r.Events.Subscribe(ctx, topics...)
-	first := !r.started && !r.UnderWay
+	first := !r.started
 	if first {
 		// Later, there are the leases of calls that are under way.
 		if err := lease.DeleteLeftovers(ctx, r.Leases); err != nil {

@@ -42,7 +42,7 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
@@ -68,7 +68,7 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 	if err != nil || len(loaded.Unexplained) != 3 {
 		t.Fatalf("%v, %v", loaded, err)
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
 	r.healing = newHealing(r)
 	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
@@ -137,7 +137,7 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
+	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
 	report, err := Check(ctx, s)
 	if err != nil {
 		t.Fatal(err)

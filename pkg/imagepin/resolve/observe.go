@@ -10,8 +10,34 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 )
+
+// Result is how a digest lookup at a registry ended.
+type Result string
+
+// The results of a digest lookup.
+const (
+	Answered Result = "resolved"
+	Denied   Result = "denied"
+	NotFound Result = "not_found"
+	NoAnswer Result = "unavailable"
+	Failed   Result = "failed"
+	// GivenUp is a lookup whose callers have all gone before its answer.
+	GivenUp Result = "canceled"
+)
+
+// Results are all results.
+var Results = []Result{Answered, Denied, NotFound, NoAnswer, Failed, GivenUp}
+
+// Observer is notified of digest lookups.
+type Observer interface {
+	// Resolved is called at the end of every lookup. Concurrent identical lookups are one.
+	Resolved(result Result, took time.Duration)
+}
+
+type nobody struct{}
+
+func (nobody) Resolved(Result, time.Duration) {}
 
 // observed is resolve, counted and traced: once per question to a registry,
 // however many have asked it.
@@ -20,7 +46,7 @@ func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Re
 	defer span.End()
 	start := time.Now()
 	found, err := r.resolve(sctx, s, resolver)
-	metrics.Resolve(resultOf(ctx, err), time.Since(start))
+	r.Observer.Resolved(resultOf(ctx, err), time.Since(start))
 	span.SetStatus(err)
 	if err == nil {
 		span.SetAttributes(tracing.Attribute("image.digest", found.Root.Digest.String()), tracing.Attribute("registry.host", found.Host))
@@ -28,21 +54,21 @@ func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Re
 	return found, err
 }
 
-func resultOf(ctx context.Context, err error) metrics.Result {
+func resultOf(ctx context.Context, err error) Result {
 	var e *imagepin.Error
 	switch {
 	case err == nil:
-		return metrics.Resolved
+		return Answered
 	case ctx.Err() != nil:
-		return metrics.GivenUp
+		return GivenUp
 	case errors.As(err, &e) && e.Name == imagepin.PullAccessDenied:
-		return metrics.Denied
+		return Denied
 	case Unavailable(err):
-		return metrics.Unavailable
+		return NoAnswer
 	case errdefs.IsNotFound(err):
-		return metrics.NotFound
+		return NotFound
 	}
-	return metrics.Failed
+	return Failed
 }
 
 // Unavailable tells whether a resolve failed because no registry could be

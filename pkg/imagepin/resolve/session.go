@@ -40,6 +40,8 @@ type Config struct {
 	Prover *Prover
 	// Transport sends the requests to every host; nil is containerd's own.
 	Transport http.RoundTripper
+	// Observer is notified of digest lookups; nil is nobody.
+	Observer Observer
 }
 
 // Resolver starts sessions. It is safe for concurrent use.
@@ -52,6 +54,9 @@ type Resolver struct {
 
 // New makes a resolver.
 func New(c Config) *Resolver {
+	if c.Observer == nil {
+		c.Observer = nobody{}
+	}
 	return &Resolver{
 		Config: c,
 		hosts:  hosts{config: c.Registry, timeout: c.Timeout},

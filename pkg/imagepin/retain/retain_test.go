@@ -81,7 +81,7 @@ func (e *env) restart() {
 		Changed: func(ctx context.Context, roots ...digest.Digest) error { return e.Sync(ctx, roots...) },
 	})
 	e.images = store.New(store.Config{
-		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.node.Snapshotter, Runtimes: runtimes,
+		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.node.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	e.Retainer = retain.New(retain.Config{
 		Leases: e.leases, Content: e.node.Content, Pins: e.pins, Images: e.images,

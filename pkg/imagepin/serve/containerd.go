@@ -222,24 +222,26 @@ func (r socketRecords) Atomically(ctx context.Context, fn func(context.Context, 
 }
 
 // services are those of containerd that a node works on.
-func (c *containerd) services(s *state, verifier bindir.Config) node.Containerd {
+func (c *containerd) services() node.Containerd {
 	records := pagedImages{c.client.ImageService()}
-	services := node.Containerd{
-		Records:      socketRecords{records},
-		Pins:         records,
-		Content:      socketContent{c.client.ContentStore()},
-		ContentDir:   s.content,
-		Leases:       c.client.LeasesService(),
-		Namespaces:   c.client.NamespaceService(),
-		Events:       eventService{c.client.EventService()},
-		Applier:      c.client.DiffService(),
-		Snapshots:    c.client.SnapshotService,
-		Snapshotters: s.snapshotters,
+	return node.Containerd{
+		Records:    socketRecords{records},
+		Pins:       records,
+		Content:    socketContent{c.client.ContentStore()},
+		Leases:     c.client.LeasesService(),
+		Namespaces: c.client.NamespaceService(),
+		Events:     eventService{c.client.EventService()},
+		Applier:    c.client.DiffService(),
+		Snapshots:  c.client.SnapshotService,
 	}
-	if slices.Contains(s.verifiers, "bindir") {
-		services.Verifiers = map[string]imageverifier.ImageVerifier{"bindir": bindir.NewImageVerifier(&verifier)}
+}
+
+// imageVerifiers are the image verifier plugins of a containerd.
+func (s *state) imageVerifiers(verifier bindir.Config) map[string]imageverifier.ImageVerifier {
+	if !slices.Contains(s.verifiers, "bindir") {
+		return nil
 	}
-	return services
+	return map[string]imageverifier.ImageVerifier{"bindir": bindir.NewImageVerifier(&verifier)}
 }
 
 // gone tells whether an error says that containerd is not there or not ready.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/log"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 
@@ -50,7 +51,8 @@ type Server struct {
 	exchange   *exchange
 	notify     notifier
 	locked     map[string]*os.File // directories
-	service    *node.Service       // the latest; nil before the first
+	service    *node.Service       // nil before containerd was reached
+	line       *line               // to the service
 
 	mu    sync.Mutex
 	ready error // nil while calls are answered
@@ -211,8 +213,7 @@ func (s *Server) reach(ctx context.Context) (*state, error) {
 	}
 }
 
-// replace connects a service made of a configuration and what containerd says.
-// Where it fails, all is as it was.
+// replace has the service follow a configuration and what containerd reports. Where it fails, all is as it was.
 func (s *Server) replace(file *config.Beside, seen *state) error {
 	cri, err := file.Inherit(seen.running)
 	if err != nil {
@@ -221,15 +222,14 @@ func (s *Server) replace(file *config.Beside, seen *state) error {
 	if err := s.lock(seen.root); err != nil {
 		return err
 	}
-	c := node.Config{
-		Containerd: s.containerd.services(seen, file.Verifier), Settings: file.Settings, CRI: cri,
-		NodeKey: filepath.Join(file.State, nodeKeyFile),
+	setup := node.Setup{
+		Settings: file.Settings, CRI: cri, ContentDir: seen.content, Snapshotters: seen.snapshotters, Verifiers: seen.imageVerifiers(file.Verifier),
 	}
-	next, err := s.next(c)
-	if err != nil {
-		return err
+	if s.service == nil {
+		err = s.start(file, setup)
+	} else {
+		err = s.service.Reload(setup)
 	}
-	l, err := lineTo(next)
 	if err != nil {
 		return err
 	}
@@ -239,35 +239,36 @@ func (s *Server) replace(file *config.Beside, seen *state) error {
 	if cri.SandboxImage() == "" {
 		log.L.Warnf("[plugins.%q] pinned_images.sandbox is not set: the image of sandboxes is left to containerd, and not pinned", config.ImagesSection)
 	}
-	if s.service != nil {
-		s.service.Close()
-	}
-	s.service = next
-	s.exchange.connect(l)
+	s.exchange.connect(s.line)
 	return nil
 }
 
-// next makes a service that knows what the one before knew.
-func (s *Server) next(c node.Config) (*node.Service, error) {
-	if s.service != nil {
-		return s.service.With(c)
-	}
-	n, err := node.New(c)
+// start makes the service.
+func (s *Server) start(file *config.Beside, setup node.Setup) error {
+	n, err := node.New(node.Config{
+		Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
+	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return n.Serve(s.containerd.conn)
+	service, err := n.Serve(s.containerd.conn)
+	if err != nil {
+		return err
+	}
+	s.line, err = lineTo(service)
+	if err == nil {
+		s.service = service
+	}
+	return err
 }
 
-// run runs the service, and others for other configurations, until one loses
-// track of containerd or ctx ends.
+// run runs the service, also for other configurations, until it loses containerd's events or ctx ends.
 func (s *Server) run(ctx context.Context, seen *state) error {
+	lost := make(chan error, 1)
+	go func() { lost <- s.service.Run(ctx) }()
 	for {
-		lost := make(chan error, 1)
-		running := s.service
-		go func() { lost <- running.Run(ctx) }()
 		s.announce(ctx, seen)
-		ready := running.Ready()
+		ready := s.service.Ready()
 		for replaced := false; !replaced; {
 			select {
 			case <-ready:

@@ -119,9 +119,9 @@ func (e *env) restart() {
 	}
 	e.records = &records{Store: e.Images, allow: -1}
 	e.store = New(Config{
-		Records: e.records, Content: blobs.At(e.ContentDir(), e.Content), Leases: e.Leases,
-		Snapshotter: e.Snapshotter, Runtimes: runtimes,
-		PinnedImages: []string{"registry.example/pause:1"},
+		Records: e.records, Content: blobs.At(ctdtest.Always(e.ContentDir()), e.Content), Leases: e.Leases,
+		Snapshotter: e.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		PinnedImages: ctdtest.Always([]string{"registry.example/pause:1"}),
 		KeysARecord:  e.keysARecord,
 	})
 }

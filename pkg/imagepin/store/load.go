@@ -175,7 +175,7 @@ func (s *Store) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry)
 
 // lost tells whether a recorded key is not ready.
 func (s *Store) lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
-	if _, ok := s.Runtimes.ForTarget(e.Target); !ok {
+	if _, ok := s.Runtimes().ForTarget(e.Target); !ok {
 		return Loss{Entry: e, Why: "no runtime handler has its target"}, true
 	}
 	why := have.Missing(e)
@@ -304,7 +304,7 @@ func (s *Store) Inventory(ctx context.Context) (*Inventory, error) {
 		failure error
 	)
 	walks.Go(func() { failure = recovered(func() error { return s.walkContent(ctx, inv) }) })
-	for _, name := range s.Runtimes.Snapshotters() {
+	for _, name := range s.Runtimes().Snapshotters() {
 		walks.Go(func() {
 			committed, err := s.committed(ctx, name)
 			if err != nil {

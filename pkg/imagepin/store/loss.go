@@ -175,7 +175,7 @@ func (s *Store) Adopted(ref string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	g := s.index.byRef[ref]
-	return len(g) > 0 && len(g) < len(s.Runtimes.Targets()) &&
+	return len(g) > 0 && len(g) < len(s.Runtimes().Targets()) &&
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 

@@ -76,7 +76,7 @@ func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	c.Records = countedRecords{e.records, n}
 	c.Content = countedContent{real: e.Content, n: n, looks: looks}
 	of := map[string]snapshots.Snapshotter{}
-	for _, name := range c.Runtimes.Snapshotters() {
+	for _, name := range c.Runtimes().Snapshotters() {
 		of[name] = countedSnapshots{real: e.Snapshotter(name), walks: walks}
 	}
 	c.Snapshotter = func(name string) snapshots.Snapshotter { return of[name] }
@@ -124,7 +124,7 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 			t.Errorf("%d images: %d are loaded, %d lost, %d unexplained", count, got, len(loaded.Lost), len(loaded.Unexplained))
 		}
 		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
-		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes.Snapshotters())}); n != want {
+		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes().Snapshotters())}); n != want {
 			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
 		}
 		files := 0

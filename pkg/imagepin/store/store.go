@@ -37,16 +37,17 @@ type Records interface {
 // collectTimeout bounds what is done for a caller that has gone.
 const collectTimeout = time.Minute
 
-// Config is what a Store works on. All fields but KeysARecord are required.
+// Config is what a Store works on. All fields but PinnedImages and KeysARecord are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
 	Leases      leases.Manager
 	Snapshotter func(name string) snapshots.Snapshotter
-	Runtimes    *runtimeplatform.Set
-	// PinnedImages are the normalized references that containerd's CRI pins
-	// (pinned_images).
-	PinnedImages []string
+	// Runtimes returns the runtime handlers that are configured now. Keys of targets that it does not have are dropped
+	// after the next [Store.Load].
+	Runtimes func() *runtimeplatform.Set
+	// PinnedImages returns the normalized references that containerd's CRI retains (pinned_images).
+	PinnedImages func() []string
 	// KeysARecord is how many keys the record of a digest carries before the
 	// records of tags carry those of their own. Zero is 16.
 	KeysARecord int
@@ -55,11 +56,6 @@ type Config struct {
 // Store is the keys of a node. It is safe for concurrent use.
 type Store struct {
 	Config
-	*state
-}
-
-// state is what a store has in memory.
-type state struct {
 	index *index
 	write keyed.Mutex // one writer at a time; see lock
 	ended bool        // guarded by write
@@ -69,15 +65,13 @@ type state struct {
 	replacing replacing
 }
 
-// New makes a store with an empty index; see [Store.Load].
+// New returns a store with an empty index; see [Store.Load].
 func New(c Config) *Store {
-	return &Store{Config: c, state: &state{index: newIndex(), removed: make(map[digest.Digest]time.Time)}}
+	if c.PinnedImages == nil {
+		c.PinnedImages = func() []string { return nil }
+	}
+	return &Store{Config: c, index: newIndex(), removed: make(map[digest.Digest]time.Time)}
 }
-
-// With gives a store of the same keys with another configuration, which has to
-// be of the same containerd. Both may be used at once. Keys of targets that it
-// does not have are let go of by the next [Store.Load].
-func (s *Store) With(c Config) *Store { return &Store{Config: c, state: s.state} }
 
 // Change is what a write did.
 type Change struct {
@@ -441,9 +435,9 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 	v := view{
 		about:  make(map[string]group),
 		native: s.native,
-		pinned: func(ref string) bool { return slices.Contains(s.PinnedImages, ref) },
+		pinned: func(ref string) bool { return slices.Contains(s.PinnedImages(), ref) },
 		preferred: func(e *imagepin.Entry) bool {
-			return e.Target == s.Runtimes.Default().Target
+			return e.Target == s.Runtimes().Default().Target
 		},
 	}
 	for _, e := range slices.SortedFunc(maps.Values(about), compareEntries) {
@@ -456,7 +450,7 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 }
 
 func (s *Store) native(e imagepin.Entry) bool {
-	rt, ok := s.Runtimes.ForTarget(e.Target)
+	rt, ok := s.Runtimes().ForTarget(e.Target)
 	return ok && rt.Native
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -100,7 +101,7 @@ func (e *env) configured(t *testing.T, handlers ...runtimeplatform.Handler) {
 		t.Fatal(err)
 	}
 	c := e.store.Config
-	c.Runtimes = runtimes
+	c.Runtimes = ctdtest.Always(runtimes)
 	e.store = New(c)
 }
 

@@ -49,9 +49,8 @@ func oneMore(t *testing.T, count int) (effort, uint64) {
 	e := newEnv(t)
 	put := e.tagsOf(t, count)(count)
 	var n effort
-	c := e.store.Config
-	c.Records = weighed{c.Records, &n}
-	s := e.store.With(c)
+	s := e.store
+	s.Records = weighed{s.Records, &n}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if change, err := s.Put(e.ctx, "", put...); err != nil || !change.Wrote {

@@ -40,7 +40,7 @@ func TestAt(t *testing.T) {
 	}
 	look := func(dir string, d digest.Digest, size int64) (opens int, _ error) {
 		under := &opened{Store: n.Content}
-		err := blobs.Look(ctx, blobs.At(dir, under), d, size)
+		err := blobs.Look(ctx, blobs.At(func() string { return dir }, under), d, size)
 		return under.n, err
 	}
 	if opens, err := look(n.ContentDir(), whole.Digest, whole.Size); err != nil || opens > 0 {

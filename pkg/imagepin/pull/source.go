@@ -2,7 +2,6 @@ package pull
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -12,7 +11,6 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
-	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
@@ -34,7 +32,7 @@ type source struct {
 	session func() (*resolve.Session, error)
 	opened  atomic.Bool // the session was
 	// trusted says that what is on the node may be used without the registry,
-	// see [Puller.trusts].
+	// see [vouching.trusts].
 	trusted bool
 	// served is told which blobs, other than layers, the registry has served.
 	served  func(digest.Digest)
@@ -45,38 +43,6 @@ var (
 	_ transfer.ImageFetcher              = (*source)(nil)
 	_ transfer.ImageResolverOptionSetter = (*source)(nil)
 )
-
-// sourceOf is where the content of a job comes from. end is called where a
-// session that was opened makes no progress.
-func (p *Puller) sourceOf(ctx context.Context, j job, end context.CancelCauseFunc) *source {
-	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: p.trusts(j)}
-	s.served = func(d digest.Digest) { p.served.note(j.Ref, d) }
-	s.session = sync.OnceValues(func() (*resolve.Session, error) {
-		session := j.Session
-		if session == nil {
-			session = p.Resolver.Session(j.Ref, j.Credential)
-		}
-		s.opened.Store(true)
-		p.endStalled(ctx, session, end)
-		return session, nil
-	})
-	return s
-}
-
-// endStalled ends a pull whose session makes no progress.
-func (p *Puller) endStalled(ctx context.Context, session *resolve.Session, end context.CancelCauseFunc) {
-	if p.ProgressTimeout <= 0 {
-		return
-	}
-	stalled := session.Stalled(ctx, p.ProgressTimeout)
-	go func() {
-		select {
-		case <-stalled:
-			end(errStalled)
-		case <-ctx.Done():
-		}
-	}()
-}
 
 // Resolve implements transfer.ImageResolver. It sends nothing.
 func (s *source) Resolve(context.Context) (string, ocispec.Descriptor, error) {
@@ -163,59 +129,12 @@ func (d *destination) Store(_ context.Context, desc ocispec.Descriptor, _ images
 	return nil, nil
 }
 
-// fetchBlob puts the content of desc into the content store, from the registry
-// where it is not there yet. Equal calls at one time fetch once. What is there
-// has to be what this registry serves, see [Puller.vouch].
-func (p *Puller) fetchBlob(ctx context.Context, src *source, desc ocispec.Descriptor) error {
-	unlock, err := p.lockBlob(ctx, desc)
-	if err != nil {
-		return err
+// localSource is a source that has no registry: what has to be fetched fails with ErrNotFound.
+func localSource(name string, manifest ocispec.Descriptor) *source {
+	s := &source{name: name, root: manifest}
+	s.session = func() (*resolve.Session, error) {
+		s.opened.Store(true)
+		return nil, fmt.Errorf("a layer is not on the node: %w", errdefs.ErrNotFound)
 	}
-	defer unlock()
-	f, err := src.Fetcher(ctx, src.name)
-	if err != nil {
-		return err
-	}
-	if err := remotes.Fetch(ctx, p.Content, f, desc); err != nil && !errdefs.IsAlreadyExists(err) {
-		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
-	}
-	// What was here already may be damaged, with or without a record.
-	if _, err := p.verifyLocked(ctx, src, desc); err != nil {
-		return err
-	}
-	return p.vouch(ctx, src, f, desc)
+	return s
 }
-
-// lockBlob makes the caller the only one that fetches a blob until the returned
-// function is called.
-func (p *Puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), _ error) {
-	key := blobLock(desc.Digest)
-	if err := p.blobs.Lock(ctx, key); err != nil {
-		return nil, err
-	}
-	return func() { p.blobs.Unlock(key) }, nil
-}
-
-// keepIndexes makes each index on the path to a native manifest keep the next
-// one alive, and no other manifest, and notes where they came from.
-func (p *Puller) keepIndexes(ctx context.Context, name string, path []ocispec.Descriptor) error {
-	note, err := docker.AppendDistributionSourceLabel(p.Content, name)
-	if err != nil {
-		return err
-	}
-	for i, desc := range path[:len(path)-1] {
-		next := images.HandlerFunc(func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-			return path[i+1 : i+2], nil
-		})
-		if _, err := images.SetChildrenLabels(p.Content, next)(ctx, desc); err != nil {
-			return fmt.Errorf("keep manifest of %s: %w", desc.Digest, err)
-		}
-		failpoint.Reach("pull.kept")
-		if _, err := note(ctx, desc); err != nil {
-			return fmt.Errorf("note source of %s: %w", desc.Digest, err)
-		}
-	}
-	return nil
-}
-
-var errStalled = errors.New("no progress")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
@@ -16,29 +17,39 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 )
 
 // maxServed bounds how many blobs are remembered as served by a repository. One
 // that is forgotten costs a request.
 const maxServed = 2048
 
+// vouching makes sure that a caller gets nothing from the node that its own registry would not give it.
+type vouching struct {
+	content content.Store
+	index   Index
+	proofs  decide.Proofs
+	locks   *Locks
+	served  served
+}
+
 // trusts reports whether a job may use the indexes, manifest and configuration
 // that are on the node without having them from its registry: the node has the
 // image of this very repository already, or the credential has been accepted for
 // it. Otherwise a registry that only names a digest would be given what another
 // registry's pull has left on the node.
-func (p *Puller) trusts(j job) bool {
-	if j.force || len(p.ofDigest(j.Ref, j.Root.Digest)) > 0 {
+func (v *vouching) trusts(j Job) bool {
+	if j.Force || len(decide.OfDigest(v.index, j.Ref, j.Root.Digest)) > 0 {
 		return true
 	}
-	return p.Proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
+	return v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
 }
 
 // vouch makes sure that the registry of a source serves a blob that is on the
 // node: by what is known, and else by fetching it. It fails as a pull does to
 // which the blob cannot be given.
-func (p *Puller) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
-	if src.trusted || embedded(desc) || p.served.has(src.ref, desc.Digest) || p.hasOf(ctx, src.ref, desc) {
+func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
+	if src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc) {
 		return nil
 	}
 	rc, err := f.Fetch(ctx, desc)
@@ -49,7 +60,7 @@ func (p *Puller) vouch(ctx context.Context, src *source, f transfer.Fetcher, des
 	if _, err := io.Copy(io.Discard, io.LimitReader(rc, desc.Size+1)); err != nil {
 		return fmt.Errorf("fetch %s, which another registry has served: %w", desc.Digest, err)
 	}
-	if !p.served.has(src.ref, desc.Digest) {
+	if !v.served.has(src.ref, desc.Digest) {
 		return &imagepin.Error{
 			Name: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
 			What: fmt.Sprintf("the registry sent something else than %s", desc.Digest),
@@ -59,13 +70,13 @@ func (p *Puller) vouch(ctx context.Context, src *source, f transfer.Fetcher, des
 	return nil
 }
 
-// vouchImage is [Puller.vouch] for what is on the node of a manifest and its
+// vouchImage is [vouching.vouch] for what is on the node of a manifest and its
 // configuration.
-func (p *Puller) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
+func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if src.trusted {
 		return nil
 	}
-	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)
+	m, err := images.Manifest(ctx, v.content, manifest, platforms.All)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
@@ -77,40 +88,40 @@ func (p *Puller) vouchImage(ctx context.Context, src *source, manifest ocispec.D
 		return err
 	}
 	for _, desc := range []ocispec.Descriptor{manifest, m.Config} {
-		if err := p.vouchHere(ctx, src, f, desc); err != nil {
+		if err := v.vouchHere(ctx, src, f, desc); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// vouchHere is [Puller.vouch] for a blob that may not be on the node.
-func (p *Puller) vouchHere(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
-	unlock, err := p.lockBlob(ctx, desc)
+// vouchHere is [vouching.vouch] for a blob that may not be on the node.
+func (v *vouching) vouchHere(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
+	unlock, err := v.locks.blob(ctx, desc.Digest)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, err := p.Content.Info(ctx, desc.Digest); errdefs.IsNotFound(err) {
+	if _, err := v.content.Info(ctx, desc.Digest); errdefs.IsNotFound(err) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	return p.vouch(ctx, src, f, desc)
+	return v.vouch(ctx, src, f, desc)
 }
 
 // hasOf reports whether a manifest or a configuration is that of an image which
 // the node has of a reference's repository.
-func (p *Puller) hasOf(ctx context.Context, ref reference.Named, desc ocispec.Descriptor) bool {
+func (v *vouching) hasOf(ctx context.Context, ref reference.Named, desc ocispec.Descriptor) bool {
 	id, manifest := desc.Digest, digest.Digest("")
 	if images.IsManifestType(desc.MediaType) {
-		m, err := images.Manifest(ctx, p.Content, desc, platforms.All)
+		m, err := images.Manifest(ctx, v.content, desc, platforms.All)
 		if err != nil {
 			return false
 		}
 		id, manifest = m.Config.Digest, desc.Digest
 	}
-	return slices.ContainsFunc(p.Store.ByID(id), func(e imagepin.Entry) bool {
+	return slices.ContainsFunc(v.index.ByID(id), func(e imagepin.Entry) bool {
 		of, err := reference.ParseNamed(e.Ref)
 		return err == nil && of.Name() == ref.Name() && (manifest == "" || e.Manifest == manifest)
 	})

@@ -1,4 +1,4 @@
-package node
+package lease
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func TestUndoneLeases(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx := n.Context(t)
 	m := &unreachable{Manager: n.Leases}
-	u := newLeases(m)
+	u := NewCalls(m)
 	create := func(id, purpose string) error {
 		_, err := u.Create(ctx, leases.WithID(id), leases.WithLabel(imagepin.LeaseLabel, purpose))
 		return err
@@ -79,14 +79,14 @@ func TestUndoneLeases(t *testing.T) {
 	if err := create("never made", "collect"); !errors.Is(err, errGone) {
 		t.Fatalf("creating: %v", err)
 	}
-	if err := u.retry(ctx); !errors.Is(err, errGone) {
+	if err := u.Retry(ctx); !errors.Is(err, errGone) {
 		t.Errorf("trying again while it is down: %v", err)
 	}
 	if got := left(); !slices.Equal(got, []string{"answer lost", "kept", "over", "running"}) {
 		t.Fatalf("before: %q", got)
 	}
 	m.down = false
-	if err := u.retry(ctx); err != nil {
+	if err := u.Retry(ctx); err != nil {
 		t.Fatal(err)
 	}
 	// What runs is not over, and what is retained is somebody else's to delete.
@@ -119,7 +119,7 @@ func (l *leaving) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease,
 func TestLeaseOfACallerThatGoes(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx, cancel := context.WithCancel(n.Context(t))
-	u := newLeases(&leaving{n.Leases, cancel})
+	u := NewCalls(&leaving{n.Leases, cancel})
 	l, err := u.Create(ctx, leases.WithID("late"), leases.WithLabel(imagepin.LeaseLabel, "pull"))
 	if err != nil || l.ID != "late" {
 		t.Fatalf("%+v, %v", l, err)

@@ -13,33 +13,37 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// blobLock is the lock of a blob that is being written, as core/unpack names it.
-func blobLock(d digest.Digest) string { return "blob://" + d.String() }
-
-// verifyHere compares a blob that the node has a record of with its digest, and
-// fetches it again where it differs. What is not here is none of its business.
-func (p *Puller) verifyHere(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
-	if err := p.blobs.Lock(ctx, blobLock(desc.Digest)); err != nil {
-		return false, err
-	}
-	defer p.blobs.Unlock(blobLock(desc.Digest))
-	return p.verifyLocked(ctx, src, desc)
+// damage finds and replaces blobs whose file on the node is not what its digest says.
+type damage struct {
+	content content.Store
+	leases  leases.Manager
+	images  Images
+	garbage Garbage
+	locks   *Locks
 }
 
-// verifyLocked is verifyHere for a caller that holds the blob's lock.
-func (p *Puller) verifyLocked(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
-	info, err := p.Content.Info(ctx, desc.Digest)
+// verify compares a blob that the node has a record of with its digest, and fetches it again where it differs. It does
+// nothing where there is no record.
+func (d *damage) verify(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
+	unlock, err := d.locks.blob(ctx, desc.Digest)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	return d.verifyLocked(ctx, src, desc)
+}
+
+// verifyLocked is verify for a caller that holds the blob's lock.
+func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
+	info, err := d.content.Info(ctx, desc.Digest)
 	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
@@ -49,49 +53,49 @@ func (p *Puller) verifyLocked(ctx context.Context, src *source, desc ocispec.Des
 	if desc.Size == 0 {
 		desc.Size = info.Size
 	}
-	damage := new(blobs.Damage)
-	err = blobs.Verify(ctx, p.Content, desc.Digest, desc.Size, nil)
-	if !errors.As(err, &damage) {
+	found := new(blobs.Damage)
+	err = blobs.Verify(ctx, d.content, desc.Digest, desc.Size, nil)
+	if !errors.As(err, &found) {
 		return false, err
 	}
 	log.G(ctx).WithField("ref", src.name).WithField("digest", desc.Digest).
-		Warnf("content of the node is damaged and is fetched again: its file %s", damage.Problem)
-	if err := p.replace(ctx, src, desc, damage); err != nil {
-		return false, fmt.Errorf("%w; it cannot be fetched again: %w", damage, err)
+		Warnf("content of the node is damaged and is fetched again: its file %s", found.Problem)
+	if err := d.replace(ctx, src, desc, found); err != nil {
+		return false, fmt.Errorf("%w; it cannot be fetched again: %w", found, err)
 	}
 	return true, nil
 }
 
 // verifyManifest verifies the manifest that a pull has chosen, and its
 // configuration. Both are read before it is known whether they are to be fetched.
-func (p *Puller) verifyManifest(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
-	if _, err := p.verifyHere(ctx, src, manifest); err != nil {
+func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
+	if _, err := d.verify(ctx, src, manifest); err != nil {
 		return err
 	}
-	here, err := blobs.Here(ctx, p.Content, manifest.Digest)
+	here, err := blobs.Here(ctx, d.content, manifest.Digest)
 	if err != nil || !here {
 		return err
 	}
-	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)
+	m, err := images.Manifest(ctx, d.content, manifest, platforms.All)
 	if err != nil {
 		return err
 	}
-	_, err = p.verifyHere(ctx, src, m.Config)
+	_, err = d.verify(ctx, src, m.Config)
 	return err
 }
 
 // verifyAll verifies all blobs of a manifest, and reports whether one was fetched
 // again. It is for an image that could not be unpacked: it reads all of it.
-func (p *Puller) verifyAll(ctx context.Context, src *source, manifest ocispec.Descriptor) (replaced bool, _ error) {
-	if here, err := blobs.Here(ctx, p.Content, manifest.Digest); err != nil || !here {
+func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.Descriptor) (replaced bool, _ error) {
+	if here, err := blobs.Here(ctx, d.content, manifest.Digest); err != nil || !here {
 		return false, err
 	}
-	m, err := images.Manifest(ctx, p.Content, manifest, platforms.All)
+	m, err := images.Manifest(ctx, d.content, manifest, platforms.All)
 	if err != nil {
 		return false, err
 	}
 	for _, desc := range append([]ocispec.Descriptor{m.Config}, m.Layers...) {
-		again, err := p.verifyHere(ctx, src, desc)
+		again, err := d.verify(ctx, src, desc)
 		if err != nil {
 			return replaced, err
 		}
@@ -116,16 +120,16 @@ func mayBeDamage(err error) bool {
 // it has. What only that record keeps alive is held by the lease meanwhile, and the
 // new record has its labels from the start. A kill in between leaves content that
 // is not there, and no lease: the next start drops the keys that need it.
-func (p *Puller) replace(ctx context.Context, src *source, desc ocispec.Descriptor, damage *blobs.Damage) (err error) {
-	info, err := p.Content.Info(ctx, desc.Digest)
+func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descriptor, found *blobs.Damage) (err error) {
+	info, err := d.content.Info(ctx, desc.Digest)
 	if err != nil {
 		return err
 	}
-	if err := p.holdBelow(ctx, info); err != nil {
+	if err := d.holdBelow(ctx, info); err != nil {
 		return err
 	}
 	failpoint.Reach("replace.held")
-	w, err := p.ingest(ctx, src, desc)
+	w, err := d.ingest(ctx, src, desc)
 	if err != nil {
 		return err
 	}
@@ -134,15 +138,15 @@ func (p *Puller) replace(ctx context.Context, src *source, desc ocispec.Descript
 	// Where the record stays, containerd must not be told the digest: it would
 	// answer that it has the content.
 	expected := digest.Digest("")
-	if !damage.Gone || desc.Digest.Algorithm() != digest.Canonical {
+	if !found.Gone || desc.Digest.Algorithm() != digest.Canonical {
 		expected = desc.Digest
-		done := p.Store.Replacing(desc.Digest)
+		done := d.images.Replacing(desc.Digest)
 		defer func() { err = errors.Join(err, done(context.WithoutCancel(ctx))) }()
-		if err := p.Content.Delete(ctx, desc.Digest); err != nil && !errdefs.IsNotFound(err) {
+		if err := d.content.Delete(ctx, desc.Digest); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 		failpoint.Reach("replace.deleted")
-		if err := p.Store.Collect(context.WithoutCancel(ctx)); err != nil {
+		if err := d.garbage.Collect(context.WithoutCancel(ctx)); err != nil {
 			log.G(ctx).WithError(err).WithField("digest", desc.Digest).Warn("cannot collect the file of damaged content")
 		}
 		failpoint.Reach("replace.collected")
@@ -152,7 +156,7 @@ func (p *Puller) replace(ctx context.Context, src *source, desc ocispec.Descript
 		return fmt.Errorf("write %s again: %w", desc.Digest, err)
 	}
 	failpoint.Reach("replace.written")
-	if err := blobs.Verify(ctx, p.Content, desc.Digest, desc.Size, nil); err != nil {
+	if err := blobs.Verify(ctx, d.content, desc.Digest, desc.Size, nil); err != nil {
 		return fmt.Errorf("it is damaged still, which it stays while another namespace of containerd has it: %w", err)
 	}
 	return nil
@@ -160,7 +164,7 @@ func (p *Puller) replace(ctx context.Context, src *source, desc ocispec.Descript
 
 // holdBelow adds to the context's lease what only the record of a blob may keep
 // alive: the content and the snapshots that its labels name.
-func (p *Puller) holdBelow(ctx context.Context, info content.Info) error {
+func (d *damage) holdBelow(ctx context.Context, info content.Info) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return fmt.Errorf("replace %s without a lease: %w", info.Digest, errdefs.ErrFailedPrecondition)
@@ -175,7 +179,7 @@ func (p *Puller) holdBelow(ctx context.Context, info content.Info) error {
 		default:
 			continue
 		}
-		if err := p.Leases.AddResource(ctx, leases.Lease{ID: id}, r); err != nil {
+		if err := d.leases.AddResource(ctx, leases.Lease{ID: id}, r); err != nil {
 			return fmt.Errorf("hold %s: %w", r.ID, err)
 		}
 	}
@@ -183,7 +187,7 @@ func (p *Puller) holdBelow(ctx context.Context, info content.Info) error {
 }
 
 // ingest fetches a blob into a writer, verified and not yet committed.
-func (p *Puller) ingest(ctx context.Context, src *source, desc ocispec.Descriptor) (_ content.Writer, err error) {
+func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descriptor) (_ content.Writer, err error) {
 	f, err := src.Fetcher(ctx, src.name)
 	if err != nil {
 		return nil, err
@@ -194,7 +198,7 @@ func (p *Puller) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 	}
 	defer body.Close()
 	// Without the digest, as in replace.
-	w, err := p.Content.Writer(ctx, content.WithRef("replace-"+desc.Digest.String()), content.WithDescriptor(ocispec.Descriptor{Size: desc.Size}))
+	w, err := d.content.Writer(ctx, content.WithRef("replace-"+desc.Digest.String()), content.WithDescriptor(ocispec.Descriptor{Size: desc.Size}))
 	if err != nil {
 		return nil, err
 	}
@@ -217,46 +221,6 @@ func (p *Puller) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 		return nil, fmt.Errorf("fetch %s: unexpected commit digest of what the registry sent: %w", desc.Digest, errdefs.ErrFailedPrecondition)
 	}
 	return w, nil
-}
-
-// RepairBlob verifies one blob of an image that is on the node, and fetches it
-// again where its file is damaged, by its digest and with the node's own
-// credentials.
-func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error {
-	ref, err := reference.ParseNamed(e.Ref)
-	if err != nil {
-		return err
-	}
-	return p.withLease(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		info, err := p.Content.Info(ctx, d)
-		if err != nil {
-			return err
-		}
-		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
-		_, err = p.verifyHere(ctx, p.sourceOf(ctx, job{Verdict: decide.Verdict{Ref: ref}, force: true}, cancel), desc)
-		if err != nil {
-			err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
-			var typed *imagepin.Error
-			if e.Target == (runtimeplatform.Target{}) && errors.As(err, &typed) {
-				typed.For = "" // what a pin retains is for none
-			}
-			return err
-		}
-		return nil
-	})
-}
-
-// mediaTypeOf gives a media type by which a registry is asked for a blob in the
-// right place: what keeps other blobs alive is a manifest or an index.
-func mediaTypeOf(info content.Info) string {
-	for label := range info.Labels {
-		if strings.HasPrefix(label, "containerd.io/gc.ref.content") {
-			return ocispec.MediaTypeImageManifest
-		}
-	}
-	return ocispec.MediaTypeImageLayer
 }
 
 // fromRegistry is an error that a registry's answer made, and not the node's own

@@ -38,7 +38,9 @@ import (
 type damaged struct {
 	*ctdtest.Node
 	ctx    context.Context
-	puller *Puller
+	maker  *Maker
+	config Config
+	store  *store.Store
 	index  ocispec.Descriptor
 	img    ctdtest.Image
 	entry  imagepin.Entry
@@ -57,6 +59,11 @@ func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context,
 	return fn(ctx, a)
 }
 
+// storeGarbage is collected by the store, at once.
+type storeGarbage struct{ *store.Store }
+
+func (g storeGarbage) CollectLater() {}
+
 func newDamaged(t *testing.T) *damaged {
 	t.Helper()
 	n := ctdtest.New(t, "first")
@@ -70,13 +77,16 @@ func newDamaged(t *testing.T) *damaged {
 	noError(t, err)
 	prover, err := resolve.NewProver([]byte(strings.Repeat("k", 32)))
 	noError(t, err)
-	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes})
+	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes)})
 	resolver, pins := resolve.New(resolve.Config{Prover: prover}), pin.New(pin.Config{})
-	proofs := decide.NodeProofs{Resolver: resolver, On: []decide.Noted{s, pins}}
-	d.puller = New(Config{
-		Content: n.Content, Leases: n.Leases, Store: s, Runtimes: runtimes, Resolver: resolver, Pins: pins, Proofs: proofs,
-		Decider: decide.New(decide.Config{Pins: pins, Images: s, Proofs: proofs, Registry: resolver}),
-	})
+	proofs := decide.NodeProofs{Prover: resolver, On: []decide.Noted{s, pins}}
+	d.store = s
+	d.config = Config{
+		Content: n.Content, Leases: n.Leases, Images: s, Runtimes: ctdtest.Always(runtimes), Sessions: resolver, Proofs: proofs,
+		Pins:    decide.New(decide.Config{Pins: pins, Images: s, Proofs: proofs, Registry: resolver}),
+		Garbage: storeGarbage{s}, Locks: &Locks{}, Settings: ctdtest.Always(&Settings{}),
+	}
+	d.maker = New(d.config)
 	d.pull(t, strings.TrimPrefix(server.URL, "http://")+"/team/app:1")
 	return d
 }
@@ -93,13 +103,13 @@ func (d *damaged) pull(t *testing.T, ref string) {
 	named, err := imagepin.ParseReference(ref)
 	noError(t, err)
 	d.entry = imagepin.Entry{
-		Key:  imagepin.Key{Ref: ref, Target: d.puller.Runtimes.Default().Target},
+		Key:  imagepin.Key{Ref: ref, Target: d.config.Runtimes().Default().Target},
 		Root: d.index, Manifest: d.img.Manifest.Digest, ImageID: d.img.Config.Digest, ChainID: d.img.ChainID,
 		Source: imagepin.SourcePull, RecordTarget: d.index,
 	}
 	d.entry.Record, err = store.RecordName(named, d.index.Digest)
 	noError(t, err)
-	_, err = d.puller.Store.Put(ctx, "", d.entry)
+	_, err = d.store.Put(ctx, "", d.entry)
 	noError(t, err)
 	done()
 	d.Collect(t)
@@ -187,7 +197,7 @@ func (d *damaged) whole(t *testing.T) {
 	if !d.HasSnapshot(t, "first", d.img.ChainID) {
 		t.Error("the snapshot is gone")
 	}
-	if got, ok := d.puller.Store.Get(d.entry.Key); !ok || got.Manifest != d.entry.Manifest {
+	if got, ok := d.store.Get(d.entry.Key); !ok || got.Manifest != d.entry.Manifest {
 		t.Errorf("the key: %+v, %v", got, ok)
 	}
 	d.noLease(t)
@@ -216,7 +226,7 @@ func TestReplaceDamagedBlob(t *testing.T) {
 				before := d.labels(t, desc)
 				d.serve(d.blobs, func() { d.Collect(t) })
 				spoil(t, d.File(desc.Digest))
-				noError(t, d.puller.RepairBlob(d.ctx, d.entry, desc.Digest))
+				noError(t, d.maker.RepairBlob(d.ctx, d.entry, desc.Digest))
 				if after := d.labels(t, desc); !maps.Equal(after, before) {
 					t.Errorf("labels %v, before %v", after, before)
 				}
@@ -237,7 +247,7 @@ func TestReplaceNothingThatIsWhole(t *testing.T) {
 		info, err := os.Stat(d.File(desc.Digest))
 		noError(t, err)
 		before[part] = info
-		noError(t, d.puller.RepairBlob(d.ctx, d.entry, desc.Digest))
+		noError(t, d.maker.RepairBlob(d.ctx, d.entry, desc.Digest))
 	}
 	for part, desc := range d.parts() {
 		info, err := os.Stat(d.File(desc.Digest))
@@ -269,7 +279,7 @@ func TestReplaceWithoutTheRegistry(t *testing.T) {
 				wrong(all, config.Digest)
 				d.serve(all, nil)
 				spoil(t, d.File(config.Digest))
-				err := d.puller.RepairBlob(d.ctx, d.entry, config.Digest)
+				err := d.maker.RepairBlob(d.ctx, d.entry, config.Digest)
 				var e *imagepin.Error
 				if !errors.As(err, &e) || e.Name != imagepin.ContentDamaged || !errdefs.IsDataLoss(err) {
 					t.Errorf("%v", err)
@@ -279,7 +289,7 @@ func TestReplaceWithoutTheRegistry(t *testing.T) {
 				}
 				d.noLease(t)
 				d.serve(good, nil)
-				noError(t, d.puller.RepairBlob(d.ctx, d.entry, config.Digest))
+				noError(t, d.maker.RepairBlob(d.ctx, d.entry, config.Digest))
 				d.whole(t)
 			})
 		}
@@ -303,7 +313,7 @@ func TestReplaceWhatAnotherNamespaceHas(t *testing.T) {
 		content.WithLabels(map[string]string{"containerd.io/gc.root": "theirs"})))
 	before := d.labels(t, desc)
 	spoilings["one bit flipped"](t, d.File(desc.Digest))
-	err := d.puller.RepairBlob(d.ctx, d.entry, desc.Digest)
+	err := d.maker.RepairBlob(d.ctx, d.entry, desc.Digest)
 	if err == nil || !strings.Contains(err.Error(), "another namespace") {
 		t.Errorf("%v", err)
 	}
@@ -376,11 +386,11 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	ctx, _ := d.Lease(t) // which nothing deletes
 	ctx = log.WithLogger(ctx, log.G(d.ctx))
 	dead := false
-	config := d.puller.Config
+	config := d.config
 	config.Content = killing{d.Content, at, &dead}
 	p := New(config)
-	src := p.sourceOf(ctx, job{Verdict: decide.Verdict{Ref: d.named(t)}}, func(error) {})
-	if _, err := p.verifyHere(ctx, src, desc); (err != nil) != dead || dead && !errors.Is(err, errKilled) {
+	src := p.unpacker.fetcher.sourceOf(ctx, Job{Verdict: decide.Verdict{Ref: d.named(t)}}, func(error) {})
+	if _, err := p.unpacker.fetcher.damage.verify(ctx, src, desc); (err != nil) != dead || dead && !errors.Is(err, errKilled) {
 		t.Fatalf("%v", err)
 	}
 }
@@ -395,7 +405,7 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 		noError(t, d.Leases.Delete(d.ctx, l))
 	}
 	d.Collect(t)
-	s := store.New(d.puller.Store.Config)
+	s := store.New(d.store.Config)
 	loaded, err := s.Load(d.ctx)
 	noError(t, err)
 	_, ready := s.Get(d.entry.Key)

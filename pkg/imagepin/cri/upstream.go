@@ -1,0 +1,68 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/opencontainers/go-digest"
+	"go.opentelemetry.io/otel/trace"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Upstream is containerd's own CRI service as a pull waits for it. It implements [pull.Upstream].
+type Upstream struct {
+	Images runtime.ImageServiceClient
+	// Remind has upstream read the record called name again, which it does not by itself where it could not read the image
+	// when it started. It is called once for each name where waiting takes long.
+	Remind func(ctx context.Context, name string) error
+}
+
+// WaitVisible implements [pull.Upstream].
+func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
+	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
+	defer cancel()
+	tick := time.NewTicker(visiblePoll)
+	defer tick.Stop()
+	late := time.NewTimer(visibleRemind)
+	defer late.Stop()
+	for _, name := range names {
+		for wanted(name) {
+			resp, err := u.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
+			if err == nil && resp.GetImage().GetId() == id.String() {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-late.C:
+				for _, name := range names {
+					if err := u.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot remind containerd's CRI of an image")
+					}
+				}
+			case <-ctx.Done():
+				if cause := context.Cause(ctx); !errors.Is(cause, errNotVisible) {
+					return cause
+				}
+				return &imagepin.Error{
+					Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: err,
+					What: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
+					Do:   "Try again; look for errors of containerd's event handling in its log if it stays.",
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// untraced keeps the calls of a poll out of the caller's trace.
+func untraced(ctx context.Context) context.Context {
+	span := trace.SpanContextFromContext(ctx)
+	return trace.ContextWithSpanContext(ctx, span.WithTraceFlags(span.TraceFlags().WithSampled(false)))
+}
+
+var errNotVisible = errors.New("not visible in time")

@@ -1,0 +1,84 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+)
+
+// Calls is containerd's leases. It remembers those of calls that could not be deleted because containerd had gone: at the
+// next start of this process they would be found, but it may be containerd alone that is started again.
+type Calls struct {
+	leases.Manager
+	mu    sync.Mutex
+	calls map[string]bool // by ID: whether the call is over
+}
+
+// NewCalls returns the leases of a manager.
+func NewCalls(m leases.Manager) *Calls {
+	return &Calls{Manager: m, calls: make(map[string]bool)}
+}
+
+// createTimeout bounds how long a caller that has gone waits for its lease.
+const createTimeout = 10 * time.Second
+
+// Create implements leases.Manager. It ends with the answer and not with the
+// caller, whose lease nobody would know of. That it fails does not say that there
+// is no lease: the answer may have been lost.
+func (c *Calls) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
+	var l leases.Lease
+	for _, o := range opts {
+		if err := o(&l); err != nil {
+			return leases.Lease{}, err
+		}
+	}
+	if ctx.Err() != nil {
+		return leases.Lease{}, context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	made, err := c.Manager.Create(ctx, func(to *leases.Lease) error { *to = l; return nil })
+	if OfCall(l) && !errdefs.IsAlreadyExists(err) {
+		c.mu.Lock()
+		c.calls[l.ID] = err != nil
+		c.mu.Unlock()
+	}
+	return made, err
+}
+
+// Delete implements leases.Manager.
+func (c *Calls) Delete(ctx context.Context, l leases.Lease, opts ...leases.DeleteOpt) error {
+	err := c.Manager.Delete(ctx, l, opts...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.calls[l.ID]; ok {
+		if err == nil || errdefs.IsNotFound(err) {
+			delete(c.calls, l.ID)
+		} else {
+			c.calls[l.ID] = true
+		}
+	}
+	return err
+}
+
+// Retry deletes the leases of calls that are over.
+func (c *Calls) Retry(ctx context.Context) error {
+	c.mu.Lock()
+	var over []string
+	for id, done := range c.calls {
+		if done {
+			over = append(over, id)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range over {
+		if err := c.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("delete the lease of a call that is over: %w", err)
+		}
+	}
+	return nil
+}

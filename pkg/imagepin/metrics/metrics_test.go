@@ -1,0 +1,79 @@
+package metrics
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// gathered returns the values of counters by name and label.
+func gathered(t *testing.T, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]float64)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := []string{strings.TrimPrefix(f.GetName(), namespace+"_")}
+			for _, l := range m.GetLabel() {
+				name = append(name, l.GetValue())
+			}
+			all[strings.Join(name, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return all
+}
+
+// TestTwoNodes has two nodes in one process: each counts what it does itself, from zero.
+func TestTwoNodes(t *testing.T) {
+	one, other := New(), New()
+	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
+	for m, r := range registries {
+		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, RetainedBytes: 7}
+		if err := m.Register(r, func() State { return state }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one.Resolved(resolve.Denied, time.Second)
+	one.Pulled(pull.Fetched)
+	one.Pulled(pull.Fetched)
+	one.FellBack()
+	one.PinEvent(pin.Drifted)
+	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7}
+	for _, r := range resolve.Results {
+		want["resolves_total "+string(r)] = 0
+	}
+	for _, o := range pull.Outcomes {
+		want["pulls_total "+string(o)] = 0
+	}
+	for _, e := range pin.Events {
+		want["pin_events_total "+string(e)] = 0
+	}
+	want["registry_fallbacks_total"], want["resolve_seconds"] = 0, 0
+	compare := func(who string, m *Metrics) {
+		t.Helper()
+		got := gathered(t, registries[m])
+		for name, value := range want {
+			if v, ok := got[name]; !ok || v != value {
+				t.Errorf("%s: %s is %v (there: %v), not %v", who, name, v, ok, value)
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%s: %d values, not %d: %v", who, len(got), len(want), got)
+		}
+	}
+	compare("the other node", other)
+	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drift", "resolve_seconds"} {
+		want[name] = 1
+	}
+	want["pulls_total fetched"] = 2
+	compare("the node", one)
+}

@@ -1,0 +1,40 @@
+package node
+
+import (
+	"context"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// registry asks registries as it is configured now.
+type registry struct{ n *Node }
+
+func (r registry) now() *resolve.Resolver { return r.n.active.Load().resolver }
+
+// Resolve implements [decide.Registry].
+func (r registry) Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error) {
+	return r.now().Resolve(ctx, ref, c)
+}
+
+// Authorize implements [decide.Registry].
+func (r registry) Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error) {
+	return r.now().Authorize(ctx, ref, c)
+}
+
+// Session implements [pull.Sessions].
+func (r registry) Session(ref reference.Named, c resolve.Credential) *resolve.Session {
+	return r.now().Session(ref, c)
+}
+
+// Proof implements [decide.Prover].
+func (r registry) Proof(ref reference.Named, c resolve.Credential, root digest.Digest) string {
+	return r.now().Proof(ref, c, root)
+}
+
+// Proofs implements [decide.Prover].
+func (r registry) Proofs(ref reference.Named, c resolve.Credential, root digest.Digest) []string {
+	return r.now().Proofs(ref, c, root)
+}
