@@ -77,7 +77,7 @@ func statusOf(t testing.TB, s *Service, i int) func() {
 	ctx := t.Context()
 	r := &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: listedRef(i)}}
 	return func() {
-		resp, err := s.imageStatus(ctx, r, nil)
+		resp, err := s.imageCalls.imageStatus(ctx, r, nil)
 		if err != nil || resp.GetImage() == nil {
 			t.Fatalf("%v, %v", resp, err)
 		}
@@ -86,7 +86,7 @@ func statusOf(t testing.TB, s *Service, i int) func() {
 
 func listOf(t testing.TB, s *Service, filter *runtime.ImageFilter, want int) func() {
 	return func() {
-		if got := len(s.list(filter)); got != want {
+		if got := len(s.imageCalls.list(filter)); got != want {
 			t.Fatalf("%d images are listed, not %d", got, want)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 // createContainer makes the container's image, and those of its image volumes,
 // ready for the target of the sandbox's handler, and names them by their image
 // IDs: those mean one platform, where a tag means several.
-func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContainerRequest, next func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)) (*runtime.CreateContainerResponse, error) {
+func (s *containers) createContainer(ctx context.Context, r *runtime.CreateContainerRequest, next func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)) (*runtime.CreateContainerResponse, error) {
 	sandbox, err := s.sandboxes.byID(ctx, r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (s *Service) createContainer(ctx context.Context, r *runtime.CreateContaine
 // use makes: what is refused, or cannot be run, is not pinned. It gives the request
 // that names the images by their IDs. They are held until release is called. Where
 // another use has pinned a reference meanwhile, that decides.
-func (s *Service) readyImages(ctx context.Context, asked *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
+func (s *containers) readyImages(ctx context.Context, asked *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
 	pod := podOf(asked.GetSandboxConfig())
 	for range maxTries {
 		r = proto.CloneOf(asked)
@@ -75,7 +75,7 @@ func (s *Service) readyImages(ctx context.Context, asked *runtime.CreateContaine
 
 // useWanted makes what a container wants ready and holds it until release is
 // called. The request names it by its IDs from then on.
-func (s *Service) useWanted(ctx context.Context, r *runtime.CreateContainerRequest, wants []want, rt runtimeplatform.Runtime) (release func(), _ error) {
+func (s *containers) useWanted(ctx context.Context, r *runtime.CreateContainerRequest, wants []want, rt runtimeplatform.Runtime) (release func(), _ error) {
 	refs := make([]reference.Named, len(wants))
 	for i, w := range wants {
 		refs[i] = w.byDigest()
@@ -101,7 +101,7 @@ func (s *Service) useWanted(ctx context.Context, r *runtime.CreateContainerReque
 
 // pinUses makes the pins of a container's images, and reports whether each of them
 // decides for what was made ready.
-func (s *Service) pinUses(ctx context.Context, wants []want, pod policy.Pod) (decided bool, _ error) {
+func (s *containers) pinUses(ctx context.Context, wants []want, pod policy.Pod) (decided bool, _ error) {
 	for _, w := range wants {
 		if w.called == nil {
 			continue
@@ -137,7 +137,7 @@ func (w want) byDigest() reference.Named {
 
 // wants decides what the images of a container mean. One that no key is recorded
 // of is left out: the service behind answers for it.
-func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]want, error) {
+func (s *containers) wants(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]want, error) {
 	var wants []want
 	for _, spec := range specs {
 		e, ok := s.meant(spec, t)
@@ -165,7 +165,7 @@ func (s *Service) wants(ctx context.Context, specs []*runtime.ImageSpec, pod pol
 
 // lost fails where an image has keys that are not ready. The service behind would
 // make a container of it, whatever its pod's pin says.
-func (s *Service) lost(ctx context.Context, name string, t runtimeplatform.Target) error {
+func (s *containers) lost(ctx context.Context, name string, t runtimeplatform.Target) error {
 	record := name
 	if _, err := digest.Parse(name); err != nil {
 		record = normalized(name)
@@ -225,7 +225,7 @@ func name(spec *runtime.ImageSpec, e imagepin.Entry) {
 
 // readyFor gives the entry of an image for a target, and makes it ready where it
 // is not.
-func (s *Service) readyFor(ctx context.Context, w want, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
+func (s *containers) readyFor(ctx context.Context, w want, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
 	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {
 		// It may have been removed before it was locked.
 		if now, ok := s.Store.Get(w.entry.Key); ok && now.Root.Digest == w.root.Digest {
@@ -248,7 +248,7 @@ func (s *Service) readyFor(ctx context.Context, w want, rt runtimeplatform.Runti
 // if there is one of the same registry digest, and else the one whose digest
 // has to be made ready. The digest is that under which the caller was given
 // the name: a tag may have moved since.
-func (s *Service) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imagepin.Entry, bool) {
+func (s *containers) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imagepin.Entry, bool) {
 	found := s.Store.Find(spec.GetImage())
 	if len(found) == 0 {
 		return imagepin.Entry{}, false
@@ -285,100 +285,9 @@ func byDigest(e imagepin.Entry) reference.Named {
 	return ref
 }
 
-// use makes images ready and keeps them until released: no removal takes them
-// away, and no garbage collection.
-func (s *Service) use(ctx context.Context, refs []reference.Named, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
-	names := make([]string, len(refs))
-	for i, ref := range refs {
-		names[i] = ref.String()
-	}
-	unlock, err := s.Locks.ForUse(ctx, names...)
-	if err != nil {
-		return nil, err
-	}
-	let, err := s.readyAndHeld(ctx, ready)
-	if err != nil {
-		unlock()
-		return nil, err
-	}
-	return func() { let(); unlock() }, nil
-}
-
-// maxTries is how often images are made ready that other tools remove in between.
-const maxTries = 3
-
-// readyAndHeld makes images ready and holds them. One that another tool removes
-// before it is held is made ready again.
-func (s *Service) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
-	for range maxTries {
-		entries, err := ready()
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if err := s.show(s.namespaced(ctx), e); err != nil {
-				return nil, err
-			}
-		}
-		release, err = s.hold(ctx, entries...)
-		if err != nil {
-			return nil, err
-		}
-		present, err := s.present(s.namespaced(ctx), entries)
-		if err == nil && present {
-			return release, nil
-		}
-		release()
-		if err != nil {
-			return nil, err
-		}
-	}
-	return nil, fmt.Errorf("images are removed again and again while they are made ready: %w", errdefs.ErrUnavailable)
-}
-
-// show waits until the service behind knows an image. Where it does not know its
-// ID, it could not read the image when it started, and hears nothing of content
-// that was repaired since.
-func (s *Service) show(ctx context.Context, e imagepin.Entry) error {
-	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: e.ImageID.String()}})
-	if err == nil && known.GetImage() == nil {
-		for _, name := range []string{e.Ref, e.Record} {
-			if img, err := s.Store.Records.Get(ctx, name); err == nil && img.Target.Digest == e.RecordTarget.Digest {
-				s.Store.Unsee(img, e)
-			}
-		}
-	}
-	return s.Images.Show(ctx, e)
-}
-
-// present reports whether what entries need is there. A key that lacks something
-// leaves the index.
-func (s *Service) present(ctx context.Context, entries []imagepin.Entry) (bool, error) {
-	all := true
-	for _, e := range entries {
-		here, err := s.Store.Present(ctx, e)
-		if err != nil {
-			return false, err
-		}
-		if here {
-			continue
-		}
-		all = false
-		for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-			if _, err := s.Store.ContentGone(ctx, d); err != nil {
-				return false, err
-			}
-		}
-		if _, err := s.Store.SnapshotGone(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
-			return false, err
-		}
-	}
-	return all, nil
-}
-
 // cannotMakeReady says what would help where an image that is needed now cannot
 // be had: only the node's own credentials may be used for it.
-func (s *Service) cannotMakeReady(err error, ref string, t runtimeplatform.Target) error {
+func (s *containers) cannotMakeReady(err error, ref string, t runtimeplatform.Target) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 // containerStatus corrects the image of a container of another platform: the
 // service behind knows no tag of it, and its digest is not the one that the
 // registry gave for the reference.
-func (s *Service) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
+func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func imageID(status *runtime.ContainerStatus) digest.Digest {
 }
 
 // foreign tells whether an entry is of another platform than the node's own.
-func (s *Service) foreign(e imagepin.Entry) bool {
+func (s *containers) foreign(e imagepin.Entry) bool {
 	rt, ok := s.Runtimes().ForTarget(e.Target)
 	return ok && !rt.Native
 }

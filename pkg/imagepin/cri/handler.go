@@ -34,7 +34,7 @@ const (
 
 // lookup gives the runtime of a handler. Its error is
 // [imagepin.UnknownRuntimeHandler].
-func (s *Service) lookup(handler string) (runtimeplatform.Runtime, error) {
+func (s *base) lookup(handler string) (runtimeplatform.Runtime, error) {
 	rt, err := s.Runtimes().Lookup(handler)
 	return rt, unknownHandler(err)
 }
@@ -64,7 +64,7 @@ type caller struct {
 // that of the sandbox it belongs to, or what its annotation says, or the
 // default. The pod is looked up where the handler is not named, and where
 // wantPod says so. It fails with [imagepin.UnknownRuntimeHandler].
-func (s *Service) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *runtime.PodSandboxConfig, wantPod bool) (caller, error) {
+func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *runtime.PodSandboxConfig, wantPod bool) (caller, error) {
 	handler := spec.GetRuntimeHandler()
 	marks := podMarks(config.GetMetadata().GetUid(), config.GetAnnotations(), spec.GetAnnotations())
 	var known *sandbox

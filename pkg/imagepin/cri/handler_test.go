@@ -176,7 +176,7 @@ func TestCallerOf(t *testing.T) {
 		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &Service{Config: Config{Runtimes: ctdtest.Always(set)}}
+			s := &base{Config: Config{Runtimes: ctdtest.Always(set)}}
 			s.sandboxes.list = b.list
 			got, err := s.callerOf(t.Context(), c.spec, c.sandbox, false)
 			if c.want == "" {
@@ -199,7 +199,7 @@ func TestSandboxByShortID(t *testing.T) {
 		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
 		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
 	}
-	s := &Service{}
+	s := &base{}
 	s.sandboxes.list, s.sandboxes.status = b.list, b.status
 	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
 		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {
@@ -221,7 +221,7 @@ func TestSandboxByShortID(t *testing.T) {
 		b.sandboxes = nil
 		return &runtime.RemovePodSandboxResponse{}, nil
 	}
-	if _, err := s.removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, gone); err != nil || removed != "abc" {
+	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, gone); err != nil || removed != "abc" {
 		t.Errorf("sandbox %q is removed, %v", removed, err)
 	}
 	if got, err := s.sandboxes.byMark(t.Context(), []string{"uid pod"}); got != nil || err != nil {
@@ -230,7 +230,7 @@ func TestSandboxByShortID(t *testing.T) {
 	// What the service behind does not answer does not keep a sandbox from being removed.
 	b.err = errors.New("no answer")
 	removed = ""
-	if _, err := s.removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, gone); err != nil || removed != "x" {
+	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, gone); err != nil || removed != "x" {
 		t.Errorf("sandbox %q is removed, %v", removed, err)
 	}
 }

@@ -17,7 +17,7 @@ const targetsAnnotation = "io.imagepin.targets"
 
 // toCRI makes the CRI's view of an image: one per image ID, with the names of
 // all its keys.
-func (s *Service) toCRI(img store.Image) *runtime.Image {
+func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 	var tags, digests, targets []string
 	pinned := false
 	for _, e := range img.Entries {

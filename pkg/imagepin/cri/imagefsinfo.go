@@ -18,7 +18,7 @@ import (
 // one first, which is the only one kubelet reads. Each has a mountpoint: an
 // empty one, as containerd gives for a snapshotter of a handler, breaks
 // kubelet's eviction manager.
-func (s *Service) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequest, next func(context.Context, *runtime.ImageFsInfoRequest) (*runtime.ImageFsInfoResponse, error)) (*runtime.ImageFsInfoResponse, error) {
+func (s *imageCalls) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequest, next func(context.Context, *runtime.ImageFsInfoRequest) (*runtime.ImageFsInfoResponse, error)) (*runtime.ImageFsInfoResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err

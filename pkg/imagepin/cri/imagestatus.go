@@ -19,7 +19,7 @@ import (
 // it, it is not present, and kubelet pulls. A call that says nothing (kubelet's
 // look-up of the image's user, crictl) is answered with what was answered last
 // to one that did, and else with what is most likely meant.
-func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
+func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
 	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)))
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *Service) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest
 
 // statusEntry is what a name means for a caller of ImageStatus. ok is false
 // where that is not on the node, or not ready for the caller's target.
-func (s *Service) statusEntry(name string, c caller) (e imagepin.Entry, ok bool) {
+func (s *imageCalls) statusEntry(name string, c caller) (e imagepin.Entry, ok bool) {
 	if !c.strict {
 		return s.likeliest(name)
 	}
@@ -64,7 +64,7 @@ func (s *Service) statusEntry(name string, c caller) (e imagepin.Entry, ok bool)
 
 // meantFor is the entry that a name means for the target and the pin of a
 // caller. Without a pin, it is the one that the node has under the name.
-func (s *Service) meantFor(name string, c caller) (imagepin.Entry, bool) {
+func (s *imageCalls) meantFor(name string, c caller) (imagepin.Entry, bool) {
 	root, pinned := s.pinnedFor(name, c)
 	found := s.Store.Find(name)
 	for _, e := range found {
@@ -79,7 +79,7 @@ func (s *Service) meantFor(name string, c caller) (imagepin.Entry, bool) {
 }
 
 // pinnedFor is what a tag is pinned to for the pod of a caller.
-func (s *Service) pinnedFor(name string, c caller) (_ reference.Canonical, ok bool) {
+func (s *imageCalls) pinnedFor(name string, c caller) (_ reference.Canonical, ok bool) {
 	if _, err := digest.Parse(name); err == nil {
 		return nil, false // an image ID, which is of no repository
 	}
@@ -99,7 +99,7 @@ func (s *Service) pinnedFor(name string, c caller) (_ reference.Canonical, ok bo
 // likeliest is the entry that a name means where nothing is said of a target:
 // the one answered last, while it is there, else that of the default target,
 // else any.
-func (s *Service) likeliest(name string) (imagepin.Entry, bool) {
+func (s *imageCalls) likeliest(name string) (imagepin.Entry, bool) {
 	if last, ok := s.answered.get(normalized(name)); ok {
 		for _, ref := range []string{last.Ref, byDigest(last).String()} {
 			if e, ok := s.Store.Get(imagepin.Key{Ref: ref, Target: last.Target}); ok && e.ImageID == last.ImageID {

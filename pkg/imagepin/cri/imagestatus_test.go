@@ -29,7 +29,7 @@ import (
 func TestImageStatusBesideRemoval(t *testing.T) {
 	s := serviceOf(t, 1)
 	ref := listedRef(0)
-	entries := s.Store.ByID(s.Store.Find(ref)[0].ImageID)
+	entries := s.base.Store.ByID(s.base.Store.Find(ref)[0].ImageID)
 	var keys []imagepin.Key
 	for _, e := range entries {
 		keys = append(keys, e.Key)
@@ -46,7 +46,7 @@ func TestImageStatusBesideRemoval(t *testing.T) {
 					return
 				default:
 				}
-				resp, err := s.imageStatus(ctx, r, nil)
+				resp, err := s.imageCalls.imageStatus(ctx, r, nil)
 				if err != nil || (resp.GetImage() != nil && len(resp.GetImage().GetRepoTags())+len(resp.GetImage().GetRepoDigests()) == 0) {
 					t.Errorf("%v, %v", resp, err)
 					return
@@ -55,10 +55,10 @@ func TestImageStatusBesideRemoval(t *testing.T) {
 		})
 	}
 	for range 40 {
-		if _, err := s.Store.Remove(ctx, keys...); err != nil {
+		if _, err := s.base.Store.Remove(ctx, keys...); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Store.Put(ctx, "", entries...); err != nil {
+		if _, err := s.base.Store.Put(ctx, "", entries...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,7 +75,7 @@ func (n namespaceStore) Create(ctx context.Context, name string, labels map[stri
 
 // pinnedNode is a service with handlers on two snapshotters, and rules that pin.
 type pinnedNode struct {
-	*Service
+	*imageCalls
 	t      *testing.T
 	behind behind
 }
@@ -102,11 +102,11 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	if err := pins.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p := &pinnedNode{t: t, Service: New(Config{
+	p := &pinnedNode{t: t, imageCalls: New(Config{
 		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes),
 		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
-	})}
-	p.Service.sandboxes.list, p.Service.sandboxes.status = p.behind.list, p.behind.status
+	}).imageCalls}
+	p.sandboxes.list, p.sandboxes.status = p.behind.list, p.behind.status
 	return p
 }
 

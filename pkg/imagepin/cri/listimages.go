@@ -15,12 +15,12 @@ import (
 
 // listImages answers from the index: one entry per image ID. A filter names an
 // image, as in ImageStatus.
-func (s *Service) listImages(_ context.Context, r *runtime.ListImagesRequest, _ func(context.Context, *runtime.ListImagesRequest) (*runtime.ListImagesResponse, error)) (*runtime.ListImagesResponse, error) {
+func (s *imageCalls) listImages(_ context.Context, r *runtime.ListImagesRequest, _ func(context.Context, *runtime.ListImagesRequest) (*runtime.ListImagesResponse, error)) (*runtime.ListImagesResponse, error) {
 	return &runtime.ListImagesResponse{Images: s.list(r.GetFilter())}, nil
 }
 
 // streamImages is listImages in pieces.
-func (s *Service) streamImages(stream grpc.ServerStream) error {
+func (s *imageCalls) streamImages(stream grpc.ServerStream) error {
 	var r runtime.StreamImagesRequest
 	if err := stream.RecvMsg(&r); err != nil {
 		return err
@@ -33,7 +33,7 @@ func (s *Service) streamImages(stream grpc.ServerStream) error {
 	return nil
 }
 
-func (s *Service) list(filter *runtime.ImageFilter) []*runtime.Image {
+func (s *imageCalls) list(filter *runtime.ImageFilter) []*runtime.Image {
 	var found []store.Image
 	if name := filter.GetImage().GetImage(); name == "" {
 		found = s.Store.Images()
@@ -50,7 +50,7 @@ func (s *Service) list(filter *runtime.ImageFilter) []*runtime.Image {
 }
 
 // named are the images that a name means.
-func (s *Service) named(name string) []store.Image {
+func (s *imageCalls) named(name string) []store.Image {
 	var ids []digest.Digest
 	for _, e := range s.Store.Find(name) {
 		ids = append(ids, e.ImageID)
@@ -68,7 +68,7 @@ func (s *Service) named(name string) []store.Image {
 // untagged are the images that no key accounts for, as containerd's CRI lists
 // them: kubelet's image garbage collection has to see them. name is that of a
 // filter; empty is all.
-func (s *Service) untagged(name string) []*runtime.Image {
+func (s *imageCalls) untagged(name string) []*runtime.Image {
 	var images []*runtime.Image
 	if name == "" {
 		for _, u := range s.Store.Untagged() {

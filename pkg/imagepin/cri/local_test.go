@@ -45,7 +45,7 @@ func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
 		images:              &imageService{list: &runtime.ListImagesResponse{Images: []*runtime.Image{{Id: "its own"}}}},
 	}
 	p := &proxy{
-		service: "runtime.v1.ImageService", behind: l, guard: (&Service{Config: Config{Ready: isReady}}).guard,
+		service: "runtime.v1.ImageService", behind: l, guard: (&Service{base: &base{Config: Config{Ready: isReady}}}).guard,
 		unary: map[string]unaryInterceptor{
 			"ImageStatus": func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
 				return next(ctx, req)

@@ -15,6 +15,10 @@ import (
 // made by, and all pins of a workload of which a pod sandbox is ready: its
 // containers are still to come.
 func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
+	return s.containers.pinsInUse(ctx)
+}
+
+func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("which pins are in use: %w", err)

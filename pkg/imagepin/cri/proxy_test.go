@@ -138,7 +138,7 @@ func proxied(t *testing.T, ready <-chan struct{}, unary map[string]unaryIntercep
 	b := &backend{messages: 3}
 	behind := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
 	front := grpc.NewServer()
-	guard := (&Service{Config: Config{Ready: ctdtest.Always(ready)}}).guard
+	guard := (&Service{base: &base{Config: Config{Ready: ctdtest.Always(ready)}}}).guard
 	for _, name := range services {
 		p := &proxy{service: name, behind: behind, guard: guard}
 		if name == "runtime.v1.ImageService" {
@@ -347,7 +347,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 		t.Error(err)
 	}
 
-	s := &Service{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}
+	s := &Service{base: &base{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}}
 	ctx, cancel := context.WithCancel(quietly(t.Context()))
 	cancel()
 	err := s.guard(ctx, "ListImages", func() error { t.Error("was called"); return nil })

@@ -2,17 +2,12 @@ package cri
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -29,7 +24,7 @@ const (
 )
 
 // pullImage makes an image ready for the target of the pod it is pulled for.
-func (s *Service) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
+func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
 	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
 		return nil, err
@@ -67,7 +62,7 @@ func credential(a *runtime.AuthConfig) resolve.Credential {
 
 // warnOfUsers speaks of a limit of kubelet's: it looks the user of an image up
 // without saying for which pod, and so sees that of one platform only.
-func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
+func (s *imageCalls) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 	for _, o := range s.Store.ByRef(e.Ref) {
 		if o.ImageID != e.ImageID && o.User != e.User {
 			log.G(ctx).WithFields(log.Fields{"ref": e.Ref, "target": e.Target.String(), "other": o.Target.String()}).
@@ -75,40 +70,4 @@ func (s *Service) warnOfUsers(ctx context.Context, e imagepin.Entry) {
 			return
 		}
 	}
-}
-
-// hold keeps an image from being collected while a call is forwarded that uses
-// it, and from being removed. The returned function lets go.
-func (s *Service) hold(ctx context.Context, entries ...imagepin.Entry) (release func(), _ error) {
-	if len(entries) == 0 {
-		return func() {}, nil
-	}
-	ctx = s.namespaced(ctx)
-	var l leases.Lease
-	release = func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), visibleTimeout)
-		defer cancel()
-		if err := s.Leases.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
-			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
-		}
-	}
-	if err := s.Store.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
-		l, err = s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
-			leases.WithLabel(imagepin.LeaseLabel, "use"))
-		for _, e := range entries {
-			if err != nil {
-				break
-			}
-			// The manifest keeps its configuration, and that its snapshots.
-			err = s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"})
-		}
-		return err
-	}); err != nil {
-		if l.ID != "" {
-			release()
-		}
-		return nil, fmt.Errorf("hold an image: %w", err)
-	}
-	failpoint.Reach("use.leased")
-	return release, nil
 }

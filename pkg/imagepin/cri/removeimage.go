@@ -21,7 +21,7 @@ import (
 //
 // containerd's CRI is not asked to remove: it would do so beside a pull that has
 // begun since.
-func (s *Service) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
+func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
 	name, handler := r.GetImage().GetImage(), r.GetImage().GetRuntimeHandler()
 	if handler != "" {
 		if _, err := s.lookup(handler); err != nil {
@@ -76,7 +76,7 @@ func (r removal) locks() []string {
 
 // meantToRemove finds every entry of the images that a name means. Where no key
 // has the name it is what containerd's CRI knows by it.
-func (s *Service) meantToRemove(ctx context.Context, name string) (removal, error) {
+func (s *remover) meantToRemove(ctx context.Context, name string) (removal, error) {
 	if entries := s.wholeImages(name); len(entries) > 0 {
 		return removal{entries: entries}, nil
 	}
@@ -98,7 +98,7 @@ func (s *Service) meantToRemove(ctx context.Context, name string) (removal, erro
 }
 
 // remove removes what is meant, and reports whether that was anything.
-func (s *Service) remove(ctx context.Context, r *runtime.RemoveImageRequest, what removal) (removed bool, err error) {
+func (s *remover) remove(ctx context.Context, r *runtime.RemoveImageRequest, what removal) (removed bool, err error) {
 	if len(what.entries) > 0 {
 		if removed, err = s.removeEntries(ctx, r, what.entries); err != nil {
 			return false, err
@@ -112,12 +112,12 @@ func (s *Service) remove(ctx context.Context, r *runtime.RemoveImageRequest, wha
 }
 
 // collect collects what was removed, also for a caller that has gone.
-func (s *Service) collect(ctx context.Context) error {
+func (s *remover) collect(ctx context.Context) error {
 	return s.Store.Collect(s.namespaced(context.WithoutCancel(ctx)))
 }
 
 // wholeImages gives every entry of the images that a name means.
-func (s *Service) wholeImages(name string) []imagepin.Entry {
+func (s *remover) wholeImages(name string) []imagepin.Entry {
 	var ids []digest.Digest
 	for _, e := range s.Store.Find(name) {
 		ids = append(ids, e.ImageID)
@@ -132,7 +132,7 @@ func (s *Service) wholeImages(name string) []imagepin.Entry {
 
 // removeEntries removes those of an image's entries that a call means. removed is
 // false where there are none.
-func (s *Service) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry) (removed bool, _ error) {
+func (s *remover) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry) (removed bool, _ error) {
 	if handler := r.GetImage().GetRuntimeHandler(); handler != "" {
 		rt, err := s.lookup(handler)
 		if err != nil {
@@ -173,7 +173,7 @@ type use struct {
 
 // inUse finds what the containers, sandboxes and image volumes of the node are
 // made of, whatever state they are in.
-func (s *Service) inUse(ctx context.Context) (map[use]bool, error) {
+func (s *remover) inUse(ctx context.Context) (map[use]bool, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("which images are in use: %w", err)
@@ -214,7 +214,7 @@ func (s *Service) inUse(ctx context.Context) (map[use]bool, error) {
 	return used, nil
 }
 
-func (s *Service) markUsed(used map[use]bool, name string, t runtimeplatform.Target) {
+func (s *remover) markUsed(used map[use]bool, name string, t runtimeplatform.Target) {
 	if name == "" {
 		return
 	}

@@ -43,5 +43,5 @@ func (s *Service) Retire(ctx context.Context) error {
 		return err
 	}
 	leave()
-	return s.Puller.End(ctx)
+	return s.base.Puller.End(ctx)
 }

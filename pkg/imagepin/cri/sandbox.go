@@ -14,7 +14,7 @@ import (
 // runPodSandbox makes the sandbox image ready in the handler's snapshotter
 // before the sandbox is made of it. The service behind looks only whether the
 // image is there at all, and then fails to start it where its layers are gone.
-func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxRequest, next func(context.Context, *runtime.RunPodSandboxRequest) (*runtime.RunPodSandboxResponse, error)) (*runtime.RunPodSandboxResponse, error) {
+func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxRequest, next func(context.Context, *runtime.RunPodSandboxRequest) (*runtime.RunPodSandboxResponse, error)) (*runtime.RunPodSandboxResponse, error) {
 	handler := sandboxHandler(r)
 	rt, err := s.lookup(handler)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Service) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxReq
 // readySandboxImage makes the sandbox image ready for the pods of a handler and
 // holds it until released. What the node has of it is enough: the registry is
 // asked what its reference means only where the node has never had it.
-func (s *Service) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
+func (s *containers) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
 	rt, err := s.Runtimes().Sandbox(handler)
 	if err != nil {
 		return nil, unknownHandler(err)
@@ -79,7 +79,7 @@ func (s *Service) readySandboxImage(ctx context.Context, handler string) (releas
 
 // removePodSandbox forgets what was remembered of the sandbox. Its ID may be cut
 // short, which nobody can complete once it is gone.
-func (s *Service) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
+func (s *containers) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
 	id, err := s.sandboxes.fullID(ctx, r.GetPodSandboxId())
 	if err != nil {
 		log.G(ctx).WithError(err).WithField("sandbox", r.GetPodSandboxId()).Warn("a sandbox is removed, and remembered still")

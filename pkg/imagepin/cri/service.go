@@ -85,27 +85,52 @@ type Locks interface {
 
 // Service is the CRI as clients of this node see it.
 type Service struct {
-	Config
-	images     runtime.ImageServiceClient
-	runtimes   runtime.RuntimeServiceClient
-	sandboxes  sandboxes
-	answered   lastAnswered
-	usage      usageCache
+	base       *base
+	imageCalls *imageCalls
+	remover    *remover
+	containers *containers
+	statistics *statistics
 	retirement retirement
 }
 
+// base is what all calls work with.
+type base struct {
+	Config
+	images    runtime.ImageServiceClient
+	runtimes  runtime.RuntimeServiceClient
+	sandboxes sandboxes
+	answered  lastAnswered
+}
+
+// The calls by subject.
+type (
+	// imageCalls answers the calls of the ImageService, but for removals.
+	imageCalls struct {
+		*base
+		usage usageCache
+	}
+	// remover removes images.
+	remover struct{ *base }
+	// containers makes the images of sandboxes and containers ready.
+	containers struct{ *base }
+	// statistics corrects what upstream reports of filesystems.
+	statistics struct{ *base }
+)
+
 // New makes a service.
 func New(c Config) *Service {
-	s := &Service{Config: c, images: runtime.NewImageServiceClient(c.Behind), runtimes: runtime.NewRuntimeServiceClient(c.Behind)}
-	s.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
-		resp, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
+	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Behind), runtimes: runtime.NewRuntimeServiceClient(c.Behind)}
+	b.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
+		resp, err := b.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
 	}
-	s.sandboxes.status = func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error) {
-		resp, err := s.runtimes.PodSandboxStatus(ctx, &runtime.PodSandboxStatusRequest{PodSandboxId: id})
+	b.sandboxes.status = func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error) {
+		resp, err := b.runtimes.PodSandboxStatus(ctx, &runtime.PodSandboxStatusRequest{PodSandboxId: id})
 		return resp.GetStatus(), err
 	}
-	return s
+	return &Service{
+		base: b, imageCalls: &imageCalls{base: b}, remover: &remover{b}, containers: &containers{b}, statistics: &statistics{b},
+	}
 }
 
 // Register makes the service's methods those of a gRPC server.
@@ -114,35 +139,35 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 		{
 			service: "runtime.v1.RuntimeService",
 			unary: map[string]unaryInterceptor{
-				"RunPodSandbox":       intercept(s.runPodSandbox),
-				"RemovePodSandbox":    intercept(s.removePodSandbox),
-				"CreateContainer":     intercept(s.createContainer),
-				"ContainerStatus":     intercept(s.containerStatus),
-				"ContainerStats":      intercept(s.containerStats),
-				"ListContainerStats":  intercept(s.listContainerStats),
-				"PodSandboxStats":     intercept(s.podSandboxStats),
-				"ListPodSandboxStats": intercept(s.listPodSandboxStats),
+				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
+				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
+				"CreateContainer":     intercept(s.containers.createContainer),
+				"ContainerStatus":     intercept(s.containers.containerStatus),
+				"ContainerStats":      intercept(s.statistics.containerStats),
+				"ListContainerStats":  intercept(s.statistics.listContainerStats),
+				"PodSandboxStats":     intercept(s.statistics.podSandboxStats),
+				"ListPodSandboxStats": intercept(s.statistics.listPodSandboxStats),
 			},
 			streams: map[string]streamInterceptor{
-				"StreamContainerStats":  s.streamContainerStats,
-				"StreamPodSandboxStats": s.streamPodSandboxStats,
+				"StreamContainerStats":  s.statistics.streamContainerStats,
+				"StreamPodSandboxStats": s.statistics.streamPodSandboxStats,
 			},
 		},
 		{
 			service: "runtime.v1.ImageService",
 			unary: map[string]unaryInterceptor{
-				"PullImage":   intercept(s.pullImage),
-				"ImageStatus": intercept(s.imageStatus),
-				"ListImages":  intercept(s.listImages),
-				"RemoveImage": intercept(s.removeImage),
-				"ImageFsInfo": intercept(s.imageFsInfo),
+				"PullImage":   intercept(s.imageCalls.pullImage),
+				"ImageStatus": intercept(s.imageCalls.imageStatus),
+				"ListImages":  intercept(s.imageCalls.listImages),
+				"RemoveImage": intercept(s.remover.removeImage),
+				"ImageFsInfo": intercept(s.imageCalls.imageFsInfo),
 			},
 			streams: map[string]streamInterceptor{
-				"StreamImages": s.streamImages,
+				"StreamImages": s.imageCalls.streamImages,
 			},
 		},
 	} {
-		p.behind, p.guard, p.retirement = s.Behind, s.guard, &s.retirement
+		p.behind, p.guard, p.retirement = s.base.Behind, s.guard, &s.retirement
 		desc, err := p.serviceDesc()
 		if err != nil {
 			return err
@@ -165,7 +190,7 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 			err = fmt.Errorf("imagepin: panic in %s: %w", method, errdefs.ErrInternal)
 		}
 	}()
-	ready := s.Ready()
+	ready := s.base.Ready()
 	select {
 	case <-ready:
 		return call()
@@ -201,6 +226,6 @@ func (s *Service) GuardRetired(ctx context.Context, method string, call func() e
 }
 
 // namespaced gives a context for containerd's stores.
-func (s *Service) namespaced(ctx context.Context) context.Context {
+func (s *base) namespaced(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, s.Namespace)
 }

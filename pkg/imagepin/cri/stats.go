@@ -15,7 +15,7 @@ import (
 // kubelet looks the mountpoint up on the node, and one that it does not find
 // fails its statistics as a whole: no evictions, no image garbage collection.
 
-func (s *Service) containerStats(ctx context.Context, r *runtime.ContainerStatsRequest, next func(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error)) (*runtime.ContainerStatsResponse, error) {
+func (s *statistics) containerStats(ctx context.Context, r *runtime.ContainerStatsRequest, next func(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error)) (*runtime.ContainerStatsResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
@@ -23,7 +23,7 @@ func (s *Service) containerStats(ctx context.Context, r *runtime.ContainerStatsR
 	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()))
 }
 
-func (s *Service) listContainerStats(ctx context.Context, r *runtime.ListContainerStatsRequest, next func(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error)) (*runtime.ListContainerStatsResponse, error) {
+func (s *statistics) listContainerStats(ctx context.Context, r *runtime.ListContainerStatsRequest, next func(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error)) (*runtime.ListContainerStatsResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func (s *Service) listContainerStats(ctx context.Context, r *runtime.ListContain
 	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()...))
 }
 
-func (s *Service) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStatsRequest, next func(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error)) (*runtime.PodSandboxStatsResponse, error) {
+func (s *statistics) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStatsRequest, next func(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error)) (*runtime.PodSandboxStatsResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (s *Service) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStat
 	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()))
 }
 
-func (s *Service) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSandboxStatsRequest, next func(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error)) (*runtime.ListPodSandboxStatsResponse, error) {
+func (s *statistics) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSandboxStatsRequest, next func(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error)) (*runtime.ListPodSandboxStatsResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
@@ -47,13 +47,13 @@ func (s *Service) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSan
 	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()...))
 }
 
-func (s *Service) streamContainerStats(stream grpc.ServerStream) error {
+func (s *statistics) streamContainerStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamContainerStats, func(resp *runtime.StreamContainerStatsResponse) error {
 		return s.nameFilesystems(stream.Context(), layersOfContainers(resp.GetContainerStats()...))
 	})
 }
 
-func (s *Service) streamPodSandboxStats(stream grpc.ServerStream) error {
+func (s *statistics) streamPodSandboxStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamPodSandboxStats, func(resp *runtime.StreamPodSandboxStatsResponse) error {
 		return s.nameFilesystems(stream.Context(), layersOfPods(resp.GetPodSandboxStats()...))
 	})
@@ -122,7 +122,7 @@ func layersOfPods(pods ...*runtime.PodSandboxStats) []writableLayer {
 }
 
 // nameFilesystems fills in the mountpoints that are empty.
-func (s *Service) nameFilesystems(ctx context.Context, layers []writableLayer) error {
+func (s *statistics) nameFilesystems(ctx context.Context, layers []writableLayer) error {
 	var sandboxOf map[string]string
 	for _, l := range layers {
 		if l.filesystem == nil || l.filesystem.Mountpoint != "" {
@@ -154,7 +154,7 @@ func (s *Service) nameFilesystems(ctx context.Context, layers []writableLayer) e
 	return nil
 }
 
-func (s *Service) sandboxOfContainers(ctx context.Context) (map[string]string, error) {
+func (s *statistics) sandboxOfContainers(ctx context.Context) (map[string]string, error) {
 	resp, err := s.runtimes.ListContainers(untraced(ctx), &runtime.ListContainersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("whose filesystems the containers use: %w", err)

@@ -12,6 +12,10 @@ import (
 // RemoveUntagged removes the images that no key accounts for, that nobody has
 // written a record of since before, and that nothing on the node is made of.
 func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
+	return s.remover.removeUntagged(ctx, before)
+}
+
+func (s *remover) removeUntagged(ctx context.Context, before time.Time) error {
 	all := s.Store.Untagged()
 	if len(all) == 0 {
 		return nil
@@ -38,7 +42,7 @@ func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
 }
 
 // imagesInUse finds the image IDs that the containers of the node were made of.
-func (s *Service) imagesInUse(ctx context.Context) (map[digest.Digest]bool, error) {
+func (s *remover) imagesInUse(ctx context.Context) (map[digest.Digest]bool, error) {
 	resp, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("which images are in use: %w", err)

@@ -15,7 +15,7 @@ import (
 
 // verboseInfo is what ImageStatus tells besides the image itself. "info" is as
 // containerd's CRI has it; "imagepin" is what is known of the keys.
-func (s *Service) verboseInfo(ctx context.Context, e imagepin.Entry) (map[string]string, error) {
+func (s *imageCalls) verboseInfo(ctx context.Context, e imagepin.Entry) (map[string]string, error) {
 	b, err := content.ReadBlob(s.namespaced(ctx), s.Content, ocispec.Descriptor{Digest: e.ImageID})
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ type verbosePin struct {
 	Drift  *pin.Drift `json:"drift,omitempty"`
 }
 
-func (s *Service) verboseKey(e imagepin.Entry) verboseKey {
+func (s *imageCalls) verboseKey(e imagepin.Entry) verboseKey {
 	k := verboseKey{
 		Ref: e.Ref, Platform: e.Target.Platform, Snapshotter: e.Target.Snapshotter,
 		Handlers: s.Runtimes().Handlers(e.Target), Digest: e.Root.Digest.String(),
