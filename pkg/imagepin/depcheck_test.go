@@ -21,7 +21,7 @@ var floors = [][]string{
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/pin"},
 	{"pkg/imagepin/retain"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve"},
-	{"pkg/imagepin/decide", "pkg/imagepin/config"},
+	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},

@@ -4,15 +4,15 @@ import (
 	"context"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Check implements the API.
 func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return guarded(ctx, s, "Check", func(ctx context.Context) (*api.CheckResponse, error) {
-		report, err := reconcile.Check(ctx, s.Store)
+		report, err := s.Health.Check(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +44,7 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 
 // checked gives what a check has found, and repairs it where that is asked for.
 // after is called after each repair and ends them by an error; it may be nil.
-func (s *Server) checked(ctx context.Context, report store.Report, repair bool, after func() error) *api.CheckResponse {
+func (s *Server) checked(ctx context.Context, report health.Report, repair bool, after func() error) *api.CheckResponse {
 	resp := &api.CheckResponse{Checked: int64(report.Checked)}
 	for _, f := range report.Findings {
 		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
@@ -52,8 +52,8 @@ func (s *Server) checked(ctx context.Context, report store.Report, repair bool, 
 		if !repair || ctx.Err() != nil {
 			continue
 		}
-		done, err := s.Mend(ctx, f)
-		a.Repair, a.Repaired = string(done), done != store.LeftAlone
+		done, err := s.Health.Repair(ctx, f)
+		a.Repair, a.Repaired = string(done), done != reconcile.LeftAlone
 		if err != nil {
 			a.Error = err.Error()
 		}

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
 
 const (
@@ -33,7 +33,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if rate == 0 {
 		rate = deepRate
 	}
-	report, err := reconcile.Deep{BytesPerSecond: rate, Progress: p.read, PinnedRef: s.pinnedRef}.Check(ctx, s.Store)
+	report, err := s.Health.DeepCheck(ctx, health.Deep{BytesPerSecond: rate, Progress: p.read, PinnedRef: s.pinnedRef})
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ type deepProgress struct {
 	sent   time.Time
 }
 
-func (p *deepProgress) read(d reconcile.DeepProgress) {
+func (p *deepProgress) read(d health.DeepProgress) {
 	p.now.Blobs, p.now.BlobsTotal = int64(d.Blobs), int64(d.BlobsTotal)
 	p.now.Bytes, p.now.BytesTotal = d.Bytes, d.BytesTotal
 	p.now.Snapshots, p.now.SnapshotsTotal = int64(d.Snapshots), int64(d.SnapshotsTotal)

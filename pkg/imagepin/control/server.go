@@ -19,10 +19,12 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -40,8 +42,7 @@ type Config struct {
 	Runtimes func() *runtimeplatform.Set
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
-	// Mend repairs what a check has found, and tells how.
-	Mend func(context.Context, store.Finding) (store.Repair, error)
+	Health    Health
 	// Uninstall removes everything of ours, after all that writes has stopped; dry
 	// only counts it.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
@@ -54,6 +55,13 @@ type Config struct {
 type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	Refresh(ctx context.Context, ref string, scope policy.Scope, c resolve.Credential) (pull.Refreshed, error)
+}
+
+// Health checks and repairs. [reconcile.Reconciler] does.
+type Health interface {
+	Check(ctx context.Context) (health.Report, error)
+	DeepCheck(ctx context.Context, d health.Deep) (health.Report, error)
+	Repair(ctx context.Context, f health.Finding) (reconcile.Repaired, error)
 }
 
 // Server is the control service.

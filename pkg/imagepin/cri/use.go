@@ -91,11 +91,11 @@ func (s *containers) present(ctx context.Context, entries []imagepin.Entry) (boo
 		}
 		all = false
 		for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-			if _, err := s.Store.ContentGone(ctx, d); err != nil {
+			if _, err := s.Store.HideBlob(ctx, d); err != nil {
 				return false, err
 			}
 		}
-		if _, err := s.Store.SnapshotGone(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
+		if _, err := s.Store.HideSnapshot(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
 			return false, err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -67,11 +68,14 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
+		Store: n.store, Checker: health.New(health.Config{
+			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases,
+			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
+		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
-		Mend: s.reconciler.Mend, Uninstall: s.uninstall,
+		Health: s.reconciler, Uninstall: s.uninstall,
 		Store: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})

@@ -27,6 +27,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -395,6 +396,25 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	}
 }
 
+// checkerOf checks the keys of a store.
+func checkerOf(s *store.Store) *health.Checker {
+	return health.New(health.Config{
+		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+	})
+}
+
+// load builds the index as a start does, and returns the lost keys.
+func load(ctx context.Context, s *store.Store) ([]imagepin.Entry, error) {
+	loaded, err := s.Load(ctx, func(ctx context.Context) (func(imagepin.Entry) bool, error) {
+		have, err := checkerOf(s).Inventory(ctx)
+		return func(e imagepin.Entry) bool { return have.Missing(e) == "" }, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return loaded.Lost, nil
+}
+
 // restarted starts anew: keys are ready with all of their content or not at all,
 // and what is dropped leaves nothing.
 func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
@@ -406,14 +426,14 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	}
 	d.Collect(t)
 	s := store.New(d.store.Config)
-	loaded, err := s.Load(d.ctx)
+	lost, err := load(d.ctx, s)
 	noError(t, err)
 	_, ready := s.Get(d.entry.Key)
-	if ready == (len(loaded.Lost) > 0) {
-		t.Errorf("ready %v, lost %+v", ready, loaded.Lost)
+	if ready == (len(lost) > 0) {
+		t.Errorf("ready %v, lost %+v", ready, lost)
 	}
-	for _, l := range loaded.Lost {
-		noError(t, s.Drop(d.ctx, l.Entry))
+	for _, e := range lost {
+		noError(t, s.Drop(d.ctx, e))
 	}
 	if !ready {
 		d.wantNothing(t)

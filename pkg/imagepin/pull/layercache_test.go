@@ -129,15 +129,15 @@ func TestLayerCache(t *testing.T) {
 	ctx = n.Context(t)
 	sound := func(when string) {
 		t.Helper()
-		loaded, err := s.Load(ctx)
-		if err != nil || len(loaded.Lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
-			t.Errorf("%s: loaded %+v, %v", when, loaded, err)
+		lost, err := load(ctx, s)
+		if err != nil || len(lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
+			t.Errorf("%s: lost %+v, %v", when, lost, err)
 		}
-		report, err := s.Check(ctx)
+		report, err := checkerOf(s).Check(ctx)
 		if err != nil || report.Checked != 1 || len(report.Findings) > 0 {
 			t.Errorf("%s: a check finds %+v, %v", when, report.Findings, err)
 		}
-		if lost, err := s.ContentGone(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
+		if lost, err := s.HideBlob(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
 			t.Errorf("%s: without its layer, %+v is lost, %v", when, lost, err)
 		}
 		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
@@ -151,8 +151,8 @@ func TestLayerCache(t *testing.T) {
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
 		t.Fatal(err)
 	}
-	lost, err := s.SnapshotGone(ctx, "cached", img.ChainID.String())
-	if err != nil || len(lost) != 1 || !lost[0].Mendable {
+	lost, err := s.HideSnapshot(ctx, "cached", img.ChainID.String())
+	if err != nil || len(lost) != 1 {
 		t.Fatalf("lost %+v, %v", lost, err)
 	}
 	if err := p.Unpack(ctx, e, func(ctx context.Context) error {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -29,7 +30,7 @@ type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
 
 // adoptAll gives keys to the images that others have put on the node before the
 // start. No call is answered yet, and their records hold them.
-func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *store.Inventory) error {
+func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := func(snapshotter string, chainID digest.Digest) (bool, error) {
 		return have.HasSnapshot(snapshotter, chainID), nil
 	}
@@ -128,7 +129,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 		if !unpacked {
 			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
 			if e.Target == r.Runtimes().Default().Target {
-				r.healing.add(ctx, store.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
+				r.healing.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
 			}
 			continue
 		}

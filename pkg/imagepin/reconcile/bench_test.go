@@ -51,13 +51,12 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
-	r.healing = newHealing(r)
-	loaded, err := s.Load(ctx)
+	r := reconcilerOf(n, s)
+	loaded, err := r.load(ctx)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
+	if err := r.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
 		b.Fatal(err)
 	}
 	if got := len(s.Images()); got != count {
@@ -95,7 +94,7 @@ func BenchmarkAdopt(b *testing.B) {
 	if err != nil || len(all) != 1 {
 		b.Fatalf("%v, %v", all, err)
 	}
-	inventory, err := r.Store.Inventory(ctx)
+	inventory, err := r.Checker.Inventory(ctx)
 	if err != nil {
 		b.Fatal(err)
 	}

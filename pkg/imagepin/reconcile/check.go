@@ -7,29 +7,38 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// Check compares what is recorded with what there is: the keys, and the images
-// of other tools that have none. It writes nothing.
-func Check(ctx context.Context, s *store.Store) (store.Report, error) {
-	report, err := s.Check(ctx)
+// Check compares what is recorded with what there is: the keys, and the images of other tools that have none. It writes
+// nothing.
+func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
+	report, err := r.Checker.Check(ctx)
 	if err != nil {
 		return report, err
 	}
-	return withUnadopted(ctx, s, report)
+	return withUnadopted(ctx, r.Store, report)
+}
+
+// DeepCheck is [Reconciler.Check] that also reads all content, see [health.Checker.DeepCheck].
+func (r *Reconciler) DeepCheck(ctx context.Context, d health.Deep) (health.Report, error) {
+	report, err := r.Checker.DeepCheck(ctx, d)
+	if err != nil {
+		return report, err
+	}
+	return withUnadopted(ctx, r.Store, report)
 }
 
 // withUnadopted adds the images of other tools that have no key to a report.
-func withUnadopted(ctx context.Context, s *store.Store, report store.Report) (store.Report, error) {
+func withUnadopted(ctx context.Context, s *store.Store, report health.Report) (health.Report, error) {
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // an image ID goes with its references
@@ -51,7 +60,7 @@ func withUnadopted(ctx context.Context, s *store.Store, report store.Report) (st
 			return report, err
 		}
 		if why != "" {
-			report.Findings = append(report.Findings, store.Unclaimed(img.Name, "it is not adopted: "+why))
+			report.Findings = append(report.Findings, health.Ignore(img.Name, "it is not adopted: "+why))
 		}
 	}
 	return report, nil
@@ -60,8 +69,8 @@ func withUnadopted(ctx context.Context, s *store.Store, report store.Report) (st
 // warnOfLayers looks at the files of layers, and says in the log which are damaged.
 // Nothing is done about them: what has them runs, and a pull that needs one fetches
 // it again.
-func warnOfLayers(ctx context.Context, s *store.Store, have *store.Inventory) {
-	damaged, err := have.DamagedLayers(ctx, s.Content)
+func warnOfLayers(ctx context.Context, contents content.Store, have *health.Inventory) {
+	damaged, err := have.DamagedLayers(ctx, contents)
 	if err != nil {
 		return // the process ends
 	}
@@ -135,44 +144,4 @@ func adoptable(img images.Image) (reference.Named, error) {
 		return nil, fmt.Errorf("it targets %s, not the digest of its name", img.Target.Digest)
 	}
 	return ref, nil
-}
-
-// Mend repairs what a check has found, as it is done behind the service. What
-// cannot be made ready from what is here is fetched by its digest; where that
-// fails too the key is dropped, so that the image is not taken for present.
-func (r *Reconciler) Mend(ctx context.Context, f store.Finding) (store.Repair, error) {
-	return f.Mend(ctx, func(ctx context.Context, loss store.Loss) (store.Repair, error) {
-		if loss.Blob != "" {
-			if err := r.Maker.RepairBlob(ctx, loss.Entry, loss.Blob); err != nil {
-				return "", err
-			}
-			return store.Fetched, nil
-		}
-		if loss.Hollow {
-			err := lease.With(ctx, r.Leases, lease.Use, func(ctx context.Context) error { return r.Store.RemoveHollow(ctx, loss.Entry) })
-			if err != nil {
-				return "", err
-			}
-			loss.Mendable = true
-		}
-		if loss.Mendable {
-			if restored, err := r.unpack(ctx, loss); err == nil {
-				if !restored {
-					return store.Unwanted, nil
-				}
-				return store.Unpacked, nil
-			}
-		}
-		done, err := r.Puller.Remake(ctx, loss.Entry)
-		if err != nil {
-			return "", err
-		}
-		return repairs[done], nil
-	})
-}
-
-// repairs are what a pull does, as repairs.
-var repairs = map[pull.Outcome]store.Repair{
-	pull.Fetched: store.Fetched, pull.Unpacked: store.Unpacked,
-	pull.Recorded: store.Recorded, pull.UpToDate: store.Recorded,
 }

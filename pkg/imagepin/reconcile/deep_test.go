@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -26,7 +26,8 @@ import (
 // deepNode is a node with two images that share no content.
 type deepNode struct {
 	*ctdtest.Node
-	ctx    context.Context
+	ctx context.Context
+	*Reconciler
 	store  *store.Store
 	images []ctdtest.Image
 }
@@ -53,11 +54,10 @@ func newDeepNode(t *testing.T) *deepNode {
 		done()
 		d.images = append(d.images, img)
 	}
-	r := New(Config{Store: d.store, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
-	r.healing = newHealing(r)
-	loaded, err := d.store.Load(d.ctx)
+	d.Reconciler = reconcilerOf(n, d.store)
+	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	noError(t, r.adoptAll(d.ctx, loaded.Unexplained, loaded.Have))
+	noError(t, d.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
 	return d
 }
 
@@ -71,7 +71,7 @@ func noError(t *testing.T, err error) {
 // check makes a deep check as fast as it can, and gives the problems.
 func (d *deepNode) check(t *testing.T) []string {
 	t.Helper()
-	report, err := Deep{}.Check(d.ctx, d.store)
+	report, err := d.DeepCheck(d.ctx, health.Deep{})
 	noError(t, err)
 	var problems []string
 	for _, f := range report.Findings {
@@ -93,16 +93,16 @@ func (d *deepNode) flip(t *testing.T, dgst digest.Digest) {
 // nothing.
 func TestDeepCheckReadsAll(t *testing.T) {
 	d := newDeepNode(t)
-	var all []DeepProgress
-	report, err := Deep{Progress: func(p DeepProgress) { all = append(all, p) }}.Check(d.ctx, d.store)
+	var all []health.DeepProgress
+	report, err := d.DeepCheck(d.ctx, health.Deep{Progress: func(p health.DeepProgress) { all = append(all, p) }})
 	if err != nil || len(report.Findings) > 0 || report.Checked != 2 {
 		t.Fatalf("%+v, %v", report, err)
 	}
 	last := all[len(all)-1]
-	if want := (DeepProgress{Blobs: 6, BlobsTotal: 6, Bytes: last.BytesTotal, BytesTotal: last.BytesTotal, Snapshots: 2, SnapshotsTotal: 2}); last != want {
+	if want := (health.DeepProgress{Blobs: 6, BlobsTotal: 6, Bytes: last.BytesTotal, BytesTotal: last.BytesTotal, Snapshots: 2, SnapshotsTotal: 2}); last != want {
 		t.Errorf("at the end %+v, want %+v", last, want)
 	}
-	if !slices.IsSortedFunc(all, func(a, b DeepProgress) int { return int(a.Bytes - b.Bytes) }) {
+	if !slices.IsSortedFunc(all, func(a, b health.DeepProgress) int { return int(a.Bytes - b.Bytes) }) {
 		t.Errorf("progress goes back: %+v", all)
 	}
 	d.wantNothingLeft(t)
@@ -133,7 +133,7 @@ func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			d := newDeepNode(t)
 			d.flip(t, of(d.images[1]))
-			if r, err := Check(d.ctx, d.store); err != nil || len(r.Findings) > 0 {
+			if r, err := d.Check(d.ctx); err != nil || len(r.Findings) > 0 {
 				t.Errorf("without reading: %+v, %v", r.Findings, err)
 			}
 			problems := d.check(t)
@@ -149,11 +149,11 @@ func TestDeepCheckLooksAgain(t *testing.T) {
 	d := newDeepNode(t)
 	layer := d.images[0].Layer.Digest
 	d.flip(t, layer)
-	report, err := Deep{Progress: func(p DeepProgress) {
+	report, err := d.DeepCheck(d.ctx, health.Deep{Progress: func(p health.DeepProgress) {
 		if p.Blobs == p.BlobsTotal && p.Snapshots == 1 {
 			d.flip(t, layer)
 		}
-	}}.Check(d.ctx, d.store)
+	}})
 	if err != nil || len(report.Findings) > 0 {
 		t.Errorf("%+v, %v", report.Findings, err)
 	}
@@ -200,16 +200,16 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 		t.Fatalf("mounts %v, %v", mounts, view)
 	}
 	noError(t, os.Rename(view[0].Source, filepath.Join(d.Dir, "away")))
-	report, err := Deep{}.Check(d.ctx, d.store)
+	report, err := d.DeepCheck(d.ctx, health.Deep{})
 	if err != nil || len(report.Findings) != 1 || !strings.Contains(report.Findings[0].Problem, view[0].Source) {
 		t.Fatalf("%+v, %v", report.Findings, err)
 	}
 	e := d.store.ByID(img.Config.Digest)[0]
-	if err := d.store.RemoveHollow(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
+	if err := d.Checker.RemoveHollow(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
 		t.Errorf("with a container: %v", err)
 	}
 	noError(t, sn.Remove(ctx, "container"))
-	noError(t, d.store.RemoveHollow(ctx, e))
+	noError(t, d.Checker.RemoveHollow(ctx, e))
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
 		t.Error("it was not removed, or another was")
 	}
@@ -222,25 +222,9 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 func TestDeepCheckCancelled(t *testing.T) {
 	d := newDeepNode(t)
 	ctx, cancel := context.WithCancel(d.ctx)
-	_, err := Deep{BytesPerSecond: 1, Progress: func(DeepProgress) { cancel() }}.Check(ctx, d.store)
+	_, err := d.DeepCheck(ctx, health.Deep{BytesPerSecond: 1, Progress: func(health.DeepProgress) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	d.wantNothingLeft(t)
-}
-
-// The pace lets through what has been paid for, and no more.
-func TestPace(t *testing.T) {
-	p := pace{rate: 1 << 20}
-	start := time.Now()
-	noError(t, p.wait(t.Context(), 4<<20))
-	ahead := p.free.Sub(start)
-	if ahead < 4*time.Second {
-		t.Errorf("4 MiB at 1 MiB a second are paid for after %s", ahead)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := p.wait(ctx, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
 }

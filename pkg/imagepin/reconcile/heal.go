@@ -12,7 +12,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
 
 const (
@@ -46,7 +46,7 @@ type healing struct {
 // queue is what there is to heal in one snapshotter.
 type queue struct {
 	healing *healing
-	losses  []store.Loss  // guarded by the healing's lock
+	losses  []health.Loss // guarded by the healing's lock
 	more    chan struct{} // has one element where there are new losses
 }
 
@@ -57,7 +57,7 @@ func newHealing(r *Reconciler) *healing { return &healing{r: r, queues: make(map
 func (h *healing) wait() { h.owned.Wait() }
 
 // add has losses healed until ctx ends.
-func (h *healing) add(ctx context.Context, losses ...store.Loss) {
+func (h *healing) add(ctx context.Context, losses ...health.Loss) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, l := range losses {
@@ -76,7 +76,7 @@ func (h *healing) add(ctx context.Context, losses ...store.Loss) {
 	}
 }
 
-func (q *queue) take() []store.Loss {
+func (q *queue) take() []health.Loss {
 	q.healing.mu.Lock()
 	defer q.healing.mu.Unlock()
 	losses := q.losses
@@ -86,7 +86,7 @@ func (q *queue) take() []store.Loss {
 
 func (q *queue) run(ctx context.Context) {
 	var (
-		waiting []store.Loss
+		waiting []health.Loss
 		again   <-chan time.Time
 		pause   = healFirst
 	)
@@ -109,15 +109,15 @@ func (q *queue) run(ctx context.Context) {
 }
 
 // recheck looks whether what had to wait still has to.
-func (r *Reconciler) recheck(ctx context.Context, waiting []store.Loss) []store.Loss {
-	have, err := r.Store.Inventory(ctx)
+func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []health.Loss {
+	have, err := r.Checker.Inventory(ctx)
 	if err != nil {
 		return waiting
 	}
 	for i, w := range waiting {
-		loss, lost := r.Store.Recheck(w.Entry, have)
+		loss, lost := r.Checker.Lost(w.Entry, have)
 		if !lost {
-			loss = store.Loss{Entry: w.Entry, Why: w.Why, Mendable: true} // its snapshot is there after all
+			loss = health.Loss{Entry: w.Entry, Why: w.Why, Mendable: true} // its snapshot is there after all
 		}
 		loss.Record = w.Record
 		waiting[i] = loss
@@ -126,11 +126,11 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []store.Loss) []store.
 }
 
 // healAll heals what it can, and gives what has to be tried again.
-func (r *Reconciler) healAll(ctx context.Context, losses []store.Loss) []store.Loss {
+func (r *Reconciler) healAll(ctx context.Context, losses []health.Loss) []health.Loss {
 	var (
 		g     errgroup.Group
 		mu    sync.Mutex
-		again []store.Loss
+		again []health.Loss
 	)
 	g.SetLimit(healers)
 	for _, loss := range losses {
@@ -148,7 +148,7 @@ func (r *Reconciler) healAll(ctx context.Context, losses []store.Loss) []store.L
 }
 
 // healOne sees to one key. It is not done where the cause may go away.
-func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
+func (r *Reconciler) healOne(ctx context.Context, loss health.Loss) (done bool) {
 	e := loss.Entry
 	entry := log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
 	defer func() {
@@ -199,19 +199,19 @@ func (r *Reconciler) healOne(ctx context.Context, loss store.Loss) (done bool) {
 // toDefault gives what becomes of a key whose target no runtime handler has any
 // more: where the node's images go into another snapshotter now, it goes there
 // too, before what it held is let go of.
-func (r *Reconciler) toDefault(e imagepin.Entry) (store.Loss, bool) {
+func (r *Reconciler) toDefault(e imagepin.Entry) (health.Loss, bool) {
 	to := r.Runtimes().Default().Target
 	if _, ok := r.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
-		return store.Loss{}, false
+		return health.Loss{}, false
 	}
 	e.Target = to
 	_, ready := r.Store.Get(e.Key)
-	return store.Loss{Entry: e, Why: "the default snapshotter is another one", Mendable: true}, !ready
+	return health.Loss{Entry: e, Why: "the default snapshotter is another one", Mendable: true}, !ready
 }
 
 // unpack makes a key ready from what is here. It is not restored where nobody
 // wants it any more.
-func (r *Reconciler) unpack(ctx context.Context, loss store.Loss) (restored bool, _ error) {
+func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
 	witness := loss.Record
 	if witness == "" {
 		witness = loss.Entry.Record

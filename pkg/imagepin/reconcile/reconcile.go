@@ -19,6 +19,7 @@ import (
 	eventsapi "github.com/containerd/containerd/api/events"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -39,6 +40,7 @@ var topics = []string{
 // Config is what a Reconciler works with.
 type Config struct {
 	Store    *store.Store
+	Checker  *health.Checker
 	Maker    Maker
 	Puller   Puller
 	Retained Retained
@@ -118,20 +120,20 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		}
 		r.started = true
 	}
-	found, err := r.Store.Load(ctx)
+	found, err := r.load(ctx)
 	if err != nil {
 		return err
 	}
 	loaded()
 	if first {
-		err = r.adoptAll(ctx, found.Unexplained, found.Have)
+		err = r.adoptAll(ctx, found.unaccounted, found.have)
 	} else {
-		err = r.adoptEach(ctx, found.Unexplained)
+		err = r.adoptEach(ctx, found.unaccounted)
 	}
 	if err != nil {
 		return err
 	}
-	for _, img := range found.Unexplained {
+	for _, img := range found.unaccounted {
 		r.noteUntagged(ctx, img)
 	}
 	if err := r.Retained.SyncAll(ctx); err != nil {
@@ -139,13 +141,13 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	}
 	ready()
 	r.healing.owned.Go(func() {
-		if err := r.Store.ReleaseOrphans(ctx, found.Have, found.Lost...); err != nil && ctx.Err() == nil {
+		if err := r.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
-		warnOfLayers(ctx, r.Store, found.Have)
+		warnOfLayers(ctx, r.Content, found.have)
 		giveBack(ctx)
 	})
-	r.healing.add(ctx, found.Lost...)
+	r.healing.add(ctx, found.losses...)
 	for {
 		select {
 		case <-ctx.Done():
@@ -203,15 +205,9 @@ func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
 	case *eventsapi.SnapshotCommit:
 		about, err = event.Name, r.committed(ctx, place{event.Snapshotter, event.Name})
 	case *eventsapi.SnapshotRemove:
-		var lost []store.Loss
-		lost, err = r.Store.SnapshotGone(ctx, event.Snapshotter, event.Key)
-		about = event.Key
-		r.healing.add(ctx, lost...)
+		about, err = event.Key, r.snapshotGone(ctx, event.Snapshotter, event.Key)
 	case *eventsapi.ContentDelete:
-		var lost []store.Loss
-		lost, err = r.Store.ContentGone(ctx, digest.Digest(event.Digest))
-		about = event.Digest
-		r.healing.add(ctx, lost...)
+		about, err = event.Digest, r.blobGone(ctx, digest.Digest(event.Digest))
 	}
 	if err != nil && ctx.Err() == nil {
 		log.G(ctx).WithError(err).WithField("topic", e.Topic).WithField("about", about).Error("cannot reconcile what another tool has changed")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -64,13 +65,12 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	loaded, err := s.Load(ctx)
-	if err != nil || len(loaded.Unexplained) != 3 {
+	r := reconcilerOf(n, s)
+	loaded, err := r.load(ctx)
+	if err != nil || len(loaded.unaccounted) != 3 {
 		t.Fatalf("%v, %v", loaded, err)
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
-	r.healing = newHealing(r)
-	if err := r.adoptAll(ctx, loaded.Unexplained, loaded.Have); err != nil {
+	if err := r.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -80,10 +80,22 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 		if got := s.ByRef(longRef); len(got) != 1 || got[0].User != user {
 			t.Errorf("the image with a long user is %+v", got)
 		}
-		if _, err := s.Load(ctx); err != nil {
+		if _, err := r.load(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// reconcilerOf reconciles the images of a store, and pulls none.
+func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
+	r := New(Config{
+		Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: s.Runtimes, Namespace: ctdtest.Namespace,
+		Checker: health.New(health.Config{
+			Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+		}),
+	})
+	r.healing = newHealing(r)
+	return r
 }
 
 // A check says of every image of another tool that has no key why it has none,
@@ -137,15 +149,15 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: ctdtest.Always(runtimes), Namespace: ctdtest.Namespace})
-	report, err := Check(ctx, s)
+	r := reconcilerOf(n, s)
+	report, err := r.Check(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := fmt.Sprint(n.Records(t))
 	got := make(map[string]string)
 	for _, f := range report.Findings {
-		if repair, err := r.Mend(ctx, f); repair != store.LeftAlone || err != nil {
+		if repair, err := r.Repair(ctx, f); repair != LeftAlone || err != nil {
 			t.Errorf("%s: %q, %v", f.Subject, repair, err)
 		}
 		got[f.Subject] = f.Problem

@@ -90,12 +90,16 @@ func (e *env) restart() {
 	if err := e.pins.Load(e.ctx); err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := e.images.Load(e.ctx); err != nil {
+	if _, err := e.images.Load(e.ctx, allReady); err != nil {
 		e.t.Fatal(err)
 	}
 	if err := e.SyncAll(e.ctx); err != nil {
 		e.t.Fatal(err)
 	}
+}
+
+func allReady(context.Context) (func(imagepin.Entry) bool, error) {
+	return func(imagepin.Entry) bool { return true }, nil
 }
 
 // image makes an image ready and records it.

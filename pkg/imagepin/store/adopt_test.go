@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"testing"
 	"time"
 

@@ -1,6 +1,8 @@
-package store
+package store_test
 
-import "testing"
+import (
+	"testing"
+)
 
 // Another tool deletes the records of an image one after the other. The event of
 // the first is handled when the second is gone already, and must not bring it

@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"fmt"
 	"testing"
 
@@ -10,16 +12,16 @@ import (
 // The record of a digest carries the keys of its first tags, the record of each
 // further tag its own; a start reads them alike, and all of it is removed.
 func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
-	const count = keysARecord + 4
+	const count = KeysARecord + 4
 	e := newEnv(t)
 	of := e.tagsOf(t, count)
 	record := of(0)[0].Record
-	if got := len(e.keyLabels(t, record)); got != keysARecord {
-		t.Errorf("the record of the digest carries %d keys, not %d", got, keysARecord)
+	if got := len(e.keyLabels(t, record)); got != KeysARecord {
+		t.Errorf("the record of the digest carries %d keys, not %d", got, KeysARecord)
 	}
 	for i := range count {
 		var want []string
-		if 1+i >= keysARecord { // one is the key of the digest
+		if 1+i >= KeysARecord { // one is the key of the digest
 			want = texts(of(i)[1].Key)
 		}
 		wantEqual(t, fmt.Sprintf("keys on tag %d", i), e.keyLabels(t, of(i)[1].Ref), want)

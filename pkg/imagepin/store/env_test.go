@@ -1,6 +1,9 @@
-package store
+package store_test
 
 import (
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
@@ -199,9 +205,62 @@ func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Tar
 	return change
 }
 
+// checkerOf checks the keys of a store.
+func checkerOf(s *Store) *health.Checker {
+	return health.New(health.Config{
+		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+	})
+}
+
+// started is what a start finds.
+type started struct {
+	Lost        []health.Loss
+	Unexplained []images.Image
+	Have        *health.Inventory
+}
+
+func (s *started) entries() []imagepin.Entry {
+	var all []imagepin.Entry
+	for _, l := range s.Lost {
+		all = append(all, l.Entry)
+	}
+	return all
+}
+
+// loadFor builds the index as a start does.
+func (e *env) loadFor(ctx context.Context) (*started, error) { return load(ctx, e.store) }
+
+func load(ctx context.Context, s *Store) (*started, error) {
+	found, c := &started{}, checkerOf(s)
+	loaded, err := s.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
+		if found.Have, err = c.Inventory(ctx); err != nil {
+			return nil, err
+		}
+		return func(e imagepin.Entry) bool {
+			_, lost := c.Lost(e, found.Have)
+			return !lost
+		}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	ofLost := make(map[string]bool)
+	for _, e := range loaded.Lost {
+		loss, _ := c.Lost(e, found.Have)
+		found.Lost = append(found.Lost, loss)
+		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
+	}
+	for _, img := range loaded.Records {
+		if !ofLost[img.Name] && !s.Explained(img) {
+			found.Unexplained = append(found.Unexplained, img)
+		}
+	}
+	return found, nil
+}
+
 func (e *env) load(t *testing.T) []string {
 	t.Helper()
-	loaded, err := e.store.Load(e.ctx)
+	loaded, err := e.loadFor(e.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,16 +407,18 @@ func (e *env) wantEmpty(t *testing.T) {
 	if all := e.Records(t); len(all) > 0 {
 		t.Errorf("records are left:\n%s", lines(all))
 	}
-	inv, err := e.store.Inventory(e.ctx)
-	if err != nil {
+	if err := e.Content.Walk(e.ctx, func(i content.Info) error {
+		t.Errorf("blob %s is left", i.Digest)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if len(inv.blobs) > 0 {
-		t.Errorf("%d blobs are left", len(inv.blobs))
-	}
-	for name, s := range inv.snapshots {
-		if len(s) > 0 {
-			t.Errorf("%d snapshots are left in %s", len(s), name)
+	for _, name := range e.store.Runtimes().Snapshotters() {
+		if err := e.Snapshotter(name).Walk(e.ctx, func(_ context.Context, i snapshots.Info) error {
+			t.Errorf("snapshot %s is left in %s", i.Name, name)
+			return nil
+		}); err != nil && !errdefs.IsNotFound(err) {
+			t.Fatal(err)
 		}
 	}
 	if all, err := e.Leases.List(e.ctx); err != nil || len(all) > 0 {

@@ -1,7 +1,8 @@
-package store
+package store_test
 
 import (
-	"errors"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+
 	"os"
 	"slices"
 	"strings"
@@ -10,7 +11,6 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // damages are what happens to the file of a blob while containerd's record of it
@@ -57,7 +57,7 @@ func TestFilesOfBlobs(t *testing.T) {
 				do(t, e.File(of(a)))
 				lost, stay := keysOf(entries(tag, a, native, 1)), keysOf(entries(repo+":b", b, native, 2))
 
-				r, err := e.store.Check(e.ctx)
+				r, err := checkerOf(e.store).Check(e.ctx)
 				noError(t, err)
 				if what == "layer" {
 					wantFindings(t, r, "layer "+of(a).String(), lost[1:])
@@ -82,7 +82,7 @@ func TestFilesOfBlobs(t *testing.T) {
 // drops them.
 func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 	t.Helper()
-	loaded, err := e.store.Load(e.ctx)
+	loaded, err := e.loadFor(e.ctx)
 	noError(t, err)
 	if len(loaded.Lost) != len(keys) {
 		t.Errorf("%d are lost", len(loaded.Lost))
@@ -100,7 +100,7 @@ func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 
 // wantFindings checks that a report has one finding about something for each of
 // keys.
-func wantFindings(t *testing.T, r Report, about string, keys []imagepin.Key) {
+func wantFindings(t *testing.T, r health.Report, about string, keys []imagepin.Key) {
 	t.Helper()
 	var found []string
 	for _, f := range r.Findings {
@@ -124,63 +124,9 @@ func TestReplacing(t *testing.T) {
 	config := a.amd64.Config.Digest
 	done := e.store.Replacing(config)
 	e.deleteBlob(t, config)
-	if lost, err := e.store.ContentGone(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
+	if lost, err := e.store.HideBlob(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
 		t.Errorf("%+v, %v, keys %q", lost, err, e.keys())
 	}
 	noError(t, done(e.ctx))
 	wantEqual(t, "keys", e.keys(), nil)
-}
-
-// The bytes of a file are compared with its digest.
-func TestVerify(t *testing.T) {
-	e := newEnv(t)
-	ctx, done := e.Lease(t)
-	defer done()
-	big := e.blobs.Add("", make([]byte, 3<<20))
-	empty := e.blobs.Add("", nil)
-	e.Write(ctx, t, e.blobs)
-	for _, d := range []struct {
-		digest digest.Digest
-		size   int64
-	}{{big.Digest, big.Size}, {empty.Digest, empty.Size}} {
-		var read int64
-		err := blobs.Verify(ctx, e.Content, d.digest, d.size, func(n int64) error { read += n; return nil })
-		if err != nil || read != d.size {
-			t.Errorf("%d bytes of %d: %v", read, d.size, err)
-		}
-		for name, err := range map[string]error{
-			"look": blobs.Look(ctx, e.Content, d.digest, d.size), "remote": blobs.LookRemote(ctx, e.Content, d.digest, d.size),
-		} {
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-	}
-	stop := errors.New("stop")
-	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, func(int64) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("stopped: %v", err)
-	}
-	path := e.File(big.Digest)
-	noError(t, os.Chmod(path, 0o600))
-	b, err := os.ReadFile(path)
-	noError(t, err)
-	b[2<<20] ^= 1
-	noError(t, os.WriteFile(path, b, 0o600))
-	damage := new(blobs.Damage)
-	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Gone {
-		t.Errorf("one bit differs: %v", err)
-	}
-	noError(t, os.Truncate(path, 5))
-	if err := blobs.LookRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Gone {
-		t.Errorf("cut: %v", err)
-	}
-	noError(t, os.Remove(path))
-	for name, err := range map[string]error{
-		"look": blobs.Look(ctx, e.Content, big.Digest, big.Size), "remote": blobs.LookRemote(ctx, e.Content, big.Digest, big.Size),
-		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
-	} {
-		if !errors.As(err, &damage) || !damage.Gone {
-			t.Errorf("%s of a file that is gone: %v", name, err)
-		}
-	}
 }

@@ -180,6 +180,9 @@ func (g group) without(e *imagepin.Entry) group {
 	return slices.DeleteFunc(slices.Clone(g), func(o *imagepin.Entry) bool { return o == e })
 }
 
+// Compare orders entries by their keys.
+func Compare(a, b imagepin.Entry) int { return compareEntries(&a, &b) }
+
 func compareEntries(a, b *imagepin.Entry) int {
 	return cmp.Or(
 		cmp.Compare(a.Ref, b.Ref),

@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"context"
@@ -73,7 +73,7 @@ func TestWritersDoNotWaitForACollection(t *testing.T) {
 		},
 		"Drop": func(e *env, i image) error {
 			lost := entries(tag, i, native, 0)[0]
-			e.store.index.replace(entries(tag, i, native, 0)[:1], nil)
+			e.store.Forget(entries(tag, i, native, 0)[0])
 			return e.store.Drop(e.ctx, lost)
 		},
 	} {

@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"context"
 	"errors"
 	"testing"
@@ -32,7 +34,7 @@ func TestLockHonoursContext(t *testing.T) {
 	e.store.Records = records
 	loaded := make(chan error, 1)
 	go func() {
-		_, err := e.store.Load(e.ctx)
+		_, err := e.loadFor(e.ctx)
 		loaded <- err
 	}()
 	<-records.reached
@@ -50,9 +52,9 @@ func TestLockHonoursContext(t *testing.T) {
 		"Restore":        func() error { _, err := e.store.Restore(leased, entries[0], tag); return err },
 		"Adopt":          func() error { _, err := e.store.Adopt(gone, Adoption{Entries: entries}); return err },
 		"Realign":        func() error { return e.store.Realign(gone, entries[0]) },
-		"Load":           func() error { _, err := e.store.Load(gone); return err },
-		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, &Inventory{}) },
-		"ContentGone":    func() error { _, err := e.store.ContentGone(gone, entries[0].Manifest); return err },
+		"Load":           func() error { _, err := e.loadFor(gone); return err },
+		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, nil) },
+		"HideBlob":       func() error { _, err := e.store.HideBlob(gone, entries[0].Manifest); return err },
 		"RemoveUntagged": func() error {
 			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err

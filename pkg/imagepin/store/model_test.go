@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -157,8 +159,7 @@ func (h *history) sorted() []imagepin.Key {
 		keys = append(keys, k)
 	}
 	slices.SortFunc(keys, func(a, b imagepin.Key) int {
-		ea, eb := imagepin.Entry{Key: a}, imagepin.Entry{Key: b}
-		return compareEntries(&ea, &eb)
+		return Compare(imagepin.Entry{Key: a}, imagepin.Entry{Key: b})
 	})
 	return keys
 }
@@ -236,7 +237,7 @@ func (h *history) taken() string {
 func (h *history) start() {
 	h.t.Helper()
 	h.restart()
-	loaded, err := h.store.Load(h.ctx)
+	loaded, err := h.loadFor(h.ctx)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -245,7 +246,7 @@ func (h *history) start() {
 			h.t.Fatal(err)
 		}
 	}
-	if err := h.store.ReleaseOrphans(h.ctx, loaded.Have, loaded.Lost...); err != nil {
+	if err := h.store.ReleaseOrphans(h.ctx, loaded.Have.Unpacked(), loaded.entries()...); err != nil {
 		h.t.Fatal(err)
 	}
 	// What adoption would look at: records that were written before a key's. A
@@ -285,7 +286,7 @@ func (h *history) compare(what string) {
 			h.t.Errorf("after %s there is %s", what, k)
 		}
 	}
-	report, err := h.store.Check(h.ctx)
+	report, err := checkerOf(h.store).Check(h.ctx)
 	if err != nil {
 		h.t.Fatal(err)
 	}

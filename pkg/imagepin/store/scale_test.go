@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"context"
 	"fmt"
 	"sync"
@@ -113,11 +115,11 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		)
 		e.Collect(t) // what is for another platform
 		s := e.counted(&n, &walks, &looks)
-		loaded, err := s.Load(e.ctx)
+		loaded, err := load(e.ctx, s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.ReleaseOrphans(e.ctx, loaded.Have, loaded.Lost...); err != nil {
+		if err := s.ReleaseOrphans(e.ctx, loaded.Have.Unpacked(), loaded.entries()...); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unexplained) > 0 {

@@ -1,10 +1,10 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -18,19 +18,13 @@ import (
 // its snapshot in a snapshotter alive, as containerd's unpacker sets it.
 const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
-// unpacked is an image in a snapshotter.
-type unpacked struct {
-	id          digest.Digest
-	snapshotter string
-}
-
 // releaseSnapshots drops the reference from an image's configuration to its
 // snapshot in every snapshotter that the image has lost its last key for, so
 // that these snapshots are freed while another snapshotter keeps its own.
 func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
-	seen := make(map[unpacked]bool)
+	seen := make(map[Unpacked]bool)
 	for _, e := range removed {
-		u := unpacked{e.ImageID, e.Target.Snapshotter}
+		u := Unpacked{e.ImageID, e.Target.Snapshotter}
 		if seen[u] || s.keeps(u) {
 			continue
 		}
@@ -45,18 +39,18 @@ func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) 
 }
 
 // keeps tells whether a key needs an image in a snapshotter.
-func (s *Store) keeps(u unpacked) bool {
-	return slices.ContainsFunc(s.ByID(u.id), func(e imagepin.Entry) bool { return e.Target.Snapshotter == u.snapshotter })
+func (s *Store) keeps(u Unpacked) bool {
+	return slices.ContainsFunc(s.ByID(u.ImageID), func(e imagepin.Entry) bool { return e.Target.Snapshotter == u.Snapshotter })
 }
 
-func (s *Store) release(ctx context.Context, u unpacked) error {
-	label := snapshotRefPrefix + u.snapshotter
+func (s *Store) release(ctx context.Context, u Unpacked) error {
+	label := snapshotRefPrefix + u.Snapshotter
 	_, err := s.Content.Update(ctx, content.Info{
-		Digest: u.id,
+		Digest: u.ImageID,
 		Labels: map[string]string{label: deletedLabel},
 	}, "labels."+label)
 	if err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("release the snapshot of %s in %s: %w", u.id, u.snapshotter, err)
+		return fmt.Errorf("release the snapshot of %s in %s: %w", u.ImageID, u.Snapshotter, err)
 	}
 	return nil
 }
@@ -69,7 +63,7 @@ func (s *Store) LetGo(ctx context.Context, id digest.Digest, snapshotter string)
 		return err
 	}
 	defer unlock()
-	u := unpacked{id, snapshotter}
+	u := Unpacked{id, snapshotter}
 	info, err := s.Content.Info(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.keeps(u) {
 		return nil
@@ -80,50 +74,48 @@ func (s *Store) LetGo(ctx context.Context, id digest.Digest, snapshotter string)
 	return s.release(ctx, u)
 }
 
-// ReleaseOrphans lets go of the snapshots of images that have keys, but none
-// for the snapshotter: what a removal leaves that was killed after its records
-// were written. Those of lost keys stay: they may be wanted yet. It writes
+// Unpacked is an image that its configuration keeps unpacked in a snapshotter.
+type Unpacked struct {
+	ImageID     digest.Digest
+	Snapshotter string
+}
+
+// ReleaseOrphans has images not kept unpacked any more where they have keys, but none for the snapshotter: what a removal
+// leaves that was killed after its records were written. Those of lost keys stay: they may be repaired yet. It writes
 // nothing where there are none.
-func (s *Store) ReleaseOrphans(ctx context.Context, have *Inventory, lost ...Loss) error {
-	released, err := s.releaseOrphans(ctx, have, lost)
+func (s *Store) ReleaseOrphans(ctx context.Context, all []Unpacked, lost ...imagepin.Entry) error {
+	released, err := s.releaseOrphans(ctx, all, lost)
 	if err != nil || !released {
 		return err
 	}
 	return s.Collect(ctx)
 }
 
-func (s *Store) releaseOrphans(ctx context.Context, have *Inventory, lost []Loss) (released bool, _ error) {
+func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []imagepin.Entry) (released bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
-	wanted := make(map[unpacked]bool)
-	for _, l := range lost {
-		wanted[unpacked{l.Entry.ImageID, l.Entry.Target.Snapshotter}] = true
+	wanted := make(map[Unpacked]bool)
+	for _, e := range lost {
+		wanted[Unpacked{e.ImageID, e.Target.Snapshotter}] = true
 	}
-	var orphans []unpacked
-	for blob, snapshotters := range have.blobs {
-		if len(snapshotters) == 0 || len(s.ByID(blob)) == 0 {
+	for _, u := range all {
+		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.keeps(u) || s.Snapshotter(u.Snapshotter) == nil {
 			continue
 		}
-		for _, name := range snapshotters {
-			if u := (unpacked{blob, name}); !wanted[u] && !s.keeps(u) && s.Snapshotter(name) != nil {
-				orphans = append(orphans, u)
-			}
-		}
-	}
-	slices.SortFunc(orphans, func(a, b unpacked) int {
-		return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.snapshotter, b.snapshotter))
-	})
-	for _, u := range orphans {
 		failpoint.Reach("start.orphan")
 		if err := s.release(ctx, u); err != nil {
 			return false, err
 		}
+		released = true
 	}
-	return len(orphans) > 0, nil
+	return released, nil
 }
+
+// Unclaimed reports whether no key needs an image that is kept unpacked.
+func (s *Store) Unclaimed(u Unpacked) bool { return !s.keeps(u) }
 
 // keepSnapshot makes an image's configuration keep its snapshot alive, as
 // unpacking it does last: another tool may be between the two, and a removal may
@@ -142,6 +134,42 @@ func (s *Store) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 	}
 	if err != nil {
 		return fmt.Errorf("keep the snapshot of %s in %s: %w", e.ImageID, e.Target.Snapshotter, err)
+	}
+	return nil
+}
+
+// Snapshot is a committed snapshot that keys need.
+type Snapshot struct {
+	Snapshotter string
+	ChainID     digest.Digest
+}
+
+// Snapshots gives the snapshots that keys need, in a stable order.
+func (s *Store) Snapshots() []Snapshot {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	all := make([]Snapshot, 0, len(s.index.bySnapshot))
+	for id := range s.index.bySnapshot {
+		if id.chainID != "" {
+			all = append(all, Snapshot{id.snapshotter, id.chainID})
+		}
+	}
+	slices.SortFunc(all, func(a, b Snapshot) int {
+		return strings.Compare(a.Snapshotter+" "+a.ChainID.String(), b.Snapshotter+" "+b.ChainID.String())
+	})
+	return all
+}
+
+// ReleaseSnapshot has the configurations of the images that need a snapshot not keep it any more: only the snapshots on it
+// do, until the images are unpacked again.
+func (s *Store) ReleaseSnapshot(ctx context.Context, sn Snapshot) error {
+	s.index.mu.RLock()
+	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()
+	s.index.mu.RUnlock()
+	for _, e := range entries {
+		if err := s.release(ctx, Unpacked{e.ImageID, sn.Snapshotter}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -536,3 +536,18 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 }
 
 func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }
+
+// Realign writes the records of an entry again, as far as they differ.
+func (s *Store) Realign(ctx context.Context, e imagepin.Entry) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, ok := s.Get(e.Key)
+	if !ok {
+		return nil
+	}
+	_, err = s.apply(ctx, nil, []imagepin.Entry{now}, "")
+	return err
+}

@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +33,7 @@ func TestRecordsOfANativeImage(t *testing.T) {
 	slices.Sort(change.Names)
 	wantEqual(t, "names that are new", change.Names, []string{tag, record, i.amd64.Config.Digest.String()})
 	for name, img := range e.Records(t) {
-		if img.Labels[criManagedLabel] != criManagedValue || img.Labels[criPinnedLabel] != "" {
+		if img.Labels[CRIManagedLabel] != CRIManagedValue || img.Labels[CRIPinnedLabel] != "" {
 			t.Errorf("%s has labels %v", name, img.Labels)
 		}
 	}
@@ -255,10 +257,10 @@ func TestPinnedImages(t *testing.T) {
 		// The ID and the tag are what the CRI asks by; the record of the
 		// digest carries the tag's key.
 		if img.Target.Digest == pause.root.Digest {
-			want = criPinnedValue
+			want = CRIPinnedValue
 		}
-		if img.Labels[criPinnedLabel] != want {
-			t.Errorf("%s: pinned is %q, not %q", name, img.Labels[criPinnedLabel], want)
+		if img.Labels[CRIPinnedLabel] != want {
+			t.Errorf("%s: pinned is %q, not %q", name, img.Labels[CRIPinnedLabel], want)
 		}
 	}
 }
@@ -269,7 +271,7 @@ func TestProofs(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "p0")
 	record := repo + "@" + i.root.Digest.String()
 	on := func(name string) []string {
-		found := proofsOn(e.Records(t)[name])
+		found := ProofsOn(e.Records(t)[name])
 		slices.Sort(found)
 		return found
 	}
@@ -281,14 +283,14 @@ func TestProofs(t *testing.T) {
 
 	// The oldest goes when there is no room: give each a time of its own.
 	e.label(t, record, imagepin.ProofLabelPrefix+"p0", "2026-01-01T00:00:00Z")
-	for n := 1; n < maxProofsARecord; n++ {
+	for n := 1; n < MaxProofsARecord; n++ {
 		proof := fmt.Sprintf("p%d", n)
 		if change, err := e.store.Put(e.ctx, proof, entries(tag, i, native, 0)...); err != nil || !change.Wrote {
 			t.Fatalf("%+v, %v", change, err)
 		}
 		e.label(t, record, imagepin.ProofLabelPrefix+proof, fmt.Sprintf("2026-01-02T00:00:%02dZ", n))
 	}
-	if got := on(record); len(got) != maxProofsARecord {
+	if got := on(record); len(got) != MaxProofsARecord {
 		t.Errorf("%d proofs: %v", len(got), got)
 	}
 	for _, restart := range []bool{false, true} {
@@ -302,7 +304,7 @@ func TestProofs(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone := map[bool]string{false: "p0", true: "p1"}[restart]
-		if got := on(record); len(got) != maxProofsARecord || slices.Contains(got, gone) || !slices.Contains(got, next) {
+		if got := on(record); len(got) != MaxProofsARecord || slices.Contains(got, gone) || !slices.Contains(got, next) {
 			t.Errorf("restart %v: proofs are %v", restart, got)
 		}
 		if e.store.HasProof(gone) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
@@ -421,11 +423,11 @@ func TestReleaseOrphans(t *testing.T) {
 	e.restart()
 	e.load(t)
 	for range 2 {
-		have, err := e.store.Inventory(e.ctx)
+		have, err := checkerOf(e.store).Inventory(e.ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := e.store.ReleaseOrphans(e.ctx, have); err != nil {
+		if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -435,12 +437,12 @@ func TestReleaseOrphans(t *testing.T) {
 	e.sound(t)
 
 	// Where there are none, nothing is written.
-	have, err := e.store.Inventory(e.ctx)
+	have, err := checkerOf(e.store).Inventory(e.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.store.Content = failingContent{e.Content, cause}
-	if err := e.store.ReleaseOrphans(e.ctx, have); err != nil {
+	if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
 		t.Errorf("writes where nothing differs: %v", err)
 	}
 }
@@ -479,7 +481,7 @@ func TestWritersTakeTurns(t *testing.T) {
 
 	stopped, cancel := context.WithCancelCause(e.ctx)
 	cancel(errStopped)
-	unlock, err := e.store.lock(e.ctx)
+	unlock, err := e.store.Lock(e.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"strings"
 	"testing"
 
@@ -73,7 +75,7 @@ func TestSyncOfALostImage(t *testing.T) {
 			i := e.image("a")
 			e.pull(t, tag, i, target, 0, "")
 			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: other})
-			loaded, err := e.store.Load(e.ctx)
+			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("lost are %v, %v", loaded, err)
 			}
@@ -131,7 +133,7 @@ func (e *env) move(t *testing.T, name string, to image) {
 func (e *env) wipeDigest(t *testing.T, a, _ image) {
 	t.Helper()
 	if _, err := e.Images.Update(e.ctx, images.Image{
-		Name: repo + "@" + a.root.Digest.String(), Labels: map[string]string{criManagedLabel: criManagedValue},
+		Name: repo + "@" + a.root.Digest.String(), Labels: map[string]string{CRIManagedLabel: CRIManagedValue},
 	}, "labels"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"context"
 	"runtime"
 	"testing"
@@ -97,7 +99,7 @@ func TestManyTagsAreMended(t *testing.T) {
 	record := of(0)[0].Record
 	before := e.state(t)
 	if _, err := e.Images.Update(e.ctx, images.Image{
-		Name: record, Labels: map[string]string{criManagedLabel: criManagedValue},
+		Name: record, Labels: map[string]string{CRIManagedLabel: CRIManagedValue},
 	}, "labels"); err != nil {
 		t.Fatal(err)
 	}

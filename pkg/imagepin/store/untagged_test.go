@@ -1,6 +1,8 @@
-package store
+package store_test
 
 import (
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 func (e *env) idRecord(t *testing.T, i image) images.Image {
 	t.Helper()
 	img, err := e.Images.Create(e.ctx, images.Image{
-		Name: i.amd64.Config.Digest.String(), Target: i.root, Labels: map[string]string{criManagedLabel: criManagedValue},
+		Name: i.amd64.Config.Digest.String(), Target: i.root, Labels: map[string]string{CRIManagedLabel: CRIManagedValue},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +35,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 		},
 		"dropped": func(e *env, t *testing.T, i image) {
 			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
-			loaded, err := e.store.Load(e.ctx)
+			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("lost are %v, %v", loaded, err)
 			}
@@ -180,7 +182,7 @@ func TestHasKeys(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "")
 	want("ready", true)
 	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
-	loaded, err := e.store.Load(e.ctx)
+	loaded, err := e.loadFor(e.ctx)
 	if err != nil || len(loaded.Lost) != 2 {
 		t.Fatalf("lost are %v, %v", loaded, err)
 	}

@@ -1,4 +1,4 @@
-package store
+package health
 
 import (
 	"fmt"
@@ -7,16 +7,17 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // checkLayers reports the layers whose files are damaged, each once, of the first
 // key that has it.
-func (s *Store) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report) {
+func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report) {
 	if len(damaged) == 0 {
 		return
 	}
 	users := make(map[digest.Digest][]imagepin.Entry)
-	for _, img := range s.Images() {
+	for _, img := range c.Images.Images() {
 		for _, e := range img.Entries {
 			for _, d := range have.files.below[e.Manifest] {
 				users[d] = append(users[d], e)
@@ -30,7 +31,7 @@ func (s *Store) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report)
 		}
 		first := entries[0]
 		for _, e := range entries {
-			if compareEntries(&e, &first) < 0 {
+			if store.Compare(e, first) < 0 {
 				first = e
 			}
 		}
@@ -38,7 +39,7 @@ func (s *Store) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report)
 		if len(entries) > 1 {
 			problem += fmt.Sprintf(" (%d keys have it)", len(entries))
 		}
-		r.add(s, broken, first, problem+": pods run, but the image cannot be unpacked for another handler")
-		r.Findings[len(r.Findings)-1].loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
+		r.add(DamagedBlob, first, problem+": pods run, but the image cannot be unpacked for another handler")
+		r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
 	}
 }

@@ -1,4 +1,4 @@
-package reconcile
+package health
 
 import (
 	"context"
@@ -32,39 +32,39 @@ type DeepProgress struct {
 	Snapshots, SnapshotsTotal int
 }
 
-// Check is [Check] that also reads all content that keys and pins need, compares it
+// DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it
 // with its digests, and looks whether the directories of snapshots are there. It
 // changes nothing. What is damaged is looked at again at the end, so that what was
 // replaced meanwhile is not reported. It ends when ctx does.
-func (d Deep) Check(ctx context.Context, s *store.Store) (store.Report, error) {
-	have, err := s.Inventory(ctx)
+func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
+	have, err := c.Inventory(ctx)
 	if err != nil {
-		return store.Report{}, err
+		return Report{}, err
 	}
-	needed, err := s.Needed(ctx, have)
+	needed, err := c.needed(ctx, have)
 	if err != nil {
-		return store.Report{}, err
+		return Report{}, err
 	}
-	snapshots := s.Snapshots()
-	run := &deepRun{Deep: d, store: s, pace: pace{rate: d.BytesPerSecond}}
+	snapshots := c.Images.Snapshots()
+	run := &deepRun{Deep: d, checker: c, pace: pace{rate: d.BytesPerSecond}}
 	run.done.BlobsTotal, run.done.SnapshotsTotal = len(needed), len(snapshots)
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
 	}
 	damaged, err := run.read(ctx, needed)
 	if err != nil {
-		return store.Report{}, err
+		return Report{}, err
 	}
 	hollow, err := run.look(ctx, snapshots)
 	if err != nil {
-		return store.Report{}, err
+		return Report{}, err
 	}
-	if have, err = s.Inventory(ctx); err != nil {
-		return store.Report{}, err
+	if have, err = c.Inventory(ctx); err != nil {
+		return Report{}, err
 	}
 	for _, b := range damaged {
 		if damage, err := run.verify(ctx, b, nil); err != nil {
-			return store.Report{}, err
+			return Report{}, err
 		} else if damage != nil {
 			have.Add(damage)
 		}
@@ -72,20 +72,20 @@ func (d Deep) Check(ctx context.Context, s *store.Store) (store.Report, error) {
 	for sn, why := range hollow {
 		have.AddHollow(sn.Snapshotter, sn.ChainID, why)
 	}
-	report, err := s.CheckAgainst(ctx, have)
+	report, err := c.checkAgainst(ctx, have)
 	if err != nil {
 		return report, err
 	}
-	s.CheckRetained(have, needed, d.PinnedRef, &report)
-	return withUnadopted(ctx, s, report)
+	checkRetained(have, needed, d.PinnedRef, &report)
+	return report, nil
 }
 
 // deepRun is one deep check.
 type deepRun struct {
 	Deep
-	store *store.Store
-	pace  pace
-	done  DeepProgress
+	checker *Checker
+	pace    pace
+	done    DeepProgress
 }
 
 func (r *deepRun) report() {
@@ -95,8 +95,8 @@ func (r *deepRun) report() {
 }
 
 // read reads blobs one after the other, and gives those that are damaged.
-func (r *deepRun) read(ctx context.Context, needed []store.Blob) ([]store.Blob, error) {
-	var damaged []store.Blob
+func (r *deepRun) read(ctx context.Context, needed []blob) ([]blob, error) {
+	var damaged []blob
 	for _, b := range needed {
 		before := r.done.Bytes
 		damage, err := r.verify(ctx, b, func(n int64) error {
@@ -119,14 +119,14 @@ func (r *deepRun) read(ctx context.Context, needed []store.Blob) ([]store.Blob, 
 
 // verify reads one blob. What cannot be told is logged: the check of its file says
 // so where a key needs it.
-func (r *deepRun) verify(ctx context.Context, b store.Blob, read func(int64) error) (*blobs.Damage, error) {
-	err := blobs.Verify(ctx, r.store.Content, b.Digest, b.Size, read)
+func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*blobs.Damage, error) {
+	err := blobs.Verify(ctx, r.checker.Content, b.Digest, b.Size, read)
 	damage := new(blobs.Damage)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.As(err, &damage):
-		if _, err := r.store.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
+		if _, err := r.checker.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
 			return nil, nil // it was removed meanwhile
 		}
 		return damage, nil
@@ -139,12 +139,12 @@ func (r *deepRun) verify(ctx context.Context, b store.Blob, read func(int64) err
 // look looks at the directories of snapshots, and says which are gone.
 func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
 	hollow := make(map[store.Snapshot]string)
-	err := lease.With(ctx, r.store.Leases, lease.Use, func(ctx context.Context) error {
+	err := lease.With(ctx, r.checker.Leases, lease.Use, func(ctx context.Context) error {
 		for _, sn := range snapshots {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			why, err := r.store.Hollow(ctx, sn)
+			why, err := r.checker.Hollow(ctx, sn)
 			if err != nil && ctx.Err() == nil {
 				log.G(ctx).WithError(err).Warn("cannot check a snapshot")
 			}

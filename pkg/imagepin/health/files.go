@@ -1,9 +1,8 @@
-package store
+package health
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 const (
@@ -36,14 +36,14 @@ type files struct {
 	// else. They are not needed to run what is unpacked, and looked at by themselves.
 	layers  map[digest.Digest]bool
 	damaged map[digest.Digest]*blobs.Damage
-	unread  map[digest.Digest]error // it cannot be told whether they are damaged
-	hollow  map[snapshot]string     // snapshots whose directory is gone, and that
+	unread  map[digest.Digest]error   // it cannot be told whether they are damaged
+	hollow  map[store.Snapshot]string // snapshots whose directory is gone, and that
 }
 
 func newFiles() files {
 	return files{
 		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), below: make(map[digest.Digest][]digest.Digest),
-		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), hollow: make(map[snapshot]string),
+		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), hollow: make(map[store.Snapshot]string),
 	}
 }
 
@@ -62,7 +62,7 @@ func (f *files) note(i content.Info) {
 }
 
 // look looks at the files of all blobs that are layers, or of those that are not.
-func (f *files) look(ctx context.Context, store content.Store, layers bool) error {
+func (f *files) look(ctx context.Context, contents content.Store, layers bool) error {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
@@ -77,7 +77,7 @@ func (f *files) look(ctx context.Context, store content.Store, layers bool) erro
 			break
 		}
 		g.Go(func() error {
-			err := recovered(func() error { return blobs.Look(ctx, store, d, size) })
+			err := recovered(func() error { return blobs.Look(ctx, contents, d, size) })
 			if err == nil {
 				return nil
 			}
@@ -133,8 +133,8 @@ func (inv *Inventory) unreadable(e imagepin.Entry) bool {
 
 // DamagedLayers looks at the files of the layers that there are records of, and
 // gives those that are damaged. What cannot be told is left out.
-func (inv *Inventory) DamagedLayers(ctx context.Context, store content.Store) ([]*blobs.Damage, error) {
-	if err := inv.files.look(ctx, store, true); err != nil {
+func (inv *Inventory) DamagedLayers(ctx context.Context, contents content.Store) ([]*blobs.Damage, error) {
+	if err := inv.files.look(ctx, contents, true); err != nil {
 		return nil, err
 	}
 	var found []*blobs.Damage
@@ -156,41 +156,5 @@ func (inv *Inventory) Add(damage ...*blobs.Damage) {
 
 // AddHollow has the inventory know that the directory of a snapshot is gone.
 func (inv *Inventory) AddHollow(snapshotter string, chainID digest.Digest, why string) {
-	inv.files.hollow[snapshot{snapshotter, chainID}] = why
-}
-
-// replacing is the blobs that are being replaced: that one has no record for a
-// moment is not a loss.
-type replacing struct {
-	mu  sync.Mutex
-	now map[digest.Digest]int
-}
-
-// Replacing has [Store.ContentGone] not take a blob for lost that is deleted to be
-// written again. done must be called after that; where the blob is not there
-// then, the keys that need it leave the index.
-func (s *Store) Replacing(d digest.Digest) (done func(context.Context) error) {
-	s.replacing.mu.Lock()
-	defer s.replacing.mu.Unlock()
-	if s.replacing.now == nil {
-		s.replacing.now = make(map[digest.Digest]int)
-	}
-	s.replacing.now[d]++
-	return func(ctx context.Context) error {
-		s.replacing.mu.Lock()
-		if s.replacing.now[d]--; s.replacing.now[d] == 0 {
-			delete(s.replacing.now, d)
-		}
-		s.replacing.mu.Unlock()
-		if _, err := s.ContentGone(ctx, d); err != nil {
-			return fmt.Errorf("look at what replaced %s: %w", d, err)
-		}
-		return nil
-	}
-}
-
-func (s *Store) isReplaced(d digest.Digest) bool {
-	s.replacing.mu.Lock()
-	defer s.replacing.mu.Unlock()
-	return s.replacing.now[d] > 0
+	inv.files.hollow[store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}] = why
 }

@@ -1,4 +1,4 @@
-package store
+package health
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -19,38 +18,17 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // viewPrefix begins the names of the snapshots by which directories are looked at.
 const viewPrefix = "imagepin-check-"
 
-// Snapshot is a committed snapshot that keys need.
-type Snapshot struct {
-	Snapshotter string
-	ChainID     digest.Digest
-}
-
-// Snapshots gives the snapshots that keys need, in a stable order.
-func (s *Store) Snapshots() []Snapshot {
-	s.index.mu.RLock()
-	defer s.index.mu.RUnlock()
-	all := make([]Snapshot, 0, len(s.index.bySnapshot))
-	for id := range s.index.bySnapshot {
-		if id.chainID != "" {
-			all = append(all, Snapshot{id.snapshotter, id.chainID})
-		}
-	}
-	slices.SortFunc(all, func(a, b Snapshot) int {
-		return strings.Compare(a.Snapshotter+" "+a.ChainID.String(), b.Snapshotter+" "+b.ChainID.String())
-	})
-	return all
-}
-
 // Hollow says which directory a snapshot or one below it lacks; nothing where all
 // are there, or where that cannot be told. It makes a view of the snapshot, which
 // is removed again; the context carries a lease.
-func (s *Store) Hollow(ctx context.Context, sn Snapshot) (why string, _ error) {
-	snapshotter := s.Snapshotter(sn.Snapshotter)
+func (c *Checker) Hollow(ctx context.Context, sn store.Snapshot) (why string, _ error) {
+	snapshotter := c.Snapshotter(sn.Snapshotter)
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return "", fmt.Errorf("look at snapshot %s without a lease: %w", sn.ChainID, errdefs.ErrFailedPrecondition)
@@ -117,8 +95,8 @@ func gone(path string) bool {
 // whose directory is gone, and all that stand on it. It fails with
 // ErrFailedPrecondition, and removes nothing, where a container does. The context
 // carries a lease.
-func (s *Store) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
-	snapshotter := s.Snapshotter(e.Target.Snapshotter)
+func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
+	snapshotter := c.Snapshotter(e.Target.Snapshotter)
 	parents, children := make(map[string]string), make(map[string][]string)
 	inUse := make(map[string]bool)
 	err := snapshotter.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
@@ -135,7 +113,7 @@ func (s *Store) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 		chain = append([]string{name}, chain...)
 	}
 	for _, name := range chain {
-		why, err := s.Hollow(ctx, Snapshot{e.Target.Snapshotter, digest.Digest(name)})
+		why, err := c.Hollow(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		if err != nil {
 			return err
 		}
@@ -152,7 +130,7 @@ func (s *Store) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 			failpoint.Reach("check.remove")
 			err := snapshotter.Remove(ctx, n)
 			if errdefs.IsFailedPrecondition(err) {
-				err = s.collectSnapshot(ctx, Snapshot{e.Target.Snapshotter, digest.Digest(n)}, err)
+				err = c.collectSnapshot(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(n)}, err)
 			}
 			if err != nil && !errdefs.IsNotFound(err) {
 				return fmt.Errorf("remove snapshot %s: %w", n, err)
@@ -166,19 +144,14 @@ func (s *Store) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 // collectSnapshot has the garbage collection remove a snapshot that refuses to be
 // removed: containerd may remember snapshots on it that it has collected itself.
 // refusal is the error where something needs it.
-func (s *Store) collectSnapshot(ctx context.Context, sn Snapshot, refusal error) error {
-	s.index.mu.RLock()
-	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()
-	s.index.mu.RUnlock()
-	for _, e := range entries {
-		if err := s.release(ctx, unpacked{e.ImageID, sn.Snapshotter}); err != nil {
-			return err
-		}
-	}
-	if err := s.Collect(ctx); err != nil {
+func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusal error) error {
+	if err := c.Images.ReleaseSnapshot(ctx, sn); err != nil {
 		return err
 	}
-	if here, err := s.HasSnapshot(ctx, sn.Snapshotter, sn.ChainID); err != nil || !here {
+	if err := c.Images.Collect(ctx); err != nil {
+		return err
+	}
+	if here, err := c.Images.HasSnapshot(ctx, sn.Snapshotter, sn.ChainID); err != nil || !here {
 		return err
 	}
 	return refusal

@@ -13,10 +13,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// SnapshotGone takes notice that a snapshot may have been removed. The keys that
-// need it leave the index, so that they are not reported as present, and are
-// returned to be healed. Their labels stay.
-func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]Loss, error) {
+// HideSnapshot takes the keys that need a snapshot out of the index, if it is gone, so that they are not reported as
+// present. It returns them, to be repaired. Their labels stay.
+func (s *Store) HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error) {
 	id := snapshot{snapshotter, digest.Digest(name)}
 	before := s.index.needing(id)
 	if len(before) == 0 {
@@ -33,22 +32,13 @@ func (s *Store) SnapshotGone(ctx context.Context, snapshotter, name string) ([]L
 	}
 	defer unlock()
 	entries := s.index.unchanged(before)
-	var losses []Loss
-	for _, e := range entries {
-		whole, err := s.whole(ctx, e)
-		if err != nil {
-			return nil, err
-		}
-		losses = append(losses, Loss{Entry: e, Why: "snapshot " + name + " is gone", Mendable: whole})
-	}
 	s.index.replace(entries, nil)
-	return losses, nil
+	return entries, nil
 }
 
-// ContentGone takes notice that a blob may have been deleted. The keys that
-// need it leave the index, and are returned. Layers are not needed once they
-// are unpacked.
-func (s *Store) ContentGone(ctx context.Context, d digest.Digest) ([]Loss, error) {
+// HideBlob takes the keys that need a blob out of the index, if it is gone, and returns them. Layers are not needed once
+// they are unpacked.
+func (s *Store) HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
 	if s.isReplaced(d) {
 		return nil, nil
 	}
@@ -71,16 +61,12 @@ func (s *Store) ContentGone(ctx context.Context, d digest.Digest) ([]Loss, error
 	if here, err := s.hasBlob(ctx, d); err != nil || here {
 		return nil, err
 	}
-	var losses []Loss
-	for _, e := range entries {
-		losses = append(losses, Loss{Entry: e, Why: "content " + d.String() + " is gone"})
-	}
 	s.index.replace(entries, nil)
-	return losses, nil
+	return entries, nil
 }
 
-// whole tells whether there is all of an entry but its snapshot and layers.
-func (s *Store) whole(ctx context.Context, e imagepin.Entry) (bool, error) {
+// HasContent reports whether there is all of an entry but its snapshot and layers.
+func (s *Store) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) {
 	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
 		if here, err := s.hasBlob(ctx, d); err != nil || !here {
 			return false, err
@@ -179,22 +165,9 @@ func (s *Store) Adopted(ref string) bool {
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
-// unclaimed tells whether a configuration names a snapshot, in a snapshotter of
-// the node's, that no key accounts for.
-func (s *Store) unclaimed(have *Inventory) bool {
-	for blob, snapshotters := range have.blobs {
-		for _, name := range snapshotters {
-			if _, ours := have.snapshots[name]; ours && !s.keeps(unpacked{blob, name}) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Present tells whether there is all that an entry needs, now.
 func (s *Store) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
-	if whole, err := s.whole(ctx, e); err != nil || !whole {
+	if whole, err := s.HasContent(ctx, e); err != nil || !whole {
 		return false, err
 	}
 	return s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)

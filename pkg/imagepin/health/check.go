@@ -1,0 +1,171 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/images"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// Report is what a check found.
+type Report struct {
+	// Checked is how many keys were looked at.
+	Checked  int
+	Findings []Finding
+	// Records are the image records that the keys were compared with.
+	Records []images.Image
+}
+
+// Finding is something that is not as it is recorded.
+type Finding struct {
+	// Subject is the key or the record.
+	Subject string
+	// Problem is what is wrong, in words.
+	Problem string
+	Kind    Kind
+	// Loss says more of a LostKey and a DamagedBlob. Its Entry is the key of all kinds but Ignored.
+	Loss Loss
+}
+
+// Kind is what a finding is about.
+type Kind int
+
+const (
+	// Ignored is a label that cannot be read, is for a target that no handler has, or does not count where it is; or a
+	// record that belongs to no key.
+	Ignored Kind = iota
+	// LostKey is a key whose content or snapshot is gone.
+	LostKey
+	// WrongRecord is a key whose record is not as it should be.
+	WrongRecord
+	// DamagedBlob is a damaged file that the key can do without, as that of a layer.
+	DamagedBlob
+)
+
+// Ignore is a finding of something that nobody repairs.
+func Ignore(subject, problem string) Finding {
+	return Finding{Subject: subject, Problem: problem, Kind: Ignored}
+}
+
+// Repair returns what would repair it, in words.
+func (f Finding) Repair() string {
+	switch f.Kind {
+	case LostKey:
+		if f.Loss.Wait {
+			return "wait until it can be read"
+		}
+		return "unpack it again from what is here, or else fetch it by its digest, or else drop the key"
+	case WrongRecord:
+		return "restore its records and labels"
+	case DamagedBlob:
+		return "fetch it again by its digest"
+	}
+	return "leave it alone"
+}
+
+// Check compares the keys with what there is: manifest, configuration, snapshot,
+// the records, and the layers that are kept. It writes nothing.
+func (c *Checker) Check(ctx context.Context) (Report, error) {
+	have, err := c.Inventory(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	return c.checkAgainst(ctx, have)
+}
+
+// checkAgainst is [Checker.Check] with what there is.
+func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, error) {
+	broken, err := have.DamagedLayers(ctx, c.Content)
+	if err != nil {
+		return Report{}, err
+	}
+	all, err := c.Records.List(ctx)
+	if err != nil {
+		return Report{}, fmt.Errorf("list images: %w", err)
+	}
+	records := make(map[string]images.Image, len(all))
+	for _, img := range all {
+		records[img.Name] = img
+	}
+	r := Report{Records: all}
+	known := make(map[string]imagepin.Entry) // by the names of their labels
+	for _, img := range c.Images.Images() {
+		for _, e := range img.Entries {
+			r.Checked++
+			label := imagepin.KeyLabelName(e.Key)
+			known[label] = e
+			if loss, gone := c.Lost(e, have); gone {
+				r.lost(loss)
+			}
+			if why := misrecorded(e, label, records); why != "" {
+				r.add(WrongRecord, e, why)
+			}
+		}
+	}
+	for _, img := range all {
+		c.checkLabels(img, known, have, &r)
+	}
+	c.checkLayers(broken, have, &r)
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return store.Compare(a.Loss.Entry, b.Loss.Entry) })
+	return r, nil
+}
+
+func (r *Report) lost(l Loss) {
+	r.add(LostKey, l.Entry, l.Why)
+	r.Findings[len(r.Findings)-1].Loss = l
+}
+
+func (r *Report) add(kind Kind, e imagepin.Entry, problem string) {
+	r.Findings = append(r.Findings, Finding{Subject: e.Key.String(), Problem: problem, Kind: kind, Loss: Loss{Entry: e}})
+}
+
+// misrecorded says what is wrong with the records of an entry.
+func misrecorded(e imagepin.Entry, label string, records map[string]images.Image) string {
+	img, ok := records[e.Record]
+	switch {
+	case !ok:
+		return "its record " + e.Record + " is gone"
+	case img.Target.Digest != e.RecordTarget.Digest:
+		return fmt.Sprintf("its record %s targets %s, not %s", e.Record, img.Target.Digest, e.RecordTarget.Digest)
+	case img.Labels[label] == "":
+		return "its record " + e.Record + " does not carry its label"
+	}
+	if _, ok := records[e.ImageID.String()]; !ok {
+		return "the record of its image ID " + e.ImageID.String() + " is gone"
+	}
+	return ""
+}
+
+// checkLabels reports the key labels of a record that are in no index.
+func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry, have *Inventory, r *Report) {
+	for name, value := range img.Labels {
+		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		if e, ok := known[name]; ok && e.Record == img.Name && imagepin.IsKeyLabelOf(e, value) {
+			continue
+		}
+		e, err := imagepin.DecodeKeyLabel(name, value)
+		if err != nil {
+			r.Findings = append(r.Findings, Ignore(img.Name, err.Error()))
+			continue
+		}
+		e.Record, e.RecordTarget = img.Name, img.Target
+		known, ok := c.Images.Get(e.Key)
+		switch {
+		case ok && known.Record == img.Name:
+		case ok:
+			r.add(Ignored, e, fmt.Sprintf("record %s claims it too; %s is what counts", img.Name, known.Record))
+		default:
+			loss, gone := c.Lost(e, have)
+			if !gone {
+				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in use", Mendable: true}
+			}
+			r.lost(loss)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package health
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Config is what a Checker works with. All fields are required.
+type Config struct {
+	Images      Images
+	Records     images.Store
+	Content     content.Store
+	Leases      leases.Manager
+	Snapshotter func(name string) snapshots.Snapshotter
+	// Runtimes returns the runtime handlers that are configured now.
+	Runtimes func() *runtimeplatform.Set
+}
+
+// Images are the images that are ready. [store.Store] is one.
+type Images interface {
+	Images() []store.Image
+	Get(k imagepin.Key) (imagepin.Entry, bool)
+	// Snapshots returns the snapshots that keys need.
+	Snapshots() []store.Snapshot
+	// HasSnapshot reports whether a snapshot is committed.
+	HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
+	// ReleaseSnapshot has nothing but its children keep a snapshot.
+	ReleaseSnapshot(ctx context.Context, sn store.Snapshot) error
+	// Collect runs containerd's garbage collection.
+	Collect(ctx context.Context) error
+}
+
+// Checker compares what is recorded with what there is.
+type Checker struct{ Config }
+
+// New returns a checker.
+func New(c Config) *Checker { return &Checker{Config: c} }

@@ -1,0 +1,73 @@
+package blobs_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/opencontainers/go-digest"
+)
+
+// The bytes of a file are compared with its digest.
+func TestVerify(t *testing.T) {
+	e := ctdtest.New(t)
+	all := ctdtest.Blobs{}
+	ctx, done := e.Lease(t)
+	defer done()
+	big := all.Add("", make([]byte, 3<<20))
+	empty := all.Add("", nil)
+	e.Write(ctx, t, all)
+	for _, d := range []struct {
+		digest digest.Digest
+		size   int64
+	}{{big.Digest, big.Size}, {empty.Digest, empty.Size}} {
+		var read int64
+		err := blobs.Verify(ctx, e.Content, d.digest, d.size, func(n int64) error { read += n; return nil })
+		if err != nil || read != d.size {
+			t.Errorf("%d bytes of %d: %v", read, d.size, err)
+		}
+		for name, err := range map[string]error{
+			"look": blobs.Look(ctx, e.Content, d.digest, d.size), "remote": blobs.LookRemote(ctx, e.Content, d.digest, d.size),
+		} {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	stop := errors.New("stop")
+	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, func(int64) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("stopped: %v", err)
+	}
+	path := e.File(big.Digest)
+	noError(t, os.Chmod(path, 0o600))
+	b, err := os.ReadFile(path)
+	noError(t, err)
+	b[2<<20] ^= 1
+	noError(t, os.WriteFile(path, b, 0o600))
+	damage := new(blobs.Damage)
+	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Gone {
+		t.Errorf("one bit differs: %v", err)
+	}
+	noError(t, os.Truncate(path, 5))
+	if err := blobs.LookRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Gone {
+		t.Errorf("cut: %v", err)
+	}
+	noError(t, os.Remove(path))
+	for name, err := range map[string]error{
+		"look": blobs.Look(ctx, e.Content, big.Digest, big.Size), "remote": blobs.LookRemote(ctx, e.Content, big.Digest, big.Size),
+		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
+	} {
+		if !errors.As(err, &damage) || !damage.Gone {
+			t.Errorf("%s of a file that is gone: %v", name, err)
+		}
+	}
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

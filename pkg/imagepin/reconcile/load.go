@@ -1,0 +1,77 @@
+package reconcile
+
+import (
+	"context"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// found is what a start finds besides the keys that are ready.
+type found struct {
+	have   *health.Inventory
+	lost   []imagepin.Entry
+	losses []health.Loss // of lost
+	// unaccounted are the records that no key accounts for: what another tool put on the node. Where an image is kept
+	// unpacked in a snapshotter that no key needs it in, the records of adopted images are among them too: it may be one of
+	// those, for one more target.
+	unaccounted []images.Image
+}
+
+// load builds the index.
+func (r *Reconciler) load(ctx context.Context) (*found, error) {
+	f := &found{}
+	loaded, err := r.Store.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
+		if f.have, err = r.Checker.Inventory(ctx); err != nil {
+			return nil, err
+		}
+		return func(e imagepin.Entry) bool {
+			_, lost := r.Checker.Lost(e, f.have)
+			return !lost
+		}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.lost = loaded.Lost
+	ofLost := make(map[string]bool, len(f.lost))
+	for _, e := range f.lost {
+		loss, _ := r.Checker.Lost(e, f.have)
+		f.losses = append(f.losses, loss)
+		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
+	}
+	news := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
+		return f.have.Knows(u.Snapshotter) && r.Store.Unclaimed(u)
+	})
+	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
+		return ofLost[img.Name] || r.Store.Explained(img) && !(news && r.Store.Adopted(img.Name))
+	})
+	return f, nil
+}
+
+// snapshotGone hides the keys that need a snapshot that may have been removed, and has them repaired.
+func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string) error {
+	hidden, err := r.Store.HideSnapshot(ctx, snapshotter, name)
+	for _, e := range hidden {
+		whole, herr := r.Store.HasContent(ctx, e)
+		if herr != nil && err == nil {
+			err = herr
+		}
+		r.healing.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Mendable: whole})
+	}
+	return err
+}
+
+// blobGone hides the keys that need a blob that may have been deleted, and has them repaired.
+func (r *Reconciler) blobGone(ctx context.Context, d digest.Digest) error {
+	hidden, err := r.Store.HideBlob(ctx, d)
+	for _, e := range hidden {
+		r.healing.add(ctx, health.Loss{Entry: e, Why: "content " + d.String() + " is gone"})
+	}
+	return err
+}
