@@ -32,10 +32,10 @@ import (
 
 // Config is what a Server works with. All fields are required.
 type Config struct {
-	Store       *store.Store
+	Images      Images
 	Puller      Puller
-	Decider     *decide.Decider
-	Pins        *pin.Store
+	Decider     Decider
+	Pins        Pins
 	Content     content.Store
 	Snapshotter func(name string) snapshots.Snapshotter
 	// Runtimes returns the runtime handlers that are configured now.
@@ -49,6 +49,30 @@ type Config struct {
 	// Guard runs a call: once the index stands, without a panic reaching
 	// containerd, and with errors as statuses.
 	Guard func(ctx context.Context, method string, call func() error) error
+}
+
+// Images are the images of the node. [store.Store] is one.
+type Images interface {
+	Images() []store.Image
+	Get(k imagepin.Key) (imagepin.Entry, bool)
+	Find(name string) []imagepin.Entry
+}
+
+// Pins are the pins of the node. [pin.Store] is one.
+type Pins interface {
+	List() []pin.Pin
+	// Scopes returns the pins of a reference.
+	Scopes(ref string) []pin.Pin
+	Remove(ctx context.Context, id pin.ID) (pin.Pin, error)
+	Check(ctx context.Context) (checked int, findings []pin.Finding, _ error)
+	Repair(ctx context.Context, f pin.Finding) (done string, _ error)
+}
+
+// Decider decides which digest a reference means. [decide.Decider] does.
+type Decider interface {
+	Rule(ref string) policy.Rule
+	Preview(ctx context.Context, q decide.Question, scope policy.Scope) (decide.Verdict, policy.Rule, error)
+	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
 }
 
 // Puller makes images ready. [pull.Puller] does.
@@ -125,7 +149,7 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 		return nil, imagepin.Invalid("state", st, fmt.Errorf("a key is %q or not listed", stateReady))
 	}
 	var keys []*api.Key
-	for _, img := range s.Store.Images() {
+	for _, img := range s.Config.Images.Images() {
 		for _, e := range img.Entries {
 			if matches(e.Ref) && (of == nil || *of == e.Target) {
 				keys = append(keys, s.key(e))
@@ -178,7 +202,7 @@ func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.Inspe
 			name = ref.String()
 		}
 		resp := &api.InspectResponse{Ref: name, Rule: rule(s.Decider.Rule(name))}
-		for _, e := range s.Store.Find(r.GetRef()) {
+		for _, e := range s.Config.Images.Find(r.GetRef()) {
 			resp.Keys = append(resp.Keys, s.key(e))
 		}
 		for _, p := range s.Config.Pins.Scopes(name) {
@@ -284,7 +308,7 @@ func (s *Server) missing(ctx context.Context, ref reference.Named, v decide.Verd
 	if err != nil {
 		return err
 	}
-	if e, ok := s.Store.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
+	if e, ok := s.Config.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
 		resp.Manifest, resp.Ready = e.Manifest.String(), true
 		return nil
 	}

@@ -66,7 +66,9 @@ func serviceOf(t testing.TB, count int) *Service {
 			t.Fatal(err)
 		}
 	}
-	return New(Config{Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: ctdtest.Always(runtimes)})
+	return New(Config{
+		Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
+	})
 }
 
 func filterOf(i int) *runtime.ImageFilter {

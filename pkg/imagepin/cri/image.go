@@ -27,7 +27,7 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 			tags = append(tags, e.Ref)
 		}
 		targets = append(targets, e.Target.String())
-		pinned = pinned || slices.Contains(s.Store.PinnedImages(), e.Ref) || s.Pins.Retains(e.Root.Digest)
+		pinned = pinned || slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest)
 	}
 	uid, username := userOf(img.Entries[0].User)
 	return &runtime.Image{

@@ -58,7 +58,7 @@ func TestImageStatusBesideRemoval(t *testing.T) {
 		if _, err := s.base.Store.Remove(ctx, keys...); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.base.Store.Put(ctx, "", entries...); err != nil {
+		if _, err := s.base.Store.(*store.Store).Put(ctx, "", entries...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -103,7 +103,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 		t.Fatal(err)
 	}
 	p := &pinnedNode{t: t, imageCalls: New(Config{
-		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes),
+		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
 	}).imageCalls}
 	p.sandboxes.list, p.sandboxes.status = p.behind.list, p.behind.status
@@ -143,7 +143,7 @@ func (p *pinnedNode) has(v version, handler string, refs ...string) {
 			Key: imagepin.Key{Ref: ref, Target: rt.Target}, Root: v.root, Manifest: v.root.Digest, ImageID: v.id,
 			ReadyAt: time.Unix(1_700_000_000, 0), Source: imagepin.SourcePull, User: v.user, Record: v.byDigest, RecordTarget: v.root,
 		}
-		if _, err := p.Store.Put(p.ctx(), "", e); err != nil {
+		if _, err := p.Store.(*store.Store).Put(p.ctx(), "", e); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -164,7 +164,7 @@ func (p *pinnedNode) lost(handler string, refs ...string) {
 
 func (p *pinnedNode) pinned(scope policy.Scope, v version, by pin.By) {
 	p.t.Helper()
-	if _, err := p.Pins.Move(p.t.Context(), pin.ID{Scope: scope, Ref: pinnedTag}, v.root, by, false); err != nil {
+	if _, err := p.Pins.(*pin.Store).Move(p.t.Context(), pin.ID{Scope: scope, Ref: pinnedTag}, v.root, by, false); err != nil {
 		p.t.Fatal(err)
 	}
 }

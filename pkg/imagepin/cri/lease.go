@@ -28,7 +28,7 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
 		}
 	}
-	if err := s.Store.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
+	if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
 		l, err = s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
 			leases.WithLabel(imagepin.LeaseLabel, "use"))
 		for _, e := range entries {

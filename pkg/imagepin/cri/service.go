@@ -7,17 +7,21 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -30,12 +34,13 @@ type Config struct {
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 
-	Store   *store.Store
+	Store   Store
+	Records store.Records
 	Puller  Puller
 	Images  Images
 	Locks   Locks
-	Decider *decide.Decider
-	Pins    *pin.Store
+	Decider Decider
+	Pins    Pins
 	Content content.Store
 	Leases  leases.Manager
 	// Runtimes returns the runtime handlers that are configured now.
@@ -62,6 +67,74 @@ type Settings struct {
 	WithoutSandboxImage map[string]bool
 	// DiscardLayers is that layers are removed once they are unpacked, for errors to mention.
 	DiscardLayers bool
+	// PinnedImages are the normalized references of pinned_images: containerd retains them.
+	PinnedImages []string
+}
+
+// Store is the images of the node. [store.Store] is one.
+type Store interface {
+	Index
+	Presence
+	Removal
+	// Unsee notes that upstream may not know a record as it is.
+	Unsee(img images.Image, entries ...imagepin.Entry)
+}
+
+// Index finds images that are ready.
+type Index interface {
+	Get(k imagepin.Key) (imagepin.Entry, bool)
+	ByID(id digest.Digest) []imagepin.Entry
+	ByRef(ref string) []imagepin.Entry
+	// Find finds images by a reference, or by an image ID or the beginning of one.
+	Find(name string) []imagepin.Entry
+	Images() []store.Image
+	// Untagged are the images without a key that upstream lists without a tag.
+	Untagged() []store.Untagged
+	FindUntagged(name string) (store.Untagged, bool)
+}
+
+// Presence looks at what images need.
+type Presence interface {
+	// Present reports whether there is all that an entry needs.
+	Present(ctx context.Context, e imagepin.Entry) (bool, error)
+	// HideBlob and HideSnapshot take the keys that need something that is gone out of the index.
+	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
+	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
+	// HasKeys reports whether keys of an image are recorded, ready or not.
+	HasKeys(ctx context.Context, name string) (bool, error)
+}
+
+// Removal removes images.
+type Removal interface {
+	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
+	// RemoveRecords removes the records of an image that no key accounts for.
+	RemoveRecords(ctx context.Context, id digest.Digest, names ...string) (removed bool, _ error)
+	RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error)
+	// Collect runs containerd's garbage collection.
+	Collect(ctx context.Context) error
+}
+
+// Pins are the pins of the node. [pin.Store] is one.
+type Pins interface {
+	Get(id pin.ID) (pin.Pin, bool)
+	List() []pin.Pin
+	// Scopes returns the pins of a reference.
+	Scopes(ref string) []pin.Pin
+	// Pinned reports whether a reference has a pin, in whatever scope.
+	Pinned(ref string) bool
+	// Retains reports whether a pin retains a digest.
+	Retains(root digest.Digest) bool
+}
+
+// Decider decides which digest a reference means. [decide.Decider] does.
+type Decider interface {
+	Rule(ref string) policy.Rule
+	Scopes(pod policy.Pod) []policy.Scope
+	EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string)
+	// PinForPod returns the pin that decides for the containers of a pod.
+	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error)
+	// PinUse makes the pin of a container that is created without a pull.
+	PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (*pin.Pin, error)
 }
 
 // Puller makes images ready. [pull.Puller] does.

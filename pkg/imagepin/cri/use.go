@@ -69,7 +69,7 @@ func (s *containers) show(ctx context.Context, e imagepin.Entry) error {
 	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: e.ImageID.String()}})
 	if err == nil && known.GetImage() == nil {
 		for _, name := range []string{e.Ref, e.Record} {
-			if img, err := s.Store.Records.Get(ctx, name); err == nil && img.Target.Digest == e.RecordTarget.Digest {
+			if img, err := s.Records.Get(ctx, name); err == nil && img.Target.Digest == e.RecordTarget.Digest {
 				s.Store.Unsee(img, e)
 			}
 		}

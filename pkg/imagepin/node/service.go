@@ -61,14 +61,14 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	})
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
-		Behind: behind, Namespace: Namespace, Store: n.store, Puller: s.puller, Images: maker, Locks: &n.locks,
+		Behind: behind, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
 		Ready: s.Ready,
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Checker: health.New(health.Config{
+		Store: n.store, Records: n.containerd.Records, Checker: health.New(health.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases,
 			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
@@ -76,7 +76,7 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	})
 	s.control = control.New(control.Config{
 		Health: s.reconciler, Uninstall: s.uninstall,
-		Store: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
+		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})
 	if n.registerer != nil {

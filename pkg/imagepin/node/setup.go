@@ -75,6 +75,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		SnapshotRoot: func(name string) string { return s.Snapshotters[name].Root },
 		StatsPeriod:  time.Duration(s.CRI.Images.StatsCollectPeriod) * time.Second,
 		SandboxImage: s.CRI.SandboxImage(), WithoutSandboxImage: s.CRI.WithoutSandboxImage(), DiscardLayers: s.CRI.Images.DiscardUnpackedLayers,
+		PinnedImages: a.pinnedImages,
 	}
 	return a, nil
 }

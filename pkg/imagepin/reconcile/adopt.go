@@ -117,7 +117,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 	delete(r.awaited, img.Name)
 	var entries []imagepin.Entry
 	entry := log.G(ctx).WithField("image", img.Name)
-	found, refused := candidates(ctx, r.Store, img, ref)
+	found, refused := r.candidates(ctx, img, ref)
 	for _, err := range refused {
 		entry.WithError(err).Warn("an image is left alone")
 	}
@@ -140,13 +140,13 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 
 // candidates are the keys that an image could have with the content that is on
 // the node, and why it cannot have others that it should.
-func candidates(ctx context.Context, s *store.Store, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
-	for _, t := range s.Runtimes().Targets() {
-		rt, ok := s.Runtimes().ForTarget(t)
+func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
+	for _, t := range r.Runtimes().Targets() {
+		rt, ok := r.Runtimes().ForTarget(t)
 		if !ok {
 			continue
 		}
-		e, manifest, err := pull.DescribeLocal(ctx, s.Content, img.Target, rt)
+		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
 		}
@@ -154,8 +154,8 @@ func candidates(ctx context.Context, s *store.Store, img images.Image, ref refer
 			return nil, []error{fmt.Errorf("it cannot be read: %w", err)}
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, s.Content, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, s.Content, img.Target, manifest, rt)
+		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, r.Content, manifest), img.UpdatedAt
+		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
 			_, _, err = imagepin.EncodeKeyLabel(e)
 		}

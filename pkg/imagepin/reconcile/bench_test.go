@@ -90,7 +90,7 @@ func BenchmarkNotice(b *testing.B) {
 func BenchmarkAdopt(b *testing.B) {
 	const count = 100
 	ctx, r, names := adopted(b, count)
-	all, err := r.Store.Records.List(ctx, "name=="+names[0])
+	all, err := r.Records.List(ctx, "name=="+names[0])
 	if err != nil || len(all) != 1 {
 		b.Fatalf("%v, %v", all, err)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Check compares what is recorded with what there is: the keys, and the images of other tools that have none. It writes
@@ -25,7 +24,7 @@ func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
 	if err != nil {
 		return report, err
 	}
-	return withUnadopted(ctx, r.Store, report)
+	return r.withUnadopted(ctx, report)
 }
 
 // DeepCheck is [Reconciler.Check] that also reads all content, see [health.Checker.DeepCheck].
@@ -34,15 +33,15 @@ func (r *Reconciler) DeepCheck(ctx context.Context, d health.Deep) (health.Repor
 	if err != nil {
 		return report, err
 	}
-	return withUnadopted(ctx, r.Store, report)
+	return r.withUnadopted(ctx, report)
 }
 
 // withUnadopted adds the images of other tools that have no key to a report.
-func withUnadopted(ctx context.Context, s *store.Store, report health.Report) (health.Report, error) {
+func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (health.Report, error) {
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // an image ID goes with its references
-		if err != nil && !s.Explained(img) {
+		if err != nil && !r.Store.Explained(img) {
 			unexplained = append(unexplained, img)
 		}
 	}
@@ -55,7 +54,7 @@ func withUnadopted(ctx context.Context, s *store.Store, report health.Report) (h
 		if ours[img.Name] {
 			continue
 		}
-		why, err := unadopted(ctx, s, img)
+		why, err := r.unadopted(ctx, img)
 		if err != nil {
 			return report, err
 		}
@@ -99,12 +98,12 @@ func recorded(all []images.Image) map[string]bool {
 
 // unadopted says why an image of another tool has no key. It says nothing where
 // it is about to have one.
-func unadopted(ctx context.Context, s *store.Store, img images.Image) (why string, _ error) {
+func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why string, _ error) {
 	ref, err := adoptable(img)
 	if err != nil {
 		return err.Error(), nil
 	}
-	found, refused := candidates(ctx, s, img, ref)
+	found, refused := r.candidates(ctx, img, ref)
 	if len(refused) > 0 {
 		return refused[0].Error(), nil
 	}
@@ -113,7 +112,7 @@ func unadopted(ctx context.Context, s *store.Store, img images.Image) (why strin
 	}
 	var without []string
 	for _, e := range found {
-		unpacked, err := s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+		unpacked, err := r.Store.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
 		if err != nil {
 			return err.Error(), nil
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -39,7 +40,8 @@ var topics = []string{
 
 // Config is what a Reconciler works with.
 type Config struct {
-	Store    *store.Store
+	Store    Store
+	Records  images.Store
 	Checker  *health.Checker
 	Maker    Maker
 	Puller   Puller
@@ -51,6 +53,50 @@ type Config struct {
 	Runtimes func() *runtimeplatform.Set
 	// Namespace is that of the CRI's images; events of others are ignored.
 	Namespace string
+}
+
+// Store is the images of the node. [store.Store] is one.
+type Store interface {
+	Index
+	Repairs
+	// Load builds the index from what is recorded.
+	Load(ctx context.Context, look store.Look) (*store.Loaded, error)
+	// Sync follows a record that may have changed. It returns one that no key accounts for.
+	Sync(ctx context.Context, name string) (*images.Image, error)
+	// Adopt records the keys of images of other tools.
+	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
+	NoteUntagged(u store.Untagged)
+	// Unsee notes that upstream may not know a record as it is.
+	Unsee(img images.Image, entries ...imagepin.Entry)
+}
+
+// Index looks at what is recorded and at what there is.
+type Index interface {
+	Get(k imagepin.Key) (imagepin.Entry, bool)
+	// Explained reports whether the keys in the index account for a record.
+	Explained(img images.Image) bool
+	// Adopted reports whether another tool brought the image of a reference, and a target may yet get it.
+	Adopted(ref string) bool
+	// Unclaimed reports whether no key needs an image that is kept unpacked.
+	Unclaimed(u store.Unpacked) bool
+	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)
+	HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
+}
+
+// Repairs hides and repairs keys.
+type Repairs interface {
+	// HideBlob and HideSnapshot take the keys that need something that is gone out of the index.
+	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
+	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
+	// Restore records a key that was made ready again, if the record called witness still means it.
+	Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
+	// Realign writes the records of an entry again.
+	Realign(ctx context.Context, e imagepin.Entry) error
+	// Drop takes a key off its record that is not in the index, and Remove one that is.
+	Drop(ctx context.Context, e imagepin.Entry) error
+	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
+	// ReleaseOrphans has images not kept unpacked where no key needs them.
+	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
 
 // Maker makes images ready from what is on the node. [pull.Maker] does.
@@ -231,7 +277,7 @@ func (r *Reconciler) committed(ctx context.Context, p place) error {
 		if !slices.Contains(r.awaited[name], p) {
 			continue
 		}
-		img, err := r.Store.Records.Get(ctx, name)
+		img, err := r.Records.Get(ctx, name)
 		if errdefs.IsNotFound(err) {
 			delete(r.awaited, name)
 			continue

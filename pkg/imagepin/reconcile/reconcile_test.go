@@ -89,7 +89,7 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 // reconcilerOf reconciles the images of a store, and pulls none.
 func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
 	r := New(Config{
-		Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: s.Runtimes, Namespace: ctdtest.Namespace,
+		Store: s, Records: s.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: s.Runtimes, Namespace: ctdtest.Namespace,
 		Checker: health.New(health.Config{
 			Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
 		}),
