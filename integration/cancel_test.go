@@ -309,7 +309,7 @@ func TestPrivateLayersThatWereDiscarded(t *testing.T) {
 	reg.Reset()
 	before := testkit.State(t, n)
 	_, err = n.CreateContainer(ctx, pod, node.ContainerOptions{Image: ref})
-	failure{name: "CannotMakeReady", code: codes.Unauthenticated}.check(t, rootCause(err), ref, targetOf("native"))
+	failure{name: "ImageNotReady", code: codes.Unauthenticated}.check(t, rootCause(err), ref, targetOf("native"))
 	for _, helps := range []string{"discard_unpacked_layers", "credential", "RuntimeClassInImageCriApi"} {
 		if err != nil && !strings.Contains(err.Error(), helps) {
 			t.Errorf("the error does not speak of %s: %v", helps, err)

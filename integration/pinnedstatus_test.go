@@ -245,7 +245,7 @@ func TestKubeletRestartedPinnedCollected(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err := r.restartedBy("restarted", old.Pod, ref, "", asAlice())
-	failure{name: "CannotMakeReady", code: codes.Unauthenticated}.check(t, rootCause(err), ref, targetOf(""))
+	failure{name: "ImageNotReady", code: codes.Unauthenticated}.check(t, rootCause(err), ref, targetOf(""))
 	if got, pulled, err := r.restartedBy("restarted", old.Pod, ref, "", asAlice()); err != nil || got != was.Line(0) || !pulled {
 		t.Errorf("the next try prints %q, pulled %t: %v", got, pulled, err)
 	}

@@ -136,7 +136,7 @@ func TestCreateContainerMakesReady(t *testing.T) {
 			if discard {
 				r.reg.Down()
 				_, err := r.CreateContainer(r.ctx, pod, node.ContainerOptions{Image: id, UserImage: tag})
-				if err == nil || !strings.Contains(err.Error(), "CannotMakeReady") || !strings.Contains(err.Error(), "discard_unpacked_layers = false") {
+				if err == nil || !strings.Contains(err.Error(), "ImageNotReady") || !strings.Contains(err.Error(), "discard_unpacked_layers = false") {
 					t.Errorf("CreateContainer for which layers are missing says %v", err)
 				}
 				if err := r.reg.Up(); err != nil {

@@ -97,7 +97,7 @@ func (r *rig) wantAdvice(p *core.Pod) {
 		var events core.EventList
 		err := kube.Do(ctx, "GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name="+p.Name, nil, &events)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
-			return strings.Contains(e.Message, "CannotMakeReady") && strings.Contains(e.Message, "discard_unpacked_layers = false") &&
+			return strings.Contains(e.Message, "ImageNotReady") && strings.Contains(e.Message, "discard_unpacked_layers = false") &&
 				strings.Contains(e.Message, "give containerd a credential")
 		}), err
 	})

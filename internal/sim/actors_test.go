@@ -417,7 +417,7 @@ func (k *caller) judge(o *op, p *process) {
 	case w.expected(text):
 	case o.method == "RemovePin" && status.Code(o.err) == codes.NotFound:
 	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // it is not on the node
-	case strings.Contains(text, "NotVisible"):
+	case strings.Contains(text, "UpstreamNotSynced"):
 		w.wrong(notVisible, "%s %s: %v", o.method, o.ref, o.err)
 	case errors.Is(o.err, context.DeadlineExceeded) || strings.Contains(text, "deadline exceeded"):
 		w.wrong(callDeadline, "%s %s: %v", o.method, o.ref, o.err)

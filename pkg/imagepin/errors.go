@@ -1,66 +1,68 @@
 package imagepin
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // Name is the word by which an operator finds an error in a log and in the
 // documentation.
-type Name string
+type Reason string
 
 // The names of all errors.
 const (
 	// InvalidReference: the reference cannot be parsed.
-	InvalidReference Name = "InvalidReference"
+	InvalidReference Reason = "InvalidReference"
 	// UnknownRuntimeHandler: the call names a handler that is not configured.
-	UnknownRuntimeHandler Name = "UnknownRuntimeHandler"
+	UnknownRuntimeHandler Reason = "UnknownRuntimeHandler"
 	// CannotPullImageManifest: the registry did not say which digest the
 	// reference means, or did not give that manifest.
-	CannotPullImageManifest Name = "CannotPullImageManifest"
+	CannotPullImageManifest Reason = "CannotPullImageManifest"
 	// ManifestPullTimeout: the registry did not answer in time.
-	ManifestPullTimeout Name = "ManifestPullTimeout"
+	ManifestPullTimeout Reason = "ManifestPullTimeout"
 	// PullAccessDenied: the registry refused the credential, or refused to
 	// do without one.
-	PullAccessDenied Name = "PullAccessDenied"
+	PullAccessDenied Reason = "PullAccessDenied"
 	// NoMatchingPlatform: the index has no manifest for the target.
-	NoMatchingPlatform Name = "NoMatchingPlatform"
+	NoMatchingPlatform Reason = "NoMatchingPlatform"
 	// CannotPullImage: fetching or unpacking failed.
-	CannotPullImage Name = "CannotPullImage"
+	CannotPullImage Reason = "CannotPullImage"
 	// PullStalled: no byte came for as long as image_pull_progress_timeout.
-	PullStalled Name = "PullStalled"
+	PullStalled Reason = "PullStalled"
 	// ContentCorrupt: what the registry sent is not what its digest says, or
 	// not an image.
-	ContentCorrupt Name = "ContentCorrupt"
+	ContentCorrupt Reason = "ContentCorrupt"
 	// ContentDamaged: a part of the image on the node is not as it is recorded,
 	// and could not be fetched again.
-	ContentDamaged Name = "ContentDamaged"
+	ContentDamaged Reason = "ContentDamaged"
 	// ImageVerificationFailed: an image verifier plugin refused the image.
-	ImageVerificationFailed Name = "ImageVerificationFailed"
-	// CannotMakeReady: an image that is needed by RunPodSandbox or
+	ImageVerificationFailed Reason = "ImageVerificationFailed"
+	// ImageNotReady: an image that is needed by RunPodSandbox or
 	// CreateContainer could not be made ready for the target.
-	CannotMakeReady Name = "CannotMakeReady"
+	ImageNotReady Reason = "ImageNotReady"
 	// PinnedDigestGone: the digest that a reference is pinned to is neither in
 	// the registry nor on the node.
-	PinnedDigestGone Name = "PinnedDigestGone"
+	PinnedDigestGone Reason = "PinnedDigestGone"
 	// PinLimitReached: max_pins_per_namespace.
-	PinLimitReached Name = "PinLimitReached"
+	PinLimitReached Reason = "PinLimitReached"
 	// PinOfNewerRelease: the reference has a pin that this release cannot read
 	// and does not write over.
-	PinOfNewerRelease Name = "PinOfNewerRelease"
+	PinOfNewerRelease Reason = "PinOfNewerRelease"
 	// RetainLimitReached: max_retained_bytes.
-	RetainLimitReached Name = "RetainLimitReached"
+	RetainLimitReached Reason = "RetainLimitReached"
 	// InvalidRequest: a request of an operator cannot be read.
-	InvalidRequest Name = "InvalidRequest"
+	InvalidRequest Reason = "InvalidRequest"
 	// UnknownImage: the node has neither a key nor a pin of it.
-	UnknownImage Name = "UnknownImage"
+	UnknownImage Reason = "UnknownImage"
 	// UnknownPin: there is no such pin.
-	UnknownPin Name = "UnknownPin"
-	// NotVisible: the CRI service behind imagepin did not take notice of an
+	UnknownPin Reason = "UnknownPin"
+	// UpstreamNotSynced: the CRI service behind imagepin did not take notice of an
 	// image in time.
-	NotVisible Name = "NotVisible"
+	UpstreamNotSynced Reason = "UpstreamNotSynced"
 )
 
 // Error is every error that imagepin itself decides on. Its text is one line
@@ -72,13 +74,13 @@ const (
 // It matches, by errors.Is, the errdefs class it was made with and whatever
 // caused it.
 type Error struct {
-	Name  Name
-	Ref   string // reference or image ID; may be empty
-	For   string // the target; may be empty
-	What  string // what happened; may be empty where Err says it
-	Do    string // what to do about it; may be empty
-	Class error  // one of errdefs
-	Err   error  // the cause; may be nil
+	Reason  Reason
+	Ref     string // reference or image ID; may be empty
+	Target  string // the target; may be empty
+	Message string // what happened; may be empty where Err says it
+	Hint    string // what to do about it; may be empty
+	Class   error  // one of errdefs
+	Err     error  // the cause; may be nil
 }
 
 // Limits of the parts of an error's text, in bytes. All together leave room in
@@ -94,19 +96,19 @@ const (
 // Error implements error.
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString(string(e.Name))
+	b.WriteString(string(e.Reason))
 	if e.Ref != "" {
 		b.WriteString(": " + Bound(e.Ref, maxErrorRef))
-		if e.For != "" {
-			b.WriteString(" for " + Bound(e.For, maxErrorFor))
+		if e.Target != "" {
+			b.WriteString(" for " + Bound(e.Target, maxErrorFor))
 		}
 	}
-	if e.What != "" {
-		b.WriteString(": " + Bound(e.What, maxErrorWhat))
+	if e.Message != "" {
+		b.WriteString(": " + Bound(e.Message, maxErrorWhat))
 	}
 	do := ""
-	if e.Do != "" {
-		do = "\n" + Bound(e.Do, maxErrorDo)
+	if e.Hint != "" {
+		do = "\n" + Bound(e.Hint, maxErrorDo)
 	}
 	if e.Err != nil {
 		b.WriteString(": ")
@@ -131,6 +133,19 @@ func (e *Error) Unwrap() []error {
 // it, value is that part, and why what is wrong with it.
 func Invalid(what, value string, why error) error {
 	return &Error{
-		Name: InvalidRequest, Class: errdefs.ErrInvalidArgument, Err: why, What: fmt.Sprintf("%s %q", what, value),
+		Reason: InvalidRequest, Class: errdefs.ErrInvalidArgument, Err: why, Message: fmt.Sprintf("%s %q", what, value),
+	}
+}
+
+// UnknownHandler makes the error of a runtime handler that is not configured an [UnknownRuntimeHandler]
+// (ErrInvalidArgument). It leaves other errors as they are.
+func UnknownHandler(err error) error {
+	var unknown *runtimeplatform.UnknownHandlerError
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	return &Error{
+		Reason: UnknownRuntimeHandler, Err: err, Class: errdefs.ErrInvalidArgument,
+		Hint: `Name one of these, or add it to [plugins."io.containerd.cri.v1.runtime".containerd.runtimes].`,
 	}
 }

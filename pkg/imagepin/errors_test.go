@@ -17,13 +17,13 @@ func TestErrorText(t *testing.T) {
 		err  Error
 		want string
 	}{
-		{Error{Name: CannotPullImage}, "CannotPullImage"},
-		{Error{Name: CannotPullImage, Ref: "r"}, "CannotPullImage: r"},
-		{Error{Name: CannotPullImage, Ref: "r", For: "linux/arm64 on native"}, "CannotPullImage: r for linux/arm64 on native"},
-		{Error{Name: NoMatchingPlatform, For: "a target without a reference", What: "it offers nothing"}, "NoMatchingPlatform: it offers nothing"},
-		{Error{Name: CannotPullImage, Ref: "r", Err: io.EOF}, "CannotPullImage: r: EOF"},
+		{Error{Reason: CannotPullImage}, "CannotPullImage"},
+		{Error{Reason: CannotPullImage, Ref: "r"}, "CannotPullImage: r"},
+		{Error{Reason: CannotPullImage, Ref: "r", Target: "linux/arm64 on native"}, "CannotPullImage: r for linux/arm64 on native"},
+		{Error{Reason: NoMatchingPlatform, Target: "a target without a reference", Message: "it offers nothing"}, "NoMatchingPlatform: it offers nothing"},
+		{Error{Reason: CannotPullImage, Ref: "r", Err: io.EOF}, "CannotPullImage: r: EOF"},
 		{
-			Error{Name: PinnedName, Ref: "r", For: "t", What: "it happened", Do: "Mend it.", Err: io.EOF, Class: errdefs.ErrNotFound},
+			Error{Reason: PinnedName, Ref: "r", Target: "t", Message: "it happened", Hint: "Mend it.", Err: io.EOF, Class: errdefs.ErrNotFound},
 			"PinnedName: r for t: it happened: EOF\nMend it.",
 		},
 	} {
@@ -34,11 +34,11 @@ func TestErrorText(t *testing.T) {
 }
 
 // PinnedName stands for a name that does not exist yet.
-const PinnedName Name = "PinnedName"
+const PinnedName Reason = "PinnedName"
 
 func TestErrorClasses(t *testing.T) {
 	cause := fmt.Errorf("cause: %w", io.ErrUnexpectedEOF)
-	var err error = &Error{Name: CannotPullImage, Class: errdefs.ErrUnavailable, Err: cause}
+	var err error = &Error{Reason: CannotPullImage, Class: errdefs.ErrUnavailable, Err: cause}
 	wrapped := fmt.Errorf("pull: %w", err)
 	for _, target := range []error{errdefs.ErrUnavailable, cause, io.ErrUnexpectedEOF} {
 		if !errors.Is(wrapped, target) {
@@ -49,7 +49,7 @@ func TestErrorClasses(t *testing.T) {
 		t.Error("matches a class that it does not have")
 	}
 	var e *Error
-	if !errors.As(wrapped, &e) || e.Name != CannotPullImage {
+	if !errors.As(wrapped, &e) || e.Reason != CannotPullImage {
 		t.Errorf("as: %v", e)
 	}
 	if !errdefs.IsUnavailable(wrapped) || errdefs.Resolve(wrapped) != errdefs.ErrUnavailable {
@@ -57,14 +57,14 @@ func TestErrorClasses(t *testing.T) {
 	}
 
 	// What it was decided to be comes before what its cause was.
-	twice := &Error{Name: CannotMakeReady, Class: errdefs.ErrUnavailable, Err: errdefs.ErrNotFound}
+	twice := &Error{Reason: ImageNotReady, Class: errdefs.ErrUnavailable, Err: errdefs.ErrNotFound}
 	if errdefs.Resolve(twice) != errdefs.ErrUnavailable {
 		t.Errorf("class is %v", errdefs.Resolve(twice))
 	}
-	if bare := (&Error{Name: CannotPullImage}); len(bare.Unwrap()) != 0 {
+	if bare := (&Error{Reason: CannotPullImage}); len(bare.Unwrap()) != 0 {
 		t.Errorf("unwraps to %v", bare.Unwrap())
 	}
-	if late := (&Error{Name: ManifestPullTimeout, Class: context.DeadlineExceeded}); !errors.Is(late, context.DeadlineExceeded) {
+	if late := (&Error{Reason: ManifestPullTimeout, Class: context.DeadlineExceeded}); !errors.Is(late, context.DeadlineExceeded) {
 		t.Error("a timeout is not DeadlineExceeded")
 	}
 }
@@ -77,16 +77,16 @@ func TestErrorTextIsBounded(t *testing.T) {
 	} {
 		for field, e := range map[string]*Error{
 			"ref":   {Ref: huge},
-			"for":   {Ref: "r", For: huge},
-			"what":  {Ref: "r", What: huge},
-			"do":    {Ref: "r", Do: huge},
+			"for":   {Ref: "r", Target: huge},
+			"what":  {Ref: "r", Message: huge},
+			"do":    {Ref: "r", Hint: huge},
 			"cause": {Ref: "r", Err: errors.New(huge)},
-			"all":   {Ref: huge, For: huge, What: huge, Err: fmt.Errorf("%s: %w", huge, errdefs.ErrNotFound)},
-			"twice": {Ref: huge, For: huge, What: huge, Do: huge, Err: &Error{Name: PinnedName, Ref: huge, For: huge, What: huge, Do: huge, Err: errors.New(huge)}},
+			"all":   {Ref: huge, Target: huge, Message: huge, Err: fmt.Errorf("%s: %w", huge, errdefs.ErrNotFound)},
+			"twice": {Ref: huge, Target: huge, Message: huge, Hint: huge, Err: &Error{Reason: PinnedName, Ref: huge, Target: huge, Message: huge, Hint: huge, Err: errors.New(huge)}},
 		} {
-			e.Name = CannotPullImage
-			if e.Do == "" {
-				e.Do = "Do this."
+			e.Reason = CannotPullImage
+			if e.Hint == "" {
+				e.Hint = "Do this."
 			}
 			text := e.Error()
 			if len(text) > MaxErrorText-256 || !utf8.ValidString(text) {

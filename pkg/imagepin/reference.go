@@ -13,8 +13,8 @@ func ParseReference(name string) (reference.Named, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
 		return nil, &Error{
-			Name: InvalidReference, Ref: fmt.Sprintf("%q", name), Class: errdefs.ErrInvalidArgument, Err: err,
-			Do: "Write it as [registry/]repository[:tag][@digest].",
+			Reason: InvalidReference, Ref: fmt.Sprintf("%q", name), Class: errdefs.ErrInvalidArgument, Err: err,
+			Hint: "Write it as [registry/]repository[:tag][@digest].",
 		}
 	}
 	return ref, nil

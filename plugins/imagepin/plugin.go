@@ -76,7 +76,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range cri.Unheeded() {
+	for _, w := range cri.Unsupported() {
 		log.G(ic.Context).Warn(w)
 	}
 	m, err := ic.GetSingle(plugins.MetadataPlugin)

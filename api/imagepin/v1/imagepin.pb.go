@@ -156,8 +156,7 @@ type Key struct {
 	Source        string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // pull, adopted, imported
 	Host          string                 `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`     // registry host that was asked
 	Record        string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
-	State         string                 `protobuf:"bytes,14,opt,name=state,proto3" json:"state,omitempty"`   // ready
-	Pin           string                 `protobuf:"bytes,15,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of a pin that holds the reference; empty is none
+	Pin           string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of a pin that holds the reference; empty is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -279,13 +278,6 @@ func (x *Key) GetHost() string {
 func (x *Key) GetRecord() string {
 	if x != nil {
 		return x.Record
-	}
-	return ""
-}
-
-func (x *Key) GetState() string {
-	if x != nil {
-		return x.State
 	}
 	return ""
 }
@@ -601,7 +593,6 @@ type ImagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"` // over normalized references; empty is all
 	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -646,13 +637,6 @@ func (x *ImagesRequest) GetRefGlob() string {
 func (x *ImagesRequest) GetHandler() string {
 	if x != nil {
 		return x.Handler
-	}
-	return ""
-}
-
-func (x *ImagesRequest) GetState() string {
-	if x != nil {
-		return x.State
 	}
 	return ""
 }
@@ -2472,7 +2456,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\"F\n" +
 	"\x06Target\x12\x1a\n" +
 	"\bplatform\x18\x01 \x01(\tR\bplatform\x12 \n" +
-	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\xaa\x03\n" +
+	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\x94\x03\n" +
 	"\x03Key\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
@@ -2487,9 +2471,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\areadyAt\x12\x16\n" +
 	"\x06source\x18\v \x01(\tR\x06source\x12\x12\n" +
 	"\x04host\x18\f \x01(\tR\x04host\x12\x16\n" +
-	"\x06record\x18\r \x01(\tR\x06record\x12\x14\n" +
-	"\x05state\x18\x0e \x01(\tR\x05state\x12\x10\n" +
-	"\x03pin\x18\x0f \x01(\tR\x03pin\"\xa6\x01\n" +
+	"\x06record\x18\r \x01(\tR\x06record\x12\x10\n" +
+	"\x03pin\x18\x0e \x01(\tR\x03pin\"\xa6\x01\n" +
 	"\n" +
 	"Credential\x12\x1a\n" +
 	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
@@ -2513,11 +2496,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"Q\n" +
 	"\x05Drift\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x120\n" +
-	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"Z\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"D\n" +
 	"\rImagesRequest\x12\x19\n" +
 	"\bref_glob\x18\x01 \x01(\tR\arefGlob\x12\x18\n" +
-	"\ahandler\x18\x02 \x01(\tR\ahandler\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\tR\x05state\"6\n" +
+	"\ahandler\x18\x02 \x01(\tR\ahandler\"6\n" +
 	"\x0eImagesResponse\x12$\n" +
 	"\x04keys\x18\x01 \x03(\v2\x10.imagepin.v1.KeyR\x04keys\"\"\n" +
 	"\x0eInspectRequest\x12\x10\n" +

@@ -149,7 +149,7 @@ func (c CRI) handlerError(wrong *runtimeplatform.ConfigError) error {
 
 // Unheeded says by name what containerd's configuration asks for and is not
 // done.
-func (c CRI) Unheeded() []string {
+func (c CRI) Unsupported() []string {
 	var all []string
 	warn := func(section, key, why string) {
 		all = append(all, fmt.Sprintf("[plugins.%q] %s is not heeded: %s", section, key, why))

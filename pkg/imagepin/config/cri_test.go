@@ -215,7 +215,7 @@ func TestHandlers(t *testing.T) {
 func TestUnheededIsSaid(t *testing.T) {
 	images, runtimes := fullConfig()
 	images.ImageDecryption.KeyModel = "cloud"
-	said := strings.Join(read(t, images, runtimes).Unheeded(), "\n")
+	said := strings.Join(read(t, images, runtimes).Unsupported(), "\n")
 	for _, key := range []string{"runtime_platforms.arm.snapshotter", "image_decryption.key_model"} {
 		if !strings.Contains(said, key) {
 			t.Errorf("%s is not named:\n%s", key, said)
@@ -223,7 +223,7 @@ func TestUnheededIsSaid(t *testing.T) {
 	}
 	images, _ = fullConfig()
 	images.RuntimePlatforms = map[string]imagePlatform{"arm": {Platform: "linux/arm64", Snapshotter: "native"}, "runc": {Snapshotter: "overlayfs"}}
-	if said := read(t, images, runtimes).Unheeded(); len(said) > 0 {
+	if said := read(t, images, runtimes).Unsupported(); len(said) > 0 {
 		t.Errorf("warns of what is heeded: %q", said)
 	}
 }

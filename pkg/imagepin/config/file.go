@@ -112,7 +112,7 @@ func defaultVerifier() bindir.Config {
 }
 
 // Beside is a File that has been checked.
-type Beside struct {
+type ServeConfig struct {
 	File
 	Settings Settings
 	Verifier bindir.Config
@@ -122,7 +122,7 @@ type Beside struct {
 
 // ParseFile reads a configuration file. Its error is ErrInvalidArgument and names
 // section and key.
-func ParseFile(text []byte) (*Beside, error) {
+func ParseFile(text []byte) (*ServeConfig, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
 	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f); err != nil {
@@ -152,7 +152,7 @@ func ParseFile(text []byte) (*Beside, error) {
 			return nil, sectionError(name, "", fmt.Errorf("there is no such section; there are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection))
 		}
 	}
-	b := &Beside{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
+	b := &ServeConfig{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
 	var err error
 	if b.Settings, err = f.Plugins[Section].Check(); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func topError(key string, err error) error {
 }
 
 // Running is what a running containerd tells of its configuration.
-type Running struct {
+type ReportedConfig struct {
 	Runtime Runtime
 	// Snapshotter is the default one.
 	Snapshotter string
@@ -195,7 +195,7 @@ type Running struct {
 // Inherit gives the whole configuration of the CRI: what the running containerd
 // tells, and for the rest what stands in the file. Where the two contradict each
 // other, the error names both.
-func (b *Beside) Inherit(r Running) (CRI, error) {
+func (b *ServeConfig) Inherit(r ReportedConfig) (CRI, error) {
 	c := CRI{Images: b.images, Runtime: r.Runtime, Transfer: &b.transfer}
 	set := b.Plugins[ImagesSection]
 	differs := func(key string, here, there any) error {
@@ -227,7 +227,7 @@ func (b *Beside) Inherit(r Running) (CRI, error) {
 
 // checkSandboxImage wants to know the sandbox image where that has to be made
 // ready in more than one snapshotter: containerd does so in one only.
-func (b *Beside) checkSandboxImage(c CRI) error {
+func (b *ServeConfig) checkSandboxImage(c CRI) error {
 	if c.SandboxImage() != "" {
 		return nil
 	}

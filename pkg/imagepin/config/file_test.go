@@ -72,12 +72,12 @@ func runtimes(snapshotters ...string) Runtime {
 
 func TestInheritFromTheRunning(t *testing.T) {
 	yes, path := true, "/elsewhere"
-	told := Running{Runtime: runtimes(), Snapshotter: "native", DiscardUnpackedLayers: &yes, ConfigPath: &path}
-	untold := Running{Runtime: runtimes()}
+	told := ReportedConfig{Runtime: runtimes(), Snapshotter: "native", DiscardUnpackedLayers: &yes, ConfigPath: &path}
+	untold := ReportedConfig{Runtime: runtimes()}
 	sectioned := func(keys string) string { return "[plugins.'" + ImagesSection + "']\n" + keys }
 	for name, x := range map[string]struct {
 		file    string
-		running Running
+		running ReportedConfig
 		want    string // snapshotter, discard, path; or what the error says
 	}{
 		"nothing is said":        {"", untold, "overlayfs false " + defaultConfigPath},
@@ -88,9 +88,9 @@ func TestInheritFromTheRunning(t *testing.T) {
 		"another snapshotter":    {sectioned("snapshotter = 'overlayfs'"), told, `snapshotter: it is "overlayfs" here, but "native" in the running containerd`},
 		"layers are discarded":   {sectioned("discard_unpacked_layers = false"), told, `discard_unpacked_layers: it is false here, but true in the running containerd`},
 		"another path":           {sectioned("registry.config_path = '/p'"), told, `registry.config_path: it is "/p" here, but "/elsewhere" in the running containerd`},
-		"unknown sandbox image":  {"", Running{Runtime: runtimes("native")}, "pinned_images.sandbox: is missing: handlers are on the snapshotters native and overlayfs"},
-		"known sandbox image":    {sectioned("pinned_images.sandbox = 'pause'"), Running{Runtime: runtimes("native")}, "overlayfs false " + defaultConfigPath},
-		"one snapshotter in use": {"", Running{Runtime: runtimes("native"), Snapshotter: "native"}, "native false " + defaultConfigPath},
+		"unknown sandbox image":  {"", ReportedConfig{Runtime: runtimes("native")}, "pinned_images.sandbox: is missing: handlers are on the snapshotters native and overlayfs"},
+		"known sandbox image":    {sectioned("pinned_images.sandbox = 'pause'"), ReportedConfig{Runtime: runtimes("native")}, "overlayfs false " + defaultConfigPath},
+		"one snapshotter in use": {"", ReportedConfig{Runtime: runtimes("native"), Snapshotter: "native"}, "native false " + defaultConfigPath},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, err := ParseFile([]byte(x.file))

@@ -41,18 +41,18 @@ func TestLimitsOfTheTransferService(t *testing.T) {
 func TestUnheededOfTheTransferService(t *testing.T) {
 	transfer := DefaultTransfer()
 	c := CRI{Transfer: &transfer}
-	if said := c.Unheeded(); len(said) > 0 {
+	if said := c.Unsupported(); len(said) > 0 {
 		t.Errorf("the defaults: %q", said)
 	}
 	transfer.ConfigPath, transfer.MaxConcurrentUploadedLayers = "/etc/certs", 1
-	said := strings.Join(c.Unheeded(), "\n")
+	said := strings.Join(c.Unsupported(), "\n")
 	for _, key := range []string{"config_path", "max_concurrent_uploaded_layers"} {
 		if !strings.Contains(said, "[plugins.\""+TransferSection+"\"] "+key) {
 			t.Errorf("%s is not named:\n%s", key, said)
 		}
 	}
 	c.Images.Registry.ConfigPath, transfer.MaxConcurrentUploadedLayers = "/etc/certs", defaultUploads
-	if said := c.Unheeded(); len(said) > 0 {
+	if said := c.Unsupported(); len(said) > 0 {
 		t.Errorf("what holds: %q", said)
 	}
 }
@@ -110,7 +110,7 @@ func TestTransferSectionOfAFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := b.Inherit(Running{})
+	c, err := b.Inherit(ReportedConfig{})
 	if err != nil || c.MaxConcurrentUnpacks(b.Settings) != 6 || c.MaxConcurrentDownloads() != defaultDownloads || len(c.Transfer.Unpack) != 1 {
 		t.Errorf("%+v, %v", c.Transfer, err)
 	}

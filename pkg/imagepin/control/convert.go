@@ -12,10 +12,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// stateReady is the state of every key in the index: what is not ready is not
-// in it.
-const stateReady = "ready"
-
 func descriptor(d ocispec.Descriptor) *api.Descriptor {
 	return &api.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size}
 }
@@ -29,7 +25,7 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 		Ref: e.Ref, Target: target(e.Target), Handlers: s.Runtimes().Handlers(e.Target),
 		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
-		Record: e.Record, State: stateReady,
+		Record: e.Record,
 	}
 	for _, p := range s.Config.Pins.Scopes(e.Ref) {
 		if p.Root.Digest == e.Root.Digest {

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -145,9 +144,6 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 		}
 		of = &rt.Target
 	}
-	if st := r.GetState(); st != "" && st != stateReady {
-		return nil, imagepin.Invalid("state", st, fmt.Errorf("a key is %q or not listed", stateReady))
-	}
 	var keys []*api.Key
 	for _, img := range s.Config.Images.Images() {
 		for _, e := range img.Entries {
@@ -165,12 +161,7 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 // lookup gives the runtime of a handler; its error names the known ones.
 func (s *Server) lookup(handler string) (runtimeplatform.Runtime, error) {
 	rt, err := s.Runtimes().Lookup(handler)
-	if err != nil {
-		return rt, &imagepin.Error{
-			Name: imagepin.UnknownRuntimeHandler, Class: errdefs.ErrInvalidArgument, Err: err, Do: "Name one of these.",
-		}
-	}
-	return rt, nil
+	return rt, imagepin.UnknownHandler(err)
 }
 
 // parseScope reads a scope as an operator writes it.
@@ -210,8 +201,8 @@ func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.Inspe
 		}
 		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
 			return nil, &imagepin.Error{
-				Name: imagepin.UnknownImage, Ref: name, Class: errdefs.ErrNotFound,
-				What: "this node has neither a key nor a pin of it", Do: "imagepin images lists what it has.",
+				Reason: imagepin.UnknownImage, Ref: name, Class: errdefs.ErrNotFound,
+				Message: "this node has neither a key nor a pin of it", Hint: "imagepin images lists what it has.",
 			}
 		}
 		return resp, nil

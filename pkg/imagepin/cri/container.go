@@ -175,9 +175,9 @@ func (s *containers) lost(ctx context.Context, name string, t runtimeplatform.Ta
 		return err
 	}
 	return &imagepin.Error{
-		Name: imagepin.CannotMakeReady, Ref: name, For: t.String(), Class: errdefs.ErrNotFound,
-		What: "it is recorded and not ready for any runtime handler of the node",
-		Do:   "Pull it again, as kubelet does with its next try.",
+		Reason: imagepin.ImageNotReady, Ref: name, Target: t.String(), Class: errdefs.ErrNotFound,
+		Message: "it is recorded and not ready for any runtime handler of the node",
+		Hint:    "Pull it again, as kubelet does with its next try.",
 	}
 }
 
@@ -292,16 +292,16 @@ func (s *containers) cannotMakeReady(err error, ref string, t runtimeplatform.Ta
 		return err
 	}
 	e := &imagepin.Error{
-		Name: imagepin.CannotMakeReady, Ref: ref, For: t.String(), Err: err, Class: errdefs.Resolve(err),
-		What: "it is needed now and not ready for this target",
-		Do:   "Pull it for this runtime handler.",
+		Reason: imagepin.ImageNotReady, Ref: ref, Target: t.String(), Err: err, Class: errdefs.Resolve(err),
+		Message: "it is needed now and not ready for this target",
+		Hint:    "Pull it for this runtime handler.",
 	}
 	var cause *imagepin.Error
 	if !errors.As(err, &cause) {
 		return e
 	}
 	fetching := false
-	switch cause.Name {
+	switch cause.Reason {
 	case imagepin.ImageVerificationFailed, imagepin.PinnedDigestGone:
 		return err // which would be no other for a pull
 	case imagepin.PullAccessDenied, imagepin.CannotPullImage:
@@ -310,15 +310,15 @@ func (s *containers) cannotMakeReady(err error, ref string, t runtimeplatform.Ta
 	// One advice is better than two, and the cause knows more than this, but
 	// not that a pod's pull secret does not count here.
 	bare := *cause
-	bare.Do = ""
+	bare.Hint = ""
 	e.Err = &bare
 	switch {
 	case fetching && s.Settings().DiscardLayers:
-		e.Do = fmt.Sprintf("Its layers were discarded after they were unpacked for another target, and only the node's own credentials "+
+		e.Hint = fmt.Sprintf("Its layers were discarded after they were unpacked for another target, and only the node's own credentials "+
 			"can fetch them here. Set discard_unpacked_layers = false, give containerd a credential for the registry, "+
 			"or let kubelet name the handler (feature gate RuntimeClassInImageCriApi) so that it is pulled for %s.", t)
-	case cause.Do != "" && cause.Name != imagepin.PullAccessDenied:
-		e.Do = cause.Do
+	case cause.Hint != "" && cause.Reason != imagepin.PullAccessDenied:
+		e.Hint = cause.Hint
 	}
 	return e
 }

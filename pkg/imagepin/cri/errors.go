@@ -54,7 +54,7 @@ func plainStatus(err error) error {
 // withDetails makes a status whose details say the error's name and class.
 func withDetails(e *imagepin.Error, class, c codes.Code, text string) error {
 	text = imagepin.Bound(text, imagepin.MaxErrorText)
-	info := &errdetails.ErrorInfo{Reason: string(e.Name), Domain: errorDomain, Metadata: map[string]string{"class": class.String()}}
+	info := &errdetails.ErrorInfo{Reason: string(e.Reason), Domain: errorDomain, Metadata: map[string]string{"class": class.String()}}
 	s, derr := status.New(c, text).WithDetails(info)
 	if derr != nil {
 		return status.Error(c, text)
@@ -64,11 +64,11 @@ func withDetails(e *imagepin.Error, class, c codes.Code, text string) error {
 
 func kubeletPrefix(e *imagepin.Error, c codes.Code) error {
 	switch {
-	case e.Name == imagepin.ImageVerificationFailed:
+	case e.Reason == imagepin.ImageVerificationFailed:
 		return crierrors.ErrSignatureValidationFailed
-	case e.Name == imagepin.CannotPullImageManifest && c == codes.Unavailable,
-		e.Name == imagepin.CannotPullImage && c == codes.Unavailable,
-		e.Name == imagepin.ManifestPullTimeout, e.Name == imagepin.PullStalled:
+	case e.Reason == imagepin.CannotPullImageManifest && c == codes.Unavailable,
+		e.Reason == imagepin.CannotPullImage && c == codes.Unavailable,
+		e.Reason == imagepin.ManifestPullTimeout, e.Reason == imagepin.PullStalled:
 		return crierrors.ErrRegistryUnavailable
 	}
 	return nil

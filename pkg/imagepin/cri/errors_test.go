@@ -22,8 +22,8 @@ func TestToStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	typed := func(name imagepin.Name, class error) error {
-		return &imagepin.Error{Name: name, Ref: "r", For: "t", Class: class}
+	typed := func(name imagepin.Reason, class error) error {
+		return &imagepin.Error{Reason: name, Ref: "r", Target: "t", Class: class}
 	}
 	const unavailable, signature = "RegistryUnavailable: ", "SignatureValidationFailed: "
 	for name, c := range map[string]struct {
@@ -52,7 +52,7 @@ func TestToStatus(t *testing.T) {
 		"stalled":                        {typed(imagepin.PullStalled, context.DeadlineExceeded), codes.Unknown, unavailable + "PullStalled: ", "PullStalled", "DeadlineExceeded"},
 		"verifier":                       {typed(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), codes.Unknown, signature + "ImageVerificationFailed: ", "ImageVerificationFailed", "PermissionDenied"},
 		"corrupt":                        {typed(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), codes.FailedPrecondition, "ContentCorrupt: ", "ContentCorrupt", "FailedPrecondition"},
-		"class before that of its cause": {&imagepin.Error{Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: behind.Err()}, codes.Unavailable, "NotVisible: ", "NotVisible", "Unavailable"},
+		"class before that of its cause": {&imagepin.Error{Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: behind.Err()}, codes.Unavailable, "UpstreamNotSynced: ", "UpstreamNotSynced", "Unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := status.Convert(toStatus(c.err))
@@ -83,7 +83,7 @@ func TestToStatus(t *testing.T) {
 // However long an error is, a caller gets a short text, and its class.
 func TestStatusIsBounded(t *testing.T) {
 	long := errors.New(strings.Repeat("x", 1<<20))
-	typed := &imagepin.Error{Name: imagepin.ManifestPullTimeout, Ref: long.Error(), Class: context.DeadlineExceeded, Err: long, Do: "Do this."}
+	typed := &imagepin.Error{Reason: imagepin.ManifestPullTimeout, Ref: long.Error(), Class: context.DeadlineExceeded, Err: long, Hint: "Do this."}
 	for name, err := range map[string]error{
 		"typed": typed, "wrapped": fmt.Errorf("%w: %w", long, typed), "no class": long, "class": fmt.Errorf("%w: %w", long, errdefs.ErrNotFound),
 		"bytes": fmt.Errorf("\xff%w: %w", long, errdefs.ErrNotFound),

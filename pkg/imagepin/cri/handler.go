@@ -3,17 +3,15 @@ package cri
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 
-	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -36,18 +34,7 @@ const (
 // [imagepin.UnknownRuntimeHandler].
 func (s *base) lookup(handler string) (runtimeplatform.Runtime, error) {
 	rt, err := s.Runtimes().Lookup(handler)
-	return rt, unknownHandler(err)
-}
-
-func unknownHandler(err error) error {
-	var unknown *runtimeplatform.UnknownHandlerError
-	if !errors.As(err, &unknown) {
-		return err
-	}
-	return &imagepin.Error{
-		Name: imagepin.UnknownRuntimeHandler, Err: err, Class: errdefs.ErrInvalidArgument,
-		Do: `Name one of these in the RuntimeClass, or add it to [plugins."io.containerd.cri.v1.runtime".containerd.runtimes].`,
-	}
+	return rt, imagepin.UnknownHandler(err)
 }
 
 // caller is what an image call says of the pod that it is for.
@@ -131,7 +118,13 @@ type sandboxes struct {
 	mu      sync.Mutex
 	marks   map[string]*sandbox
 	ids     map[string]*sandbox
-	refresh keyed.Mutex
+	refresh *semaphore.Weighted // held while upstream is asked for all
+}
+
+func newSandboxes(list func(context.Context) ([]*runtime.PodSandbox, error), status func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error)) *sandboxes {
+	return &sandboxes{
+		list: list, status: status, refresh: semaphore.NewWeighted(1), marks: make(map[string]*sandbox), ids: make(map[string]*sandbox),
+	}
 }
 
 // sandbox is what is remembered of one. Handler and pod do not change once it is
@@ -225,11 +218,10 @@ func newSandbox(d described) *sandbox {
 
 // reload adds what the service behind has and this does not.
 func (x *sandboxes) reload(ctx context.Context) error {
-	const key = "list"
-	if err := x.refresh.Lock(ctx, key); err != nil {
-		return err
+	if err := x.refresh.Acquire(ctx, 1); err != nil {
+		return context.Cause(ctx)
 	}
-	defer x.refresh.Unlock(key)
+	defer x.refresh.Release(1)
 	all, err := x.list(ctx)
 	if err != nil {
 		return err
@@ -246,9 +238,6 @@ func (x *sandboxes) reload(ctx context.Context) error {
 func (x *sandboxes) add(id string, s *sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.marks == nil {
-		x.marks, x.ids = make(map[string]*sandbox), make(map[string]*sandbox)
-	}
 	if known := x.ids[id]; known != nil && s.learned == "" {
 		s.learned = known.learned
 	}

@@ -69,7 +69,7 @@ func TestSandboxes(t *testing.T) {
 		podSandbox("old", "runc", "pod", "earlier", 1),
 		podSandbox("other", "", "else", "", 3),
 	}}
-	x := &sandboxes{list: b.list, status: b.status}
+	x := newSandboxes(b.list, b.status)
 	byMark := func(want string, known bool, marks ...string) {
 		t.Helper()
 		if got, err := x.byMark(t.Context(), marks); (got != nil) != known || (known && got.handler != want) || err != nil {
@@ -177,11 +177,11 @@ func TestCallerOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &base{Config: Config{Runtimes: ctdtest.Always(set)}}
-			s.sandboxes.list = b.list
+			s.sandboxes = newSandboxes(b.list, nil)
 			got, err := s.callerOf(t.Context(), c.spec, c.sandbox, false)
 			if c.want == "" {
 				var e *imagepin.Error
-				if !errors.As(err, &e) || e.Name != imagepin.UnknownRuntimeHandler || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kata") {
+				if !errors.As(err, &e) || e.Reason != imagepin.UnknownRuntimeHandler || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kata") {
 					t.Errorf("got %v", err)
 				}
 				return
@@ -200,7 +200,7 @@ func TestSandboxByShortID(t *testing.T) {
 		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
 	}
 	s := &base{}
-	s.sandboxes.list, s.sandboxes.status = b.list, b.status
+	s.sandboxes = newSandboxes(b.list, b.status)
 	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
 		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {
 			t.Errorf("sandbox %s: %v, %v", id, got, err)

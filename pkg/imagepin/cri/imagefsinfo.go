@@ -9,9 +9,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"golang.org/x/sync/semaphore"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
 // imageFsInfo reports one filesystem per snapshotter of a handler, the default
@@ -49,17 +48,18 @@ const usageTimeout = 2 * time.Second
 // usageCache remembers how much the snapshotters use. A committed snapshot does
 // not change; the others are looked at again once the period is over.
 type usageCache struct {
-	lock      keyed.Mutex
+	lock      *semaphore.Weighted                   // held while a snapshotter is asked
 	committed map[string]map[string]snapshots.Usage // snapshotter, name
 	last      map[string]*runtime.FilesystemUsage
 }
 
+func newUsageCache() *usageCache { return &usageCache{lock: semaphore.NewWeighted(1)} }
+
 func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, root string, period time.Duration) (*runtime.FilesystemUsage, error) {
-	const key = "usage"
-	if err := u.lock.Lock(ctx, key); err != nil {
-		return nil, err
+	if err := u.lock.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
 	}
-	defer u.lock.Unlock(key)
+	defer u.lock.Release(1)
 	if last := u.last[name]; last != nil && time.Since(time.Unix(0, last.Timestamp)) < period {
 		return last, nil
 	}

@@ -106,7 +106,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
 	}).imageCalls}
-	p.sandboxes.list, p.sandboxes.status = p.behind.list, p.behind.status
+	p.base.sandboxes = newSandboxes(p.behind.list, p.behind.status)
 	return p
 }
 

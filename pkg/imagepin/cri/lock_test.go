@@ -29,11 +29,11 @@ func TestLocksHonourContext(t *testing.T) {
 	cancel()
 	reached, free := make(chan struct{}), make(chan struct{})
 
-	x := sandboxes{list: func(context.Context) ([]*runtime.PodSandbox, error) {
+	x := newSandboxes(func(context.Context) ([]*runtime.PodSandbox, error) {
 		close(reached)
 		<-free
 		return nil, nil
-	}, status: (&behind{}).status}
+	}, (&behind{}).status)
 	listed := make(chan error, 1)
 	go func() {
 		_, err := x.byID(t.Context(), "one")
@@ -52,7 +52,7 @@ func TestLocksHonourContext(t *testing.T) {
 	}
 
 	sn := stuckWalk{reached: make(chan struct{}), free: make(chan struct{})}
-	var u usageCache
+	u := newUsageCache()
 	measured := make(chan error, 1)
 	go func() {
 		_, err := u.of(t.Context(), sn, "stuck", "/", time.Minute)

@@ -14,7 +14,7 @@ import (
 // messages are.
 func TestPassOn(t *testing.T) {
 	b := &backend{messages: 3}
-	s := New(Config{Behind: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))})
+	s := New(Config{Upstream: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))})
 	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return s.PassOn(stream) })))
 	for _, m := range methods(t) {
 		text := string(m.Name())

@@ -232,7 +232,7 @@ func (s *Service) PassOn(stream grpc.ServerStream) error {
 	if !ok {
 		return status.Error(codes.Internal, "imagepin: a call without a method")
 	}
-	p := &proxy{behind: s.base.Behind}
+	p := &proxy{behind: s.base.Upstream}
 	return p.pipe(stream, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 }
 

@@ -52,7 +52,7 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 func (s *containers) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
 	rt, err := s.Runtimes().Sandbox(handler)
 	if err != nil {
-		return nil, unknownHandler(err)
+		return nil, imagepin.UnknownHandler(err)
 	}
 	ref, err := imagepin.ParseReference(s.Settings().SandboxImage)
 	if err != nil {

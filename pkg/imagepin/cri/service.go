@@ -30,7 +30,7 @@ import (
 // Config is what a Service works with.
 type Config struct {
 	// Behind is a connection to the CRI service that calls are forwarded to.
-	Behind grpc.ClientConnInterface
+	Upstream grpc.ClientConnInterface
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 
@@ -171,7 +171,7 @@ type base struct {
 	Config
 	images    runtime.ImageServiceClient
 	runtimes  runtime.RuntimeServiceClient
-	sandboxes sandboxes
+	sandboxes *sandboxes
 	answered  lastAnswered
 }
 
@@ -180,7 +180,7 @@ type (
 	// imageCalls answers the calls of the ImageService, but for removals.
 	imageCalls struct {
 		*base
-		usage usageCache
+		usage *usageCache
 	}
 	// remover removes images.
 	remover struct{ *base }
@@ -192,17 +192,16 @@ type (
 
 // New makes a service.
 func New(c Config) *Service {
-	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Behind), runtimes: runtime.NewRuntimeServiceClient(c.Behind)}
-	b.sandboxes.list = func(ctx context.Context) ([]*runtime.PodSandbox, error) {
+	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream)}
+	b.sandboxes = newSandboxes(func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := b.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
-	}
-	b.sandboxes.status = func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error) {
+	}, func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error) {
 		resp, err := b.runtimes.PodSandboxStatus(ctx, &runtime.PodSandboxStatusRequest{PodSandboxId: id})
 		return resp.GetStatus(), err
-	}
+	})
 	return &Service{
-		base: b, imageCalls: &imageCalls{base: b}, remover: &remover{b}, containers: &containers{b}, statistics: &statistics{b},
+		base: b, imageCalls: &imageCalls{base: b, usage: newUsageCache()}, remover: &remover{b}, containers: &containers{b}, statistics: &statistics{b},
 	}
 }
 
@@ -240,7 +239,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 			},
 		},
 	} {
-		p.behind, p.guard, p.retirement = s.base.Behind, s.guard, &s.retirement
+		p.behind, p.guard, p.retirement = s.base.Upstream, s.guard, &s.retirement
 		desc, err := p.serviceDesc()
 		if err != nil {
 			return err

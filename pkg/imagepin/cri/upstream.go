@@ -24,7 +24,7 @@ type Upstream struct {
 
 // WaitVisible implements [pull.Upstream].
 func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
-	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errNotVisible)
+	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errUpstreamNotSynced)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
 	defer tick.Stop()
@@ -45,13 +45,13 @@ func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []str
 					}
 				}
 			case <-ctx.Done():
-				if cause := context.Cause(ctx); !errors.Is(cause, errNotVisible) {
+				if cause := context.Cause(ctx); !errors.Is(cause, errUpstreamNotSynced) {
 					return cause
 				}
 				return &imagepin.Error{
-					Name: imagepin.NotVisible, Class: errdefs.ErrUnavailable, Err: err,
-					What: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
-					Do:   "Try again; look for errors of containerd's event handling in its log if it stays.",
+					Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: err,
+					Message: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
+					Hint:    "Try again; look for errors of containerd's event handling in its log if it stays.",
 				}
 			}
 		}
@@ -65,4 +65,4 @@ func untraced(ctx context.Context) context.Context {
 	return trace.ContextWithSpanContext(ctx, span.WithTraceFlags(span.TraceFlags().WithSampled(false)))
 }
 
-var errNotVisible = errors.New("not visible in time")
+var errUpstreamNotSynced = errors.New("not visible in time")

@@ -30,7 +30,7 @@ func userOf(user string) (*runtime.Int64Value, string) {
 // than the one whose ID the caller gives, and the container is to run as the user
 // of that one. kubelet looks the user up before it creates the container; after it
 // was restarted it cannot say for which pod, and a pin can be made in between. Its
-// next try is answered for the pod. The error is [imagepin.CannotMakeReady]
+// next try is answered for the pod. The error is [imagepin.ImageNotReady]
 // (ErrUnavailable).
 func userOfAnother(c *runtime.ContainerConfig, w want, runs imagepin.Entry) error {
 	if _, err := digest.Parse(w.spec.GetImage()); err != nil || w.entry.ImageID == runs.ImageID {
@@ -45,9 +45,9 @@ func userOfAnother(c *runtime.ContainerConfig, w want, runs imagepin.Entry) erro
 		return nil // the pod says itself who it runs as
 	}
 	return &imagepin.Error{
-		Name: imagepin.CannotMakeReady, Ref: w.entry.Ref, For: runs.Target.String(), Class: errdefs.ErrUnavailable,
-		What: fmt.Sprintf("its pod runs %s, and the user %q of another image was looked up for it", w.root.Digest, w.entry.User),
-		Do:   "Try again, as kubelet does: the next look-up is answered for the pod.",
+		Reason: imagepin.ImageNotReady, Ref: w.entry.Ref, Target: runs.Target.String(), Class: errdefs.ErrUnavailable,
+		Message: fmt.Sprintf("its pod runs %s, and the user %q of another image was looked up for it", w.root.Digest, w.entry.User),
+		Hint:    "Try again, as kubelet does: the next look-up is answered for the pod.",
 	}
 }
 

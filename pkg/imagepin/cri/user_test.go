@@ -46,7 +46,7 @@ func TestUserOfAnother(t *testing.T) {
 // TestLearnedMark has a pod get another mark again and again: it is found by the
 // last one, and nothing of it is left when its sandbox is gone.
 func TestLearnedMark(t *testing.T) {
-	x := sandboxes{}
+	x := newSandboxes(nil, nil)
 	s := &sandbox{handler: "h", marks: podMarks("uid", map[string]string{configSeenAnnotation: "first"})}
 	x.add("id", s)
 	for _, seen := range []string{"second", "second", "third"} {

@@ -70,7 +70,7 @@ func TestWaitVisible(t *testing.T) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
 				var named *imagepin.Error
-				if errors.As(err, &named) != errors.Is(tc.want, errdefs.ErrUnavailable) || named != nil && named.Name != imagepin.NotVisible {
+				if errors.As(err, &named) != errors.Is(tc.want, errdefs.ErrUnavailable) || named != nil && named.Reason != imagepin.UpstreamNotSynced {
 					t.Errorf("got %v", err)
 				}
 				if named != nil && status.Code(toStatus(err)) != codes.Unavailable {

@@ -119,7 +119,7 @@ func (r *retained) HoldsRoot(root digest.Digest) bool { return r.roots[root] }
 func (r *retained) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (func(), error) {
 	r.freed, r.entries = freed, entries
 	if r.full {
-		return nil, &imagepin.Error{Name: imagepin.RetainLimitReached}
+		return nil, &imagepin.Error{Reason: imagepin.RetainLimitReached}
 	}
 	r.reserved++
 	return func() { r.reserved-- }, nil

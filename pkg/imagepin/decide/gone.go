@@ -23,10 +23,10 @@ func (d *Decider) Gone(ctx context.Context, v Verdict, target string, err error)
 
 func goneError(held *pin.Pin, target, now string, err error) error {
 	return &imagepin.Error{
-		Name: imagepin.PinnedDigestGone, Ref: held.Ref, For: target, Class: errdefs.ErrNotFound, Err: err,
-		What: fmt.Sprintf("it is pinned to %s since %s in scope %s, which is neither on the node nor in the registry; the tag means %s",
+		Reason: imagepin.PinnedDigestGone, Ref: held.Ref, Target: target, Class: errdefs.ErrNotFound, Err: err,
+		Message: fmt.Sprintf("it is pinned to %s since %s in scope %s, which is neither on the node nor in the registry; the tag means %s",
 			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, now),
-		Do: fmt.Sprintf("To run what the tag means now: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
+		Hint: fmt.Sprintf("To run what the tag means now: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
 			held.Ref, held.Scope, held.Ref, held.Scope),
 	}
 }

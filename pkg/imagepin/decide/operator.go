@@ -184,12 +184,12 @@ func onlyTag(ref reference.Named) error {
 func nothingToRefresh(tag reference.Named, scope policy.Scope) error {
 	if scope != "" {
 		return &imagepin.Error{
-			Name: imagepin.UnknownPin, Ref: tag.String(), Class: errdefs.ErrNotFound,
-			What: fmt.Sprintf("it has no pin in scope %s", scope), Do: "imagepin pin ls lists the pins of this node.",
+			Reason: imagepin.UnknownPin, Ref: tag.String(), Class: errdefs.ErrNotFound,
+			Message: fmt.Sprintf("it has no pin in scope %s", scope), Hint: "imagepin pin ls lists the pins of this node.",
 		}
 	}
 	return &imagepin.Error{
-		Name: imagepin.UnknownImage, Ref: tag.String(), Class: errdefs.ErrNotFound,
-		What: "it was never pulled on this node, and has no pin", Do: "Pull it: imagepin pull " + tag.String(),
+		Reason: imagepin.UnknownImage, Ref: tag.String(), Class: errdefs.ErrNotFound,
+		Message: "it was never pulled on this node, and has no pin", Hint: "Pull it: imagepin pull " + tag.String(),
 	}
 }

@@ -163,7 +163,7 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		default:
 			loss, gone := c.Lost(e, have)
 			if !gone {
-				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in use", Mendable: true}
+				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in use", Unpackable: true}
 			}
 			r.lost(loss)
 		}

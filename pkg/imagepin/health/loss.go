@@ -11,7 +11,7 @@ type Loss struct {
 	Entry imagepin.Entry
 	Why   string
 	// Mendable tells that only the snapshot is gone: the layers may be here.
-	Mendable bool
+	Unpackable bool
 	// Wait tells that it cannot be told now: the snapshotter does not answer, or a
 	// file of its content cannot be read.
 	Wait bool
@@ -36,7 +36,7 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
 	_, silent := have.silent[e.Target.Snapshotter]
 	return Loss{
-		Entry: e, Why: why, Mendable: whole, Wait: whole && silent || have.unreadable(e),
+		Entry: e, Why: why, Unpackable: whole, Wait: whole && silent || have.unreadable(e),
 		Hollow: have.files.hollow[snapshotOf(e)] != "",
 	}, true
 }

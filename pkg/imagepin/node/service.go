@@ -61,7 +61,7 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	})
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
-		Behind: behind, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
+		Upstream: behind, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
 		Ready: s.Ready,

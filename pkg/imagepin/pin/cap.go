@@ -145,8 +145,8 @@ func limitReached(id ID, payer string, n int) error {
 		of = "namespace " + payer
 	}
 	return &imagepin.Error{
-		Name: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,
-		What: fmt.Sprintf("%s has %d pins in use or set by an operator, and max_pins_per_namespace allows no more", of, n),
-		Do:   "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
+		Reason: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,
+		Message: fmt.Sprintf("%s has %d pins in use or set by an operator, and max_pins_per_namespace allows no more", of, n),
+		Hint:   "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
 	}
 }

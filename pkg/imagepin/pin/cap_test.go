@@ -53,7 +53,7 @@ func workloadID(namespace, name string) ID {
 func wantFull(t *testing.T, what string, err error) {
 	t.Helper()
 	var known *imagepin.Error
-	if !errors.As(err, &known) || known.Name != imagepin.PinLimitReached {
+	if !errors.As(err, &known) || known.Reason != imagepin.PinLimitReached {
 		t.Errorf("%s: %v", what, err)
 	}
 }
@@ -176,7 +176,7 @@ func TestCapHoldsAtOnce(t *testing.T) {
 		wg.Go(func() {
 			_, err := e.Make(e.ctx, nodeID(fmt.Sprint(i)), root("one"), ByUse, false)
 			var known *imagepin.Error
-			if err != nil && (!errors.As(err, &known) || known.Name != imagepin.PinLimitReached) {
+			if err != nil && (!errors.As(err, &known) || known.Reason != imagepin.PinLimitReached) {
 				t.Error(err)
 			}
 		})

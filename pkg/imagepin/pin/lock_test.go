@@ -51,7 +51,7 @@ func TestPinLockHonoursContext(t *testing.T) {
 		t.Errorf("Remove: %v", err)
 	}
 	var known *imagepin.Error
-	if _, err := e.Store.Remove(e.ctx, other); !errors.As(err, &known) || known.Name != imagepin.UnknownPin {
+	if _, err := e.Store.Remove(e.ctx, other); !errors.As(err, &known) || known.Reason != imagepin.UnknownPin {
 		t.Errorf("another pin waits for it: %v", err)
 	}
 	if _, ok := e.Get(id); ok || len(e.List()) != 0 {

@@ -339,8 +339,8 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 	p, ok := s.Get(id)
 	if !ok {
 		return Pin{}, false, &imagepin.Error{
-			Name: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
-			What: fmt.Sprintf("it has no pin in scope %s", id.Scope), Do: "imagepin pin ls lists the pins of this node.",
+			Reason: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
+			Message: fmt.Sprintf("it has no pin in scope %s", id.Scope), Hint: "imagepin pin ls lists the pins of this node.",
 		}
 	}
 	if !still(p) {

@@ -253,7 +253,7 @@ func wantRefused(t *testing.T, e *env, id ID) {
 	_, moved := e.Move(e.ctx, id, root("two"), ByOperator, true)
 	for what, err := range map[string]error{"make": made, "move": moved, "check": e.CheckReadable(id)} {
 		var known *imagepin.Error
-		if !errors.As(err, &known) || known.Name != imagepin.PinOfNewerRelease || !errdefs.IsNotImplemented(err) || !strings.Contains(known.Do, "imagepin pin rm") {
+		if !errors.As(err, &known) || known.Reason != imagepin.PinOfNewerRelease || !errdefs.IsNotImplemented(err) || !strings.Contains(known.Hint, "imagepin pin rm") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -426,7 +426,7 @@ func TestRoom(t *testing.T) {
 		for _, add := range []func(context.Context, ID, ocispec.Descriptor, By, bool) (Pin, error){e.Make, e.Move} {
 			_, err := add(e.ctx, id(namespace, "c"), root("c"), ByUse, false)
 			var known *imagepin.Error
-			if !errors.As(err, &known) || known.Name != imagepin.PinLimitReached || !errdefs.IsResourceExhausted(err) {
+			if !errors.As(err, &known) || known.Reason != imagepin.PinLimitReached || !errdefs.IsResourceExhausted(err) {
 				t.Errorf("one pin too many in %q: %v", namespace, err)
 			}
 		}

@@ -54,9 +54,9 @@ func (s *Store) CheckReadable(id ID) error {
 
 func newerError(id ID, err error) error {
 	return &imagepin.Error{
-		Name: imagepin.PinOfNewerRelease, Ref: id.Ref, Class: errdefs.ErrNotImplemented, Err: err,
-		What: fmt.Sprintf("its pin in scope %s was written by a newer release of imagepin, and this one cannot read it", id.Scope),
-		Do:   fmt.Sprintf("Install the newer release again, or remove the pin: imagepin pin rm %s --scope %s", id.Ref, id.Scope),
+		Reason: imagepin.PinOfNewerRelease, Ref: id.Ref, Class: errdefs.ErrNotImplemented, Err: err,
+		Message: fmt.Sprintf("its pin in scope %s was written by a newer release of imagepin, and this one cannot read it", id.Scope),
+		Hint:   fmt.Sprintf("Install the newer release again, or remove the pin: imagepin pin rm %s --scope %s", id.Ref, id.Scope),
 	}
 }
 

@@ -56,9 +56,9 @@ func (c *chooser) choose(ctx context.Context, root ocispec.Descriptor) ([]ocispe
 	path, err := c.search(ctx, root, 0)
 	if errors.Is(err, errNoMatch) {
 		return nil, &imagepin.Error{
-			Name: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound,
-			What: fmt.Sprintf("%s offers %s", root.Digest, listed(c.offered)),
-			Do:   "Publish the image for this platform, or run the pod with a runtime class whose platform is offered.",
+			Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound,
+			Message: fmt.Sprintf("%s offers %s", root.Digest, listed(c.offered)),
+			Hint:    "Publish the image for this platform, or run the pod with a runtime class whose platform is offered.",
 		}
 	}
 	return path, err
@@ -190,8 +190,8 @@ func (c *chooser) manifest(ctx context.Context, desc ocispec.Descriptor) ([]ocis
 
 func malformed(what string, desc ocispec.Descriptor, err error) error {
 	return &imagepin.Error{
-		Name: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition, Err: err,
-		What: fmt.Sprintf("%s %s cannot be read", what, desc.Digest),
-		Do:   "Push the image again, or use another one: the registry serves what it was given.",
+		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition, Err: err,
+		Message: fmt.Sprintf("%s %s cannot be read", what, desc.Digest),
+		Hint:    "Push the image again, or use another one: the registry serves what it was given.",
 	}
 }

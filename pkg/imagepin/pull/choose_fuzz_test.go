@@ -125,7 +125,7 @@ func FuzzParseReference(f *testing.F) {
 		ref, err := imagepin.ParseReference(s)
 		if err != nil {
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Name != imagepin.InvalidReference {
+			if !errors.As(err, &e) || e.Reason != imagepin.InvalidReference {
 				t.Errorf("%q: %v", s, err)
 			}
 			return

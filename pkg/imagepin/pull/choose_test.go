@@ -136,7 +136,7 @@ func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {
 		root     ocispec.Descriptor
 		platform string
-		name     imagepin.Name // none: an error of another kind
+		name     imagepin.Reason // none: an error of another kind
 		class    error
 		says     string
 	}{
@@ -170,7 +170,7 @@ func TestChoose(t *testing.T) {
 			}}
 			path, err := ch.choose(ctx, c.root)
 			var e *imagepin.Error
-			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Name != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
+			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Reason != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, %v\nwant %s, %v that says %q", path, err, c.name, c.class, c.says)
 			}
 		})
@@ -279,7 +279,7 @@ func TestDescribe(t *testing.T) {
 	}
 	for name, d := range map[string]ocispec.Descriptor{"not JSON": notJSON, "damaged": damaged} {
 		var ie *imagepin.Error
-		if _, err := Describe(ctx, n.Content, d); !errors.As(err, &ie) || ie.Name != imagepin.ContentCorrupt {
+		if _, err := Describe(ctx, n.Content, d); !errors.As(err, &ie) || ie.Reason != imagepin.ContentCorrupt {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -282,7 +282,7 @@ func TestReplaceWithoutTheRegistry(t *testing.T) {
 				spoil(t, d.File(config.Digest))
 				err := d.maker.RepairBlob(d.ctx, d.entry, config.Digest)
 				var e *imagepin.Error
-				if !errors.As(err, &e) || e.Name != imagepin.ContentDamaged || !errdefs.IsDataLoss(err) {
+				if !errors.As(err, &e) || e.Reason != imagepin.ContentDamaged || !errdefs.IsDataLoss(err) {
 					t.Errorf("%v", err)
 				}
 				if after := d.labels(t, config); !maps.Equal(after, before) {

@@ -25,7 +25,7 @@ func TestErrorsOfAPull(t *testing.T) {
 	noJSON := json.Unmarshal([]byte("<html>"), &struct{}{})
 	for name, c := range map[string]struct {
 		err   error
-		name  imagepin.Name
+		name  imagepin.Reason
 		class error
 	}{
 		"gzip header":           {fmt.Errorf("apply: %w", gzip.ErrHeader), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
@@ -44,19 +44,19 @@ func TestErrorsOfAPull(t *testing.T) {
 		"anything else":         {errors.New("what"), imagepin.CannotPullImage, errdefs.ErrUnknown},
 		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"stalled":               {fmt.Errorf("%w: %w", errStalled, context.Canceled), imagepin.PullStalled, context.DeadlineExceeded},
-		"stalled, and typed":    {fmt.Errorf("%w: %w", errStalled, &imagepin.Error{Name: imagepin.CannotPullImage}), imagepin.PullStalled, context.DeadlineExceeded},
-		"typed already":         {fmt.Errorf("x: %w", &imagepin.Error{Name: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound}), imagepin.NoMatchingPlatform, errdefs.ErrNotFound},
-		"typed for another ref": {&imagepin.Error{Name: imagepin.PullAccessDenied, Ref: "r", For: "t", Class: errdefs.ErrPermissionDenied}, imagepin.PullAccessDenied, errdefs.ErrPermissionDenied},
+		"stalled, and typed":    {fmt.Errorf("%w: %w", errStalled, &imagepin.Error{Reason: imagepin.CannotPullImage}), imagepin.PullStalled, context.DeadlineExceeded},
+		"typed already":         {fmt.Errorf("x: %w", &imagepin.Error{Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound}), imagepin.NoMatchingPlatform, errdefs.ErrNotFound},
+		"typed for another ref": {&imagepin.Error{Reason: imagepin.PullAccessDenied, Ref: "r", Target: "t", Class: errdefs.ErrPermissionDenied}, imagepin.PullAccessDenied, errdefs.ErrPermissionDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *imagepin.Error
 			if err := complete(c.err, imagepin.CannotPullImage, ref, target); !errors.As(err, &e) {
 				t.Fatalf("%v is not typed", err)
 			}
-			if e.Name != c.name || e.Class != c.class || e.Ref != ref || e.For != target.String() {
-				t.Errorf("got %s, %v: %v", e.Name, e.Class, e)
+			if e.Reason != c.name || e.Class != c.class || e.Ref != ref || e.Target != target.String() {
+				t.Errorf("got %s, %v: %v", e.Reason, e.Class, e)
 			}
-			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Do == "" {
+			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
 				t.Errorf("does not say what to do: %v", e)
 			}
 		})
@@ -65,7 +65,7 @@ func TestErrorsOfAPull(t *testing.T) {
 	if err := complete(context.Canceled, imagepin.CannotPullImage, ref, target); err != context.Canceled {
 		t.Errorf("a caller that left gets %v", err)
 	}
-	known := &imagepin.Error{Name: imagepin.NoMatchingPlatform}
+	known := &imagepin.Error{Reason: imagepin.NoMatchingPlatform}
 	if _ = complete(known, imagepin.CannotPullImage, ref, target); known.Ref != "" {
 		t.Error("an error that callers may share was written to")
 	}
@@ -106,7 +106,7 @@ func TestParseReference(t *testing.T) {
 		got, err := imagepin.ParseReference(in)
 		if want == "" {
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Name != imagepin.InvalidReference || !errdefs.IsInvalidArgument(err) {
+			if !errors.As(err, &e) || e.Reason != imagepin.InvalidReference || !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%q: %v, %v", in, got, err)
 			}
 			continue

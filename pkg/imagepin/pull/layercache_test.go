@@ -156,7 +156,7 @@ func TestLayerCache(t *testing.T) {
 		t.Fatalf("lost %+v, %v", lost, err)
 	}
 	if err := p.Unpack(ctx, e, func(ctx context.Context) error {
-		if restored, err := s.Restore(ctx, e, e.Record); err != nil || !restored {
+		if restored, err := s.PutIf(ctx, e, e.Record); err != nil || !restored {
 			t.Errorf("restored %v, %v", restored, err)
 		}
 		return nil

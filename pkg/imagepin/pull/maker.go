@@ -64,8 +64,8 @@ type Records interface {
 	Put(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
 	// Recorded reports whether Put has nothing to write.
 	Recorded(proof string, entries ...imagepin.Entry) bool
-	// LetGo has an image's configuration not keep a snapshot any more, unless a key needs it.
-	LetGo(ctx context.Context, id digest.Digest, snapshotter string) error
+	// ReleaseUnpacked has an image's configuration not keep a snapshot any more, unless a key needs it.
+	ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error
 	// Unseen returns the records of an entry that upstream may not know yet, and Seen notes that it does.
 	Unseen(e imagepin.Entry) []string
 	Seen(names ...string)
@@ -96,7 +96,7 @@ type Retained interface {
 // Upstream is containerd's own CRI service.
 type Upstream interface {
 	// WaitVisible waits until upstream knows an image ID under every name, as long as it is wanted under that name. It
-	// fails with [imagepin.NotVisible].
+	// fails with [imagepin.UpstreamNotSynced].
 	WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
 }
 
@@ -144,7 +144,7 @@ const maxTries = 5
 //
 // Errors are [imagepin.Error]: ImageVerificationFailed (ErrPermissionDenied), NoMatchingPlatform and PinnedDigestGone
 // (ErrNotFound), ContentCorrupt (ErrFailedPrecondition), ContentDamaged (ErrDataLoss), PullStalled
-// (context.DeadlineExceeded), RetainLimitReached and PinLimitReached (ErrResourceExhausted), NotVisible
+// (context.DeadlineExceeded), RetainLimitReached and PinLimitReached (ErrResourceExhausted), UpstreamNotSynced
 // (ErrUnavailable) and CannotPullImage (the class of its cause).
 func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
 	err = traced(ctx, "ready", func(ctx context.Context) error {
@@ -294,7 +294,7 @@ func (m *Maker) letGo(ctx context.Context, img *chosen) {
 	if err != nil {
 		return // it was not fetched
 	}
-	if err := m.c.Images.LetGo(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
+	if err := m.c.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
 		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("what a failed pull has unpacked stays until the next start")
 	}
 }
@@ -326,7 +326,7 @@ func (m *Maker) ready(ref reference.Named, root digest.Digest, t runtimeplatform
 }
 
 // Show waits until containerd's CRI service knows an image as it is recorded, whoever has recorded it. It asks nothing
-// where that is known. It fails with [imagepin.NotVisible] (ErrUnavailable).
+// where that is known. It fails with [imagepin.UpstreamNotSynced] (ErrUnavailable).
 func (m *Maker) Show(ctx context.Context, e imagepin.Entry) error {
 	names := m.c.Images.Unseen(e)
 	if len(names) == 0 {
@@ -357,7 +357,7 @@ func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 // gone reports whether content that a pull needs is not to be had.
 func gone(err error) bool {
 	var e *imagepin.Error
-	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Name == imagepin.NoMatchingPlatform)
+	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Reason == imagepin.NoMatchingPlatform)
 }
 
 const (

@@ -177,8 +177,8 @@ func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
 }
 
 // Remake is [Maker.Remake], observed as a pull.
-func (p *Puller) Remake(ctx context.Context, e imagepin.Entry) (Outcome, error) {
-	outcome, err := p.maker.Remake(ctx, e)
+func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
+	outcome, err := p.maker.Repair(ctx, e)
 	p.observer.Pulled(outcome)
 	return outcome, err
 }

@@ -19,7 +19,7 @@ import (
 
 // Remake makes an image ready that has lost something: from what is on the node, and else from the registry with the
 // node's own credentials. It fails as [Maker.Make] does, and with ErrNotFound where no runtime handler has the target.
-func (m *Maker) Remake(ctx context.Context, e imagepin.Entry) (Outcome, error) {
+func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return Failed, err
@@ -43,7 +43,7 @@ func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, er
 
 // Hold runs fn under a lease that holds what entries need. Where a part of that is gone fn is not run, and nothing
 // fails.
-func (m *Maker) Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
+func (m *Maker) WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
 	return m.withLease(ctx, func(ctx context.Context) error {
 		err := m.c.Images.AddToLease(ctx, entries...)
 		if errdefs.IsNotFound(err) {
@@ -105,7 +105,7 @@ func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Diges
 		err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
 		var typed *imagepin.Error
 		if e.Target == (runtimeplatform.Target{}) && errors.As(err, &typed) {
-			typed.For = "" // what a pin retains is for none
+			typed.Target = "" // what a pin retains is for none
 		}
 		return err
 	})

@@ -201,7 +201,7 @@ func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 			return fmt.Errorf("not unpacked in %s: %w", e.Target.Snapshotter, err)
 		}
 		if info.Kind != snapshots.KindCommitted {
-			return fmt.Errorf("snapshot %s in %s is not committed: %w", e.ChainID, e.Target.Snapshotter, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("snapshot %s in %s is not committed: %w", e.ChainID, e.Target.Snapshotter, errdefs.ErrUnavailable)
 		}
 		return nil
 	}

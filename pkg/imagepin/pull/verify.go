@@ -25,13 +25,13 @@ func verify(ctx context.Context, verifiers map[string]imageverifier.ImageVerifie
 			continue
 		}
 		e := &imagepin.Error{
-			Name: imagepin.ImageVerificationFailed, Ref: ref, Class: errdefs.ErrPermissionDenied, Err: err,
-			Do: "Sign the image, or change what the verifier plugins of containerd's image-verifier directory allow.",
+			Reason: imagepin.ImageVerificationFailed, Ref: ref, Class: errdefs.ErrPermissionDenied, Err: err,
+			Hint: "Sign the image, or change what the verifier plugins of containerd's image-verifier directory allow.",
 		}
 		if err == nil {
-			e.What = fmt.Sprintf("image verifier %s blocked %s: %s", name, root.Digest, judgement.Reason)
+			e.Message = fmt.Sprintf("image verifier %s blocked %s: %s", name, root.Digest, judgement.Reason)
 		} else {
-			e.What = fmt.Sprintf("image verifier %s gave no judgement of %s", name, root.Digest)
+			e.Message = fmt.Sprintf("image verifier %s gave no judgement of %s", name, root.Digest)
 		}
 		return e
 	}

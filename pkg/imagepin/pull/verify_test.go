@@ -61,7 +61,7 @@ func TestVerify(t *testing.T) {
 				return
 			}
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Name != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.says) {
+			if !errors.As(err, &e) || e.Reason != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -62,9 +62,9 @@ func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, d
 	}
 	if !v.served.has(src.ref, desc.Digest) {
 		return &imagepin.Error{
-			Name: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
-			What: fmt.Sprintf("the registry sent something else than %s", desc.Digest),
-			Do:   "Check the registry and any proxy before it.",
+			Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
+			Message: fmt.Sprintf("the registry sent something else than %s", desc.Digest),
+			Hint:    "Check the registry and any proxy before it.",
 		}
 	}
 	return nil

@@ -73,7 +73,7 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	return r.Maker.Hold(ctx, entries, func(ctx context.Context) error {
+	return r.Maker.WithLease(ctx, entries, func(ctx context.Context) error {
 		failpoint.Reach("adopt.found")
 		r.Store.Unsee(img, entries...)
 		if _, err := r.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
@@ -90,7 +90,7 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	_, err := digest.Parse(img.Name)
 	isID := err == nil
-	if !isID && !store.Managed(img) || r.Store.Explained(img) {
+	if !isID && !store.Managed(img) || r.Store.Accounted(img) {
 		return
 	}
 	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes().Default())
@@ -129,7 +129,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 		if !unpacked {
 			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
 			if e.Target == r.Runtimes().Default().Target {
-				r.healing.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Mendable: true, Record: img.Name})
+				r.healing.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Unpackable: true, Record: img.Name})
 			}
 			continue
 		}

@@ -41,7 +41,7 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // an image ID goes with its references
-		if err != nil && !r.Store.Explained(img) {
+		if err != nil && !r.Store.Accounted(img) {
 			unexplained = append(unexplained, img)
 		}
 	}

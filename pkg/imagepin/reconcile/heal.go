@@ -117,7 +117,7 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 	for i, w := range waiting {
 		loss, lost := r.Checker.Lost(w.Entry, have)
 		if !lost {
-			loss = health.Loss{Entry: w.Entry, Why: w.Why, Mendable: true} // its snapshot is there after all
+			loss = health.Loss{Entry: w.Entry, Why: w.Why, Unpackable: true} // its snapshot is there after all
 		}
 		loss.Record = w.Record
 		waiting[i] = loss
@@ -157,7 +157,7 @@ func (r *Reconciler) healOne(ctx context.Context, loss health.Loss) (done bool) 
 			done = true
 		}
 	}()
-	if loss.Mendable {
+	if loss.Unpackable {
 		restored, err := r.unpack(ctx, loss)
 		if err == nil {
 			if restored {
@@ -206,7 +206,7 @@ func (r *Reconciler) toDefault(e imagepin.Entry) (health.Loss, bool) {
 	}
 	e.Target = to
 	_, ready := r.Store.Get(e.Key)
-	return health.Loss{Entry: e, Why: "the default snapshotter is another one", Mendable: true}, !ready
+	return health.Loss{Entry: e, Why: "the default snapshotter is another one", Unpackable: true}, !ready
 }
 
 // unpack makes a key ready from what is here. It is not restored where nobody
@@ -218,7 +218,7 @@ func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored boo
 	}
 	err := r.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
 		failpoint.Reach("heal.unpacked")
-		restored, err = r.Store.Restore(ctx, loss.Entry, witness)
+		restored, err = r.Store.PutIf(ctx, loss.Entry, witness)
 		failpoint.Reach("heal.recorded")
 		return err
 	})

@@ -49,7 +49,7 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 		return f.have.Knows(u.Snapshotter) && r.Store.Unclaimed(u)
 	})
 	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
-		return ofLost[img.Name] || r.Store.Explained(img) && !(news && r.Store.Adopted(img.Name))
+		return ofLost[img.Name] || r.Store.Accounted(img) && !(news && r.Store.Adopted(img.Name))
 	})
 	return f, nil
 }
@@ -62,7 +62,7 @@ func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string)
 		if herr != nil && err == nil {
 			err = herr
 		}
-		r.healing.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Mendable: whole})
+		r.healing.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Unpackable: whole})
 	}
 	return err
 }

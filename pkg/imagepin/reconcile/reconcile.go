@@ -6,7 +6,6 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
@@ -74,7 +73,7 @@ type Store interface {
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	// Explained reports whether the keys in the index account for a record.
-	Explained(img images.Image) bool
+	Accounted(img images.Image) bool
 	// Adopted reports whether another tool brought the image of a reference, and a target may yet get it.
 	Adopted(ref string) bool
 	// Unclaimed reports whether no key needs an image that is kept unpacked.
@@ -89,9 +88,9 @@ type Repairs interface {
 	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
 	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
 	// Restore records a key that was made ready again, if the record called witness still means it.
-	Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
+	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// Realign writes the records of an entry again.
-	Realign(ctx context.Context, e imagepin.Entry) error
+	RepairRecords(ctx context.Context, e imagepin.Entry) error
 	// Drop takes a key off its record that is not in the index, and Remove one that is.
 	Drop(ctx context.Context, e imagepin.Entry) error
 	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
@@ -103,7 +102,7 @@ type Repairs interface {
 type Maker interface {
 	// Hold runs fn under a lease that holds what entries need. Where a part of that is gone fn is not run, and nothing
 	// fails.
-	Hold(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
+	WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
 	// Unpack unpacks an image and runs record while a lease holds it. It fails with ErrNotFound where a layer is not here.
 	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error
 	// RepairBlob fetches a blob of an image again where its file is damaged.
@@ -112,7 +111,7 @@ type Maker interface {
 
 // Puller makes images ready, also from their registries. [pull.Puller] does.
 type Puller interface {
-	Remake(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
+	Repair(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
 }
 
 // Retained is the content that pins retain. [retain.Retainer] is one.
@@ -191,7 +190,6 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
 		warnOfLayers(ctx, r.Content, found.have)
-		giveBack(ctx)
 	})
 	r.healing.add(ctx, found.losses...)
 	for {
@@ -208,21 +206,6 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 				r.notice(ctx, e)
 			}
 		}
-	}
-}
-
-// settling is how long a start goes on after the index stands: the CRI service
-// behind reads the same images.
-const settling = 5 * time.Second
-
-// giveBack returns memory to the system when a start has settled. Building the
-// index took several times the memory that it needs, and the heap of a node that
-// has little else to do would stay as large for long.
-func giveBack(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(settling):
-		debug.FreeOSMemory()
 	}
 }
 

@@ -38,7 +38,7 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 		}
 		return Fetched, nil
 	case health.WrongRecord:
-		if err := r.Store.Realign(ctx, f.Loss.Entry); err != nil {
+		if err := r.Store.RepairRecords(ctx, f.Loss.Entry); err != nil {
 			return LeftAlone, err
 		}
 		return Restored, nil
@@ -76,9 +76,9 @@ func (r *Reconciler) remake(ctx context.Context, loss health.Loss) (Repaired, er
 		if err != nil {
 			return "", err
 		}
-		loss.Mendable = true
+		loss.Unpackable = true
 	}
-	if loss.Mendable {
+	if loss.Unpackable {
 		if restored, err := r.unpack(ctx, loss); err == nil {
 			if !restored {
 				return Unwanted, nil
@@ -86,7 +86,7 @@ func (r *Reconciler) remake(ctx context.Context, loss health.Loss) (Repaired, er
 			return Unpacked, nil
 		}
 	}
-	outcome, err := r.Puller.Remake(ctx, loss.Entry)
+	outcome, err := r.Puller.Repair(ctx, loss.Entry)
 	if err != nil {
 		return "", err
 	}

@@ -97,7 +97,7 @@ func TestNoHostMayResolve(t *testing.T) {
 	for name, ask := range ask {
 		_, err := ask()
 		var e *imagepin.Error
-		if !errors.As(err, &e) || e.Name != imagepin.CannotPullImageManifest || e.Class != errdefs.ErrFailedPrecondition {
+		if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImageManifest || e.Class != errdefs.ErrFailedPrecondition {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -40,7 +40,7 @@ func TestFetchThatNotAllHostsCanAnswer(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				var e *imagepin.Error
-				if !first && (!errors.As(err, &e) || e.Name != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable) {
+				if !first && (!errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable) {
 					t.Errorf("got %v", err)
 				}
 			})
@@ -64,7 +64,7 @@ func TestFetchThatIsCutForGood(t *testing.T) {
 	}
 	_, err = fetch(quiet(t), f, a.image.Layer)
 	var e *imagepin.Error
-	if !errors.As(err, &e) || e.Name != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
+	if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -154,7 +154,7 @@ func TestUntrustedCertificate(t *testing.T) {
 	for what, hosts := range map[string]string{"registry": fmt.Sprintf("server = %q\n", s.URL), "token service": server(a)} {
 		_, err := newResolver(t, hosts).Resolve(quiet(t), named(t, ref), Credential{})
 		var e *imagepin.Error
-		if !errors.As(err, &e) || e.Class != errdefs.ErrUnavailable || !strings.Contains(e.Do, "certificate") || !Unavailable(err) {
+		if !errors.As(err, &e) || e.Class != errdefs.ErrUnavailable || !strings.Contains(e.Hint, "certificate") || !Unavailable(err) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

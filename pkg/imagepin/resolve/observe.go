@@ -61,7 +61,7 @@ func resultOf(ctx context.Context, err error) Result {
 		return Answered
 	case ctx.Err() != nil:
 		return GivenUp
-	case errors.As(err, &e) && e.Name == imagepin.PullAccessDenied:
+	case errors.As(err, &e) && e.Reason == imagepin.PullAccessDenied:
 		return Denied
 	case Unavailable(err):
 		return NoAnswer
@@ -79,6 +79,6 @@ func Unavailable(err error) bool {
 	if !errors.As(err, &e) {
 		return false
 	}
-	return e.Name == imagepin.ManifestPullTimeout ||
-		e.Name == imagepin.CannotPullImageManifest && errdefs.IsUnavailable(e.Class)
+	return e.Reason == imagepin.ManifestPullTimeout ||
+		e.Reason == imagepin.CannotPullImageManifest && errdefs.IsUnavailable(e.Class)
 }

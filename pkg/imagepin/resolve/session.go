@@ -336,9 +336,9 @@ func deniedError(ref reference.Named, r refusal, err error) error {
 		host += ", which gives tokens for " + r.registry + ","
 	}
 	return &imagepin.Error{
-		Name: imagepin.PullAccessDenied, Ref: ref.String(),
-		What:  fmt.Sprintf("%s answered %d %s", host, r.status, http.StatusText(r.status)),
-		Do:    "Check the image pull secret of the pod, the service account's imagePullSecrets, and that the credential may read this repository.",
+		Reason: imagepin.PullAccessDenied, Ref: ref.String(),
+		Message:  fmt.Sprintf("%s answered %d %s", host, r.status, http.StatusText(r.status)),
+		Hint:    "Check the image pull secret of the pod, the service account's imagePullSecrets, and that the credential may read this repository.",
 		Class: class, Err: opaque(err),
 	}
 }
@@ -349,18 +349,18 @@ func opaque(err error) error { return errors.New(RedactError(err).Error()) }
 
 func timeoutError(ref reference.Named, timeout time.Duration) error {
 	return &imagepin.Error{
-		Name: imagepin.ManifestPullTimeout, Ref: ref.String(),
-		What:  fmt.Sprintf("the registry did not say within %s which digest it means", timeout),
-		Do:    "Check the network to the registry and its mirrors, or raise manifest_pull_timeout.",
+		Reason: imagepin.ManifestPullTimeout, Ref: ref.String(),
+		Message:  fmt.Sprintf("the registry did not say within %s which digest it means", timeout),
+		Hint:    "Check the network to the registry and its mirrors, or raise manifest_pull_timeout.",
 		Class: context.DeadlineExceeded, Err: errTimeout,
 	}
 }
 
 func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
 	return &imagepin.Error{
-		Name: imagepin.ContentCorrupt, Ref: ref.String(),
-		What:  fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),
-		Do:    "Check that the registry's address is right, and that no proxy or login page answers in its place.",
+		Reason: imagepin.ContentCorrupt, Ref: ref.String(),
+		Message:  fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),
+		Hint:    "Check that the registry's address is right, and that no proxy or login page answers in its place.",
 		Class: errdefs.ErrFailedPrecondition,
 	}
 }
@@ -368,37 +368,37 @@ func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
 // resolveError classifies what containerd's resolver returned.
 func (s *Session) resolveError(err error) error {
 	e := &imagepin.Error{
-		Name: imagepin.CannotPullImageManifest, Ref: s.ref.String(), Err: RedactError(err),
+		Reason: imagepin.CannotPullImageManifest, Ref: s.ref.String(), Err: RedactError(err),
 		Class: errdefs.ErrUnavailable,
-		Do:    "Check the network to the registry and its mirrors.",
+		Hint:    "Check the network to the registry and its mirrors.",
 	}
 	var unexpected remoteserrors.ErrUnexpectedStatus
 	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &certificate):
-		e.Do = "Check the registry's certificate, and the ca of the registry's hosts.toml."
+		e.Hint = "Check the registry's certificate, and the ca of the registry's hosts.toml."
 	case errors.As(err, &unexpected) && unexpected.StatusCode == http.StatusTooManyRequests:
-		e.What = "the registry limits the rate of requests"
-		e.Do = "Wait, or configure a mirror or a credential with a higher limit."
+		e.Message = "the registry limits the rate of requests"
+		e.Hint = "Wait, or configure a mirror or a credential with a higher limit."
 	case errors.As(err, &unexpected) && unexpected.StatusCode < 500:
 		e.Class = errdefs.ErrInvalidArgument
-		e.Do = "Check the reference, and that the host is a registry."
+		e.Hint = "Check the reference, and that the host is a registry."
 	case errdefs.IsNotFound(err) && s.traffic.answered() == "":
 		e.Class = errdefs.ErrFailedPrecondition
-		e.What = "none of its hosts may be asked"
-		e.Do = "Give one of them the capabilities \"pull\" and \"resolve\" in the registry's hosts.toml."
+		e.Message = "none of its hosts may be asked"
+		e.Hint = "Give one of them the capabilities \"pull\" and \"resolve\" in the registry's hosts.toml."
 	case errors.Is(err, docker.ErrInvalidAuthorization):
-		e.Name, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
-		e.Do = "Check the image pull secret of the pod, and that the credential may read this repository."
+		e.Reason, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
+		e.Hint = "Check the image pull secret of the pod, and that the credential may read this repository."
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.What = someNotAsked
+		e.Message = someNotAsked
 		e.Err = opaque(err)
 	case errdefs.IsNotFound(err):
 		e.Class = errdefs.ErrNotFound
-		e.Do = "Check the reference: its registry has no such tag or digest."
+		e.Hint = "Check the reference: its registry has no such tag or digest."
 	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
-		e.Name, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
-		e.Do = "Check that the registry's address is right, and that no proxy or login page answers in its place."
+		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
+		e.Hint = "Check that the registry's address is right, and that no proxy or login page answers in its place."
 	}
 	return e
 }
@@ -417,19 +417,19 @@ func (s *Session) fetchError(err error) error {
 		}
 	}
 	e := &imagepin.Error{
-		Name: imagepin.CannotPullImage, Ref: s.ref.String(), Class: errdefs.ErrUnavailable, Err: RedactError(err),
-		Do: "Check the network to the registry and its mirrors, and the registry itself.",
+		Reason: imagepin.CannotPullImage, Ref: s.ref.String(), Class: errdefs.ErrUnavailable, Err: RedactError(err),
+		Hint: "Check the network to the registry and its mirrors, and the registry itself.",
 	}
 	switch {
 	case status == http.StatusTooManyRequests:
-		e.What = "the registry limits the rate of requests"
-		e.Do = "Wait, or configure a mirror or a credential with a higher limit."
+		e.Message = "the registry limits the rate of requests"
+		e.Hint = "Wait, or configure a mirror or a credential with a higher limit."
 	case status >= 500:
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.What = someNotAsked
+		e.Message = someNotAsked
 		e.Err = opaque(err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		e.What = "the connection was cut, and could not be taken up again"
+		e.Message = "the connection was cut, and could not be taken up again"
 	default:
 		return RedactError(err)
 	}

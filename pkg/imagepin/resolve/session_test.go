@@ -141,7 +141,7 @@ func TestToken(t *testing.T) {
 	for name, c := range map[string]Credential{"wrong": {Username: "u", Password: "guess"}, "none": {}, "for another": {Username: "u", Password: "p", ServerAddress: "other.example"}} {
 		_, err := r.Resolve(quiet(t), named(t, ref), c)
 		var e *imagepin.Error
-		if !errors.As(err, &e) || e.Name != imagepin.PullAccessDenied || !errdefs.IsUnauthorized(err) {
+		if !errors.As(err, &e) || e.Reason != imagepin.PullAccessDenied || !errdefs.IsUnauthorized(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "guess") {
@@ -166,14 +166,14 @@ func TestNodeCredential(t *testing.T) {
 // Every host of the list answers with a status; 0 is the image.
 func TestMirrorsThatRefuse(t *testing.T) {
 	const (
-		ok          = imagepin.Name("")
+		ok          = imagepin.Reason("")
 		deniedName  = imagepin.PullAccessDenied
 		cannotName  = imagepin.CannotPullImageManifest
 		unreachable = -1
 	)
 	for _, c := range []struct {
 		statuses []int
-		name     imagepin.Name
+		name     imagepin.Reason
 		class    error
 	}{
 		{[]int{0}, ok, nil},
@@ -225,7 +225,7 @@ func TestMirrorsThatRefuse(t *testing.T) {
 				return
 			}
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Name != c.name || e.Class != c.class || e.Do == "" && e.What == "" {
+			if !errors.As(err, &e) || e.Reason != c.name || e.Class != c.class || e.Hint == "" && e.Message == "" {
 				t.Errorf("got %v\nwant %s, %v", err, c.name, c.class)
 			}
 		})
@@ -332,7 +332,7 @@ func TestAnswersThatAreNoImage(t *testing.T) {
 			}
 			_, err := newResolver(t, server(a)).Resolve(quiet(t), named(t, ref), Credential{})
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Name != imagepin.ContentCorrupt || !errdefs.IsFailedPrecondition(err) {
+			if !errors.As(err, &e) || e.Reason != imagepin.ContentCorrupt || !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -359,7 +359,7 @@ func TestResolveInTime(t *testing.T) {
 	r.Timeout = 20 * time.Millisecond
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 	var e *imagepin.Error
-	if !errors.As(err, &e) || e.Name != imagepin.ManifestPullTimeout || !errors.Is(err, context.DeadlineExceeded) {
+	if !errors.As(err, &e) || e.Reason != imagepin.ManifestPullTimeout || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }

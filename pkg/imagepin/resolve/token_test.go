@@ -47,7 +47,7 @@ func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 var tokenServices = []struct {
 	name    string
 	service http.HandlerFunc // nil is one that does not listen
-	error   imagepin.Name    // of a resolve; "" is none
+	error   imagepin.Reason    // of a resolve; "" is none
 	class   error
 }{
 	{"gives tokens", token, "", nil},
@@ -107,13 +107,13 @@ func TestTokenServices(t *testing.T) {
 }
 
 // checkError fails the test where err is not of a name and class.
-func checkError(t *testing.T, err error, name imagepin.Name, class error) {
+func checkError(t *testing.T, err error, name imagepin.Reason, class error) {
 	t.Helper()
 	var e *imagepin.Error
 	switch {
 	case name == "" && err != nil:
 		t.Errorf("got %v", err)
-	case name != "" && (!errors.As(err, &e) || e.Name != name || e.Class != class):
+	case name != "" && (!errors.As(err, &e) || e.Reason != name || e.Class != class):
 		t.Errorf("got %v\nwant %s, %v", err, name, class)
 	case err != nil && strings.Contains(err.Error(), "hush"):
 		t.Errorf("the error has a secret: %v", err)
@@ -123,7 +123,7 @@ func checkError(t *testing.T, err error, name imagepin.Name, class error) {
 // What the token services of several hosts say counts as what the hosts do.
 func TestTokenServicesOfMirrors(t *testing.T) {
 	const (
-		ok    = imagepin.Name("")
+		ok    = imagepin.Reason("")
 		down  = imagepin.CannotPullImageManifest
 		deny  = imagepin.PullAccessDenied
 		absnt = http.StatusNotFound
@@ -131,7 +131,7 @@ func TestTokenServicesOfMirrors(t *testing.T) {
 	for _, c := range []struct {
 		token int // what the first host's token service answers; 0 for nothing
 		other int // what the second host answers; 0 is the image
-		name  imagepin.Name
+		name  imagepin.Reason
 		class error
 	}{
 		{503, 0, ok, nil},
@@ -180,7 +180,7 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		then  func(http.ResponseWriter, *http.Request) bool
-		name  imagepin.Name
+		name  imagepin.Reason
 		class error
 	}{
 		"hangs":  {hang, imagepin.ManifestPullTimeout, nil},
@@ -220,7 +220,7 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 				}
 				_, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "hush"})
 				var e *imagepin.Error
-				if !errors.As(err, &e) || e.Name != c.name || c.class != nil && e.Class != c.class {
+				if !errors.As(err, &e) || e.Reason != c.name || c.class != nil && e.Class != c.class {
 					t.Errorf("got %v", err)
 				}
 			})

@@ -89,8 +89,8 @@ func (r *Retainer) room(e imagepin.Entry, total int64) error {
 		return nil
 	}
 	return &imagepin.Error{
-		Name: imagepin.RetainLimitReached, Ref: e.Ref, For: e.Target.String(), Class: errdefs.ErrResourceExhausted,
-		What: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, limit),
-		Do:   "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
+		Reason: imagepin.RetainLimitReached, Ref: e.Ref, Target: e.Target.String(), Class: errdefs.ErrResourceExhausted,
+		Message: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, limit),
+		Hint:    "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
 	}
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
 const (
@@ -63,7 +63,7 @@ type Config struct {
 // Retainer holds the content of pins. It is safe for concurrent use.
 type Retainer struct {
 	Config
-	write keyed.Mutex // one writer at a time
+	write *semaphore.Weighted // one writer at a time
 
 	mu       sync.Mutex          // never held while containerd is called
 	held     map[string]retained // by lease
@@ -71,15 +71,14 @@ type Retainer struct {
 }
 
 // New returns a retainer. [Retainer.SyncAll] has to be called first.
-func New(c Config) *Retainer { return &Retainer{Config: c} }
+func New(c Config) *Retainer { return &Retainer{Config: c, write: semaphore.NewWeighted(1)} }
 
 // lock makes the caller the only writer until unlock is called.
 func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
-	const key = "leases"
-	if err := r.write.Lock(ctx, key); err != nil {
-		return nil, err
+	if err := r.write.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
 	}
-	return func() { r.write.Unlock(key) }, nil
+	return func() { r.write.Release(1) }, nil
 }
 
 type retained struct {

@@ -176,7 +176,7 @@ func wantEqual(t *testing.T, what string, got, want any) {
 func wantFull(t *testing.T, what string, err error) {
 	t.Helper()
 	var known *imagepin.Error
-	if !errors.As(err, &known) || known.Name != imagepin.RetainLimitReached || !errdefs.IsResourceExhausted(err) {
+	if !errors.As(err, &known) || known.Reason != imagepin.RetainLimitReached || !errdefs.IsResourceExhausted(err) {
 		t.Errorf("%s: %v", what, err)
 	}
 }

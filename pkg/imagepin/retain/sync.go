@@ -106,7 +106,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	switch {
 	case errdefs.IsNotFound(err):
 		return nil
-	case errors.As(err, &full) && full.Name == imagepin.RetainLimitReached:
+	case errors.As(err, &full) && full.Reason == imagepin.RetainLimitReached:
 		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image is not retained")
 		return nil
 	}

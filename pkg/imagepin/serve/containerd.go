@@ -81,7 +81,7 @@ type state struct {
 	version      string
 	root         string // directory
 	content      string // directory of the content; empty where it is not told
-	running      config.Running
+	running      config.ReportedConfig
 	snapshotters map[string]node.Snapshotter
 	verifiers    []string
 }

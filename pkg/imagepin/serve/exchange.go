@@ -17,19 +17,19 @@ import (
 
 // exchange answers the calls of a gRPC server, each by what is connected when it
 // comes in.
-type exchange struct {
-	connected atomic.Pointer[line]
+type dispatcher struct {
+	connected atomic.Pointer[backend]
 	// cutStreams ends the streams that do not end by themselves, and cutAll
 	// everything that is left.
 	cutStreams, cutAll context.Context
 }
 
 // line is what answers calls.
-type line struct {
+type backend struct {
 	unary   map[string]method[grpc.MethodDesc]
 	streams map[string]method[grpc.StreamDesc]
 	rest    grpc.StreamHandler
-	away    error // why nothing is answered; nil where it is
+	unavailable    error // why nothing is answered; nil where it is
 }
 
 type method[Desc any] struct {
@@ -38,8 +38,8 @@ type method[Desc any] struct {
 }
 
 // lineTo is a line to a service.
-func lineTo(s *node.Service) (*line, error) {
-	l := &line{
+func lineTo(s *node.Service) (*backend, error) {
+	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
 		rest: func(_ any, stream grpc.ServerStream) error { return s.PassOn(stream) },
 	}
@@ -47,7 +47,7 @@ func lineTo(s *node.Service) (*line, error) {
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
-func (l *line) RegisterService(desc *grpc.ServiceDesc, impl any) {
+func (l *backend) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	for _, m := range desc.Methods {
 		l.unary["/"+desc.ServiceName+"/"+m.MethodName] = method[grpc.MethodDesc]{m, impl}
 	}
@@ -57,11 +57,11 @@ func (l *line) RegisterService(desc *grpc.ServiceDesc, impl any) {
 }
 
 // connect has calls that come in from now on answered by l.
-func (x *exchange) connect(l *line) { x.connected.Store(l) }
+func (x *dispatcher) connect(l *backend) { x.connected.Store(l) }
 
 // away has calls that come in from now on answered with Unavailable.
-func (x *exchange) away(why error) {
-	x.connect(&line{away: status.Errorf(codes.Unavailable, "imagepin: %v", why)})
+func (x *dispatcher) unavailable(why error) {
+	x.connect(&backend{unavailable: status.Errorf(codes.Unavailable, "imagepin: %v", why)})
 }
 
 // criPrefix begins the full name of every method of the CRI, in whatever
@@ -73,7 +73,7 @@ var endless = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": t
 
 // handle is a grpc.StreamHandler for calls of every method. A unary call is a
 // stream of one message each way.
-func (x *exchange) handle(_ any, stream grpc.ServerStream) error {
+func (x *dispatcher) handle(_ any, stream grpc.ServerStream) error {
 	name, _ := grpc.MethodFromServerStream(stream)
 	cut := x.cutAll
 	if endless[name] {
@@ -82,7 +82,7 @@ func (x *exchange) handle(_ any, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(cut, cancel)()
-	err := x.connected.Load().answer(name, &cuttable{stream, ctx})
+	err := x.connected.Load().answer(name, &cancellableStream{stream, ctx})
 	if err != nil && cut.Err() != nil {
 		return status.Error(codes.Unavailable, "imagepin is stopping")
 	}
@@ -90,17 +90,17 @@ func (x *exchange) handle(_ any, stream grpc.ServerStream) error {
 }
 
 // cuttable is a stream with another context.
-type cuttable struct {
+type cancellableStream struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
 // Context implements grpc.ServerStream.
-func (c *cuttable) Context() context.Context { return c.ctx }
+func (c *cancellableStream) Context() context.Context { return c.ctx }
 
-func (l *line) answer(name string, stream grpc.ServerStream) error {
-	if l.away != nil {
-		return l.away
+func (l *backend) answer(name string, stream grpc.ServerStream) error {
+	if l.unavailable != nil {
+		return l.unavailable
 	}
 	if m, ok := l.unary[name]; ok {
 		resp, err := m.desc.Handler(m.impl, stream.Context(), stream.RecvMsg, nil)

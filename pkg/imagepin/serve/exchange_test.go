@@ -45,8 +45,8 @@ func (a *answers) GetContainerEvents(_ *runtime.GetEventsRequest, stream runtime
 	return stream.Context().Err()
 }
 
-func lineOf(a *answers) *line {
-	l := &line{
+func lineOf(a *answers) *backend {
+	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
 		rest: func(any, grpc.ServerStream) error { return status.Error(codes.DataLoss, "passed on") },
 	}
@@ -57,8 +57,8 @@ func lineOf(a *answers) *line {
 func TestExchange(t *testing.T) {
 	cutStreams, streams := context.WithCancel(t.Context())
 	cutAll, all := context.WithCancel(t.Context())
-	x := &exchange{cutStreams: cutStreams, cutAll: cutAll}
-	x.away(errors.New("nobody is there"))
+	x := &dispatcher{cutStreams: cutStreams, cutAll: cutAll}
+	x.unavailable(errors.New("nobody is there"))
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(x.handle))
 	served := make(chan error, 1)

@@ -39,20 +39,20 @@ const (
 // Config is what a Server is made of.
 type Config struct {
 	// Load reads the configuration: once, and again at each Reload.
-	Load   func() (*config.Beside, error)
+	Load   func() (*config.ServeConfig, error)
 	Reload <-chan os.Signal
 }
 
 // Server is imagepin beside a containerd.
 type Server struct {
 	Config
-	file       *config.Beside
+	file       *config.ServeConfig
 	containerd *containerd
-	exchange   *exchange
+	dispatcher   *dispatcher
 	notify     notifier
 	locked     map[string]*os.File // directories
 	service    *node.Service       // nil before containerd was reached
-	line       *line               // to the service
+	backend       *backend               // to the service
 
 	mu    sync.Mutex
 	ready error // nil while calls are answered
@@ -109,10 +109,10 @@ func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error 
 	cutAll, all := context.WithCancel(context.Background())
 	defer streams()
 	defer all()
-	s.exchange = &exchange{cutStreams: cutStreams, cutAll: cutAll}
-	s.exchange.away(errStarting)
+	s.dispatcher = &dispatcher{cutStreams: cutStreams, cutAll: cutAll}
+	s.dispatcher.unavailable(errStarting)
 	options := []grpc.ServerOption{
-		grpc.UnknownServiceHandler(s.exchange.handle),
+		grpc.UnknownServiceHandler(s.dispatcher.handle),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 		// A caller says itself how much it takes: kubelet and crictl 16 MiB.
 		grpc.MaxSendMsgSize(math.MaxInt32),
@@ -152,7 +152,7 @@ func (s *Server) follow(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			s.away(ctx, fmt.Errorf("lost containerd: %w", err))
+			s.unavailable(ctx, fmt.Errorf("lost containerd: %w", err))
 			continue
 		}
 		if s.service == nil {
@@ -160,7 +160,7 @@ func (s *Server) follow(ctx context.Context) error {
 		}
 		// Another containerd is there than the one before, or it is configured
 		// in another way. Either of them can be mended without us.
-		s.away(ctx, err)
+		s.unavailable(ctx, err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -172,9 +172,9 @@ func (s *Server) follow(ctx context.Context) error {
 }
 
 // away has calls refused.
-func (s *Server) away(ctx context.Context, why error) {
+func (s *Server) unavailable(ctx context.Context, why error) {
 	log.G(ctx).WithError(why).Error("calls are refused")
-	s.exchange.away(why)
+	s.dispatcher.unavailable(why)
 	s.setReady(why)
 	s.notify.waiting(oneLine(why))
 }
@@ -199,7 +199,7 @@ func (s *Server) reach(ctx context.Context) (*state, error) {
 		if text := oneLine(err); text != last || time.Since(said) > patience/2 {
 			last, said = text, time.Now()
 			log.G(ctx).WithError(err).Warn("waiting for containerd")
-			s.exchange.away(fmt.Errorf("waiting for containerd: %w", err))
+			s.dispatcher.unavailable(fmt.Errorf("waiting for containerd: %w", err))
 			s.setReady(err)
 			s.notify.waiting("waiting for " + text)
 		}
@@ -214,7 +214,7 @@ func (s *Server) reach(ctx context.Context) (*state, error) {
 }
 
 // replace has the service follow a configuration and what containerd reports. Where it fails, all is as it was.
-func (s *Server) replace(file *config.Beside, seen *state) error {
+func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 	cri, err := file.Inherit(seen.running)
 	if err != nil {
 		return err
@@ -233,18 +233,18 @@ func (s *Server) replace(file *config.Beside, seen *state) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range cri.Unheeded() {
+	for _, w := range cri.Unsupported() {
 		log.L.Warn(w)
 	}
 	if cri.SandboxImage() == "" {
 		log.L.Warnf("[plugins.%q] pinned_images.sandbox is not set: the image of sandboxes is left to containerd, and not pinned", config.ImagesSection)
 	}
-	s.exchange.connect(s.line)
+	s.dispatcher.connect(s.backend)
 	return nil
 }
 
 // start makes the service.
-func (s *Server) start(file *config.Beside, setup node.Setup) error {
+func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	n, err := node.New(node.Config{
 		Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
 	})
@@ -255,7 +255,7 @@ func (s *Server) start(file *config.Beside, setup node.Setup) error {
 	if err != nil {
 		return err
 	}
-	s.line, err = lineTo(service)
+	s.backend, err = lineTo(service)
 	if err == nil {
 		s.service = service
 	}
@@ -340,7 +340,7 @@ func (s *Server) reread(ctx context.Context, seen *state) (replaced bool) {
 }
 
 // sameProcess tells what of a new configuration needs another process.
-func sameProcess(old, file *config.Beside) error {
+func sameProcess(old, file *config.ServeConfig) error {
 	for key, pair := range map[string][2]any{
 		"address":            {old.Address, file.Address},
 		"containerd_address": {old.ContainerdAddress, file.ContainerdAddress},

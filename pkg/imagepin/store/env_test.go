@@ -251,7 +251,7 @@ func load(ctx context.Context, s *Store) (*started, error) {
 		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
 	for _, img := range loaded.Records {
-		if !ofLost[img.Name] && !s.Explained(img) {
+		if !ofLost[img.Name] && !s.Accounted(img) {
 			found.Unexplained = append(found.Unexplained, img)
 		}
 	}

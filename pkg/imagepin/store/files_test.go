@@ -88,7 +88,7 @@ func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 		t.Errorf("%d are lost", len(loaded.Lost))
 	}
 	for _, l := range loaded.Lost {
-		if l.Mendable || l.Wait || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Why, about.String()) {
+		if l.Unpackable || l.Wait || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Why, about.String()) {
 			t.Errorf("%+v", l)
 		}
 		if present, err := e.store.Present(e.ctx, l.Entry); err != nil || present {

@@ -243,7 +243,7 @@ func (s *Store) tagged(e imagepin.Entry) bool {
 // Explained tells whether the keys in the index account for a record as it is:
 // it carries keys, or it is the ID or the tag of an image that has some. What
 // is not explained is for adoption to look at.
-func (s *Store) Explained(img images.Image) bool {
+func (s *Store) Accounted(img images.Image) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	if len(s.index.byRecord[img.Name]) > 0 {

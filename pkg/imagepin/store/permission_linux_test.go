@@ -58,7 +58,7 @@ func TestFilePermissionDenied(t *testing.T) {
 	noError(t, err)
 	wantEqual(t, "keys", e.keys(), nil)
 	for _, l := range loaded.Lost {
-		if !l.Wait || l.Mendable || !strings.Contains(l.Why, "permission denied") {
+		if !l.Wait || l.Unpackable || !strings.Contains(l.Why, "permission denied") {
 			t.Errorf("%+v", l)
 		}
 	}

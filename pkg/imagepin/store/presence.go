@@ -99,7 +99,7 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 // witness still means it: another tool, or a removal, may have been there
 // meanwhile. The context carries a lease of the caller, which is to hold what it
 // needs. It fails with ErrUnavailable where something of that was removed again.
-func (s *Store) Restore(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
+func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
 	e = *s.withUser(ctx, e)
 	if err := s.AddToLease(ctx, e); err != nil {
 		_, gone := s.Records.Get(ctx, witness)
@@ -152,7 +152,7 @@ func (s *Store) tagMeans(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read image record %s: %w", e.Ref, err)
 	}
-	return tag.Target.Digest == e.RecordTarget.Digest || s.Explained(tag), nil
+	return tag.Target.Digest == e.RecordTarget.Digest || s.Accounted(tag), nil
 }
 
 // Adopted tells whether the keys of a reference are of an image that came by

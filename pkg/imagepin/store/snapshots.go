@@ -55,9 +55,9 @@ func (s *Store) release(ctx context.Context, u Unpacked) error {
 	return nil
 }
 
-// LetGo drops the reference from an image's configuration to its snapshot in a
+// ReleaseUnpacked drops the reference from an image's configuration to its snapshot in a
 // snapshotter, unless a key needs it. A key that is recorded later has it set again.
-func (s *Store) LetGo(ctx context.Context, id digest.Digest, snapshotter string) error {
+func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err

@@ -15,10 +15,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -57,8 +57,8 @@ type Config struct {
 type Store struct {
 	Config
 	index *index
-	write keyed.Mutex // one writer at a time; see lock
-	ended bool        // guarded by write
+	write *semaphore.Weighted // one writer at a time; see lock
+	ended bool                // guarded by write
 	// removed is when the last key of an image was removed; guarded by write.
 	removed map[digest.Digest]time.Time
 
@@ -70,7 +70,7 @@ func New(c Config) *Store {
 	if c.PinnedImages == nil {
 		c.PinnedImages = func() []string { return nil }
 	}
-	return &Store{Config: c, index: newIndex(), removed: make(map[digest.Digest]time.Time)}
+	return &Store{Config: c, write: semaphore.NewWeighted(1), index: newIndex(), removed: make(map[digest.Digest]time.Time)}
 }
 
 // Change is what a write did.
@@ -83,15 +83,14 @@ type Change struct {
 
 // lock makes the caller the only writer until the returned function is called.
 func (s *Store) lock(ctx context.Context) (func(), error) {
-	const key = "records"
-	if err := s.write.Lock(ctx, key); err != nil {
-		return nil, err
+	if err := s.write.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
 	}
 	if s.ended {
-		s.write.Unlock(key)
+		s.write.Release(1)
 		return nil, fmt.Errorf("imagepin writes no more keys until containerd is restarted: %w", errdefs.ErrFailedPrecondition)
 	}
-	return func() { s.write.Unlock(key) }, nil
+	return func() { s.write.Release(1) }, nil
 }
 
 // End makes every later write fail with ErrFailedPrecondition.
@@ -256,7 +255,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	if stay := s.ByRecord(name); len(stay) > 0 {
 		return nil, false, s.repairRecord(ctx, name, stay)
 	}
-	if s.Explained(img) || s.carriesLost(img) {
+	if s.Accounted(img) || s.carriesLost(img) {
 		return nil, false, nil
 	}
 	if removed, err := s.removeLate(ctx, img); err != nil || removed {
@@ -538,7 +537,7 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }
 
 // Realign writes the records of an entry again, as far as they differ.
-func (s *Store) Realign(ctx context.Context, e imagepin.Entry) error {
+func (s *Store) RepairRecords(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err

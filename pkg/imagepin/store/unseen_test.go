@@ -64,7 +64,7 @@ func TestLetGo(t *testing.T) {
 	done()
 	for range 2 {
 		for _, snapshotter := range []string{"first", "second"} {
-			if err := e.store.LetGo(e.ctx, i.amd64.Config.Digest, snapshotter); err != nil {
+			if err := e.store.ReleaseUnpacked(e.ctx, i.amd64.Config.Digest, snapshotter); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -75,7 +75,7 @@ func TestLetGo(t *testing.T) {
 	}
 	e.sound(t)
 	gone := e.image("b")
-	if err := e.store.LetGo(e.ctx, gone.amd64.Config.Digest, "first"); err != nil {
+	if err := e.store.ReleaseUnpacked(e.ctx, gone.amd64.Config.Digest, "first"); err != nil {
 		t.Errorf("of what is not there: %v", err)
 	}
 }

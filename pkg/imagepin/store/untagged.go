@@ -107,7 +107,7 @@ func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...st
 			return err
 		}
 		for _, img := range all {
-			if s.Explained(img) {
+			if s.Accounted(img) {
 				continue
 			}
 			failpoint.Reach("store.write")

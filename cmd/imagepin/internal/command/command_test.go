@@ -103,7 +103,7 @@ func TestRequests(t *testing.T) {
 		args string
 		want proto.Message
 	}{
-		{"images --ref a/* --handler kata --state ready", &api.ImagesRequest{RefGlob: "a/*", Handler: "kata", State: "ready"}},
+		{"images --ref a/* --handler kata", &api.ImagesRequest{RefGlob: "a/*", Handler: "kata"}},
 		{"inspect app", &api.InspectRequest{Ref: "app"}},
 		{"resolve app --handler kata --scope node", &api.ResolveRequest{Ref: "app", Handler: "kata", Scope: "node"}},
 		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},

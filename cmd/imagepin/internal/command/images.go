@@ -28,7 +28,6 @@ func (a *app) imagesCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "ref", Usage: "only references that match `GLOB`, over the whole (docker.io/library/nginx:1.29): * is any text without a slash, ** any text"},
 			&cli.StringFlag{Name: "handler", Usage: "only images for runtime `HANDLER`"},
-			&cli.StringFlag{Name: "state", Usage: "only images in `STATE`: ready"},
 			noTruncFlag(),
 		},
 		Action: a.images,
@@ -41,7 +40,7 @@ func (a *app) images(ctx context.Context, cmd *cli.Command) error {
 	}
 	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
 		stream, err := c.StreamImages(ctx, &api.ImagesRequest{
-			RefGlob: cmd.String("ref"), Handler: cmd.String("handler"), State: cmd.String("state"),
+			RefGlob: cmd.String("ref"), Handler: cmd.String("handler"),
 		})
 		if err != nil {
 			return err
@@ -60,10 +59,10 @@ func (a *app) printImages(s style, keys []*api.Key) error {
 		rows[i] = []string{
 			s.ref(k.GetRef()), k.GetTarget().GetPlatform(), k.GetTarget().GetSnapshotter(),
 			orNone(strings.Join(k.GetHandlers(), ",")), s.digest(k.GetManifest()), s.digest(k.GetImageId()),
-			k.GetState(), s.time(k.GetReadyAt()), orNone(k.GetPin()),
+			s.time(k.GetReadyAt()), orNone(k.GetPin()),
 		}
 	}
 	return table(a.Out, []string{
-		"REFERENCE", "PLATFORM", "SNAPSHOTTER", "HANDLERS", "MANIFEST", "IMAGE ID", "STATE", "PULLED", "PIN",
+		"REFERENCE", "PLATFORM", "SNAPSHOTTER", "HANDLERS", "MANIFEST", "IMAGE ID", "PULLED", "PIN",
 	}, rows)
 }

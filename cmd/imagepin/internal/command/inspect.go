@@ -81,7 +81,6 @@ func (a *app) printKey(s style, k *api.Key) error {
 	return block(a.Out, "  ",
 		field{"Reference", k.GetRef()},
 		field{"Handlers", strings.Join(k.GetHandlers(), ", ")},
-		field{"State", k.GetState()},
 		field{"Ready since", s.since(k.GetReadyAt())},
 		field{"Source", source},
 		field{"Digest", descriptor(k.GetRoot())},

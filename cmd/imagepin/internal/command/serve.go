@@ -57,13 +57,13 @@ func (a *app) serve(ctx context.Context, cmd *cli.Command) error {
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
-	load := func() (*imagepinconfig.Beside, error) { return readServed(cmd.String("config"), !cmd.IsSet("config")) }
+	load := func() (*imagepinconfig.ServeConfig, error) { return readServed(cmd.String("config"), !cmd.IsSet("config")) }
 	return imagepinserve.Run(ctx, imagepinserve.Config{Load: load, Reload: reload})
 }
 
 // readServed reads a configuration of serve. One that may be missing has the
 // defaults then.
-func readServed(path string, mayBeMissing bool) (*imagepinconfig.Beside, error) {
+func readServed(path string, mayBeMissing bool) (*imagepinconfig.ServeConfig, error) {
 	b, err := os.ReadFile(path)
 	if err != nil && (!mayBeMissing || !os.IsNotExist(err)) {
 		return nil, err

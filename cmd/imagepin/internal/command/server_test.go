@@ -204,7 +204,7 @@ func appKey() *api.Key {
 		Manifest: manifestD, ImageId: imageID, ChainId: chainID,
 		Size: 880359, User: "65532", ReadyAt: ago(3 * time.Hour),
 		Source: "pull", Host: theirHost, Record: "registry.example.com/shop/app@" + digestOld,
-		State: "ready", Pin: "node",
+		Pin: "node",
 	}
 }
 
