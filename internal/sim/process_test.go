@@ -33,6 +33,7 @@ import (
 	eventsapi "github.com/containerd/containerd/api/events"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
@@ -97,16 +98,16 @@ func (w *world) startProcess() error {
 	if err != nil {
 		return err
 	}
-	var cri config.CRI
-	cri.Images.Snapshotter = "first"
-	cri.Images.ImagePullProgressTimeout = "0s"
-	cri.Images.MaxConcurrentDownloads = 3
-	cri.Images.StatsCollectPeriod = 10
-	cri.Images.DiscardUnpackedLayers = w.choice.discard
+	var criConfig config.CRI
+	criConfig.Images.Snapshotter = "first"
+	criConfig.Images.ImagePullProgressTimeout = "0s"
+	criConfig.Images.MaxConcurrentDownloads = 3
+	criConfig.Images.StatsCollectPeriod = 10
+	criConfig.Images.DiscardUnpackedLayers = w.choice.discard
 	_, foreignOn := w.target("foreign")
-	cri.Images.RuntimePlatforms = map[string]config.Platform{"foreign": {Platform: foreign(), Snapshotter: foreignOn}}
-	cri.Runtime.Containerd.DefaultRuntimeName = "runc"
-	cri.Runtime.Containerd.Runtimes = map[string]config.Handler{
+	criConfig.Images.RuntimePlatforms = map[string]config.Platform{"foreign": {Platform: foreign(), Snapshotter: foreignOn}}
+	criConfig.Runtime.Containerd.DefaultRuntimeName = "runc"
+	criConfig.Runtime.Containerd.Runtimes = map[string]config.Handler{
 		"runc": {}, "second": {Snapshotter: "second"}, "foreign": {Snapshotter: foreignOn},
 	}
 	loaded := make(map[string]node.Snapshotter)
@@ -126,14 +127,14 @@ func (w *world) startProcess() error {
 				return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 			},
 		},
-		Setup:   node.Setup{Settings: settings, CRI: cri, Snapshotters: loaded, Verifiers: w.verifiers(p)},
+		Setup:   node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)},
 		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // none of a node's few digests has as many tags as the default
 	})
 	if err != nil {
 		return err
 	}
-	if p.service, err = n.Serve(behind{w, p}); err != nil {
+	if p.service, err = n.Serve(cri.Remote(behind{w, p})); err != nil {
 		return err
 	}
 	if err := p.service.Register(p); err != nil {

@@ -25,11 +25,9 @@ const criPlugin = "cri"
 // before containerd loads its plugins. It fails where this containerd has no
 // CRI plugin.
 //
-// The CRI plugin is wrapped where it is registered: what it makes is served on
-// a connection within the process, and imagepin in its place on containerd's
-// own sockets. Where our plugin is disabled, containerd's CRI stays as it is;
-// where it fails to load, there is no CRI, because a node that was configured to
-// pin images must not start others.
+// The CRI plugin is wrapped where it is registered. imagepin is served in its place on containerd's own sockets, and
+// passes calls on to what the plugin makes. Where our plugin is disabled, containerd's CRI stays as it is; where it fails
+// to load, there is no CRI, because a node that was configured to pin images must not start others.
 func Decorate() error {
 	var found *plugin.Registration
 	registry.Graph(func(r *plugin.Registration) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -13,10 +14,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 )
 
-// local is a connection to the CRI service behind, which is in the same process.
-// Unary calls are answered by the service itself, in the caller's goroutine and
-// context; streams go over a pipe. Calls wait until it is connected. It
-// implements [cri.Local].
+// local is upstream in the same process. What is passed on, and what imagepin asks, is answered by upstream itself, in the
+// caller's goroutine and context; the streams that imagepin asks for go over a pipe. Calls wait until it is connected. It
+// implements [cri.Upstream].
 type local struct {
 	connected chan struct{} // closed once what is below stands
 
@@ -68,8 +68,39 @@ func (l *local) Close() error {
 	return l.pipe.Close()
 }
 
-// Implementation implements [cri.Local].
-func (l *local) Implementation(service string) any { return l.implementations[service] }
+// Service implements [cri.Upstream]: calls are answered by upstream itself, whatever they are registered with. It does not
+// wait until l is connected, but the calls do.
+func (l *local) Service(name string) (*grpc.ServiceDesc, error) {
+	for _, service := range cri.Services() {
+		if service.ServiceName == name {
+			return l.bound(service), nil
+		}
+	}
+	return nil, fmt.Errorf("imagepin: the CRI has no %s", name)
+}
+
+// bound returns a service whose methods are answered by its implementation.
+func (l *local) bound(service *grpc.ServiceDesc) *grpc.ServiceDesc {
+	desc := *service
+	desc.HandlerType, desc.Methods, desc.Streams = (*any)(nil), slices.Clone(service.Methods), slices.Clone(service.Streams)
+	for i, m := range desc.Methods {
+		desc.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			if err := l.wait(ctx); err != nil {
+				return nil, err
+			}
+			return m.Handler(l.implementations[service.ServiceName], ctx, decode, interceptor)
+		}
+	}
+	for i, s := range desc.Streams {
+		desc.Streams[i].Handler = func(_ any, stream grpc.ServerStream) error {
+			if err := l.wait(stream.Context()); err != nil {
+				return err
+			}
+			return s.Handler(l.implementations[service.ServiceName], stream)
+		}
+	}
+	return &desc
+}
 
 // Invoke implements grpc.ClientConnInterface. The answer is a copy: the service
 // may look at its own still. Options are those of a connection, and say nothing

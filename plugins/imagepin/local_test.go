@@ -70,12 +70,15 @@ func TestImplementationsAreFoundWithoutACall(t *testing.T) {
 	b := &behind{}
 	l := localTo(t, b)
 	for _, service := range cri.Services() {
-		if got := l.Implementation(service.ServiceName); got != b {
+		if got := l.implementations[service.ServiceName]; got != b {
 			t.Errorf("%s is implemented by %v", service.ServiceName, got)
 		}
+		if desc, err := l.Service(service.ServiceName); err != nil || len(desc.Methods) != len(service.Methods) || len(desc.Streams) != len(service.Streams) {
+			t.Errorf("%s is passed on as %v, %v", service.ServiceName, desc, err)
+		}
 	}
-	if got := l.Implementation("runtime.v2.RuntimeService"); got != nil {
-		t.Errorf("a service that is not there is implemented by %v", got)
+	if desc, err := l.Service("runtime.v2.RuntimeService"); err == nil {
+		t.Errorf("a service that is not there is passed on as %v", desc)
 	}
 	if b.calls != 0 {
 		t.Errorf("the service behind was called %d times", b.calls)

@@ -1,11 +1,6 @@
-// Package cri serves the CRI to kubelet: it answers what concerns images
-// itself, prepares the images that runtime calls are about to use, and forwards
-// everything else to the CRI service behind it.
+// Package cri serves the CRI to kubelet. It answers the calls about images, makes the images ready that calls of the
+// runtime service use, and passes everything else on to upstream: containerd's own CRI service, in this process or in
+// another one. What upstream knows of images is a view of the same image records; clients never see that view.
 //
-// The service behind is containerd's own, reached as a gRPC client, so that it
-// is the same whether it runs in this process or in another. What it knows of
-// images is a view of the same image records; clients never see that view.
-//
-// How a call becomes a target is in handler.go; what each call does is in the
-// file named after it.
+// How a call is given a target is in handler.go. Each call is in the file named after it.
 package cri

@@ -24,18 +24,24 @@ func (s *imageService) StreamImages(_ *runtime.StreamImagesRequest, stream grpc.
 	return stream.Send(&runtime.StreamImagesResponse{Images: s.list.GetImages()})
 }
 
-// localTo is a connection that notes what crosses it, of which the service is
-// known.
+// localTo is upstream in this process, with a connection that notes what crosses it.
 type localTo struct {
 	grpc.ClientConnInterface
 	images *imageService
 }
 
-func (l localTo) Implementation(service string) any {
-	if service == runtime.ImageService_ServiceDesc.ServiceName {
-		return l.images
+func (l localTo) Service(string) (*grpc.ServiceDesc, error) {
+	desc := runtime.ImageService_ServiceDesc
+	desc.HandlerType, desc.Methods, desc.Streams = (*any)(nil), slices.Clone(desc.Methods), slices.Clone(desc.Streams)
+	for i, m := range desc.Methods {
+		desc.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			return m.Handler(l.images, ctx, decode, interceptor)
+		}
 	}
-	return nil
+	for i, stream := range desc.Streams {
+		desc.Streams[i].Handler = func(_ any, s grpc.ServerStream) error { return stream.Handler(l.images, s) }
+	}
+	return &desc, nil
 }
 
 func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
@@ -44,15 +50,19 @@ func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
 		ClientConnInterface: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle))),
 		images:              &imageService{list: &runtime.ListImagesResponse{Images: []*runtime.Image{{Id: "its own"}}}},
 	}
-	p := &proxy{
-		service: "runtime.v1.ImageService", behind: l, guard: (&Service{base: &base{Config: Config{Ready: isReady}}}).guard,
+	i := &interceptors{
+		conn: l, guard: (&Service{base: &base{Config: Config{Ready: isReady}}}).guard,
 		unary: map[string]unaryInterceptor{
 			"ImageStatus": func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
 				return next(ctx, req)
 			},
 		},
 	}
-	desc, err := p.serviceDesc()
+	upstream, err := l.Service("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc, err := i.in(upstream)
 	if err != nil {
 		t.Fatal(err)
 	}

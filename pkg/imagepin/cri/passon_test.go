@@ -14,8 +14,8 @@ import (
 // messages are.
 func TestPassOn(t *testing.T) {
 	b := &backend{messages: 3}
-	s := New(Config{Upstream: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))})
-	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return s.PassOn(stream) })))
+	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
+	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return PassOn(upstream, stream) })))
 	for _, m := range methods(t) {
 		text := string(m.Name())
 		want := []string{text + " 0"}

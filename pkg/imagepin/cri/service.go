@@ -29,8 +29,7 @@ import (
 
 // Config is what a Service works with.
 type Config struct {
-	// Behind is a connection to the CRI service that calls are forwarded to.
-	Upstream grpc.ClientConnInterface
+	Upstream Upstream
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 
@@ -207,9 +206,8 @@ func New(c Config) *Service {
 
 // Register makes the service's methods those of a gRPC server.
 func (s *Service) Register(server grpc.ServiceRegistrar) error {
-	for _, p := range []*proxy{
-		{
-			service: "runtime.v1.RuntimeService",
+	for name, i := range map[string]*interceptors{
+		"runtime.v1.RuntimeService": {
 			unary: map[string]unaryInterceptor{
 				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
 				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
@@ -225,8 +223,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"StreamPodSandboxStats": s.statistics.streamPodSandboxStats,
 			},
 		},
-		{
-			service: "runtime.v1.ImageService",
+		"runtime.v1.ImageService": {
 			unary: map[string]unaryInterceptor{
 				"PullImage":   intercept(s.imageCalls.pullImage),
 				"ImageStatus": intercept(s.imageCalls.imageStatus),
@@ -239,8 +236,12 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 			},
 		},
 	} {
-		p.behind, p.guard, p.retirement = s.base.Upstream, s.guard, &s.retirement
-		desc, err := p.serviceDesc()
+		i.conn, i.guard, i.retirement = s.base.Upstream, s.guard, &s.retirement
+		upstream, err := s.base.Upstream.Service(name)
+		if err != nil {
+			return err
+		}
+		desc, err := i.in(upstream)
 		if err != nil {
 			return err
 		}

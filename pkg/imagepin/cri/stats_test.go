@@ -73,7 +73,7 @@ func inFront(t *testing.T, m *measured) runtime.RuntimeServiceClient {
 	runtime.RegisterRuntimeServiceServer(behind, m)
 	front := grpc.NewServer()
 	if err := New(Config{
-		Upstream: dial(t, behind), Runtimes: ctdtest.Always(set), Ready: isReady,
+		Upstream: Remote(dial(t, behind)), Runtimes: ctdtest.Always(set), Ready: isReady,
 		Settings: ctdtest.Always(&Settings{SnapshotRoot: func(name string) string { return "/" + name }}),
 	}).Register(front); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func TestWaitVisible(t *testing.T) {
 					reminded = append(reminded, name)
 					return errdefs.ErrNotFound
 				}
-				err := Upstream{Images: behind, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
+				err := Visibility{Images: behind, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
 				if late := min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
 					t.Errorf("reminded of %q", reminded)
 				}

@@ -46,9 +46,9 @@ type Service struct {
 	end     context.CancelFunc
 }
 
-// Serve puts the node's imagepin in front of the CRI service behind a connection. Its calls wait until [Service.Run] has
+// Serve puts the node's imagepin in front of containerd's own CRI service. Its calls wait until [Service.Run] has
 // built the index. It is called once.
-func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
+func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s := &Service{node: n, made: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
 	s.loaded, s.markLoaded = context.WithCancel(context.Background())
@@ -56,12 +56,12 @@ func (n *Node) Serve(behind grpc.ClientConnInterface) (*Service, error) {
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
 		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
-		Upstream: cri.Upstream{Images: runtime.NewImageServiceClient(behind), Remind: n.remind},
+		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 	})
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
-		Upstream: behind, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
+		Upstream: upstream, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
 		Ready: s.Ready,
@@ -123,10 +123,6 @@ func (n *Node) remind(ctx context.Context, name string) error {
 	}
 	return n.store.Republish(ctx, name)
 }
-
-// PassOn passes a call of a method that is in no CRI known here on to the CRI
-// service behind.
-func (s *Service) PassOn(stream grpc.ServerStream) error { return s.cri.PassOn(stream) }
 
 // Loaded is closed once what is recorded has been read.
 func (s *Service) Loaded() <-chan struct{} { return s.loaded.Done() }

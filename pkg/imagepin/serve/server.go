@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
@@ -48,11 +49,11 @@ type Server struct {
 	Config
 	file       *config.ServeConfig
 	containerd *containerd
-	dispatcher   *dispatcher
+	dispatcher *dispatcher
 	notify     notifier
 	locked     map[string]*os.File // directories
 	service    *node.Service       // nil before containerd was reached
-	backend       *backend               // to the service
+	backend    *backend            // to the service
 
 	mu    sync.Mutex
 	ready error // nil while calls are answered
@@ -251,11 +252,11 @@ func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	if err != nil {
 		return err
 	}
-	service, err := n.Serve(s.containerd.conn)
+	service, err := n.Serve(cri.Remote(s.containerd.conn))
 	if err != nil {
 		return err
 	}
-	s.backend, err = lineTo(service)
+	s.backend, err = backendOf(service, s.containerd.conn)
 	if err == nil {
 		s.service = service
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
@@ -26,10 +27,10 @@ type dispatcher struct {
 
 // line is what answers calls.
 type backend struct {
-	unary   map[string]method[grpc.MethodDesc]
-	streams map[string]method[grpc.StreamDesc]
-	rest    grpc.StreamHandler
-	unavailable    error // why nothing is answered; nil where it is
+	unary       map[string]method[grpc.MethodDesc]
+	streams     map[string]method[grpc.StreamDesc]
+	rest        grpc.StreamHandler
+	unavailable error // why nothing is answered; nil where it is
 }
 
 type method[Desc any] struct {
@@ -37,11 +38,11 @@ type method[Desc any] struct {
 	impl any
 }
 
-// lineTo is a line to a service.
-func lineTo(s *node.Service) (*backend, error) {
+// backendOf returns the backend of a service. What neither it nor this CRI knows is passed on to upstream.
+func backendOf(s *node.Service, upstream grpc.ClientConnInterface) (*backend, error) {
 	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
-		rest: func(_ any, stream grpc.ServerStream) error { return s.PassOn(stream) },
+		rest: func(_ any, stream grpc.ServerStream) error { return cri.PassOn(upstream, stream) },
 	}
 	return l, s.Register(l)
 }

@@ -14,8 +14,8 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Upstream is containerd's own CRI service as a pull waits for it. It implements [pull.Upstream].
-type Upstream struct {
+// Visibility waits for what upstream knows of images. It implements [pull.Upstream].
+type Visibility struct {
 	Images runtime.ImageServiceClient
 	// Remind has upstream read the record called name again, which it does not by itself where it could not read the image
 	// when it started. It is called once for each name where waiting takes long.
@@ -23,7 +23,7 @@ type Upstream struct {
 }
 
 // WaitVisible implements [pull.Upstream].
-func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
+func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
 	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errUpstreamNotSynced)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
@@ -32,7 +32,7 @@ func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []str
 	defer late.Stop()
 	for _, name := range names {
 		for wanted(name) {
-			resp, err := u.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
+			resp, err := v.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
 			if err == nil && resp.GetImage().GetId() == id.String() {
 				break
 			}
@@ -40,7 +40,7 @@ func (u Upstream) WaitVisible(ctx context.Context, id digest.Digest, names []str
 			case <-tick.C:
 			case <-late.C:
 				for _, name := range names {
-					if err := u.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+					if err := v.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
 						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot remind containerd's CRI of an image")
 					}
 				}

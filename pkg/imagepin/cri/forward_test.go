@@ -140,11 +140,15 @@ func proxied(t *testing.T, ready <-chan struct{}, unary map[string]unaryIntercep
 	front := grpc.NewServer()
 	guard := (&Service{base: &base{Config: Config{Ready: ctdtest.Always(ready)}}}).guard
 	for _, name := range services {
-		p := &proxy{service: name, behind: behind, guard: guard}
+		i := &interceptors{conn: behind, guard: guard}
 		if name == "runtime.v1.ImageService" {
-			p.unary, p.streams = unary, streams
+			i.unary, i.streams = unary, streams
 		}
-		desc, err := p.serviceDesc()
+		upstream, err := Remote(behind).Service(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		desc, err := i.in(upstream)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,15 +269,23 @@ func TestErrorsPassAsTheyAre(t *testing.T) {
 }
 
 func TestAMethodOfNoServiceIsAnError(t *testing.T) {
-	for _, p := range []*proxy{
-		{service: "runtime.v1.NoService"},
-		{service: "runtime.v1.ImageSpec"},
-		{service: "runtime.v1.ImageService", unary: map[string]unaryInterceptor{"NoMethod": nil}},
-		{service: "runtime.v1.ImageService", streams: map[string]streamInterceptor{"NoStream": nil}},
-		{service: "runtime.v1.ImageService", unary: map[string]unaryInterceptor{"StreamImages": nil}},
+	for _, name := range []string{"runtime.v1.NoService", "runtime.v1.ImageSpec"} {
+		if desc, err := Remote(nil).Service(name); err == nil {
+			t.Errorf("%s is %v", name, desc)
+		}
+	}
+	upstream, err := Remote(nil).Service("runtime.v1.ImageService")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := func(context.Context, proto.Message, forward) (proto.Message, error) { return nil, nil }
+	for _, i := range []*interceptors{
+		{unary: map[string]unaryInterceptor{"NoMethod": answer}},
+		{streams: map[string]streamInterceptor{"NoStream": func(grpc.ServerStream) error { return nil }}},
+		{unary: map[string]unaryInterceptor{"StreamImages": answer}},
 	} {
-		if _, err := p.serviceDesc(); err == nil {
-			t.Errorf("%+v is accepted", p)
+		if _, err := i.in(upstream); err == nil {
+			t.Errorf("%+v is accepted", i)
 		}
 	}
 }
@@ -359,7 +371,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 // The server that containerd gets has every method of the CRI.
 func TestRegister(t *testing.T) {
 	server := grpc.NewServer()
-	if err := New(Config{}).Register(server); err != nil {
+	if err := New(Config{Upstream: Remote(nil)}).Register(server); err != nil {
 		t.Fatal(err)
 	}
 	info := server.GetServiceInfo()
@@ -384,7 +396,7 @@ func TestStreamEndsWithItsClient(t *testing.T) {
 		close(ended)
 		return s.Context().Err()
 	})))
-	desc, err := (&proxy{service: services[0], behind: behind}).serviceDesc()
+	desc, err := Remote(behind).Service(services[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,127 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// forward sends a request to upstream.
+type forward func(ctx context.Context, req proto.Message) (proto.Message, error)
+
+// unaryInterceptor answers a unary method in place of upstream.
+type unaryInterceptor func(ctx context.Context, req proto.Message, next forward) (proto.Message, error)
+
+// streamInterceptor answers a streaming method in place of upstream.
+type streamInterceptor func(stream grpc.ServerStream) error
+
+// intercept makes a typed function an interceptor.
+func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, next func(context.Context, Req) (Resp, error)) (Resp, error)) unaryInterceptor {
+	return func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
+		return f(ctx, req.(Req), func(ctx context.Context, req Req) (Resp, error) {
+			resp, err := next(ctx, req)
+			if err != nil {
+				var none Resp
+				return none, err
+			}
+			return resp.(Resp), nil
+		})
+	}
+}
+
+// interceptors answer some methods of a service in place of upstream.
+type interceptors struct {
+	unary   map[string]unaryInterceptor
+	streams map[string]streamInterceptor
+	// conn is to upstream.
+	conn grpc.ClientConnInterface
+	// guard wraps the answer to every intercepted call.
+	guard func(ctx context.Context, method string, call func() error) error
+	// retirement says when nothing is intercepted any more.
+	retirement *retirement
+}
+
+// in returns a service with its intercepted methods replaced.
+func (i *interceptors) in(service *grpc.ServiceDesc) (*grpc.ServiceDesc, error) {
+	d, err := descriptorOf(service.ServiceName)
+	if err != nil {
+		return nil, err
+	}
+	found := 0
+	desc := *service
+	desc.Methods, desc.Streams = slices.Clone(service.Methods), slices.Clone(service.Streams)
+	for n, m := range desc.Methods {
+		if answer := i.unary[m.MethodName]; answer != nil {
+			found++
+			if desc.Methods[n], err = i.method(d.Methods().ByName(protoreflect.Name(m.MethodName)), answer); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for n, s := range desc.Streams {
+		if answer := i.streams[s.StreamName]; answer != nil {
+			found++
+			desc.Streams[n].Handler = i.stream(s, answer)
+		}
+	}
+	if found != len(i.unary)+len(i.streams) {
+		return nil, fmt.Errorf("service %s does not have all methods that are intercepted", service.ServiceName)
+	}
+	return &desc, nil
+}
+
+// method answers a unary method by an interceptor.
+func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInterceptor) (grpc.MethodDesc, error) {
+	in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
+	if err != nil {
+		return grpc.MethodDesc{}, fmt.Errorf("method %s: %w", m.FullName(), err)
+	}
+	out, err := protoregistry.GlobalTypes.FindMessageByName(m.Output().FullName())
+	if err != nil {
+		return grpc.MethodDesc{}, fmt.Errorf("method %s: %w", m.FullName(), err)
+	}
+	name := string(m.Name())
+	full := fmt.Sprintf("/%s/%s", m.Parent().FullName(), name)
+	next := func(ctx context.Context, req proto.Message) (proto.Message, error) {
+		resp := out.New().Interface()
+		if err := i.conn.Invoke(outgoing(ctx), full, req, resp); err != nil {
+			return nil, err
+		}
+		return resp, nil
+	}
+	return methodDesc(full, name, in, func(ctx context.Context, req proto.Message) (resp proto.Message, _ error) {
+		leave, ok, err := i.retirement.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return next(ctx, req)
+		}
+		defer leave()
+		err = i.guard(ctx, name, func() (err error) {
+			resp, err = answer(ctx, req, next)
+			return err
+		})
+		return resp, err
+	}), nil
+}
+
+// stream answers a streaming method by an interceptor.
+func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor) grpc.StreamHandler {
+	return func(srv any, stream grpc.ServerStream) error {
+		leave, ok, err := i.retirement.enter(stream.Context())
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return s.Handler(srv, stream)
+		}
+		defer leave()
+		return i.guard(stream.Context(), s.StreamName, func() error { return answer(stream) })
+	}
+}
