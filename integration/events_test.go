@@ -77,7 +77,7 @@ func TestPinsTellWhatHappensToThem(t *testing.T) {
 
 	_, second := r.push("pinned/app:1", images.Options{Version: "2"}, images.HostPlatform())
 	r.pull(ref, "")
-	drift := told.want("/imagepin/pin/drift", ref, "node", digestIn(first), "")
+	drift := told.want("/imagepin/pin/drifted", ref, "node", digestIn(first), "")
 	if drift.GetPin().GetDrift().GetDigest() != digestIn(second) {
 		t.Errorf("the event of a tag that has moved says %v, not that it means %s", drift, second)
 	}

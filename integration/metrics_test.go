@@ -164,7 +164,7 @@ func TestMetrics(t *testing.T) {
 	r.push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
 	r.pull(pinned, "")
 	changed("a pull after the pinned tag has moved", series{
-		pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1, pinEvent("drift"): 1, "imagepin_pins_drifted": 1,
+		pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1, pinEvent("drifted"): 1, "imagepin_pins_drifted": 1,
 	})
 	r.pull(pinned, "")
 	changed("a second pull after the pinned tag has moved", series{pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1})

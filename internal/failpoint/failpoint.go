@@ -78,16 +78,16 @@ var Names = []string{
 
 	// Start and reconcile.
 	"start.leftover",   // before each lease of a killed call is deleted
-	"start.astray",     // before each label is taken off that stands on the wrong record
+	"start.unlabel",     // before each label is taken off that stands on the wrong record
 	"start.orphan",     // before each snapshot is let go of that a killed removal has left
 	"untagged.remove",  // a record of an image ID that no key accounts for is found
 	"untagged.removed", // it is removed, and what it kept is not collected
 	"adopt.found",      // other tools' images are found, and not recorded
 	"adopt.recorded",   // they are
-	"heal.unpacked",    // what was lost is unpacked again
-	"heal.recorded",    // and recorded
-	"heal.drop",        // before a lost key is dropped
-	"heal.dropped",     // it is
+	"repair.unpacked",    // what was lost is unpacked again
+	"repair.recorded",    // and recorded
+	"repair.drop",        // before a lost key is dropped
+	"repair.dropped",     // it is
 	"sync.forgotten",   // what another tool has removed is out of the records
 	"sync.unseated",    // or carried by another record
 }

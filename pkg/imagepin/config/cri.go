@@ -168,7 +168,7 @@ func (c CRI) Unsupported() []string {
 	if m := c.Images.ImageDecryption.KeyModel; m != "" && m != "node" {
 		warn(ImagesSection, "image_decryption.key_model", fmt.Sprintf("there is no key model %q", m))
 	}
-	c.unheededTransfer(warn)
+	c.unsupportedTransfer(warn)
 	return all
 }
 

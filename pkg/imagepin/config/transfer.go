@@ -95,7 +95,7 @@ func changed(value, byDefault, other int) int {
 }
 
 // unheededTransfer says by name what of the section is not done.
-func (c CRI) unheededTransfer(warn func(section, key, why string)) {
+func (c CRI) unsupportedTransfer(warn func(section, key, why string)) {
 	if p := c.transfer().ConfigPath; p != "" && p != c.Images.Registry.ConfigPath {
 		warn(TransferSection, "config_path", fmt.Sprintf("registries are reached as [plugins.%q] registry says", ImagesSection))
 	}

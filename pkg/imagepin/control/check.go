@@ -32,7 +32,7 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 		a := &api.Finding{Subject: f.Record, Problem: f.Problem, Repair: f.Repair}
 		if repair {
 			done, err := s.Config.Pins.Repair(ctx, f)
-			a.Repair, a.Repaired = done, done != pin.LeftAlone
+			a.Repair, a.Repaired = done, done != pin.Ignored
 			if err != nil {
 				a.Error = err.Error()
 			}
@@ -53,7 +53,7 @@ func (s *Server) checked(ctx context.Context, report health.Report, repair bool,
 			continue
 		}
 		done, err := s.Health.Repair(ctx, f)
-		a.Repair, a.Repaired = string(done), done != reconcile.LeftAlone
+		a.Repair, a.Repaired = string(done), done != reconcile.Ignored
 		if err != nil {
 			a.Error = err.Error()
 		}

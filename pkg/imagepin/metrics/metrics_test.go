@@ -71,7 +71,7 @@ func TestTwoNodes(t *testing.T) {
 		}
 	}
 	compare("the other node", other)
-	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drift", "resolve_seconds"} {
+	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drifted", "resolve_seconds"} {
 		want[name] = 1
 	}
 	want["pulls_total fetched"] = 2

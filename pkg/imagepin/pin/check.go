@@ -25,11 +25,11 @@ type Finding struct {
 
 const (
 	writeAgain = "write its record again"
-	leaveAlone = "leave it alone"
+	ignore = "leave it alone"
 	// WrittenAgain is what [Store.Repair] has done.
 	WrittenAgain = "record written again"
 	// LeftAlone says that [Store.Repair] has done nothing.
-	LeftAlone = "left alone"
+	Ignored = "left alone"
 )
 
 // Check compares the records of the pins with the pins that are in force, and
@@ -89,7 +89,7 @@ func (s *Store) again(ctx context.Context, name string, id ID) ([]Finding, error
 
 // problem says what is wrong with a record; nil where nothing is.
 func (s *Store) problem(img images.Image, id ID) *Finding {
-	f := Finding{Record: img.Name, Repair: leaveAlone}
+	f := Finding{Record: img.Name, Repair: ignore}
 	p, err := read(img)
 	if err == nil {
 		id = p.ID
@@ -136,22 +136,22 @@ func sameFacts(recorded, held Pin) bool {
 // should be of, and says what it has done. It fails as [Store.MakeFor] does.
 func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	if f.id == (ID{}) {
-		return LeftAlone, nil
+		return Ignored, nil
 	}
 	if err := s.write.Lock(ctx, f.Record); err != nil {
-		return LeftAlone, err
+		return Ignored, err
 	}
 	defer s.write.Unlock(f.Record)
 	held, ok := s.Get(f.id)
 	if !ok {
-		return LeftAlone, nil // removed meanwhile
+		return Ignored, nil // removed meanwhile
 	}
 	img, err := held.record()
 	if err == nil {
 		err = s.put(namespaced(ctx), f.id, img)
 	}
 	if err != nil {
-		return LeftAlone, err
+		return Ignored, err
 	}
 	return WrittenAgain, nil
 }

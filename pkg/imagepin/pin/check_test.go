@@ -25,7 +25,7 @@ func TestCheck(t *testing.T) {
 		{
 			"damaged", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, true,
 			`pin node/registry.example/team/app:1: version "one": invalid argument; it is ignored, and the next pin of this name replaces it`,
-			leaveAlone, LeftAlone,
+			ignore, Ignored,
 		},
 		{
 			"damaged while it is in force", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, false,
@@ -35,12 +35,12 @@ func TestCheck(t *testing.T) {
 		{
 			"newer", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, true,
 			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; what it pins is not pulled",
-			leaveAlone, LeftAlone,
+			ignore, Ignored,
 		},
 		{
 			"newer while it is in force", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, false,
 			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; the pin that is in force is another one",
-			leaveAlone, LeftAlone,
+			ignore, Ignored,
 		},
 		{
 			"gone", func(t *testing.T, e *env) {
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 					t.Fatal(err)
 				}
 			}, true, fmt.Sprintf(`it targets "application/vnd.oci.image.layer.v1.tar" (%s), which is neither an index nor a manifest`, root("one").Digest),
-			leaveAlone, LeftAlone,
+			ignore, Ignored,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -37,7 +37,7 @@ const (
 	Removed Event = "removed"
 	Expired Event = "expired"
 	Evicted Event = "evicted"
-	Drifted Event = "drift"
+	Drifted Event = "drifted"
 )
 
 // Events are all events.

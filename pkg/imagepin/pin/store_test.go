@@ -331,7 +331,7 @@ func TestSaw(t *testing.T) {
 			t.Errorf("the drift to %s is %v", tag, p.Drift)
 		}
 	}
-	wantEqual(t, "told", e.told, []string{"made " + ref, "drift " + ref, "drift " + ref, "drift " + ref, "drift " + ref})
+	wantEqual(t, "told", e.told, []string{"made " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref})
 	wantEqual(t, "writes", e.wrote, 6)
 	e.reload(t)
 	p, _ := e.Get(id)

@@ -129,7 +129,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 		if !unpacked {
 			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
 			if e.Target == r.Runtimes().Default().Target {
-				r.healing.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Unpackable: true, Record: img.Name})
+				r.repairs.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Unpackable: true, Record: img.Name})
 			}
 			continue
 		}

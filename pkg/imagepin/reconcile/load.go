@@ -62,7 +62,7 @@ func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string)
 		if herr != nil && err == nil {
 			err = herr
 		}
-		r.healing.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Unpackable: whole})
+		r.repairs.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Unpackable: whole})
 	}
 	return err
 }
@@ -71,7 +71,7 @@ func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string)
 func (r *Reconciler) blobGone(ctx context.Context, d digest.Digest) error {
 	hidden, err := r.Store.HideBlob(ctx, d)
 	for _, e := range hidden {
-		r.healing.add(ctx, health.Loss{Entry: e, Why: "content " + d.String() + " is gone"})
+		r.repairs.add(ctx, health.Loss{Entry: e, Why: "content " + d.String() + " is gone"})
 	}
 	return err
 }

@@ -128,7 +128,7 @@ type Reconciler struct {
 	// awaited are the snapshots that images of other tools have not been
 	// unpacked to yet, by record.
 	awaited map[string][]place
-	healing *healing
+	repairs *repairs
 }
 
 // place is where an image of another tool may yet be unpacked.
@@ -151,10 +151,10 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		}
 	}()
 	ctx, cancel := context.WithCancel(ctx)
-	r.healing = newHealing(r)
+	r.repairs = newRepairs(r)
 	defer func() {
 		cancel()
-		r.healing.wait()
+		r.repairs.wait()
 	}()
 	changes, failed := r.Events.Subscribe(ctx, topics...)
 	first := !r.started
@@ -185,13 +185,13 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		return err
 	}
 	ready()
-	r.healing.owned.Go(func() {
+	r.repairs.owned.Go(func() {
 		if err := r.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
 		warnOfLayers(ctx, r.Content, found.have)
 	})
-	r.healing.add(ctx, found.losses...)
+	r.repairs.add(ctx, found.losses...)
 	for {
 		select {
 		case <-ctx.Done():

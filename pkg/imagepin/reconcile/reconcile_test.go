@@ -94,7 +94,7 @@ func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
 			Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
 		}),
 	})
-	r.healing = newHealing(r)
+	r.repairs = newRepairs(r)
 	return r
 }
 
@@ -157,7 +157,7 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 	before := fmt.Sprint(n.Records(t))
 	got := make(map[string]string)
 	for _, f := range report.Findings {
-		if repair, err := r.Repair(ctx, f); repair != LeftAlone || err != nil {
+		if repair, err := r.Repair(ctx, f); repair != Ignored || err != nil {
 			t.Errorf("%s: %q, %v", f.Subject, repair, err)
 		}
 		got[f.Subject] = f.Problem

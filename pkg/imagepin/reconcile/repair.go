@@ -23,7 +23,7 @@ const (
 	Restored  Repaired = "records and labels restored"
 	Dropped   Repaired = "key dropped"
 	Unwanted  Repaired = "nothing: it was removed meanwhile"
-	LeftAlone Repaired = "left alone"
+	Ignored Repaired = "left alone"
 )
 
 // Repair repairs a finding, and returns how. What cannot be made ready from what is on the node is fetched by its digest.
@@ -34,29 +34,29 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 		return r.repairKey(ctx, f.Loss)
 	case health.DamagedBlob:
 		if err := r.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
-			return LeftAlone, err // the key runs without it
+			return Ignored, err // the key runs without it
 		}
 		return Fetched, nil
 	case health.WrongRecord:
 		if err := r.Store.RepairRecords(ctx, f.Loss.Entry); err != nil {
-			return LeftAlone, err
+			return Ignored, err
 		}
 		return Restored, nil
 	}
-	return LeftAlone, nil
+	return Ignored, nil
 }
 
 // repairKey makes a key ready again, or drops it.
 func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired, error) {
-	done, err := r.remake(ctx, loss)
+	done, err := r.repairLost(ctx, loss)
 	if err == nil {
 		return done, nil
 	}
 	if loss.Wait || loss.Hollow && errdefs.IsFailedPrecondition(err) {
-		return LeftAlone, err // it may be there when its snapshotter answers, or a container goes
+		return Ignored, err // it may be there when its snapshotter answers, or a container goes
 	}
 	if derr := r.drop(ctx, loss.Entry); derr != nil {
-		return LeftAlone, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+		return Ignored, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
 	}
 	return Dropped, err
 }
@@ -70,7 +70,7 @@ func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) error {
 }
 
 // remake makes a lost key ready: from what is on the node, and else from its registry.
-func (r *Reconciler) remake(ctx context.Context, loss health.Loss) (Repaired, error) {
+func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
 	if loss.Hollow {
 		err := lease.With(ctx, r.Leases, lease.Use, func(ctx context.Context) error { return r.Checker.RemoveHollow(ctx, loss.Entry) })
 		if err != nil {

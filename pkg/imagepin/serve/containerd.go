@@ -250,4 +250,4 @@ func gone(err error) bool {
 }
 
 // oneLine keeps an error's text in one line of a status.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

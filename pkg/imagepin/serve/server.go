@@ -177,7 +177,7 @@ func (s *Server) unavailable(ctx context.Context, why error) {
 	log.G(ctx).WithError(why).Error("calls are refused")
 	s.dispatcher.unavailable(why)
 	s.setReady(why)
-	s.notify.waiting(oneLine(why))
+	s.notify.waiting(singleLine(why))
 }
 
 func (s *Server) setReady(err error) {
@@ -197,7 +197,7 @@ func (s *Server) reach(ctx context.Context) (*state, error) {
 		if err == nil || !gone(err) || ctx.Err() != nil {
 			return seen, err
 		}
-		if text := oneLine(err); text != last || time.Since(said) > patience/2 {
+		if text := singleLine(err); text != last || time.Since(said) > patience/2 {
 			last, said = text, time.Now()
 			log.G(ctx).WithError(err).Warn("waiting for containerd")
 			s.dispatcher.unavailable(fmt.Errorf("waiting for containerd: %w", err))
@@ -329,7 +329,7 @@ func (s *Server) reread(ctx context.Context, seen *state) (replaced bool) {
 	if err != nil {
 		log.G(ctx).WithError(err).Error("the configuration is not reloaded")
 		if s.notify.ready {
-			s.notify.serving("the configuration was not reloaded: " + oneLine(err))
+			s.notify.serving("the configuration was not reloaded: " + singleLine(err))
 		}
 		return replaced
 	}

@@ -115,7 +115,7 @@ func (r *reading) add(ctx context.Context, e imagepin.Entry) {
 // unlabel takes the labels of keys off the records that they are on.
 func (s *Store) unlabel(ctx context.Context, stale []imagepin.Entry) error {
 	for _, e := range stale {
-		failpoint.Reach("start.astray")
+		failpoint.Reach("start.unlabel")
 		label := imagepin.KeyLabelName(e.Key)
 		_, err := s.Records.Update(ctx, images.Image{
 			Name: e.Record, Labels: map[string]string{label: deletedLabel},

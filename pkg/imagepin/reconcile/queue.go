@@ -17,11 +17,11 @@ import (
 
 const (
 	// healers is how many keys of a snapshotter are healed at once.
-	healers = 2
+	repairers = 2
 	// healFirst and healLast bound how long to wait before what could not be
 	// healed is tried again: twice as long each time.
-	healFirst = 250 * time.Millisecond
-	healLast  = 10 * time.Second
+	repairFirst = 250 * time.Millisecond
+	repairLast  = 10 * time.Second
 )
 
 // healing sees to the keys that were recorded but are not ready. It goes on
@@ -36,7 +36,7 @@ const (
 //
 // Each snapshotter is seen to by itself: one that hangs does not keep the keys
 // of another from being healed.
-type healing struct {
+type repairs struct {
 	r      *Reconciler
 	mu     sync.Mutex
 	queues map[string]*queue
@@ -45,26 +45,26 @@ type healing struct {
 
 // queue is what there is to heal in one snapshotter.
 type queue struct {
-	healing *healing
+	repairs *repairs
 	losses  []health.Loss // guarded by the healing's lock
 	more    chan struct{} // has one element where there are new losses
 }
 
-func newHealing(r *Reconciler) *healing { return &healing{r: r, queues: make(map[string]*queue)} }
+func newRepairs(r *Reconciler) *repairs { return &repairs{r: r, queues: make(map[string]*queue)} }
 
 // wait waits until what add started has ended, which the end of its context
 // brings about.
-func (h *healing) wait() { h.owned.Wait() }
+func (h *repairs) wait() { h.owned.Wait() }
 
 // add has losses healed until ctx ends.
-func (h *healing) add(ctx context.Context, losses ...health.Loss) {
+func (h *repairs) add(ctx context.Context, losses ...health.Loss) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, l := range losses {
 		name := l.Entry.Target.Snapshotter
 		q := h.queues[name]
 		if q == nil {
-			q = &queue{healing: h, more: make(chan struct{}, 1)}
+			q = &queue{repairs: h, more: make(chan struct{}, 1)}
 			h.queues[name] = q
 			h.owned.Go(func() { q.run(ctx) })
 		}
@@ -77,8 +77,8 @@ func (h *healing) add(ctx context.Context, losses ...health.Loss) {
 }
 
 func (q *queue) take() []health.Loss {
-	q.healing.mu.Lock()
-	defer q.healing.mu.Unlock()
+	q.repairs.mu.Lock()
+	defer q.repairs.mu.Unlock()
 	losses := q.losses
 	q.losses = nil
 	return losses
@@ -88,20 +88,20 @@ func (q *queue) run(ctx context.Context) {
 	var (
 		waiting []health.Loss
 		again   <-chan time.Time
-		pause   = healFirst
+		pause   = repairFirst
 	)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-q.more:
-			pause = healFirst
+			pause = repairFirst
 		case <-again:
-			waiting = q.healing.r.recheck(ctx, waiting)
-			pause = min(2*pause, healLast)
+			waiting = q.repairs.r.recheck(ctx, waiting)
+			pause = min(2*pause, repairLast)
 		}
 		again = nil
-		waiting = q.healing.r.healAll(ctx, append(waiting, q.take()...))
+		waiting = q.repairs.r.repairAll(ctx, append(waiting, q.take()...))
 		if len(waiting) > 0 {
 			again = time.After(pause)
 		}
@@ -126,16 +126,16 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 }
 
 // healAll heals what it can, and gives what has to be tried again.
-func (r *Reconciler) healAll(ctx context.Context, losses []health.Loss) []health.Loss {
+func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) []health.Loss {
 	var (
 		g     errgroup.Group
 		mu    sync.Mutex
 		again []health.Loss
 	)
-	g.SetLimit(healers)
+	g.SetLimit(repairers)
 	for _, loss := range losses {
 		g.Go(func() error {
-			if loss.Wait || !r.healOne(ctx, loss) {
+			if loss.Wait || !r.repairOne(ctx, loss) {
 				mu.Lock()
 				defer mu.Unlock()
 				again = append(again, loss)
@@ -148,7 +148,7 @@ func (r *Reconciler) healAll(ctx context.Context, losses []health.Loss) []health
 }
 
 // healOne sees to one key. It is not done where the cause may go away.
-func (r *Reconciler) healOne(ctx context.Context, loss health.Loss) (done bool) {
+func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool) {
 	e := loss.Entry
 	entry := log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
 	defer func() {
@@ -185,14 +185,14 @@ func (r *Reconciler) healOne(ctx context.Context, loss health.Loss) (done bool) 
 		return true // another tool's image, which is none of ours without its layers
 	}
 	entry.Warnf("a key is dropped: %s, and cannot be made ready from what is here", loss.Why)
-	failpoint.Reach("heal.drop")
+	failpoint.Reach("repair.drop")
 	if err := r.Store.Drop(ctx, e); err != nil {
 		if ctx.Err() == nil {
 			entry.WithError(err).Warn("cannot drop a key; it is tried again")
 		}
 		return false
 	}
-	failpoint.Reach("heal.dropped")
+	failpoint.Reach("repair.dropped")
 	return true
 }
 
@@ -217,9 +217,9 @@ func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored boo
 		witness = loss.Entry.Record
 	}
 	err := r.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
-		failpoint.Reach("heal.unpacked")
+		failpoint.Reach("repair.unpacked")
 		restored, err = r.Store.PutIf(ctx, loss.Entry, witness)
-		failpoint.Reach("heal.recorded")
+		failpoint.Reach("repair.recorded")
 		return err
 	})
 	return restored, err
