@@ -186,7 +186,7 @@ func TestPullBehaviors(t *testing.T) {
 			case fallback:
 				want = x.had
 				if !slices.ContainsFunc(strings.Split(n.Logs(), "\n"), func(line string) bool {
-					return strings.Contains(line, "the registry cannot be reached: what is here is used") && strings.Contains(line, ref)
+					return strings.Contains(line, "the registry is unavailable, using the image on the node") && strings.Contains(line, ref)
 				}) {
 					t.Error("the log does not say that what is here is used")
 				}

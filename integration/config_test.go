@@ -81,11 +81,11 @@ func TestWrongConfig(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts    node.Options
 		section string
-		key     string
+		key     string // empty if the error names it
 		says    []string
 	}{
-		"unknown key":        {ours(`manifest_pull_timout = "1m"`), ourSection, "manifest_pull_timout", []string{"no such key"}},
-		"unknown nested key": {ours(`handlers.runc.isolated = true`), ourSection, "handlers.runc.isolated", []string{"no such key"}},
+		"unknown key":        {ours(`manifest_pull_timout = "1m"`), ourSection, "", []string{`unknown key "manifest_pull_timout" (did you mean "manifest_pull_timeout"?)`}},
+		"unknown nested key": {ours(`handlers.runc.isolated = true`), ourSection, "", []string{`unknown key "handlers.runc.isolated"`}},
 		"no duration":        {ours(`manifest_pull_timeout = "soon"`), ourSection, "manifest_pull_timeout", []string{"soon"}},
 		"short timeout":      {ours(`manifest_pull_timeout = "29s"`), ourSection, "manifest_pull_timeout", []string{"29s", "30s"}},
 		"number for a text":  {ours(`manifest_pull_timeout = 60`), ourSection, "manifest_pull_timeout", nil},
@@ -136,7 +136,11 @@ func TestWrongConfig(t *testing.T) {
 					t.Errorf("%s is served: %v", what, err)
 				}
 			}
-			where := fmt.Sprintf("[plugins.%q] %s: ", c.section, c.key)
+			where := fmt.Sprintf("[plugins.%q]", c.section)
+			if c.key != "" {
+				where += " " + c.key
+			}
+			where += ": "
 			var said string
 			for l := range strings.Lines(n.Logs()) {
 				l = strings.ReplaceAll(l, "\\", "")

@@ -106,7 +106,7 @@ func TestControlResolve(t *testing.T) {
 	}
 	got := resolve(&api.ResolveRequest{Ref: ref}, "HEAD manifest")
 	if got.Root.GetDigest() != old || got.Pin != nil || got.Ready || got.Host != r.reg.Host() || got.Rule.GetMatch() != "**/node/**" ||
-		!strings.Contains(got.Why, "would be pinned") || !slices.Equal(what(got), []string{"index"}) {
+		!strings.Contains(got.Why, "a pull would pin it") || !slices.Equal(what(got), []string{"index"}) {
 		t.Errorf("of what was never here: %v", got)
 	}
 	r.pull(ref, "")

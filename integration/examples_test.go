@@ -34,7 +34,7 @@ func TestExampleConfigs(t *testing.T) {
 				t.Error("imagepin did not start")
 			}
 			for line := range strings.Lines(logs) {
-				if strings.Contains(line, "Ignoring unknown key") || strings.Contains(line, "is not heeded") {
+				if strings.Contains(line, "Ignoring unknown key") || strings.Contains(line, "is ignored: ") {
 					t.Errorf("the example is not heeded as it stands: %s", line)
 				}
 			}

@@ -57,8 +57,8 @@ pull_behavior = "prefer-cached"
 		testkit.Push(t, r.reg, test.repo+":"+tag, testkit.App(t, images.Options{Version: "old " + tag}))
 		offset := r.LogOffset()
 		first := pull()
-		if said := strings.Contains(r.LogsSince(offset), "annotations of the pod are not heeded: "+test.ignored); said != (test.ignored != "") {
-			t.Errorf("%s with %v: the log says that %q is not heeded: %t", test.repo, test.annotations, test.ignored, said)
+		if said := strings.Contains(r.LogsSince(offset), "ignoring pod annotations that are not allowed or not valid: "+test.ignored); said != (test.ignored != "") {
+			t.Errorf("%s with %v: the log reports that %q is ignored: %t", test.repo, test.annotations, test.ignored, said)
 		}
 		testkit.Push(t, r.reg, test.repo+":"+tag, testkit.App(t, images.Options{Version: "new " + tag}))
 		if moved := pull() != first; moved != test.moves {

@@ -45,9 +45,9 @@ func TestPinnedDigestGone(t *testing.T) {
 			says := func(err error, handler string) {
 				t.Helper()
 				pinnedGone.check(t, err, ref, targetOf(handler))
-				means := "the tag means " + now
+				means := "the tag now resolves to " + now
 				if !test.moved {
-					means = "the tag means nothing"
+					means = "the registry does not have the tag either"
 				}
 				for _, word := range []string{old, "since " + since, "in scope " + test.scope, means, "imagepin refresh " + ref + " --scope " + test.scope, "imagepin pin rm " + ref + " --scope " + test.scope} {
 					if err != nil && !strings.Contains(err.Error(), word) {

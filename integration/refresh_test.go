@@ -327,7 +327,7 @@ func TestDamagedPins(t *testing.T) {
 		}
 		r.wantPins(ref, want)
 	}
-	if got := strings.Count(r.Logs(), "ignoring a pin that cannot be read"); got != len(damage)-len(readable) {
+	if got := strings.Count(r.Logs(), "ignoring unreadable pin"); got != len(damage)-len(readable) {
 		t.Errorf("%d pins are said to be ignored", got)
 	}
 	// The next decision writes the record anew.

@@ -115,7 +115,7 @@ func TestTransferServiceIgnored(t *testing.T) {
 	logs := strings.ReplaceAll(r.Logs(), `\"`, `"`)
 	for _, says := range []string{
 		"config_path", "max_concurrent_uploaded_layers", "unpack_config[1] is ignored: no runtime handler unpacks " + images.HostPlatform() + ` in "native"`,
-		"unpack_config[2] is ignored: config_type and layer_types are of artifacts", `unpack_config: differ "none" is ignored for snapshotter "overlayfs"`,
+		"unpack_config[2] is ignored: config_type and layer_types apply to artifacts", `unpack_config: differ "none" is ignored for snapshotter "overlayfs"`,
 	} {
 		if want := fmt.Sprintf("[plugins.%q] %s", transferSection, says); !strings.Contains(logs, want) {
 			t.Errorf("the log does not say %s", want)

@@ -1,5 +1,5 @@
-// Command imagepin shows and steers which digest an image reference means on
-// this node. It speaks to the imagepin in a running containerd.
+// Command imagepin pins image references to digests on this node, and shows images and pins. It calls the imagepin in a
+// running containerd.
 package main
 
 import (

@@ -27,10 +27,10 @@ func TestContradictions(t *testing.T) {
 		"snapshotter":  {images(`snapshotter = "native"`), `snapshotter: it is "native" here, but "overlayfs" in the running containerd`},
 		"layers":       {images(`discard_unpacked_layers = false`), `discard_unpacked_layers: it is false here, but true in the running containerd`},
 		"path":         {images(`registry.config_path = "/elsewhere"`), `registry.config_path: it is "/elsewhere" here, but "` + r.Path("certs.d") + `" in the running containerd`},
-		"platform":     {images(`runtime_platforms.kata.platform = "linux/arm64"`), `runtime_platforms.kata: there is no such runtime handler`},
-		"isolation":    {images("") + ownSection + `handlers.kata.isolation = "process"`, `handlers.kata: there is no such runtime handler`},
-		"no sandbox":   {"", `pinned_images.sandbox: is missing: handlers are on the snapshotters native and overlayfs`},
-		"unknown key":  {ownSection + "retian = true", `retian: no such key`},
+		"platform":     {images(`runtime_platforms.kata.platform = "linux/arm64"`), `runtime_platforms.kata: no such runtime handler`},
+		"isolation":    {images("") + ownSection + `handlers.kata.isolation = "process"`, `handlers.kata: no such runtime handler`},
+		"no sandbox":   {"", `pinned_images.sandbox: is required: handlers use the snapshotters native and overlayfs`},
+		"unknown key":  {ownSection + "retian = true", `unknown key "retian" (did you mean "retain"?)`},
 		"what is read": {"[plugins.\"io.containerd.cri.v1.runtime\"]\n", `it is read from the running containerd`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ func TestExampleConfig(t *testing.T) {
 	if !strings.Contains(r.Logs(), `handler=kata target="linux/arm64 on overlayfs"`) {
 		t.Error("the handler of the example is not served as it says")
 	}
-	if strings.Contains(r.Logs(), "is not heeded") {
+	if strings.Contains(r.Logs(), "is ignored: ") {
 		t.Error("the example is not heeded as it stands")
 	}
 }

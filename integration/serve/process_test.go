@@ -86,17 +86,17 @@ func TestStop(t *testing.T) {
 func TestOneServeOfAContainerd(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
-	if out, err := r.imagepin("serve", "--config", r.ServeConfig()); err == nil || !strings.Contains(out, "another imagepin serve is running on it") {
+	if out, err := r.imagepin("serve", "--config", r.ServeConfig()); err == nil || !strings.Contains(out, "another imagepin serve uses it") {
 		t.Errorf("a second one: %v\n%s", err, out)
 	}
 	elsewhere := func(state, socket string) string {
 		return "state = " + quoted(r.Path(state)) + "\naddress = " + quoted(r.Path(socket)) + "\ncontainerd_address = " + quoted(r.ContainerdAddress()) + "\n"
 	}
 	out, err := r.imagepin("serve", "--config", r.write("other.toml", elsewhere("other", "other.sock")))
-	if err == nil || !strings.Contains(out, r.Path("root")+": another imagepin serve is running on it") {
+	if err == nil || !strings.Contains(out, r.Path("root")+": another imagepin serve uses it") {
 		t.Errorf("a second one with a state of its own: %v\n%s", err, out)
 	}
-	if out, err := r.imagepin("serve", "--config", r.write("socket.toml", elsewhere("third", "imagepin.sock"))); err == nil || !strings.Contains(out, "another process is serving it") {
+	if out, err := r.imagepin("serve", "--config", r.write("socket.toml", elsewhere("third", "imagepin.sock"))); err == nil || !strings.Contains(out, "another process is listening on it") {
 		t.Errorf("one on the same socket: %v\n%s", err, out)
 	}
 	r.pull(r.push("app:v1", "v1"), "") // the first one serves as before

@@ -50,12 +50,12 @@ func TestReload(t *testing.T) {
 		t.Error("after version_consistency was set, a pull pins nothing")
 	}
 	for text, says := range map[string]string{
-		"pull_behaviour = \"always\"\n":    "pull_behaviour: no such key",
+		"pull_behaviour = \"always\"\n":    `unknown key "pull_behaviour" (did you mean "pull_behavior"?)`,
 		"manifest_pull_timeout = \"1s\"\n": "manifest_pull_timeout",
 	} {
 		r.refuses(func(o *node.Options) { o.Extra = ownSection + text }, says)
 	}
-	r.refuses(func(o *node.Options) { o.Extra, o.ServeExtra = "", "state = \"/elsewhere\"\n" }, "state: it changes with a restart only")
+	r.refuses(func(o *node.Options) { o.Extra, o.ServeExtra = "", "state = \"/elsewhere\"\n" }, "state: cannot change without a restart")
 	r.refuses(func(o *node.Options) {
 		o.ServeExtra = "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"native\"\n"
 	}, `snapshotter: it is "native" here, but "overlayfs" in the running containerd`)

@@ -164,7 +164,7 @@ func refused(t *testing.T, c matrix.Containerd) {
 	if err := n.Wait(ctx); err == nil {
 		t.Error("imagepin serve ended as if all were well")
 	}
-	if want := "it is containerd " + version + ", and 2.1 or later is needed"; !strings.Contains(n.Logs(), want) {
+	if want := "it is containerd " + version + ", but 2.1 or later is required"; !strings.Contains(n.Logs(), want) {
 		t.Errorf("the log does not say %q", want)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Blobs are the contents of images by their digests.
+// Blobs has the content of images by digest.
 type Blobs map[digest.Digest][]byte
 
 // Image is one image of one platform.
@@ -40,8 +40,8 @@ func (b Blobs) AddJSON(mediaType string, v any) ocispec.Descriptor {
 	return b.Add(mediaType, data)
 }
 
-// Image adds an image of one layer. Equal platforms and texts give the same
-// configuration; an annotation sets manifests apart that share it.
+// Image adds an image with one layer. Equal platforms and texts result in the same configuration. Annotations
+// distinguish manifests that share a configuration.
 func (b Blobs) Image(platform, text string, annotations map[string]string) Image {
 	p := platforms.MustParse(platform)
 	layer := layerOf(text + " " + platform)
@@ -64,7 +64,7 @@ func (b Blobs) Index(manifests ...ocispec.Descriptor) ocispec.Descriptor {
 	})
 }
 
-// With gives these blobs and others together.
+// With returns these blobs and others together.
 func (b Blobs) With(others Blobs) Blobs {
 	all := maps.Clone(b)
 	maps.Copy(all, others)

@@ -1,6 +1,5 @@
-// Package ctdtest gives tests the parts of containerd that a node has: the
-// metadata database with its image, lease, content and snapshot stores, on
-// disk in the test's directory. Nothing of it is faked but the image's bytes.
+// Package ctdtest provides containerd's parts of a node for tests: the metadata database with its image, lease, content
+// and snapshot stores, on disk in the test's directory. Only the content of images is artificial.
 package ctdtest
 
 import (
@@ -24,24 +23,23 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Namespace is the one that contexts of a Node carry.
+// Namespace is the namespace in the contexts of a Node.
 const Namespace = "k8s.io"
 
-// Node is one node's containerd, without the daemon.
+// Node is the containerd of one node, without the daemon.
 type Node struct {
 	DB      *metadata.DB
 	Images  images.Store
 	Content content.Store
 	Leases  leases.Manager
 	Events  *exchange.Exchange
-	// Dir is where the node has its files.
+	// Dir is the directory with the node's files.
 	Dir string
 
 	snapshotters map[string]snapshots.Snapshotter
 }
 
-// New makes a node with snapshotters of the given names. All of them are
-// containerd's native one.
+// New creates a node. snapshotters are the names of its snapshotters, which are all containerd's native one.
 func New(t testing.TB, snapshotters ...string) *Node {
 	t.Helper()
 	dir := t.TempDir()
@@ -72,8 +70,8 @@ func New(t testing.TB, snapshotters ...string) *Node {
 	return n
 }
 
-// collectingLeases does what containerd's lease service adds to the store: a
-// lease that is deleted synchronously is collected before Delete returns.
+// collectingLeases adds the synchronous deletion of containerd's lease service: Delete collects garbage before it
+// returns.
 type collectingLeases struct {
 	leases.Manager
 	db *metadata.DB
@@ -96,25 +94,25 @@ func (l collectingLeases) Delete(ctx context.Context, lease leases.Lease, opts .
 	return err
 }
 
-// Context is the test's, in the CRI's namespace.
+// Context returns the test's context with the CRI's namespace.
 func (n *Node) Context(t testing.TB) context.Context {
 	return namespaces.WithNamespace(t.Context(), Namespace)
 }
 
-// ContentDir is the directory of the content store.
+// ContentDir returns the directory of the content store.
 func (n *Node) ContentDir() string { return filepath.Join(n.Dir, "content") }
 
-// File is where the content store has a blob.
+// File returns the path of a blob in the content store.
 func (n *Node) File(d digest.Digest) string {
 	return filepath.Join(n.ContentDir(), "blobs", d.Algorithm().String(), d.Encoded())
 }
 
-// InNamespace is the test's context, in another namespace than the CRI's.
+// InNamespace returns the test's context with another namespace.
 func (n *Node) InNamespace(t testing.TB, name string) context.Context {
 	return namespaces.WithNamespace(t.Context(), name)
 }
 
-// Snapshotter gives a snapshotter by its name.
+// Snapshotter returns a snapshotter by its name.
 func (n *Node) Snapshotter(name string) snapshots.Snapshotter { return n.snapshotters[name] }
 
 // Collect runs the garbage collection.
@@ -124,8 +122,8 @@ func (n *Node) Collect(t testing.TB) {
 	noError(t, err)
 }
 
-// Lease gives a context whose lease holds what is made under it, and a function
-// that deletes the lease.
+// Lease returns a context with a lease, which holds what is created with this context, and a function that deletes the
+// lease.
 func (n *Node) Lease(t testing.TB) (context.Context, func()) {
 	t.Helper()
 	ctx := n.Context(t)
@@ -137,7 +135,7 @@ func (n *Node) Lease(t testing.TB) (context.Context, func()) {
 	}
 }
 
-// Write puts blobs into the content store.
+// Write writes blobs to the content store.
 func (n *Node) Write(ctx context.Context, t testing.TB, blobs Blobs) {
 	t.Helper()
 	for d, b := range blobs {
@@ -148,8 +146,8 @@ func (n *Node) Write(ctx context.Context, t testing.TB, blobs Blobs) {
 	}
 }
 
-// Keep makes index, where there is one, keep img's manifest, and that its
-// configuration and layers, as a pull does.
+// Keep labels the content of img as a pull does: index, if it is not nil, keeps the manifest, and the manifest keeps
+// its configuration and layers.
 func (n *Node) Keep(ctx context.Context, t testing.TB, img Image, index *ocispec.Descriptor) {
 	t.Helper()
 	if index != nil {
@@ -163,8 +161,8 @@ func (n *Node) Keep(ctx context.Context, t testing.TB, img Image, index *ocispec
 	noError(t, err)
 }
 
-// Unpack commits img's snapshot in a snapshotter and makes the configuration
-// keep it. The snapshot is empty: nothing here looks into one.
+// Unpack commits img's snapshot in a snapshotter and labels the configuration to keep it. The snapshot is empty,
+// because no test reads it.
 func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter string) {
 	t.Helper()
 	sn := n.Snapshotter(snapshotter)
@@ -181,21 +179,21 @@ func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter 
 	noError(t, err)
 }
 
-// HasBlob tells whether the content store has a blob.
+// HasBlob reports whether the content store has a blob.
 func (n *Node) HasBlob(t testing.TB, d digest.Digest) bool {
 	t.Helper()
 	_, err := n.Content.Info(n.Context(t), d)
 	return found(t, err)
 }
 
-// HasSnapshot tells whether a snapshotter has a snapshot.
+// HasSnapshot reports whether a snapshotter has a snapshot.
 func (n *Node) HasSnapshot(t testing.TB, snapshotter string, chainID digest.Digest) bool {
 	t.Helper()
 	_, err := n.Snapshotter(snapshotter).Stat(n.Context(t), chainID.String())
 	return found(t, err)
 }
 
-// Records gives all image records by their names.
+// Records returns all image records by name.
 func (n *Node) Records(t testing.TB) map[string]images.Image {
 	t.Helper()
 	all, err := n.Images.List(n.Context(t))
@@ -222,5 +220,5 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// Always returns a function that returns v, for configuration that may change elsewhere.
+// Always returns a function that returns v.
 func Always[T any](v T) func() T { return func() T { return v } }

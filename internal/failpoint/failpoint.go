@@ -1,93 +1,92 @@
-// Package failpoint names the places at which a test can kill the process.
+// Package failpoint names the points where a test can kill the process.
 //
-// There is one between any two durable writes: what a crash leaves there has to
-// be made good by the next start. Production binaries have none: [Reach] does
-// something only in binaries built with the tag failpoints.
+// There is one between any two durable writes. The next start must repair what a crash leaves there. [Reach] has an
+// effect only in binaries built with the tag failpoints. Production binaries have no failpoints.
 //
-// In those the environment says where the process dies:
+// The environment selects the point where the process dies:
 //
-//	IMAGEPIN_FAILPOINT=pull.recorded     the first time pull.recorded is reached
+//	IMAGEPIN_FAILPOINT=pull.recorded     the first time that pull.recorded is reached
 //	IMAGEPIN_FAILPOINT=store.write:3     the third time
-//	IMAGEPIN_FAILPOINT=*:17              at the seventeenth failpoint, whichever it is
-//	IMAGEPIN_FAILPOINT=@/some/file       as the file says, which may come, go and change
+//	IMAGEPIN_FAILPOINT=*:17              the seventeenth failpoint of any name
+//	IMAGEPIN_FAILPOINT=@/some/file       as in the file, which can appear, disappear and change
 //
-// With a file, the names of the failpoints that are reached are appended to
-// /some/file.trace, and the one at which the process dies to /some/file.died.
+// With a file, the names of the reached failpoints are appended to /some/file.trace, and the name of the one where the
+// process dies to /some/file.died.
 package failpoint
 
-// Names are all failpoints, as they are written in calls of [Reach]. What
-// begins with a verb is before a write, what ends in one is after it.
+// Names lists all failpoints, as in calls of [Reach]. A name that begins with a verb is before a write, a name that
+// ends in one is after it.
 var Names = []string{
-	// A call has a lease.
-	"lease.created", // it holds nothing
+	// Leases of calls.
+	"lease.created", // the lease holds nothing
 	"lease.deleted",
 
-	// A key is made ready: pull, make.
+	// Pull and unpack.
 	"pull.fetch",    // before each blob that is fetched
-	"pull.chosen",   // indexes are fetched, and the manifest is known
-	"pull.unpacked", // everything is fetched and unpacked
-	"pull.kept",     // an index keeps the next one below it
-	"pull.made",     // nothing but the records is missing
-	"pull.recorded", // the records are written, and the lease is there
-	"pull.visible",  // the CRI service behind knows the image
+	"pull.chosen",   // the indexes are fetched, and the manifest is known
+	"pull.unpacked", // all content is fetched and unpacked
+	"pull.kept",     // an index keeps the next one
+	"pull.made",     // only the records are missing
+	"pull.recorded", // the records are written, and the lease exists
+	"pull.visible",  // upstream, containerd's own CRI service, has the image
 
-	// Damaged content is replaced.
-	"replace.held",      // what its record keeps alive is leased
-	"replace.fetched",   // it is fetched, and not in its place
-	"replace.deleted",   // the damaged record is gone
-	"replace.collected", // and the file
-	"replace.written",   // the new content is in its place
+	// Replacing damaged content.
+	"replace.held",      // the lease holds what the content's record keeps
+	"replace.fetched",   // the content is fetched, but not written
+	"replace.deleted",   // the damaged record is deleted
+	"replace.collected", // the damaged file is deleted
+	"replace.written",   // the new content is written
 
-	// A deep check.
-	"check.viewed", // there is a view of a snapshot
-	"check.remove", // before each snapshot that cannot be used is removed
+	// Deep checks.
+	"check.viewed", // a snapshot has a view
+	"check.remove", // before each unusable snapshot is removed
 
-	// Image records change.
-	"store.write",     // before each record that is written
-	"store.commit",    // all are written, in a transaction that is not committed
-	"store.committed", // and is
+	// Image records.
+	"store.write",     // before each record is written
+	"store.commit",    // all records are written, in a transaction that is not committed
+	"store.committed", // the transaction is committed
 	"store.notified",  // the events are published
 
-	// Keys are removed.
-	"remove.recorded", // the records are gone
-	"remove.release",  // before each label that keeps a snapshot is dropped
-	"remove.released", // all are
-	"collect.leased",  // the lease whose end starts the collection is there
-	"collect.done",    // what nothing needs is collected
+	// Removing keys.
+	"remove.recorded", // the records are removed
+	"remove.release",  // before each label that keeps a snapshot is removed
+	"remove.released", // all these labels are removed
+	"collect.leased",  // the lease exists whose deletion starts garbage collection
+	"collect.done",    // garbage is collected
 
 	// Pins.
 	"pin.write",   // before a pin is made or moved
-	"pin.written", // it is
-	"pin.remove",  // before it is removed
-	"pin.removed", // it is
+	"pin.written", // after
+	"pin.remove",  // before a pin is removed
+	"pin.removed", // after
 
-	// What pins retain.
-	"retain.leased",  // the lease is there, and holds nothing
-	"retain.add",     // before each resource that it is to hold
-	"retain.done",    // it holds all
-	"retain.release", // before it is deleted
-	"retain.dropped", // it is
+	// Retained content.
+	"retain.leased",  // the lease exists and holds nothing
+	"retain.add",     // before each resource is added to the lease
+	"retain.done",    // the lease holds all resources
+	"retain.release", // before the lease is deleted
+	"retain.dropped", // after
 
 	// Refresh.
 	"refresh.pulled", // all targets are ready, and nothing has moved
-	"refresh.pinned", // a pin has moved, and the tag has not
+	"refresh.pinned", // a pin has moved, but the tag has not
 	"refresh.moved",  // the tag has moved for a target
 
-	// A pod is about to use an image.
-	"use.leased", // the lease that holds it is there
+	// Using an image for a pod.
+	"use.leased", // the lease holds the image
 
-	// Start and reconcile.
+	// Start and reconciliation.
 	"start.leftover",   // before each lease of a killed call is deleted
-	"start.unlabel",     // before each label is taken off that stands on the wrong record
-	"start.orphan",     // before each snapshot is let go of that a killed removal has left
-	"untagged.remove",  // a record of an image ID that no key accounts for is found
-	"untagged.removed", // it is removed, and what it kept is not collected
-	"adopt.found",      // other tools' images are found, and not recorded
-	"adopt.recorded",   // they are
-	"repair.unpacked",    // what was lost is unpacked again
-	"repair.recorded",    // and recorded
-	"repair.drop",        // before a lost key is dropped
-	"repair.dropped",     // it is
-	"sync.forgotten",   // what another tool has removed is out of the records
-	"sync.unseated",    // or carried by another record
+	"start.unlabel",    // before each label on the wrong record is removed
+	"start.orphan",     // before each snapshot that a killed removal left is released
+	"untagged.remove",  // a record of an image ID without a key is found
+	"untagged.removed", // the record is removed, and its content is not collected
+	"adopt.found",      // other tools' images are found, but not recorded
+	"adopt.recorded",   // other tools' images are recorded
+	"repair.unpacked",  // a lost snapshot is unpacked again
+	"repair.recorded",  // and recorded
+	"repair.drop",      // before a lost key is dropped
+	"repair.dropped",   // after
+	"sync.forgotten",   // what another tool has removed is removed from the records
+	"sync.unseated",    // or moved to another record
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Every failpoint in the sources is in the list, and the other way round.
+// Names lists exactly the failpoints in the sources.
 func TestNamesAreThoseOfTheSources(t *testing.T) {
 	const root = "../.."
 	found := make(map[string]bool)
@@ -44,7 +44,7 @@ func TestNamesAreThoseOfTheSources(t *testing.T) {
 	}
 	for i, name := range Names {
 		if !found[name] {
-			t.Errorf("nothing reaches %s", name)
+			t.Errorf("%s is not in the sources", name)
 		}
 		if slices.Contains(Names[:i], name) {
 			t.Errorf("%s is in Names twice", name)
@@ -52,7 +52,7 @@ func TestNamesAreThoseOfTheSources(t *testing.T) {
 	}
 }
 
-// reached gives the name in a call of Reach.
+// reached returns the name in a call of Reach.
 func reached(t *testing.T, path string, n ast.Node) (string, bool) {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) != 1 {
@@ -67,7 +67,7 @@ func reached(t *testing.T, path string, n ast.Node) (string, bool) {
 	}
 	arg, ok := call.Args[0].(*ast.BasicLit)
 	if !ok {
-		t.Errorf("%s: the name of a failpoint is no literal", path)
+		t.Errorf("%s: the name of a failpoint is not a literal", path)
 		return "", false
 	}
 	name, err := strconv.Unquote(arg.Value)

@@ -2,5 +2,5 @@
 
 package failpoint
 
-// Reach does nothing: this binary has no failpoints.
+// Reach does nothing, because this binary has no failpoints.
 func Reach(string) {}

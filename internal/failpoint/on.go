@@ -11,17 +11,17 @@ import (
 	"syscall"
 )
 
-// every is the name that means every failpoint.
+// every matches every failpoint.
 const every = "*"
 
 var (
 	spec = os.Getenv("IMAGEPIN_FAILPOINT")
 	mu   sync.Mutex
-	last string // the last specification, which seen belongs to
-	seen int    // how often it was met
+	last string // the specification that seen counts
+	seen int    // number of matches
 )
 
-// Reach kills the process where the environment says so.
+// Reach kills the process if the environment selects this failpoint.
 func Reach(at string) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -44,7 +44,7 @@ func Reach(at string) {
 	}
 	n := 1
 	if counted {
-		n, _ = strconv.Atoi(count) // never, where it is no number: the test will notice
+		n, _ = strconv.Atoi(count) // 0 if it is not a number: the test detects that the process does not die
 	}
 	if seen++; seen != n {
 		return
@@ -52,7 +52,7 @@ func Reach(at string) {
 	if inFile {
 		note(path+".died", at)
 	}
-	// As a machine that loses power has it: nothing is closed or deferred.
+	// As in a power failure, nothing is closed, and no deferred function runs.
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
 }
@@ -61,7 +61,7 @@ func Reach(at string) {
 func note(path, at string) {
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return // the test that reads it will miss the name
+		return // the test that reads the file detects the missing name
 	}
 	_, _ = fmt.Fprintln(f, at)
 	_ = f.Close()

@@ -29,7 +29,7 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// choice is what a history is about.
+// choice is the content of a history.
 type choice struct {
 	consistency string
 	retain      bool
@@ -37,14 +37,14 @@ type choice struct {
 	discard     bool
 	socket      bool // imagepin runs beside containerd, and is killed alone
 	slowGC      time.Duration
-	before      []string // what is done one after the other before all else
-	actors      []string // what is done at once
+	before      []string // done one after the other before all else
+	actors      []string // done concurrently
 	kill        bool
-	reconfigure bool     // the kill is followed by a start with another snapshotter for a handler
-	refs        []string // that it is about
-	expire      bool     // what is done at once is done while pins are swept
-	refuse      string   // the build that the image verifier refuses; empty where there is none
-	cap         int      // how many pins a namespace may have; zero is as many as usual
+	reconfigure bool     // after the kill, a handler has another snapshotter
+	refs        []string // references in this history
+	expire      bool     // pins are swept concurrently
+	refuse      string   // the build that the image verifier rejects, or ""
+	cap         int      // maximum number of pins of a namespace; zero means the default
 }
 
 func choose(rng *rand.Rand) choice {
@@ -73,7 +73,7 @@ func choose(rng *rand.Rand) choice {
 	if c.consistency != "off" && rng.IntN(5) == 0 {
 		c.expire, c.before = true, append(c.before, "pod", "pull")
 	}
-	calm := rng.IntN(3) == 0 // nobody but kubelet and its node
+	calm := rng.IntN(3) == 0 // only kubelet and its node
 	for range 2 + rng.IntN(4) {
 		if c.expire || c.consistency != "off" && rng.IntN(4) == 0 {
 			c.actors = append(c.actors, pick("pod", "pod", "pull", "pin", "unpin", "refresh", "move", "image-gc"))
@@ -98,50 +98,50 @@ func choose(rng *rand.Rand) choice {
 	return c
 }
 
-// of makes a history one of those that have gone wrong once, in some order.
+// of makes a history one of those that have failed before, with variations.
 func (c *choice) of(rng *rand.Rand) {
 	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
 	c.refuse, c.cap = "", 0
 	switch rng.IntN(10) {
-	case 0: // what another tool has tagged is adopted beside a pull of that tag
+	case 0: // adoption of an image that another tool has tagged, during a pull of that tag
 		c.before = []string{"pull app:3 runc", "pull app:2 runc"}
 		c.actors = []string{"ctr-tag app:2 app:1", "move app:1 B", "pull app:1 runc"}
-	case 1: // images are listed again beside calls
+	case 1: // images are listed again during calls
 		c.before = []string{"pull app:3 runc", "ctr-pull app:1"}
 		c.actors = []string{"lose-track", "move app:1 B", "pull app:1 runc", "image-gc", "crictl-rmi app:1", "ctr-pull app:2"}
 		rng.Shuffle(len(c.actors), func(i, j int) { c.actors[i], c.actors[j] = c.actors[j], c.actors[i] })
 		c.actors = c.actors[:4]
-	case 2: // an adopted image is removed beside a pod of it
+	case 2: // removal of an adopted image during the start of a pod
 		c.before = []string{"ctr-pull app:1"}
 		c.kill = false
 		c.actors = []string{"pod app:1 runc", "crictl-rmi app:1", "pod app:1 runc", "image-gc", "gc"}
 		c.actors = c.actors[:2+rng.IntN(4)]
-	case 3: // a workload is pinned to what its tag meant before
+	case 3: // a workload is pinned to the previous digest of its tag
 		c.consistency = "workload"
 		c.before = []string{"pod app:1 runc", "move app:1 B", "pull app:1 runc"}
 		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:1 second", "crictl-rmi app:1"}
 		c.actors = c.actors[:2+rng.IntN(3)]
-	case 4: // the pins of a namespace are as many as it may have
+	case 4: // a namespace reaches its limit of pins
 		c.consistency, c.cap = "workload", 1
 		c.before = []string{"pod app:1 runc", "pod-ends"}
 		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:3 runc", "pod-ends", "image-gc"}
 		c.actors = c.actors[:3+rng.IntN(3)]
-	case 5: // a pin that retains is made while an image of its digest is recorded for others
+	case 5: // a pin that retains is made while another image of its digest is recorded
 		c.actors = []string{"pin app:1 A", "pull app:1 runc", "pull app:2 second", "ctr-pull app:2"}
 		c.actors = c.actors[:2+rng.IntN(3)]
 	case 6: // containerd's CRI writes the record of an image ID while the image is removed
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"ctr-tag app:1 app:2", "crictl-rmi app:1", "image-gc", "crictl-rmi app:2", "ctr-pull app:2"}
 		c.actors = c.actors[:2+rng.IntN(4)]
-	case 7: // an operator pins a tag to what the verifier refuses beside its first use
+	case 7: // an operator pins a tag to an image that the verifier rejects, during its first use
 		c.consistency, c.refuse = "node", "B"
 		c.actors = []string{"pin app:1 B", "pull app:1 runc", "pod app:1 runc", "pull app:1 second"}
 		c.actors = c.actors[:2+rng.IntN(3)]
-	case 8: // an image is removed beside the first pull of another of its tags
+	case 8: // removal of an image during the first pull of another of its tags
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"crictl-rmi app:1", "pull app:2 runc", "pod app:2 runc", "image-gc", "gc"}
 		c.actors = c.actors[:2+rng.IntN(4)]
-	case 9: // what a pin retained is collected slowly, beside what others retain
+	case 9: // slow collection of retained content, while other content is retained
 		c.consistency, c.retain, c.slowGC, c.kill = "node", true, 20*time.Second, false
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"pin app:1 B", "pull app:3 runc", "pull app:1 second"}
@@ -149,32 +149,32 @@ func (c *choice) of(rng *rand.Rand) {
 	}
 }
 
-// facts are what happened in a history, for what may be asked of its calls.
+// facts are events of a history that the checks of its calls need.
 type facts struct {
 	mu         sync.Mutex
 	otherTools atomic.Bool
-	toolAt     atomic.Int64 // the step of the last write of another tool, or of what the node removed after one
-	killedAt   atomic.Int64 // the step of the last kill
-	unpinned   atomic.Bool  // a pin has been set or removed by hand
+	toolAt     atomic.Int64 // step of the last write of another tool, or of a removal that followed one
+	killedAt   atomic.Int64 // step of the last kill
+	unpinned   atomic.Bool  // an operator has set or removed a pin
 	refreshed  atomic.Bool
 	pins       sync.Map // names of pins that were made
-	movedByCRI sync.Map // names of records that containerd's CRI has written back to what it had read before
+	movedByCRI sync.Map // names of records that containerd's CRI has overwritten with what it had read before
 	ops        []*op
 }
 
-// op is one call or one act of another tool.
+// op is one call, or one action of another tool.
 type op struct {
 	actor, method, ref, handler string
 	start, end                  int
 	ended                       bool
 	began                       time.Time
 	took                        time.Duration
-	id                          string        // image ID that it is about
-	scope                       string        // of the pin that it follows, where there is one
-	pinned                      digest.Digest // what that pin meant when it began
-	sandbox                     string        // of the pod that it is for
-	container                   string        // that it has made
-	heldBy                      bool          // a pin that was there when it began or ended
+	id                          string        // image ID of the call
+	scope                       string        // scope of the pin that applies, or ""
+	pinned                      digest.Digest // digest of that pin when the call began
+	sandbox                     string        // sandbox of the pod
+	container                   string        // container that the call created
+	heldBy                      bool          // a pin existed when the call began or ended
 	removes                     bool
 	err                         error
 }
@@ -189,7 +189,7 @@ func (f *facts) touched(since int) bool {
 	return f.otherTools.Load() && f.toolAt.Load() >= int64(since)
 }
 
-// removed reports whether a removal of an image was under way since a step.
+// removed reports whether an image was being removed since a step.
 func (f *facts) removed(id string, since int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,8 +198,7 @@ func (f *facts) removed(id string, since int) bool {
 	})
 }
 
-// sharedSince is since when what a call waits for may have been under way, for
-// calls before it.
+// sharedSince returns the step since which the work that a call waits for may have been running for earlier calls.
 func (f *facts) sharedSince(o *op) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,8 +214,7 @@ func (f *facts) sharedSince(o *op) int {
 	return since
 }
 
-// beside reports whether another call about the same reference was under way at the
-// same time.
+// beside reports whether another call for the same reference ran concurrently.
 func (f *facts) beside(o *op) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -238,16 +236,16 @@ func infoOf(id string) snapshots.Info {
 	return snapshots.Info{Name: id, Labels: map[string]string{"containerd.io/gc.root": "container"}}
 }
 
-// life is the process that containerd's CRI belongs to.
+// life is the process of containerd's CRI.
 func (c *containerdCRI) life() *process { return c.current }
 
-// caller is one client of the node, with a will of its own.
+// caller is one client of the node.
 type caller struct {
 	w    *world
 	ctx  context.Context
 	name string
 	rng  *rand.Rand
-	args []string // what to do it with, where that is not left to chance
+	args []string // arguments of the action; empty means random
 }
 
 func (w *world) caller(ctx context.Context, name string) *caller {
@@ -274,7 +272,7 @@ func (k *caller) handler() string {
 	return k.pick("runc", "runc", "second", "foreign")
 }
 
-// step is a point of the caller's own, before it does something.
+// step is a point of the caller itself, before an action.
 func (k *caller) step(format string, args ...any) { _ = k.w.step(k.ctx, nil, format, args...) }
 
 const (
@@ -282,7 +280,7 @@ const (
 	control    = "imagepin.v1.Control"
 )
 
-// ask makes a call, and looks at what became of it.
+// ask makes a call and checks its outcome.
 func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto.Message) (Resp, error) {
 	k.step("calls %s %s %s", method, subject(req), o.handler)
 	w := k.w
@@ -323,8 +321,7 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	return resp, err
 }
 
-// pin is what the pin means that a call has to follow; nothing where there is
-// none.
+// pin returns the digest of the pin that a call must follow, or "".
 func (w *world) pin(o *op) digest.Digest {
 	if o.scope == "" {
 		return ""
@@ -341,7 +338,7 @@ func (k *caller) followed(o *op) {
 	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned || o.sandbox != "" && !k.w.cri.has(o.sandbox) {
 		return
 	}
-	// What is recorded of a pin may not be in force yet, where a call is writing it.
+	// A pin that a call is writing may be recorded but not in effect.
 	if o.method == "ImageStatus" && k.w.facts.beside(o) || k.w.facts.pinning(o) {
 		return
 	}
@@ -352,7 +349,7 @@ func (k *caller) followed(o *op) {
 	}
 }
 
-// scope of the pins that a pod's calls make or follow.
+// scope returns the scope of the pins that a pod's calls make or follow.
 func (w *world) scope(config *runtime.PodSandboxConfig) string {
 	switch w.choice.consistency {
 	case "node":
@@ -385,20 +382,19 @@ func outcome(resp proto.Message, err error) string {
 	return "done"
 }
 
-// judge says what is wrong with the outcome of a call.
+// judge checks the outcome of a call.
 func (k *caller) judge(o *op, p *process) {
 	w := k.w
 	took := o.took
 	switch {
 	case w.alive(p) != nil || k.ctx.Err() != nil:
-		return // nobody waits for it any more
+		return // no caller waits for it
 	case took >= unanswered:
 		w.wrong(callUnanswered, "%s %s took %s", o.method, o.ref, took)
 		return
 	case o.err == nil:
 		k.followed(o)
-		// What a refresh or a repair cannot make for one target is collected before it
-		// goes on to the next.
+		// What a refresh or a repair cannot make ready for one target is collected before the next target.
 		makesSeveral := o.method == "Refresh" || o.method == "Check"
 		if w.choice.slowGC > 0 && !makesSeveral && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
@@ -410,13 +406,13 @@ func (k *caller) judge(o *op, p *process) {
 		return
 	}
 	if o.method == "CreateContainer" {
-		return // judged by what it follows
+		return // the operation that it follows is checked
 	}
 	text := o.err.Error()
 	switch {
 	case w.expected(text):
 	case o.method == "RemovePin" && status.Code(o.err) == codes.NotFound:
-	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // it is not on the node
+	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // the image is not on the node
 	case strings.Contains(text, "UpstreamNotSynced"):
 		w.wrong(notVisible, "%s %s: %v", o.method, o.ref, o.err)
 	case errors.Is(o.err, context.DeadlineExceeded) || strings.Contains(text, "deadline exceeded"):
@@ -426,14 +422,14 @@ func (k *caller) judge(o *op, p *process) {
 	}
 }
 
-// expected reports whether an error is what the history is about: an image that the
-// verifier refuses, or a namespace that may have no more pins.
+// expected reports whether the history provokes an error: an image that the verifier rejects, or a namespace that has
+// reached its limit of pins.
 func (w *world) expected(text string) bool {
 	return w.choice.refuse != "" && strings.Contains(text, "blocked") ||
 		w.choice.cap > 0 && strings.Contains(text, "max_pins_per_namespace allows no more")
 }
 
-// act does one of the things that histories are made of.
+// act performs one action of a history.
 func (k *caller) act(what string) {
 	k.args = strings.Fields(what)[1:]
 	switch strings.Fields(what)[0] {
@@ -509,13 +505,13 @@ func (k *caller) act(what string) {
 func (k *caller) pull() {
 	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
-		handler = "runc" // that image has no other platform
+		handler = "runc" // this image has no other platform
 	}
 	_, _ = ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(nil)},
 		&runtime.PullImageRequest{Image: &runtime.ImageSpec{Image: ref, RuntimeHandler: handler}})
 }
 
-// pod is what kubelet does for a pod: the sandbox, the image, the container.
+// pod does what kubelet does for a pod: sandbox, image, container.
 func (k *caller) pod() {
 	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
@@ -556,8 +552,7 @@ func (k *caller) pod() {
 	}
 }
 
-// startContainer is one try of kubelet's to start a container. It tells whether
-// it need not try again.
+// startContainer is one attempt of kubelet to start a container. It reports whether no other attempt is needed.
 func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, handler string, spec func() *runtime.ImageSpec, always bool) bool {
 	since := k.w.steps
 	id := ""
@@ -644,15 +639,14 @@ func (k *caller) rmi() {
 		&runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: ref}})
 }
 
-// tool notes that another tool writes now.
+// tool records that another tool is writing.
 func (k *caller) tool(format string, args ...any) {
 	k.step(format, args...)
 	k.w.facts.tool(k.w.steps)
 }
 
-// ctrPull is ctr images pull: everything under a lease of its own, then the
-// record, then it is unpacked (client.Pull unpacks before the record, transfer
-// after it: both are tried).
+// ctrPull is ctr images pull. It writes content under a lease, then the record, and then unpacks (client.Pull unpacks
+// before the record, the transfer service after it; both variants occur).
 func (k *caller) ctrPull() {
 	ref := k.ref()
 	b := k.w.registry.tag(ref)
@@ -718,7 +712,7 @@ func (k *caller) set(ctx context.Context, ref string, target ocispec.Descriptor)
 	return err
 }
 
-// unpack commits the snapshots of an image where stock has them.
+// unpack commits the snapshots of an image in the default snapshotter.
 func (k *caller) unpack(ctx context.Context, img image) error {
 	sn := k.w.db.Snapshotter("first")
 	parent := ""
@@ -745,7 +739,7 @@ func (k *caller) unpack(ctx context.Context, img image) error {
 	return err
 }
 
-// ctrTag is ctr images tag --force of what there is.
+// ctrTag is ctr images tag --force of an existing image.
 func (k *caller) ctrTag() {
 	k.tool("looks for an image to tag")
 	from, to := k.ref(), k.ref()

@@ -21,7 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// class is what callers of containerd tell errors apart by.
+// class is the part of an error that callers of containerd distinguish.
 func class(err error) string {
 	for _, c := range []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable} {
 		if errors.Is(err, c) {
@@ -34,8 +34,8 @@ func class(err error) string {
 	return "ok"
 }
 
-// TestLayersAreASnapshotter runs scripts on the snapshotter in memory and on
-// containerd's native one, and compares every outcome.
+// TestLayersAreASnapshotter runs scripts on the snapshotter in memory and on containerd's native one, and compares all
+// results.
 func TestLayersAreASnapshotter(t *testing.T) {
 	for seed := range uint64(5) {
 		real, err := snnative.NewSnapshotter(t.TempDir())
@@ -49,7 +49,7 @@ func TestLayersAreASnapshotter(t *testing.T) {
 		for range 150 {
 			key, other, op := key(), key(), rng.IntN(8)
 			if info, err := both[0].Stat(t.Context(), key); (op == 3 || op == 4) && err == nil && info.Kind == snapshots.KindView {
-				continue // nobody commits a view, and each snapshotter fails in its own way
+				continue // views are never committed, and each snapshotter fails differently
 			}
 			var outcomes [2]string
 			for i, sn := range both {
@@ -66,7 +66,7 @@ func TestLayersAreASnapshotter(t *testing.T) {
 	}
 }
 
-// onSnapshotter does one thing, and says what came of it and what there is then.
+// onSnapshotter performs one operation, and returns its result and the state.
 func onSnapshotter(ctx context.Context, sn snapshots.Snapshotter, op int, key, other string) string {
 	label := snapshots.WithLabels(map[string]string{"containerd.io/snapshot/x": other})
 	said := func(i snapshots.Info) string {
@@ -102,8 +102,8 @@ func onSnapshotter(ctx context.Context, sn snapshots.Snapshotter, op int, key, o
 	return fmt.Sprintf("%s %s; %v", class(err), said(info), slices.Sorted(maps.Values(all)))
 }
 
-// TestBlobsAreAContentStore runs scripts on the content store in memory and on
-// containerd's own, and compares every outcome.
+// TestBlobsAreAContentStore runs scripts on the content store in memory and on containerd's own, and compares all
+// results.
 func TestBlobsAreAContentStore(t *testing.T) {
 	for seed := range uint64(5) {
 		real, err := local.NewStore(filepath.Join(t.TempDir(), "content"))
@@ -140,7 +140,7 @@ type contentScript struct {
 	writers [3]content.Writer
 }
 
-// step does one thing with the blob number n, and says what came of it.
+// step performs one operation with blob number n, and returns its result.
 func (c *contentScript) step(ctx context.Context, op, n, flaw int) string {
 	data := []byte(strings.Repeat("x", n+1))
 	desc := ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}

@@ -20,8 +20,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandbox and container are what containerd's CRI has of pods, as far as images
-// go.
+// sandbox and container have the fields of pods in containerd's CRI that concern images.
 type sandbox struct {
 	id, handler string
 	made        int64
@@ -130,22 +129,20 @@ func (c *containerdCRI) containerStatus(r *runtime.ContainerStatusRequest) (prot
 	return &runtime.ContainerStatusResponse{Status: &runtime.ContainerStatus{Id: k.id, Image: k.as, ImageRef: k.image, ImageId: k.image}}, nil
 }
 
-// createContainer is CreateContainer of internal/cri/server/container_create.go
-// as far as the image goes: LocalResolve, toContainerdImage (helpers.go), which
-// reads the record called by the ID, and WithNewSnapshot
-// (internal/cri/opts/container.go), which unpacks the image where the snapshot
-// is not there and the layers are.
+// createContainer models the image handling of CreateContainer in internal/cri/server/container_create.go:
+// LocalResolve, toContainerdImage (helpers.go), which reads the record with the name of the ID, and WithNewSnapshot
+// (internal/cri/opts/container.go), which unpacks the image if the snapshot is missing and the layers exist.
 func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
 	since, whole := c.w.steps, c.whole(r)
 	resp, err := c.makeContainer(ctx, r)
-	// Whoever forwards the call holds the image until it returns.
+	// The caller that forwards the call holds the image until it returns.
 	if errdefs.IsNotFound(err) && whole && !c.w.facts.touched(since) && c.w.facts.killedAt.Load() < int64(since) {
 		c.w.wrong(removedInUse, "CreateContainer of %s: %v", r.GetConfig().GetImage().GetImage(), err)
 	}
 	return resp, err
 }
 
-// whole reports whether everything is there that a container is made of.
+// whole reports whether everything exists that a container needs.
 func (c *containerdCRI) whole(r *runtime.CreateContainerRequest) bool {
 	ctx := inK8s(context.Background())
 	c.mu.Lock()
@@ -248,8 +245,8 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if err != nil {
 		return nil, fmt.Errorf("failed to create containerd container: %w", err)
 	}
-	// A container's snapshot is a root of the garbage collection by the
-	// container's own record: a label does the same here.
+	// In containerd, the container's record is a garbage collection root of its snapshot. Here a label has the same
+	// effect.
 	_, err = sn.Update(ctx, infoOf(id), "labels.containerd.io/gc.root")
 	if err != nil {
 		return nil, err
@@ -260,7 +257,7 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	return &runtime.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// imageOf is the ID of the image that a container is made of.
+// imageOf returns the ID of the image of a container.
 func (c *containerdCRI) imageOf(id string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -270,7 +267,7 @@ func (c *containerdCRI) imageOf(id string) string {
 	return ""
 }
 
-// has reports whether there is a sandbox or a container.
+// has reports whether a sandbox or a container exists.
 func (c *containerdCRI) has(id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

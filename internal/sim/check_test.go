@@ -20,7 +20,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The names of what is to hold after a history. They are those of problems.
+// The names of the invariants after a history. They are the names of problems.
 const (
 	keyUnreadable    = "key-unreadable"
 	keyTwice         = "key-on-two-records"
@@ -70,7 +70,7 @@ type key struct {
 
 func (k key) String() string { return k.Ref + " for " + k.Platform + " on " + k.Snapshotter }
 
-// check looks at a node after a history, as integration/checker does.
+// check checks a node after a history, as integration/checker does.
 type check struct {
 	w   *world
 	ctx context.Context
@@ -86,7 +86,7 @@ type check struct {
 	record  map[string]string
 	tags    map[string][]digest.Digest
 	ids     map[string]bool
-	others  map[string]bool // IDs of images of other tools that nobody can unpack
+	others  map[string]bool // IDs of other tools' images that cannot be unpacked
 	records map[string]bool
 	blobs   map[digest.Digest]bool
 	layers  map[string]bool
@@ -136,7 +136,7 @@ func (w *world) look() (*check, error) {
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// all finds what is wrong.
+// all returns all problems.
 func (c *check) all() {
 	for _, name := range sorted(c.images) {
 		c.keysOf(name, c.images[name])
@@ -144,7 +144,7 @@ func (c *check) all() {
 	for _, name := range sorted(c.tags) {
 		if img, ok := c.images[name]; ok && !slices.Contains(c.tags[name], img.Target.Digest) {
 			if _, err := digest.Parse(name); err != nil && c.w.facts.otherTools.Load() {
-				c.retainedBlob(img.Target.Digest) // moved to what is not unpacked, and so not adopted
+				c.retainedBlob(img.Target.Digest) // moved to an image that is not unpacked, and so not adopted
 				continue
 			}
 			c.w.wrong(tagAstray, "record %s targets %s, and its keys are of %s", name, img.Target.Digest, c.tags[name])
@@ -159,8 +159,7 @@ func (c *check) all() {
 	c.refused()
 }
 
-// expired finds pins that are gone although a call has followed them that ended
-// within their time to live.
+// expired finds pins that are gone although a call that ended within their time to live has followed them.
 func (c *check) expired() {
 	if c.w.facts.unpinned.Load() || c.w.choice.cap > 0 {
 		return
@@ -170,7 +169,7 @@ func (c *check) expired() {
 			continue
 		}
 		if _, made := c.w.facts.pins.Load(o.scope + "/" + o.ref); !made && c.w.facts.otherTools.Load() {
-			continue // an image that is not adopted yet runs as the service behind has it
+			continue // an image that is not adopted yet is resolved by containerd's CRI
 		}
 		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
 			c.w.wrong(pinExpired, "%s %s of %s followed or made pin %s/%s, which is gone", o.method, o.ref, o.actor, o.scope, o.ref)
@@ -178,8 +177,8 @@ func (c *check) expired() {
 	}
 }
 
-// older finds tags that mean what they meant before a later pull or act of
-// another tool, where every pull moves its tag.
+// older finds tags that have an older digest than that of a later pull, or of a later action of another tool, if every
+// pull moves its tag.
 func (c *check) older() {
 	if c.w.choice.consistency != "off" || c.w.choice.reconfigure || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
 		return
@@ -190,7 +189,7 @@ func (c *check) older() {
 			continue
 		}
 		if _, moved := c.w.facts.movedByCRI.Load(k.Ref); moved {
-			continue // containerd's CRI writes what it has read, with no look at what it writes over
+			continue // containerd's CRI writes what it has read before, and overwrites newer records
 		}
 		var writers []*op
 		known := true
@@ -216,7 +215,7 @@ func (c *check) older() {
 			}
 		}
 		for _, o := range writers {
-			// What another tool tags need not be unpacked for the target.
+			// An image that another tool tags may not be unpacked for the target.
 			if known && o.id != k.Image.String() && o.start > last && o.method != "ctr" {
 				c.w.wrong(olderOverNewer, "key %s is of %s, after %s of %s made it %s", name, k.Image, o.method, o.actor, o.id)
 			}
@@ -275,8 +274,8 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		return
 	}
 	for _, l := range m.Layers {
-		// It need not be there: containerd's unpacker fetches no layer whose snapshot a
-		// container, say, has kept (core/unpack/unpacker.go).
+		// The layer may be missing: containerd's unpacker fetches no layer whose snapshot exists, for example because
+		// of a container (core/unpack/unpacker.go).
 		c.blobs[l.Digest] = true
 	}
 	config, ok := read[ocispec.Image](c, k, "configuration", m.Config.Digest)
@@ -331,7 +330,7 @@ func (c *check) retains(root, repo string) bool {
 	return false
 }
 
-// leased checks leases, and what pins retain.
+// leased checks leases and retained content.
 func (c *check) leased() {
 	held := make(map[string]map[string]bool)
 	for _, id := range sorted(c.leases) {
@@ -401,8 +400,8 @@ func (c *check) retained(sn, name string) {
 }
 
 func (c *check) leaks() {
-	// What a killed pull has unpacked for another target stays until the next start,
-	// where something else keeps the configuration.
+	// The snapshot of a killed pull for another target stays until the next start if something else keeps the
+	// configuration.
 	if c.w.facts.otherTools.Load() || c.w.facts.killedAt.Load() > 0 {
 		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
 			c.below(c.content[d])
@@ -418,7 +417,7 @@ func (c *check) leaks() {
 	}
 	for _, name := range sorted(c.images) {
 		if _, here := c.content[c.images[name].Target.Digest]; !here && c.w.facts.otherTools.Load() {
-			continue // another tool has named what was being removed
+			continue // another tool has tagged an image that was being removed
 		}
 		if !c.records[name] {
 			c.w.wrong(leakedRecord, "record %s → %s: no key accounts for it", name, c.images[name].Target.Digest)
@@ -444,9 +443,8 @@ func (c *check) leaks() {
 	}
 }
 
-// tagged accounts for what another tool has tagged and nobody can unpack: its
-// layers were discarded, and its snapshot has been collected. It is listed by its
-// ID, as stock lists it, and can be removed.
+// tagged accounts for images that another tool has tagged and that cannot be unpacked: their layers were discarded, and
+// their snapshots collected. They are listed by ID, as stock containerd lists them, and can be removed.
 func (c *check) tagged(name string, img images.Image) {
 	if _, err := digest.Parse(name); err == nil || c.records[name] || !c.w.facts.otherTools.Load() {
 		return
@@ -467,8 +465,7 @@ func (c *check) tagged(name string, img images.Image) {
 	c.retainedBlob(img.Target.Digest)
 }
 
-// listed checks that the CRI lists what there are keys of, and nothing else,
-// and that ImageStatus says of every key what it is.
+// listed checks that the CRI lists exactly the images with keys, and that ImageStatus returns each key.
 func (c *check) listed(ctx context.Context) {
 	p := c.w.proc
 	list, err := call[*runtime.ListImagesResponse](ctx, p, "ImageService", "ListImages", &runtime.ListImagesRequest{})
@@ -496,7 +493,7 @@ func (c *check) listed(ctx context.Context) {
 				continue
 			}
 			if held, ok := c.pins["node/"+k.Ref]; ok && held.Target.Digest != k.Digest {
-				continue // the pin decides, and not the tag
+				continue // the pin decides, not the tag
 			}
 			resp, err := call[*runtime.ImageStatusResponse](ctx, p, "ImageService", "ImageStatus", &runtime.ImageStatusRequest{
 				Image: &runtime.ImageSpec{Image: k.Ref, RuntimeHandler: handler},

@@ -17,8 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// blobs is a content store in memory: what containerd's metadata store keeps
-// its blobs in. Labels are the metadata store's.
+// blobs is a content store in memory, the backend of containerd's metadata store. The metadata store has the labels.
 type blobs struct {
 	mu      sync.Mutex
 	data    map[digest.Digest]*blob
@@ -165,8 +164,8 @@ func (b *blobs) Writer(_ context.Context, opts ...content.WriterOpt) (content.Wr
 type writer struct {
 	store  *blobs
 	ref    string
-	ingest *ingest       // nil once it is closed
-	digest digest.Digest // of what has been committed
+	ingest *ingest       // nil after Close
+	digest digest.Digest // set by Commit
 }
 
 func (w *writer) Write(p []byte) (int, error) {

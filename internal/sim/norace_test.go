@@ -2,5 +2,5 @@
 
 package sim
 
-// histories is how many are run where nothing else is asked for.
+// histories is the default number of histories.
 const histories = 2000

@@ -9,8 +9,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// verifiers are the image verifier plugins of a process: one, where the history
-// has a build that is refused.
+// verifiers returns the image verifier plugins of a process: one if the history has a build that is rejected.
 func (w *world) verifiers(owner *process) map[string]imageverifier.ImageVerifier {
 	if w.choice.refuse == "" {
 		return nil
@@ -18,7 +17,7 @@ func (w *world) verifiers(owner *process) map[string]imageverifier.ImageVerifier
 	return map[string]imageverifier.ImageVerifier{"verifier": verifier{w, owner}}
 }
 
-// verifier refuses one build, as late as the seed wants.
+// verifier rejects one build. The seed decides how late.
 type verifier struct {
 	w     *world
 	owner *process
@@ -32,7 +31,7 @@ func (v verifier) VerifyImage(ctx context.Context, name string, desc ocispec.Des
 	return &imageverifier.Judgement{OK: desc.Digest != refused.root.Digest, Reason: "the history refuses it"}, nil
 }
 
-// refused finds keys and pins of the build that the verifier refuses.
+// refused finds keys and pins of the build that the verifier rejects.
 func (c *check) refused() {
 	if c.w.choice.refuse == "" || c.w.facts.otherTools.Load() {
 		return // what another tool has pulled is adopted, and pods may use it
@@ -50,8 +49,8 @@ func (c *check) refused() {
 	}
 }
 
-// pinsOfUse finds pins that are gone although a container is made by them, and
-// namespaces that have more than they may.
+// pinsOfUse finds pins that are gone although a container was created with them, and namespaces that exceed their
+// limit.
 func (c *check) pinsOfUse() {
 	if c.w.choice.consistency != "workload" {
 		return
@@ -78,8 +77,8 @@ func (c *check) pinsOfUse() {
 	}
 }
 
-// tagsOfOthers finds tags that a pull for a pinned workload has moved back, after
-// an unpinned one has made them mean what the registry says.
+// tagsOfOthers finds tags that a pull for a pinned workload has moved back, after an unpinned pull has moved them to
+// the digest in the registry.
 func (c *check) tagsOfOthers() {
 	f := &c.w.facts
 	if c.w.choice.consistency != "workload" || f.unpinned.Load() || f.refreshed.Load() || f.otherTools.Load() ||
@@ -108,8 +107,7 @@ func (c *check) tagsOfOthers() {
 	}
 }
 
-// since tells whether a call about a reference that began before a step went on
-// until another.
+// since reports whether a call for a reference that began before one step was running until another.
 func (f *facts) since(ref string, before, until int) bool {
 	return slices.ContainsFunc(f.ops, func(o *op) bool {
 		return o.ref == ref && o.start <= before && (!o.ended || o.end >= until)

@@ -37,8 +37,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// process is one life of imagepin (or of containerd's CRI, which shares it where
-// imagepin runs in containerd): from a start to a kill.
+// process is imagepin (and containerd's CRI, if imagepin runs in containerd) from a start to a kill.
 type process struct {
 	w        *world
 	dead     bool // guarded by the scheduler
@@ -66,7 +65,7 @@ func foreign() string {
 	return "linux/arm64"
 }
 
-// target of a handler now, as the labels of keys have it.
+// target returns the current target of a handler, as in the labels of keys.
 func (w *world) target(handler string) (platform, snapshotter string) {
 	switch {
 	case handler == "second":
@@ -129,7 +128,7 @@ func (w *world) startProcess() error {
 		},
 		Setup:   node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)},
 		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
-		KeysARecord: int(w.seed % 3), // none of a node's few digests has as many tags as the default
+		KeysARecord: int(w.seed % 3), // the node's few digests never have as many tags as the default
 	})
 	if err != nil {
 		return err
@@ -149,7 +148,7 @@ func (w *world) startProcess() error {
 	return nil
 }
 
-// kill ends a process: nothing that it still does has any effect.
+// kill ends a process: nothing that it still does has an effect.
 func (p *process) kill() {
 	p.w.killed(p)
 	p.cancel()
@@ -183,7 +182,7 @@ func call[Resp proto.Message](ctx context.Context, p *process, service, method s
 		if resp, ok := out.(Resp); ok {
 			return resp, nil
 		}
-		b, err := proto.Marshal(out.(proto.Message)) // what is passed on is not looked into
+		b, err := proto.Marshal(out.(proto.Message)) // forwarded messages are not decoded
 		if err != nil {
 			return resp, err
 		}
@@ -193,10 +192,10 @@ func call[Resp proto.Message](ctx context.Context, p *process, service, method s
 	return resp, fmt.Errorf("there is no %s", method)
 }
 
-// inTx marks the context of a transaction: within one nothing waits.
+// inTx marks the context of a transaction, in which nothing waits.
 type inTx struct{}
 
-// imageStore is containerd's image store as a process sees it.
+// imageStore is containerd's image store for a process.
 type imageStore struct {
 	images.Store
 	w     *world
@@ -211,14 +210,14 @@ func (i *imageStore) step(ctx context.Context, format string, args ...any) error
 	return i.w.step(ctx, i.owner, i.name+"."+format, args...)
 }
 
-// removedBehind notes that the node follows what another tool has removed.
+// removedBehind records that the node follows a removal by another tool.
 func (w *world) removedBehind(ctx context.Context) {
 	if actorOf(ctx) == "daemon" && w.facts.otherTools.Load() {
 		w.facts.toolAt.Store(int64(w.steps))
 	}
 }
 
-// after is a point behind a write: what the process does next may be late.
+// after is a point after a write: the next action of the process may be delayed.
 func (w *world) after(ctx context.Context, owner *process, what string) error {
 	if ctx.Value(inTx{}) != nil || !w.some(ctx, w.plan.after, what) {
 		return nil
@@ -293,8 +292,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	return i.w.collect(ctx)
 }
 
-// records is the image store with what store.Records adds: in containerd a
-// transaction, beside it none.
+// records adds to the image store what store.Records has: a transaction if imagepin runs in containerd, none beside it.
 type records struct{ imageStore }
 
 func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
@@ -321,7 +319,7 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	return nil
 }
 
-// notes notes what is written in a transaction.
+// notes records the writes of a transaction.
 type notes struct {
 	images.Store
 	w      *world
@@ -369,7 +367,7 @@ func failed(err error) string {
 	return ": " + err.Error()
 }
 
-// contentStore is containerd's content store as a process sees it.
+// contentStore is containerd's content store for a process.
 type contentStore struct {
 	content.Store
 	w     *world
@@ -383,7 +381,7 @@ func (c *contentStore) read(ctx context.Context, what string) error {
 	return c.w.step(ctx, c.owner, "%s", what)
 }
 
-// alive fails for a process that has been killed.
+// alive returns an error if the process has been killed.
 func (s *scheduler) alive(owner *process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -466,7 +464,7 @@ func (w *contentWriter) Commit(ctx context.Context, size int64, expected digest.
 	return w.Writer.Commit(ctx, size, expected, opts...)
 }
 
-// leaseManager is containerd's leases as a process sees them.
+// leaseManager is containerd's lease manager for a process.
 type leaseManager struct {
 	leases.Manager
 	w     *world
@@ -551,7 +549,7 @@ func (l *leaseManager) ListResources(ctx context.Context, lease leases.Lease) ([
 	return l.Manager.ListResources(ctx, lease)
 }
 
-// snapshotter is one of containerd's as a process sees it.
+// snapshotter is a snapshotter of containerd for a process.
 type snapshotter struct {
 	snapshots.Snapshotter
 	w     *world
@@ -634,7 +632,7 @@ func (n namespaceStore) Delete(ctx context.Context, name string, opts ...namespa
 	return n.with(func(s namespaces.Store) error { return s.Delete(ctx, name, opts...) })
 }
 
-// eventService is containerd's events as a process sees them: late.
+// eventService delivers containerd's events to a process with a delay.
 type eventService struct {
 	w     *world
 	owner *process
@@ -703,7 +701,7 @@ func (b behind) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.Cal
 	return nil, status.Error(codes.Unimplemented, "no streams")
 }
 
-// subject is what a request is about.
+// subject returns what a request is about.
 func subject(req any) string {
 	switch r := req.(type) {
 	case *runtime.ImageStatusRequest:

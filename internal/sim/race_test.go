@@ -2,6 +2,5 @@
 
 package sim
 
-// histories is how many are run where nothing else is asked for: the race
-// detector takes its time.
+// histories is the default number of histories. It is lower because the race detector is slow.
 const histories = 500

@@ -33,9 +33,9 @@ type registry struct {
 	media  map[digest.Digest]string
 	tags   map[string]*build // by reference
 	builds []*build
-	faults int // requests that are still to fail
+	faults int // number of requests that will fail
 	failed []int
-	moved  map[string]int // at which step a tag was moved last
+	moved  map[string]int // step of the last move of each tag
 }
 
 // build is one push: an index with an image per platform, or one manifest.
@@ -54,8 +54,7 @@ type image struct {
 
 func newRegistry(w *world) *registry {
 	r := &registry{w: w, blobs: make(map[digest.Digest][]byte), media: make(map[digest.Digest]string), tags: make(map[string]*build), moved: make(map[string]int)}
-	// Two builds that share a layer, one that shares the configuration with the
-	// first, and one without layers that is a manifest.
+	// Two builds share a layer, one shares its configuration with the first, and one without layers is a manifest.
 	a := r.index("A", nil, "base", "a")
 	b := r.index("B", nil, "base", "b")
 	c := r.index("C", map[string]string{"pushed": "again"}, "base", "a")
@@ -110,7 +109,7 @@ func (r *registry) json(mediaType string, v any) ocispec.Descriptor {
 	return r.add(mediaType, b)
 }
 
-// image pushes an image of one platform. Texts are those of its layers.
+// image pushes an image of one platform. texts are the content of its layers.
 func (r *registry) image(name, author, platform string, annotations map[string]string, texts ...string) image {
 	var img image
 	config := ocispec.Image{Platform: platforms.MustParse(platform), RootFS: ocispec.RootFS{Type: "layers"}, Author: author}
@@ -165,7 +164,7 @@ func layerOf(text string) []byte {
 	return buf.Bytes()
 }
 
-// byRoot is the build with a root; nil where there is none.
+// byRoot returns the build with a root, or nil.
 func (r *registry) byRoot(d digest.Digest) *build {
 	for _, b := range r.builds {
 		if b.root.Digest == d {
@@ -175,7 +174,7 @@ func (r *registry) byRoot(d digest.Digest) *build {
 	return nil
 }
 
-// named is the build called name; nil where there is none.
+// named returns the build with a name, or nil.
 func (r *registry) named(name string) *build {
 	for _, b := range r.builds {
 		if b.name == name {
@@ -185,35 +184,35 @@ func (r *registry) named(name string) *build {
 	return nil
 }
 
-// tag is what a tag means now.
+// tag returns the current build of a tag.
 func (r *registry) tag(ref string) *build {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.tags[ref]
 }
 
-// move makes a tag mean another build.
+// move moves a tag to another build.
 func (r *registry) move(ref string, to *build) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.tags[ref], r.moved[ref] = to, r.w.steps
 }
 
-// fail lets the next requests fail.
+// fail makes the next requests fail.
 func (r *registry) fail(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.faults += n
 }
 
-// failedSince reports whether a request has failed since a step, or could have.
+// failedSince reports whether a request has failed, or could have failed, since a step.
 func (r *registry) failedSince(step int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.faults > 0 || len(r.failed) > 0 && r.failed[len(r.failed)-1] >= step
 }
 
-// of is the connection of a process to the registry.
+// of returns the connection of a process to the registry.
 func (r *registry) of(owner *process) http.RoundTripper { return transport{r, owner} }
 
 type transport struct {

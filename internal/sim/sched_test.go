@@ -14,11 +14,10 @@ import (
 	"time"
 )
 
-// errKilled is what every call of a process returns after its kill: nothing of
-// what it still does becomes durable.
+// errKilled is the error of all calls of a process after its kill: nothing that it still does becomes durable.
 var errKilled = errors.New("the process has been killed")
 
-// scheduler lets one goroutine go on at a time. Which one, the seed says.
+// scheduler runs one goroutine at a time. The seed decides which one.
 type scheduler struct {
 	seed  uint64
 	start time.Time
@@ -33,35 +32,35 @@ type scheduler struct {
 	woken    chan struct{}
 	counts   map[string]int
 	rank     map[string]float64
-	stalled  map[string]int // until which step an actor is left
-	atOnce   int            // the step from which on all happens at once
+	stalled  map[string]int // actors that are stalled, and until which step
+	atOnce   int            // step from which on everything is concurrent
 	last     string
 	said     string
-	names    map[string]string // what is random, by what stands for it in the history
+	names    map[string]string // random values, and the names that replace them in the history
 
 	log   []string
 	hash  uint64
-	steps int // but for those of a poll
+	steps int // without those of a poll
 	turns int
-	extra func(string) // is told every line
+	extra func(string) // called with every line
 }
 
-// plan is how the choices of a history are made.
+// plan configures the choices of a history.
 type plan struct {
-	sticky  float64 // how likely the goroutine of the last step goes on
-	ranked  bool    // the actor of the highest rank goes first, else any
-	changes []int   // at which steps the highest rank becomes the lowest
-	stalls  []int   // at which steps, once all happens at once, the actor of the last step is left for a while
-	reads   float64 // how many of the reads of content are points of their own
-	after   float64 // how many of the writes have a point after them as well
-	slow    float64 // how likely a step waits before it
+	sticky  float64 // probability that the goroutine of the last step continues
+	ranked  bool    // the actor with the highest rank runs first; otherwise a random one
+	changes []int   // steps at which the highest rank becomes the lowest
+	stalls  []int   // steps at which, after atOnce, the actor of the last step is stalled
+	reads   float64 // fraction of content reads that are points of their own
+	after   float64 // fraction of writes with an additional point after them
+	slow    float64 // probability that a step waits first
 }
 
 // parked is a goroutine that waits for its turn.
 type parked struct {
 	actor, what string
 	number      int
-	owner       *process // nil: of the surroundings
+	owner       *process // nil: no process
 	turn        chan error
 }
 
@@ -91,7 +90,7 @@ func newScheduler(seed uint64) *scheduler {
 
 type actorKey struct{}
 
-// as names the actor on whose behalf calls with the context are made.
+// as sets the name of the actor in a context.
 func as(ctx context.Context, actor string) context.Context {
 	return context.WithValue(ctx, actorKey{}, actor)
 }
@@ -103,7 +102,7 @@ func actorOf(ctx context.Context) string {
 	return "imagepin"
 }
 
-// step parks the caller until it is its turn.
+// step parks the caller until its turn.
 func (s *scheduler) step(ctx context.Context, owner *process, format string, args ...any) error {
 	p := &parked{actor: actorOf(ctx), what: fmt.Sprintf(format, args...), owner: owner, turn: make(chan error, 1)}
 	s.mu.Lock()
@@ -122,7 +121,7 @@ func (s *scheduler) step(ctx context.Context, owner *process, format string, arg
 	return <-p.turn
 }
 
-// some reports whether a point that only some have is one this time.
+// some reports whether an optional point applies this time.
 func (s *scheduler) some(ctx context.Context, share float64, what string) bool {
 	if share == 0 || share == 1 {
 		return share == 1
@@ -152,14 +151,14 @@ func (s *scheduler) write(actor, format string, args ...any) {
 	}
 }
 
-// call stands for something whose name says nothing.
+// call replaces a random value with a name.
 func (s *scheduler) call(random, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names[random] = name
 }
 
-// plain shortens digests and names what has a name.
+// plain shortens digests and replaces values that have names.
 func (s *scheduler) plain(text string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +185,7 @@ func (s *scheduler) plain(text string) string {
 	}
 }
 
-// choose takes one of those that are parked.
+// choose selects one of the parked goroutines.
 func (s *scheduler) choose() *parked {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,8 +224,7 @@ func (s *scheduler) choose() *parked {
 	return p
 }
 
-// stall leaves the actor of the last step for a while where the plan says so: what
-// others do meanwhile is between two of its steps.
+// stall stalls the actor of the last step if the plan says so, so that other actors run between two of its steps.
 func (s *scheduler) stall() {
 	if s.atOnce == 0 || s.last == "" || s.stalled[s.last] > s.steps || !slices.Contains(s.plan.stalls, s.steps-s.atOnce) {
 		return
@@ -234,8 +232,7 @@ func (s *scheduler) stall() {
 	s.stalled[s.last] = s.steps + 5 + s.rng.IntN(60)
 }
 
-// anyone is one of those that are parked, and that are not left where there are
-// others.
+// anyone selects a parked goroutine, preferably one that is not stalled.
 func (s *scheduler) anyone() int {
 	var free []int
 	for i, p := range s.parked {
@@ -249,7 +246,7 @@ func (s *scheduler) anyone() int {
 	return free[s.rng.IntN(len(free))]
 }
 
-// ofActor is one of those that are parked of an actor; -1 where none is.
+// ofActor returns the index of a parked goroutine of an actor, or -1.
 func (s *scheduler) ofActor(actor string) int {
 	var own []int
 	for i, p := range s.parked {
@@ -263,21 +260,21 @@ func (s *scheduler) ofActor(actor string) int {
 	return own[s.rng.IntN(len(own))]
 }
 
-// release lets a goroutine go on, and waits until it parks or ends.
+// release continues a goroutine, and waits until it parks or ends.
 func (s *scheduler) release(p *parked) {
 	s.turns++
-	time.Sleep(time.Microsecond)                        // so that hardly ever two timers end at once
-	if said := p.actor + " " + p.what; said != s.said { // a poll is said once
+	time.Sleep(time.Microsecond)                        // so that two timers rarely end at the same time
+	if said := p.actor + " " + p.what; said != s.said { // a poll is printed once
 		s.said = said
 		s.steps++
-		time.Sleep(time.Microsecond) // so that hardly ever two timers end at once
+		time.Sleep(time.Microsecond) // so that two timers rarely end at the same time
 		s.write(p.actor, "%s", p.what)
 	}
 	p.turn <- nil
 	synctest.Wait()
 }
 
-// killed lets everything of a process fail that is parked.
+// killed makes all parked calls of a process fail.
 func (s *scheduler) killed(owner *process) {
 	s.mu.Lock()
 	owner.dead = true
@@ -293,8 +290,8 @@ func (s *scheduler) killed(owner *process) {
 	s.mu.Unlock()
 }
 
-// run gives turns until done says so and nobody waits for one, or for as long
-// as given passes without a turn to give. It tells whether all is done.
+// run gives turns until done returns true and no goroutine is parked, or until no goroutine parks for the given time.
+// It reports whether all is done.
 func (s *scheduler) run(patience time.Duration, maxTurns int, done func() bool) bool {
 	for s.turns < maxTurns {
 		synctest.Wait()
@@ -326,7 +323,7 @@ func (s *scheduler) idle() bool {
 	return len(s.parked) == 0
 }
 
-// pass lets time pass, and gives turns to what happens in it.
+// pass lets time pass, and gives turns meanwhile.
 func (s *scheduler) pass(d time.Duration, maxTurns int) {
 	for until := time.Now().Add(d); time.Now().Before(until) && s.turns < maxTurns; {
 		synctest.Wait()

@@ -27,7 +27,7 @@ const (
 	patience = 5 * time.Minute
 )
 
-// history runs one, and gives the world as it is after it.
+// history runs one history, and returns the world after it.
 func history(t *testing.T, seed uint64, dir string, print func(string)) (w *world) {
 	cryptotest.SetGlobalRandom(t, seed)
 	synctest.Test(t, func(t *testing.T) {
@@ -48,7 +48,7 @@ func history(t *testing.T, seed uint64, dir string, print func(string)) (w *worl
 	return w
 }
 
-// live is the whole of a history.
+// live runs all of a history.
 func (w *world) live() error {
 	w.write("history", "seed %d: %+v, %+v", w.seed, w.choice, w.plan)
 	w.cri.start()
@@ -73,7 +73,7 @@ func (w *world) live() error {
 		run()
 	}
 	if w.choice.expire {
-		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // and the sweep is about to begin
+		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // the sweep is about to begin
 	}
 	w.write("history", "at once")
 	w.atOnce = w.steps
@@ -153,7 +153,7 @@ func (w *world) restart() error {
 	return w.startProcess()
 }
 
-// drain lets what is left of killed processes end.
+// drain lets the remaining goroutines of killed processes end.
 func (w *world) drain() {
 	for range 1000 {
 		synctest.Wait()
@@ -177,8 +177,7 @@ func quiet() {
 	logrus.SetLevel(logrus.PanicLevel)
 }
 
-// TestHistories runs histories in processes of their own, which have one
-// processor each: so one seed is one history.
+// TestHistories runs histories in separate processes with one processor each, so that a seed determines a history.
 func TestHistories(t *testing.T) {
 	if seed := os.Getenv("IMAGEPIN_SIM_SEED"); seed != "" {
 		from, err := strconv.ParseUint(seed, 10, 64)
@@ -243,7 +242,7 @@ func TestHistories(t *testing.T) {
 	report(t, done, failed)
 }
 
-// failure is one invariant that did not hold after one history.
+// failure is an invariant that a history violated.
 type failure struct {
 	seed uint64
 	name string
@@ -280,7 +279,7 @@ var (
 	logLine     = regexp.MustCompile(`(?m)^HISTORY (\d+) (.*)$`)
 )
 
-// child runs histories in another process, and gives what failed.
+// child runs histories in another process, and returns the failures.
 func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestChild$", "-test.v", "-test.timeout", "20m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %t", childEnv, from, n, print), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
@@ -307,7 +306,7 @@ func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
 	return string(out), failed
 }
 
-// TestChild is what a process of TestHistories runs.
+// TestChild runs in a process of TestHistories.
 func TestChild(t *testing.T) {
 	var (
 		from  uint64
@@ -350,7 +349,7 @@ func TestChild(t *testing.T) {
 	}
 }
 
-// difference says where two histories part.
+// difference returns where two histories diverge.
 func difference(a, b []string) string {
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// layers is a snapshotter in memory: it has names and parents, and no files.
+// layers is a snapshotter in memory. It has names and parents, but no files.
 type layers struct {
 	mu  sync.Mutex
 	all map[string]snapshots.Info

@@ -34,14 +34,13 @@ import (
 
 const k8s = "k8s.io"
 
-// reconfigures is of how many histories one has a kill that is followed by a start
-// with another configuration.
+// One of this number of histories has a kill that is followed by a start with another configuration.
 const reconfigures = 11
 
 // snapshotters of the node, the default first.
 var snapshotters = []string{"first", "second"}
 
-// world is what survives a kill, and what surrounds imagepin.
+// world is what survives a kill, and the environment of imagepin.
 type world struct {
 	*scheduler
 	choice choice
@@ -58,12 +57,12 @@ type world struct {
 	cri      *containerdCRI
 	proc     *process
 
-	underWay int // calls and others that the history waits for
+	underWay int // number of calls and others that the history waits for
 	mu       sync.Mutex
 
 	reconfigured atomic.Bool // the handler of another platform has the other snapshotter
 
-	stream chan error // by which imagepin is told that its events have ended
+	stream chan error // ends imagepin's event stream
 
 	facts    facts
 	problems []problem
@@ -116,7 +115,7 @@ func newWorld(seed uint64, dir string) (*world, error) {
 
 func inK8s(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, k8s) }
 
-// begin has something done by an actor. The history is not over before it is.
+// begin runs an action of an actor. The history waits for its end.
 func (w *world) begin(actor string, do func(ctx context.Context)) {
 	w.mu.Lock()
 	w.underWay++
@@ -137,15 +136,14 @@ func (w *world) over() bool {
 	return w.underWay == 0 && w.bus.delivered()
 }
 
-// collect runs containerd's garbage collection, which does not end with whom it
-// was begun for.
+// collect runs containerd's garbage collection. It continues if its caller is gone.
 func (w *world) collect(ctx context.Context) error {
 	_, err := w.db.GarbageCollect(context.WithoutCancel(ctx))
 	return err
 }
 
-// bus is containerd's event exchange: every subscriber gets every event that
-// its filters let through, in order, some time.
+// bus is containerd's event exchange: every subscriber gets every event that matches its filters, in order, with a
+// delay.
 type bus struct {
 	mu   sync.Mutex
 	subs []*subscription
@@ -183,14 +181,14 @@ func (b *bus) Publish(ctx context.Context, topic string, event events.Event) err
 	return nil
 }
 
-// delivered reports whether every event has been taken notice of.
+// delivered reports whether all events have been handled.
 func (b *bus) delivered() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !slices.ContainsFunc(b.subs, func(s *subscription) bool { return !s.closed && (len(s.queue) > 0 || s.busy) })
 }
 
-// follow gives events one after the other to take, until ctx ends.
+// follow passes events one after the other to take, until ctx ends.
 func (b *bus) follow(ctx context.Context, take func(*events.Envelope), fs ...string) {
 	filter, err := filters.ParseAll(fs...)
 	if err != nil {
@@ -228,7 +226,7 @@ func (b *bus) follow(ctx context.Context, take func(*events.Envelope), fs ...str
 	}()
 }
 
-// about says what an event is about.
+// about describes an event.
 func about(e *events.Envelope) (topic, name string) {
 	v, err := typeurl.UnmarshalAny(e.Event)
 	if err != nil {
@@ -251,8 +249,7 @@ func about(e *events.Envelope) (topic, name string) {
 	return e.Topic, ""
 }
 
-// applier is containerd's for layers that are not compressed: it reads them,
-// and writes nothing.
+// applier is containerd's applier for uncompressed layers: it reads them, and writes nothing.
 type applier struct {
 	w     *world
 	owner *process
@@ -274,10 +271,8 @@ type containerdCRI struct {
 	images  *stockcri.Service
 	current *process // of containerd
 	end     context.CancelFunc
-	// initialized is closed once the images have been recovered. Before that
-	// containerd answers every call that it is not initialized yet
-	// (checkInitialized in internal/cri/instrument/instrumented_service.go), and
-	// callers try again.
+	// initialized is closed after the images have been recovered. Before that, containerd answers every call with "not
+	// initialized yet" (checkInitialized in internal/cri/instrument/instrumented_service.go), and callers try again.
 	initialized <-chan struct{}
 
 	mu         sync.Mutex
@@ -291,8 +286,7 @@ func newCRI(w *world) *containerdCRI {
 	return c
 }
 
-// start begins as containerd does: what is there is read, and events of it are
-// followed meanwhile.
+// start starts like containerd: it reads the existing images, and follows events meanwhile.
 func (c *containerdCRI) start() {
 	ctx, cancel := context.WithCancel(as(inK8s(context.Background()), "cri"))
 	c.end = cancel
@@ -315,7 +309,7 @@ func (c *containerdCRI) start() {
 			}
 			c.w.write("cri", "%s %s fails: %v", topic, name, err)
 			if wait > 4*time.Second {
-				return // it is tried for as long as containerd runs, behind later events
+				return // containerd retries it while it runs, after later events
 			}
 			select {
 			case <-time.After(wait):
@@ -335,7 +329,7 @@ func (c *containerdCRI) start() {
 
 func short(name string) string { return strings.TrimPrefix(name, "registry.example/") }
 
-// put writes blobs as another tool does, which reads nothing.
+// put writes blobs as another tool does, without reading.
 func put(ctx context.Context, store content.Store, desc ocispec.Descriptor, data []byte) error {
 	err := content.WriteBlob(ctx, store, "put-"+desc.Digest.String(), bytes.NewReader(data), desc)
 	if errdefs.IsAlreadyExists(err) {

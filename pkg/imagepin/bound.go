@@ -6,13 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// MaxErrorText is the length, in bytes, that no text of an error exceeds,
-// whether a caller gets it or a log.
+// MaxErrorText is the maximum length, in bytes, of the text of an error, both in a reply to a caller and in a log.
 const MaxErrorText = 4 << 10
 
-// Bound cuts a text that is longer than limit bytes in its middle, and notes
-// there how much is cut: the beginning says what happened, and the end what to
-// do about it. It cuts between runes, and replaces bytes that are no UTF-8.
+// Bound shortens a text that is longer than limit bytes. It cuts the middle and writes the number of bytes cut in its
+// place, because the beginning says what happened and the end says what to do about it. It cuts between runes and
+// replaces invalid UTF-8.
 func Bound(text string, limit int) string {
 	const noteLength = len("[… 9223372036854775807 bytes cut …]")
 	if len(text) > limit {
@@ -23,7 +22,7 @@ func Bound(text string, limit int) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// before gives up to n bytes of the beginning of a text, in whole runes.
+// before returns up to n bytes from the beginning of text, in whole runes.
 func before(text string, n int) string {
 	for n > 0 && !utf8.RuneStart(text[n]) {
 		n--
@@ -31,7 +30,7 @@ func before(text string, n int) string {
 	return text[:n]
 }
 
-// after gives up to n bytes of the end of a text, in whole runes.
+// after returns up to n bytes from the end of text, in whole runes.
 func after(text string, n int) string {
 	start := len(text) - n
 	for start < len(text) && !utf8.RuneStart(text[start]) {

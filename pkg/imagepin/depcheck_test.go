@@ -13,8 +13,8 @@ import (
 
 const module = "github.com/imagepin/imagepin/"
 
-// floors are our packages from the lowest to the highest; those on one floor
-// do not know each other.
+// layers are the packages of this module from the lowest layer to the highest. Packages in one layer do not import each
+// other.
 var floors = [][]string{
 	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy"},
 	{"pkg/imagepin"},
@@ -29,8 +29,7 @@ var floors = [][]string{
 	{"plugins/imagepin", "pkg/imagepin/serve"},
 }
 
-// stableContainerd are the parts of containerd that its RELEASES.md promises to
-// keep.
+// stableContainerd lists the parts of containerd that its RELEASES.md promises to keep stable.
 var stableContainerd = []string{"client", "pkg", "core", "api", "plugins", "defaults", "version"}
 
 type listed struct {
@@ -59,7 +58,7 @@ func list(t *testing.T, args ...string) []listed {
 	}
 }
 
-// testOnly tells whether a package exists for tests.
+// testOnly reports whether a package exists only for tests.
 func testOnly(pkg string) bool { return strings.HasSuffix(pkg, "test") }
 
 func TestOnlyStablePartsOfContainerd(t *testing.T) {
@@ -72,36 +71,36 @@ func TestOnlyStablePartsOfContainerd(t *testing.T) {
 			rest = strings.TrimPrefix(rest, "v2/")
 			part, _, _ := strings.Cut(rest, "/")
 			if !slices.Contains(stableContainerd, part) || slices.Contains(strings.Split(rest, "/"), "internal") {
-				t.Errorf("%s imports %s, which containerd does not promise to keep", p.ImportPath, imp)
+				t.Errorf("%s imports %s, which is not a stable part of containerd", p.ImportPath, imp)
 			}
 		}
 	}
 }
 
 func TestNothingImportsUpwards(t *testing.T) {
-	floor := func(pkg string) int {
+	layer := func(pkg string) int {
 		return slices.IndexFunc(floors, func(f []string) bool { return slices.Contains(f, strings.TrimPrefix(pkg, module)) })
 	}
 	for _, p := range list(t, module+"pkg/...", module+"plugins/...") {
 		if testOnly(p.ImportPath) {
 			continue
 		}
-		on := floor(p.ImportPath)
-		if on < 0 {
-			t.Errorf("%s stands on no floor: add it to the table", p.ImportPath)
+		own := layer(p.ImportPath)
+		if own < 0 {
+			t.Errorf("%s is in no layer: add it to the table", p.ImportPath)
 			continue
 		}
 		for _, imp := range p.Imports {
 			if !strings.HasPrefix(imp, module) {
 				continue
 			}
-			switch to := floor(imp); {
+			switch to := layer(imp); {
 			case testOnly(imp):
-				t.Errorf("%s imports %s, which is for tests", p.ImportPath, imp)
+				t.Errorf("%s imports %s, which is a test package", p.ImportPath, imp)
 			case to < 0:
-				t.Errorf("%s imports %s, which stands on no floor", p.ImportPath, imp)
-			case to >= on:
-				t.Errorf("%s imports %s, which is not below it", p.ImportPath, imp)
+				t.Errorf("%s imports %s, which is in no layer", p.ImportPath, imp)
+			case to >= own:
+				t.Errorf("%s imports %s, which is not in a lower layer", p.ImportPath, imp)
 			}
 		}
 	}
@@ -117,7 +116,7 @@ func TestNoTestLibrariesInTheProduct(t *testing.T) {
 	for _, p := range list(t, args...) {
 		for _, not := range []string{"github.com/stretchr/testify", "github.com/google/go-containerregistry", "testing"} {
 			if p.ImportPath == not || strings.HasPrefix(p.ImportPath, not+"/") && not != "testing" {
-				t.Errorf("the product depends on %s", p.ImportPath)
+				t.Errorf("a package that is not for tests depends on %s", p.ImportPath)
 			}
 		}
 	}

@@ -1,16 +1,24 @@
-// Package imagepin holds the vocabulary that all other packages share: what a
-// key is, how it is written into a label of an image record, and the errors a
-// caller can meet. It performs no I/O.
+// Package imagepin defines the types that all other packages share: the key of an image, its label on an image record,
+// and the errors that a caller can get. It performs no I/O.
 //
-// An image is kept on a node once per key. A key is
+// # Keys
+//
+// An image is stored on a node once per key. A key is
 //
 //	(reference, platform, snapshotter)
 //
-// and says: "this reference, for this platform, is unpacked in this
-// snapshotter and can be started at once". The platform and the snapshotter
-// together are the target of a CRI call; package runtimeplatform derives them
-// from the runtime handler.
+// A key is ready if the image that the reference resolves to is unpacked for the platform in the snapshotter. A
+// container can then start from it at once. The platform and the snapshotter together are the target of a CRI call.
+// Package runtimeplatform derives the target from the runtime handler. [ParseReference] normalizes references as
+// containerd's CRI does.
 //
-// A key that is ready is written as one label on the containerd image record
-// that keeps its content alive, see [Entry]. There is no other durable state.
+// # Labels
+//
+// A ready key is stored as one label on the containerd image record that keeps its content alive, see [Entry]. Keys
+// have no other durable state. [EncodeKeyLabel] and [DecodeKeyLabel] convert between an entry and its label.
+//
+// # Errors
+//
+// An [Error] has a [Reason], which an operator can search for in logs and documentation, and a class of package
+// github.com/containerd/errdefs, which decides the gRPC status of a reply.
 package imagepin

@@ -9,88 +9,77 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Name is the word by which an operator finds an error in a log and in the
-// documentation.
+// Reason is the name of an error, which an operator can search for in logs and documentation.
 type Reason string
 
-// The names of all errors.
+// The reasons of all errors.
 const (
 	// InvalidReference: the reference cannot be parsed.
 	InvalidReference Reason = "InvalidReference"
-	// UnknownRuntimeHandler: the call names a handler that is not configured.
+	// UnknownRuntimeHandler: the runtime handler in the call is not configured.
 	UnknownRuntimeHandler Reason = "UnknownRuntimeHandler"
-	// CannotPullImageManifest: the registry did not say which digest the
-	// reference means, or did not give that manifest.
+	// CannotPullImageManifest: the registry did not resolve the reference to a digest, or did not return the manifest.
 	CannotPullImageManifest Reason = "CannotPullImageManifest"
 	// ManifestPullTimeout: the registry did not answer in time.
 	ManifestPullTimeout Reason = "ManifestPullTimeout"
-	// PullAccessDenied: the registry refused the credential, or refused to
-	// do without one.
+	// PullAccessDenied: the registry rejected the credential, or requires one.
 	PullAccessDenied Reason = "PullAccessDenied"
 	// NoMatchingPlatform: the index has no manifest for the target.
 	NoMatchingPlatform Reason = "NoMatchingPlatform"
 	// CannotPullImage: fetching or unpacking failed.
 	CannotPullImage Reason = "CannotPullImage"
-	// PullStalled: no byte came for as long as image_pull_progress_timeout.
+	// PullStalled: no data was received for image_pull_progress_timeout.
 	PullStalled Reason = "PullStalled"
-	// ContentCorrupt: what the registry sent is not what its digest says, or
-	// not an image.
+	// ContentCorrupt: content from the registry does not match its digest, or is not an image.
 	ContentCorrupt Reason = "ContentCorrupt"
-	// ContentDamaged: a part of the image on the node is not as it is recorded,
-	// and could not be fetched again.
+	// ContentDamaged: a part of the image on the node differs from its record and could not be fetched again.
 	ContentDamaged Reason = "ContentDamaged"
-	// ImageVerificationFailed: an image verifier plugin refused the image.
+	// ImageVerificationFailed: an image verifier plugin rejected the image, or could not verify it.
 	ImageVerificationFailed Reason = "ImageVerificationFailed"
-	// ImageNotReady: an image that is needed by RunPodSandbox or
-	// CreateContainer could not be made ready for the target.
+	// ImageNotReady: an image that RunPodSandbox or CreateContainer needs could not be pulled or unpacked for the
+	// target.
 	ImageNotReady Reason = "ImageNotReady"
-	// PinnedDigestGone: the digest that a reference is pinned to is neither in
-	// the registry nor on the node.
+	// PinnedDigestGone: the digest that a reference is pinned to is neither in the registry nor on the node.
 	PinnedDigestGone Reason = "PinnedDigestGone"
-	// PinLimitReached: max_pins_per_namespace.
+	// PinLimitReached: max_pins_per_namespace is reached.
 	PinLimitReached Reason = "PinLimitReached"
-	// PinOfNewerRelease: the reference has a pin that this release cannot read
-	// and does not write over.
+	// PinOfNewerRelease: the reference has a pin that this release cannot read and does not overwrite.
 	PinOfNewerRelease Reason = "PinOfNewerRelease"
-	// RetainLimitReached: max_retained_bytes.
+	// RetainLimitReached: max_retained_bytes is reached.
 	RetainLimitReached Reason = "RetainLimitReached"
-	// InvalidRequest: a request of an operator cannot be read.
+	// InvalidRequest: a request of an operator is invalid.
 	InvalidRequest Reason = "InvalidRequest"
-	// UnknownImage: the node has neither a key nor a pin of it.
+	// UnknownImage: the image is not on the node and not pinned.
 	UnknownImage Reason = "UnknownImage"
-	// UnknownPin: there is no such pin.
+	// UnknownPin: the pin does not exist.
 	UnknownPin Reason = "UnknownPin"
-	// UpstreamNotSynced: the CRI service behind imagepin did not take notice of an
-	// image in time.
+	// UpstreamNotSynced: containerd's own CRI service (upstream) did not learn about an image in time.
 	UpstreamNotSynced Reason = "UpstreamNotSynced"
 )
 
-// Error is every error that imagepin itself decides on. Its text is one line
-// that says what happened to which reference and target, and where there is
-// something to be done about it, a second line that says what. It is never
-// longer than [MaxErrorText], whatever its fields and its cause are: registries,
-// images and callers say much of what is in them.
+// Error is an error that imagepin itself decides on. The first line of its text says what happened to which reference
+// and target. If there is something to do about it, a second line says what. Registries, images and callers control
+// parts of the text, so it is never longer than [MaxErrorText].
 //
-// It matches, by errors.Is, the errdefs class it was made with and whatever
-// caused it.
+// errors.Is matches both Class and Err.
 type Error struct {
 	Reason  Reason
 	Ref     string // reference or image ID; may be empty
-	Target  string // the target; may be empty
-	Message string // what happened; may be empty where Err says it
+	Target  string // may be empty
+	Message string // what happened; may be empty if Err says it
 	Hint    string // what to do about it; may be empty
-	Class   error  // one of errdefs
+	Class   error  // one of package errdefs
 	Err     error  // the cause; may be nil
 }
 
-// Limits of the parts of an error's text, in bytes. All together leave room in
-// MaxErrorText for what a caller's prefix and errors around this one add.
+// Limits of the parts of an error's text, in bytes. Together they leave room in MaxErrorText for the prefix of a caller
+// and for errors that wrap this one.
 const (
-	maxErrorRef  = 640 // the longest legal reference with a digest, and an ID
-	maxErrorFor  = 128
-	maxErrorWhat = 1280
-	maxErrorDo   = 1408 // names references and scopes up to twice
-	maxError     = MaxErrorText - 256
+	maxErrorRef     = 640 // the longest valid reference with a digest, and an ID
+	maxErrorTarget  = 128
+	maxErrorMessage = 1280
+	maxErrorHint    = 1408 // names references and scopes up to twice
+	maxError        = MaxErrorText - 256
 )
 
 // Error implements error.
@@ -100,24 +89,24 @@ func (e *Error) Error() string {
 	if e.Ref != "" {
 		b.WriteString(": " + Bound(e.Ref, maxErrorRef))
 		if e.Target != "" {
-			b.WriteString(" for " + Bound(e.Target, maxErrorFor))
+			b.WriteString(" for " + Bound(e.Target, maxErrorTarget))
 		}
 	}
 	if e.Message != "" {
-		b.WriteString(": " + Bound(e.Message, maxErrorWhat))
+		b.WriteString(": " + Bound(e.Message, maxErrorMessage))
 	}
-	do := ""
+	hint := ""
 	if e.Hint != "" {
-		do = "\n" + Bound(e.Hint, maxErrorDo)
+		hint = "\n" + Bound(e.Hint, maxErrorHint)
 	}
 	if e.Err != nil {
 		b.WriteString(": ")
-		b.WriteString(Bound(e.Err.Error(), maxError-b.Len()-len(do)))
+		b.WriteString(Bound(e.Err.Error(), maxError-b.Len()-len(hint)))
 	}
-	return b.String() + do
+	return b.String() + hint
 }
 
-// Unwrap gives the class and the cause.
+// Unwrap returns the class and the cause.
 func (e *Error) Unwrap() []error {
 	errs := make([]error, 0, 2)
 	if e.Class != nil {
@@ -129,16 +118,16 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// Invalid is an error for a request that cannot be read: what names the part of
-// it, value is that part, and why what is wrong with it.
+// Invalid returns an [InvalidRequest] error (ErrInvalidArgument). what names the invalid part of the request, value is
+// that part, and why is the cause.
 func Invalid(what, value string, why error) error {
 	return &Error{
 		Reason: InvalidRequest, Class: errdefs.ErrInvalidArgument, Err: why, Message: fmt.Sprintf("%s %q", what, value),
 	}
 }
 
-// UnknownHandler makes the error of a runtime handler that is not configured an [UnknownRuntimeHandler]
-// (ErrInvalidArgument). It leaves other errors as they are.
+// UnknownHandler converts the error of a runtime handler that is not configured to [UnknownRuntimeHandler]
+// (ErrInvalidArgument). It returns other errors unchanged.
 func UnknownHandler(err error) error {
 	var unknown *runtimeplatform.UnknownHandlerError
 	if !errors.As(err, &unknown) {
@@ -146,6 +135,6 @@ func UnknownHandler(err error) error {
 	}
 	return &Error{
 		Reason: UnknownRuntimeHandler, Err: err, Class: errdefs.ErrInvalidArgument,
-		Hint: `Name one of these, or add it to [plugins."io.containerd.cri.v1.runtime".containerd.runtimes].`,
+		Hint: `Use one of these, or add the handler to [plugins."io.containerd.cri.v1.runtime".containerd.runtimes].`,
 	}
 }

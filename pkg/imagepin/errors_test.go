@@ -23,8 +23,8 @@ func TestErrorText(t *testing.T) {
 		{Error{Reason: NoMatchingPlatform, Target: "a target without a reference", Message: "it offers nothing"}, "NoMatchingPlatform: it offers nothing"},
 		{Error{Reason: CannotPullImage, Ref: "r", Err: io.EOF}, "CannotPullImage: r: EOF"},
 		{
-			Error{Reason: PinnedName, Ref: "r", Target: "t", Message: "it happened", Hint: "Mend it.", Err: io.EOF, Class: errdefs.ErrNotFound},
-			"PinnedName: r for t: it happened: EOF\nMend it.",
+			Error{Reason: PinnedName, Ref: "r", Target: "t", Message: "it happened", Hint: "Repair it.", Err: io.EOF, Class: errdefs.ErrNotFound},
+			"PinnedName: r for t: it happened: EOF\nRepair it.",
 		},
 	} {
 		if got := c.err.Error(); got != c.want {
@@ -33,7 +33,7 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// PinnedName stands for a name that does not exist yet.
+// PinnedName is a reason that exists only in this test.
 const PinnedName Reason = "PinnedName"
 
 func TestErrorClasses(t *testing.T) {
@@ -56,7 +56,7 @@ func TestErrorClasses(t *testing.T) {
 		t.Errorf("class is %v", errdefs.Resolve(wrapped))
 	}
 
-	// What it was decided to be comes before what its cause was.
+	// The class of an error takes precedence over the class of its cause.
 	twice := &Error{Reason: ImageNotReady, Class: errdefs.ErrUnavailable, Err: errdefs.ErrNotFound}
 	if errdefs.Resolve(twice) != errdefs.ErrUnavailable {
 		t.Errorf("class is %v", errdefs.Resolve(twice))
@@ -69,31 +69,31 @@ func TestErrorClasses(t *testing.T) {
 	}
 }
 
-// What is said outside does not make an error long: neither in a field nor by a
-// cause, and what happened and what to do stay legible.
+// The text of an error is bounded, whatever its fields and its cause contain, and still says what happened and what to
+// do.
 func TestErrorTextIsBounded(t *testing.T) {
 	for name, huge := range map[string]string{
-		"letters": strings.Repeat("x", 1<<20), "runes": strings.Repeat("→", 1<<18), "no UTF-8": strings.Repeat("\xff", 1<<20), "not much": strings.Repeat("y", 5000),
+		"letters": strings.Repeat("x", 1<<20), "runes": strings.Repeat("→", 1<<18), "no UTF-8": strings.Repeat("\xff", 1<<20), "short": strings.Repeat("y", 5000),
 	} {
 		for field, e := range map[string]*Error{
-			"ref":   {Ref: huge},
-			"for":   {Ref: "r", Target: huge},
-			"what":  {Ref: "r", Message: huge},
-			"do":    {Ref: "r", Hint: huge},
-			"cause": {Ref: "r", Err: errors.New(huge)},
-			"all":   {Ref: huge, Target: huge, Message: huge, Err: fmt.Errorf("%s: %w", huge, errdefs.ErrNotFound)},
-			"twice": {Ref: huge, Target: huge, Message: huge, Hint: huge, Err: &Error{Reason: PinnedName, Ref: huge, Target: huge, Message: huge, Hint: huge, Err: errors.New(huge)}},
+			"ref":     {Ref: huge},
+			"target":  {Ref: "r", Target: huge},
+			"message": {Ref: "r", Message: huge},
+			"hint":    {Ref: "r", Hint: huge},
+			"cause":   {Ref: "r", Err: errors.New(huge)},
+			"all":     {Ref: huge, Target: huge, Message: huge, Err: fmt.Errorf("%s: %w", huge, errdefs.ErrNotFound)},
+			"twice":   {Ref: huge, Target: huge, Message: huge, Hint: huge, Err: &Error{Reason: PinnedName, Ref: huge, Target: huge, Message: huge, Hint: huge, Err: errors.New(huge)}},
 		} {
 			e.Reason = CannotPullImage
 			if e.Hint == "" {
-				e.Hint = "Do this."
+				e.Hint = "Try this."
 			}
 			text := e.Error()
 			if len(text) > MaxErrorText-256 || !utf8.ValidString(text) {
 				t.Errorf("%s, %s: %d bytes", name, field, len(text))
 			}
-			if !strings.HasPrefix(text, "CannotPullImage: ") || !strings.Contains(text, " bytes cut …]") || field != "do" && field != "twice" && !strings.HasSuffix(text, "\nDo this.") {
-				t.Errorf("%s, %s: says %.200s", name, field, text)
+			if !strings.HasPrefix(text, "CannotPullImage: ") || !strings.Contains(text, " bytes cut …]") || field != "hint" && field != "twice" && !strings.HasSuffix(text, "\nTry this.") {
+				t.Errorf("%s, %s: %.200s", name, field, text)
 			}
 			if field == "all" && !errdefs.IsNotFound(e) {
 				t.Error("the cause is lost")

@@ -19,14 +19,13 @@ import (
 )
 
 const (
-	// LabelPrefix begins every label that imagepin writes.
+	// LabelPrefix is the prefix of every label that imagepin writes.
 	LabelPrefix = "io.imagepin."
-	// KeyLabelPrefix begins the name of a label that holds a key. What
-	// follows is a short hash of the key, so that a key has one label.
+	// KeyLabelPrefix is the prefix of the name of a label that holds a key. A short hash of the key follows, so that a
+	// key has exactly one label.
 	KeyLabelPrefix = LabelPrefix + "key."
-	// ProofLabelPrefix begins the name of a label which says that a
-	// credential has fetched the record's content from its repository. What
-	// follows is an HMAC under the node's key, see package resolve.
+	// ProofLabelPrefix is the prefix of the name of a label that is a proof: a credential has fetched the record's
+	// content from its repository. An HMAC under the node's key follows, see package resolve.
 	ProofLabelPrefix = LabelPrefix + "proof."
 	// LeaseLabel marks the leases of imagepin. Its value is their purpose.
 	LeaseLabel = LabelPrefix + "lease"
@@ -34,8 +33,7 @@ const (
 	labelVersion = 1
 )
 
-// keyLabel is the value of a key's label, as JSON. A field is only ever
-// added; a change of meaning raises the version.
+// keyLabel is the JSON value of a key's label. Fields are only ever added; a change of meaning raises the version.
 type keyLabel struct {
 	Version     int           `json:"v"`
 	Ref         string        `json:"ref"`
@@ -55,21 +53,20 @@ type keyLabel struct {
 	Host        string        `json:"host,omitempty"`
 }
 
-// KeyLabelName is the name of the label that holds k.
+// KeyLabelName returns the name of the label that holds k.
 func KeyLabelName(k Key) string {
 	sum := sha256.Sum256([]byte(k.Ref + "\x00" + k.Target.Platform + "\x00" + k.Target.Snapshotter))
 	return KeyLabelPrefix + hex.EncodeToString(sum[:8])
 }
 
-// IsKeyLabel tells whether name is the name of a label that holds a key.
+// IsKeyLabel reports whether name is the name of a label that holds a key.
 func IsKeyLabel(name string) bool {
 	return strings.HasPrefix(name, KeyLabelPrefix)
 }
 
-// EncodeKeyLabel gives the name and the value of the label for e. A user that
-// there is no room for is left out; see [Entry.UserAside]. It fails with
-// ErrInvalidArgument where e is incomplete or the label would be longer than
-// containerd allows (4,096 bytes of name and value).
+// EncodeKeyLabel returns the name and the value of the label for e. It omits a user that does not fit, see
+// [Entry.UserAside]. It fails with ErrInvalidArgument if e is incomplete, or if the label is longer than containerd
+// allows (4,096 bytes for name and value).
 func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 	l := labelOf(e)
 	if err := l.validate(); err != nil {
@@ -87,14 +84,14 @@ func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 	return name, value, nil
 }
 
-// IsKeyLabelOf tells whether value is what [EncodeKeyLabel] gives for an entry
-// that has been recorded, without reading it.
+// IsKeyLabelOf reports whether value is what [EncodeKeyLabel] returns for e, which has been recorded. It does not parse
+// value.
 func IsKeyLabelOf(e Entry, value string) bool {
 	b, err := json.Marshal(labelOf(e))
 	return err == nil && string(b) == value
 }
 
-// labelOf is what a label says of an entry.
+// labelOf returns the label for an entry.
 func labelOf(e Entry) keyLabel {
 	l := keyLabel{
 		Version:     labelVersion,
@@ -120,8 +117,7 @@ func labelOf(e Entry) keyLabel {
 	return l
 }
 
-// encode gives the value of a label called name. It fails with
-// ErrInvalidArgument where that is too long.
+// encode returns the value of a label with this name. It fails with ErrInvalidArgument if name and value are too long.
 func (l keyLabel) encode(name string) (string, error) {
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -130,10 +126,9 @@ func (l keyLabel) encode(name string) (string, error) {
 	return string(b), labels.Validate(name, string(b))
 }
 
-// DecodeKeyLabel reads a label written by [EncodeKeyLabel]. It fails with
-// ErrNotImplemented for a label of a newer version, and with
-// ErrInvalidArgument for one that is damaged or stands under another key's
-// name. The entry's Record and RecordTarget are left to the caller.
+// DecodeKeyLabel reads a label written by [EncodeKeyLabel]. It fails with ErrNotImplemented for a label of a newer
+// version, and with ErrInvalidArgument for a label that is damaged or has another key's name. The caller sets the
+// entry's Record and RecordTarget.
 func DecodeKeyLabel(name, value string) (Entry, error) {
 	var l keyLabel
 	if err := json.Unmarshal([]byte(value), &l); err != nil {
@@ -160,7 +155,7 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		UserAside: l.UserAside,
 	}
 	if want := KeyLabelName(e.Key); want != name {
-		return Entry{}, fmt.Errorf("label %s: holds key %s, whose label is %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)
+		return Entry{}, fmt.Errorf("label %s: holds key %s, which belongs in label %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)
 	}
 	return e, nil
 }
@@ -180,8 +175,8 @@ func (l keyLabel) validate() error {
 			return fmt.Errorf("%s %q: %v: %w", field, d, err, errdefs.ErrInvalidArgument)
 		}
 	}
-	// A time zone can carry a legal time out of the years that JSON can have:
-	// what is read has to be writable again, or its record cannot be changed.
+	// A time zone can move a valid time out of the years that JSON supports. An entry that cannot be written again
+	// would block changes of its record.
 	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
 		return fmt.Errorf("ready %s: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
 	}
@@ -193,8 +188,8 @@ func (l keyLabel) validate() error {
 	return nil
 }
 
-// validateDigest is d.Validate, whose regular expressions took a quarter of the
-// time in which a start reads thousands of labels.
+// validateDigest is d.Validate with a fast path for SHA-256: the regular expressions of d.Validate took a quarter of
+// the time that reading thousands of labels takes at startup.
 func validateDigest(d digest.Digest) error {
 	hex, ok := strings.CutPrefix(string(d), "sha256:")
 	if ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {

@@ -17,8 +17,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// maxLabel is what containerd allows for name and value together
-// (pkg/labels/validate.go).
+// maxLabel is the length that containerd allows for name and value together (pkg/labels/validate.go).
 const maxLabel = 4096
 
 func sampleEntry() Entry {
@@ -58,7 +57,7 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			label, value := mustEncode(t, e)
 			if !IsKeyLabel(label) || label != KeyLabelName(e.Key) {
-				t.Errorf("label is called %s", label)
+				t.Errorf("label name is %s", label)
 			}
 			got, err := DecodeKeyLabel(label, value)
 			if err != nil {
@@ -70,15 +69,15 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
 			if again, value2 := mustEncode(t, got); again != label || value2 != value {
-				t.Errorf("encodes to another label the second time:\n%s\n%s", value, value2)
+				t.Errorf("the second encoding differs:\n%s\n%s", value, value2)
 			}
 		})
 	}
 }
 
-// A user of any length can be recorded: what the label has no room for is left
-// to the configuration, and stays there.
-func TestLongUserStandsAside(t *testing.T) {
+// A user of any length can be recorded: a user that does not fit in the label is omitted and read from the
+// configuration.
+func TestLongUserIsOmitted(t *testing.T) {
 	e := sampleEntry()
 	e.User = strings.Repeat("u", maxLabel)
 	name, value := mustEncode(t, e)
@@ -87,18 +86,18 @@ func TestLongUserStandsAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.User != "" || !got.UserAside {
-		t.Errorf("user %q, aside %t", got.User, got.UserAside)
+		t.Errorf("user %q, omitted %t", got.User, got.UserAside)
 	}
 	for _, user := range []string{"", e.User, "short"} {
 		got.User = user
 		if _, again := mustEncode(t, got); again != value {
-			t.Errorf("with user %.10q it encodes to another label the second time:\n%s\n%s", user, value, again)
+			t.Errorf("with user %.10q the second encoding differs:\n%s\n%s", user, value, again)
 		}
 	}
 }
 
-// The record that carries a label says what it keeps alive: the label does not.
-func TestKeyLabelLeavesRecordOut(t *testing.T) {
+// A label does not depend on the record that carries it.
+func TestKeyLabelOmitsRecord(t *testing.T) {
 	e := sampleEntry()
 	_, without := mustEncode(t, e)
 	e.Record, e.RecordTarget = "some/record", ocispec.Descriptor{Digest: digest.FromString("x")}
@@ -107,7 +106,7 @@ func TestKeyLabelLeavesRecordOut(t *testing.T) {
 	}
 }
 
-func TestEveryKeyHasALabelOfItsOwn(t *testing.T) {
+func TestKeyLabelNamesAreUnique(t *testing.T) {
 	names := make(map[string]Key)
 	for _, ref := range []string{"docker.io/library/a:1", "docker.io/library/a:11", "docker.io/library/a:1linux"} {
 		for _, platform := range []string{"linux/amd64", "/amd64", "linux/amd64over"} {
@@ -143,7 +142,7 @@ func TestLongestReferenceFitsIntoALabel(t *testing.T) {
 			e.Host = strings.Repeat("h", 253) + ":65535"
 			label, value := mustEncode(t, e)
 			if size := len(label) + len(value); size > maxLabel/2 {
-				t.Errorf("takes %d bytes of %d: nothing is left for a later field", size, maxLabel)
+				t.Errorf("label takes %d of %d bytes: no room for a later field", size, maxLabel)
 			}
 			if err := labels.Validate(label, value); err != nil {
 				t.Error(err)
@@ -156,7 +155,7 @@ func TestLongestReferenceFitsIntoALabel(t *testing.T) {
 }
 
 func TestEncodeRefuses(t *testing.T) {
-	for name, spoil := range map[string]func(*Entry){
+	for name, breakEntry := range map[string]func(*Entry){
 		"no reference":         func(e *Entry) { e.Ref = "" },
 		"short reference":      func(e *Entry) { e.Ref = "busybox" },
 		"no platform":          func(e *Entry) { e.Target.Platform = "" },
@@ -169,7 +168,7 @@ func TestEncodeRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := sampleEntry()
-			spoil(&e)
+			breakEntry(&e)
 			_, _, err := EncodeKeyLabel(e)
 			if !errdefs.IsInvalidArgument(err) {
 				t.Errorf("got %v", err)
@@ -199,7 +198,7 @@ func TestDecodeRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		label, value string
 		class        error
-		says         string
+		text         string
 	}{
 		"empty":                {label, "", errdefs.ErrInvalidArgument, label},
 		"cut off":              {label, value[:len(value)/2], errdefs.ErrInvalidArgument, label},
@@ -220,14 +219,14 @@ func TestDecodeRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := DecodeKeyLabel(c.label, c.value)
-			if err == nil || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v (%v), want %v that says %q", err, errdefs.Resolve(err), c.class, c.says)
+			if err == nil || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("got %v (%v), want %v with %q", err, errdefs.Resolve(err), c.class, c.text)
 			}
 		})
 	}
 }
 
-// A field that a later release adds does not make this one blind to the key.
+// A field that a later release adds does not make a key unreadable.
 func TestDecodeIgnoresNewFields(t *testing.T) {
 	label, value := mustEncode(t, sampleEntry())
 	value = strings.TrimSuffix(value, "}") + `,"later":{"x":1}}`
@@ -259,15 +258,15 @@ func FuzzDecodeKeyLabel(f *testing.F) {
 		again, encoded, err := EncodeKeyLabel(e)
 		if err != nil {
 			if len(value) > maxLabel/12 && strings.Contains(err.Error(), "label key and value") {
-				return // escaped, it is longer than containerd allows
+				return // escaping makes it longer than containerd allows
 			}
-			t.Fatalf("what was decoded cannot be encoded: %v", err)
+			t.Fatalf("encode a decoded label: %v", err)
 		}
 		if again != name {
 			t.Errorf("label %s decodes to an entry of label %s", name, again)
 		}
 		if _, err := DecodeKeyLabel(again, encoded); err != nil {
-			t.Errorf("what was encoded cannot be decoded: %v", err)
+			t.Errorf("decode an encoded label: %v", err)
 		}
 	})
 }
@@ -280,7 +279,7 @@ func TestValidateDigest(t *testing.T) {
 		digest.Digest("sha512:" + hex + hex), digest.Digest("sha512:" + hex), digest.Digest("md5:" + hex), digest.Digest(hex),
 	} {
 		if got, want := validateDigest(d), d.Validate(); !errors.Is(got, want) {
-			t.Errorf("%q is %v, not %v", d, got, want)
+			t.Errorf("%q: got %v, want %v", d, got, want)
 		}
 	}
 }

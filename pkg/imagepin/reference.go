@@ -7,8 +7,8 @@ import (
 	"github.com/distribution/reference"
 )
 
-// ParseReference normalizes a reference as containerd's CRI does: a short name is of docker.io, a missing tag is latest,
-// and a digest overrides a tag. It fails with [InvalidReference] (ErrInvalidArgument).
+// ParseReference normalizes a reference as containerd's CRI does: a short name gets the registry docker.io, a missing
+// tag becomes latest, and a digest overrides a tag. It fails with [InvalidReference] (ErrInvalidArgument).
 func ParseReference(name string) (reference.Named, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {

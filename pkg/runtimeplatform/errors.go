@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The values of [ConfigError].Key: the part of the configuration that is wrong.
+// The values of [ConfigError].Key.
 const (
 	keyName           = "name"
 	keyPlatform       = "platform"
@@ -16,20 +16,19 @@ const (
 	keyDefaultRuntime = "default_runtime_name"
 )
 
-// ConfigError says which handler and which key of it [New] cannot accept. It is
-// an [errdefs.ErrInvalidArgument].
+// ConfigError is the error of [New] for an invalid handler. It is an [errdefs.ErrInvalidArgument].
 type ConfigError struct {
 	// Handler is the name of the handler.
 	Handler string
 
-	// Key is "platform", "snapshotter", "isolation", "default_runtime_name",
-	// or, for a handler whose name is empty or taken, "name".
+	// Key is the invalid setting: "platform", "snapshotter", "isolation", "default_runtime_name", or "name" if the name
+	// is empty or a duplicate.
 	Key string
 
-	// Value is what was configured.
+	// Value is the configured value.
 	Value string
 
-	// Err is what is wrong with it.
+	// Err is the reason.
 	Err error
 }
 
@@ -46,10 +45,9 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 // Is reports whether target is [errdefs.ErrInvalidArgument].
 func (e *ConfigError) Is(target error) bool { return target == errdefs.ErrInvalidArgument }
 
-// UnknownHandlerError says that a handler is not configured on this node. It is
-// an [errdefs.ErrInvalidArgument].
+// UnknownHandlerError means that a handler is not configured on this node. It is an [errdefs.ErrInvalidArgument].
 type UnknownHandlerError struct {
-	// Handler is the name that was asked for.
+	// Handler is the requested name.
 	Handler string
 
 	// Known are the names of the configured handlers, sorted.
@@ -63,7 +61,7 @@ func (e *UnknownHandlerError) Error() string {
 // Is reports whether target is [errdefs.ErrInvalidArgument].
 func (e *UnknownHandlerError) Is(target error) bool { return target == errdefs.ErrInvalidArgument }
 
-// quoted lists names for an error message.
+// quoted formats names for an error message.
 func quoted(names []string) string {
 	if len(names) == 0 {
 		return "none"

@@ -10,35 +10,34 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Isolation is how a Windows handler separates containers from the node.
+// Isolation is how a Windows handler isolates containers from the node.
 type Isolation string
 
 const (
 	// IsolationProcess shares the node's kernel. It is the default.
 	IsolationProcess Isolation = "process"
 
-	// IsolationHypervisor runs each pod on a kernel of its own, which may be
-	// older than the node's.
+	// IsolationHypervisor runs each pod with its own kernel, which may be older than the node's.
 	IsolationHypervisor Isolation = "hypervisor"
 )
 
-// Handler is one configured CRI runtime handler.
+// Handler is the configuration of one CRI runtime handler.
 type Handler struct {
-	// Name is what a RuntimeClass refers to.
+	// Name is the handler name that a RuntimeClass references.
 	Name string
 
-	// Platform is a specifier as [platforms.Parse] reads it, for example
-	// "linux/arm64" or "windows(10.0.17763)/amd64". Empty is the node's own.
+	// Platform is a specifier for [platforms.Parse], for example "linux/arm64" or "windows(10.0.17763)/amd64". Empty
+	// means the node's own platform.
 	Platform string
 
-	// Snapshotter is the name of the snapshotter, never empty.
+	// Snapshotter is the name of the snapshotter. It must not be empty.
 	Snapshotter string
 
-	// Isolation is meaningful on Windows only. Empty is [IsolationProcess].
+	// Isolation applies to Windows only. Empty means [IsolationProcess].
 	Isolation Isolation
 }
 
-// Host describes the node. The zero Host is the machine the process runs on.
+// Host describes the node. The zero value is the machine that the process runs on.
 type Host struct {
 	// Spec is the node's own platform, usually [platforms.DefaultSpec].
 	Spec ocispec.Platform
@@ -53,24 +52,22 @@ type Runtime struct {
 	// Handler is the handler's name.
 	Handler string
 
-	// Target is what the handler's images are made ready for.
+	// Target is the target of the handler's images.
 	Target Target
 
 	// Spec is the handler's platform, normalized.
 	Spec ocispec.Platform
 
-	// Native reports whether images are selected as the node itself does:
-	// the platform is the node's own, left out or spelled out. A handler with
-	// hypervisor isolation is never native, because it also accepts
-	// manifests that the node's own matcher does not.
+	// Native is true if the handler selects images like the node itself: its platform is the node's own, by default or
+	// by configuration. A handler with hypervisor isolation is never native, because it also accepts manifests that the
+	// node's own matcher rejects.
 	Native bool
 
-	// Matcher selects among manifests. Less puts every manifest that matches
-	// before those that do not, and the best of them first.
+	// Matcher selects manifests. Less orders manifests that match before those that do not, and the best first.
 	Matcher platforms.MatchComparer
 }
 
-// withDefaults returns the host with nothing left to be filled in.
+// withDefaults returns the host with defaults for all empty fields.
 func (h Host) withDefaults() Host {
 	if h.Spec.OS == "" {
 		h.Spec = platforms.DefaultSpec()
@@ -85,17 +82,17 @@ func (h Host) withDefaults() Host {
 	return h
 }
 
-// resolve checks h and returns what it comes to on host.
+// resolve validates h and resolves it for host.
 func (h Handler) resolve(host Host) (Runtime, error) {
 	invalid := func(key, value string, err error) (Runtime, error) {
 		return Runtime{}, &ConfigError{Handler: h.Name, Key: key, Value: value, Err: err}
 	}
 
 	if h.Name == "" {
-		return invalid(keyName, h.Name, errors.New("a handler needs a name"))
+		return invalid(keyName, h.Name, errors.New("a handler must have a name"))
 	}
 	if h.Snapshotter == "" {
-		return invalid(keySnapshotter, h.Snapshotter, errors.New("a handler needs a snapshotter"))
+		return invalid(keySnapshotter, h.Snapshotter, errors.New("a handler must have a snapshotter"))
 	}
 	spec, err := h.platform(host)
 	if err != nil {
@@ -142,12 +139,11 @@ func (h Handler) platform(host Host) (ocispec.Platform, error) {
 	}
 	spec = platforms.Normalize(spec)
 
-	// The text is the key under which images are recorded, and Parse accepts
-	// platforms that have none of their own: "linux/arm64/.." is written as
-	// "linux".
+	// Images are recorded under the canonical text of the platform. Parse accepts platforms whose text is that of
+	// another platform: the text of "linux/arm64/.." is "linux".
 	text := platforms.FormatAll(spec)
 	if again, err := platforms.Parse(text); err != nil || !reflect.DeepEqual(platforms.Normalize(again), spec) {
-		return ocispec.Platform{}, fmt.Errorf("would be read back differently from its canonical text %q", text)
+		return ocispec.Platform{}, fmt.Errorf("differs from its canonical form %q", text)
 	}
 
 	if spec.OS != windows {
@@ -159,15 +155,14 @@ func (h Handler) platform(host Host) (ocispec.Platform, error) {
 		}
 		return spec, nil
 	}
-	// containerd takes a version it cannot read for "any", which is not what
-	// someone who wrote one had in mind.
+	// containerd treats an invalid version as any version, which is not what a configured version means.
 	if _, ok := parseOSVersion(spec.OSVersion); !ok {
 		return ocispec.Platform{}, fmt.Errorf("os.version %q is not of the form major.minor.build[.revision]", spec.OSVersion)
 	}
 	return spec, nil
 }
 
-// clone returns r sharing no memory that could be written to.
+// clone returns a copy of r that shares no mutable memory with it.
 func (r Runtime) clone() Runtime {
 	r.Spec.OSFeatures = slices.Clone(r.Spec.OSFeatures)
 	return r

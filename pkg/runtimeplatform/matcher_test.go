@@ -20,7 +20,7 @@ func index(t testing.TB, specifiers ...string) []ocispec.Platform {
 	return list
 }
 
-// selected returns the platforms that match, the best first.
+// selected returns the platforms that match, best first.
 func selected(m platforms.MatchComparer, index []ocispec.Platform) []string {
 	matching := slices.DeleteFunc(slices.Clone(index), func(p ocispec.Platform) bool { return !m.Match(p) })
 	slices.SortStableFunc(matching, order(m))
@@ -58,11 +58,11 @@ func TestVariants(t *testing.T) {
 			index: busybox, want: []string{"linux/amd64", "linux/386"},
 		},
 		{
-			name: "node runs 386 where nothing better is offered", host: "linux/amd64",
+			name: "node runs 386 if there is nothing better", host: "linux/amd64",
 			index: []string{"linux/arm64", "linux/386"}, want: []string{"linux/386"},
 		},
 		{
-			name: "spelled out it is the same", host: "linux/amd64", platform: "linux/amd64",
+			name: "configured platform is the node's own", host: "linux/amd64", platform: "linux/amd64",
 			index: busybox, want: []string{"linux/amd64", "linux/386"},
 		},
 		{
@@ -90,7 +90,7 @@ func TestVariants(t *testing.T) {
 			index: busybox, want: []string{"linux/riscv64"},
 		},
 		{
-			name: "os.features are needed in full", host: "linux/amd64", platform: "linux(+a+b)/amd64",
+			name: "all os.features are required", host: "linux/amd64", platform: "linux(+a+b)/amd64",
 			index: []string{"linux/amd64", "linux(+a)/amd64", "linux(+a+c)/amd64", "linux(+a+b)/amd64"},
 			want:  []string{"linux(+a+b)/amd64", "linux(+a)/amd64", "linux/amd64"},
 		},
@@ -108,7 +108,7 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// matchers returns the matchers of all kinds of handlers.
+// matchers returns matchers for all types of handlers.
 func matchers(t testing.TB) map[string]platforms.MatchComparer {
 	all := make(map[string]platforms.MatchComparer)
 	for _, node := range []string{"linux/amd64", "linux/arm64", "windows(10.0.17763)/amd64", "windows(10.0.26100)/amd64", "windows/arm64"} {
@@ -121,7 +121,7 @@ func matchers(t testing.TB) map[string]platforms.MatchComparer {
 					{Name: "h", Platform: platform, Snapshotter: "s", Isolation: isolation},
 				}, host(t, node))
 				if err != nil {
-					continue // hypervisor isolation of Linux
+					continue // hypervisor isolation for Linux
 				}
 				all[platform+" "+string(isolation)+" on "+node] = set.Default().Matcher
 			}
@@ -130,8 +130,8 @@ func matchers(t testing.TB) map[string]platforms.MatchComparer {
 	return all
 }
 
-// checkWeakOrder fails unless m orders a, b and c as sorting needs it: equality
-// (neither is less) and Less are both transitive, and Less has a direction.
+// checkWeakOrder checks that m orders a, b and c as sorting requires: Less and equality (neither is less) are
+// transitive, and Less is asymmetric.
 func checkWeakOrder(t *testing.T, name string, m platforms.MatchComparer, a, b, c ocispec.Platform) {
 	t.Helper()
 	ab, ba := m.Less(a, b), m.Less(b, a)
@@ -185,7 +185,7 @@ func FuzzWeakOrder(f *testing.F) {
 	})
 }
 
-// fuzzed returns a platform of a few, chosen by bits.
+// fuzzed returns one of a few platforms, selected by bits.
 func fuzzed(version string, bits uint32) ocispec.Platform {
 	p := ocispec.Platform{OS: "windows", OSVersion: version}
 	if bits&1 != 0 {

@@ -34,7 +34,7 @@ func TestParseOSVersion(t *testing.T) {
 }
 
 func TestCompareOSVersion(t *testing.T) {
-	// Each is less than the next; as text, most are not.
+	// Each version is less than the next. As text, most are not.
 	ascending := []string{
 		"", "6.3.9600.20000", "10.0.9200.17609", "10.0.14393.0", "10.0.17763", "10.0.17763.9", "10.0.17763.999",
 		"10.0.17763.1000", "10.0.20348.1", "10.0.26100.1", "10.1.1.1", "11.0.0.1",
@@ -59,19 +59,19 @@ func FuzzParseOSVersion(f *testing.F) {
 		if ok {
 			text := fmt.Sprintf("%d.%d.%d.%d", v.major, v.minor, v.build, v.revision)
 			if again, ok := parseOSVersion(text); !ok || again != v {
-				t.Errorf("%q is %s, which is read as %v, %t", s, text, again, ok)
+				t.Errorf("%q: text %s parses as %v, %t", s, text, again, ok)
 			}
 		} else if v != (osVersion{}) {
-			t.Errorf("%q: no version, but %v", s, v)
+			t.Errorf("%q: not a version, but got %v", s, v)
 		}
 
-		// Two versions are never both compatible with a third of another
-		// major: a matcher that accepts both saw none.
+		// A matcher with a version never accepts two different major versions. If it accepts both, containerd saw no
+		// version.
 		m := platforms.NewMatcher(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: s})
 		any := m.Match(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: "1.0.1"}) &&
 			m.Match(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: "2.0.1"})
 		if ok == any {
-			t.Errorf("%q: read %t, but containerd takes it for any version: %t", s, ok, any)
+			t.Errorf("%q: parsed %t, but containerd treats it as any version: %t", s, ok, any)
 		}
 	})
 }

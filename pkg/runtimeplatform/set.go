@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// Set holds the runtime handlers of a node. It does not change after [New] and
-// is safe for concurrent use.
+// Set has the runtime handlers of a node. It is immutable and safe for concurrent use.
 type Set struct {
 	defaultHandler string
 	runtimes       map[string]Runtime // by handler
@@ -23,8 +22,7 @@ type Set struct {
 	snapshotters   []string
 }
 
-// New resolves the handlers of a node. The first one that cannot be accepted is
-// reported as a [*ConfigError].
+// New resolves the handlers of a node. The error for the first invalid handler is a [*ConfigError].
 func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 	host = host.withDefaults()
 
@@ -41,7 +39,7 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 			return nil, err
 		}
 		if _, ok := s.runtimes[h.Name]; ok {
-			return nil, &ConfigError{Handler: h.Name, Key: keyName, Value: h.Name, Err: errors.New("another handler has this name")}
+			return nil, &ConfigError{Handler: h.Name, Key: keyName, Value: h.Name, Err: errors.New("duplicate handler name")}
 		}
 		s.runtimes[h.Name] = rt
 		sandbox, err := Handler{Name: h.Name, Snapshotter: h.Snapshotter}.resolve(host)
@@ -58,7 +56,7 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 			Handler: defaultHandler,
 			Key:     keyDefaultRuntime,
 			Value:   defaultHandler,
-			Err:     fmt.Errorf("no such runtime handler: this node has %s", quoted(s.names)),
+			Err:     fmt.Errorf("unknown runtime handler: this node has %s", quoted(s.names)),
 		}
 	}
 
@@ -68,8 +66,7 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 		s.handlers[target] = append(s.handlers[target], name)
 		snapshotters[target.Snapshotter] = struct{}{}
 	}
-	// The default handler's runtime stands for its target, and a handler's
-	// before what only a sandbox needs.
+	// byTarget prefers the default handler's runtime, and a handler's runtime over a sandbox's.
 	for _, rt := range slices.Concat([]Runtime{byDefault}, values(s.names, s.runtimes), values(s.names, s.sandboxes)) {
 		if _, ok := s.byTarget[rt.Target]; !ok {
 			s.byTarget[rt.Target] = rt
@@ -80,8 +77,8 @@ func New(defaultHandler string, handlers []Handler, host Host) (*Set, error) {
 	return s, nil
 }
 
-// Lookup returns the runtime of a handler, that of the default one if handler
-// is empty. One that is not configured is an [*UnknownHandlerError].
+// Lookup returns the runtime of a handler. An empty name means the default handler. The error for a handler that is not
+// configured is an [*UnknownHandlerError].
 func (s *Set) Lookup(handler string) (Runtime, error) {
 	if handler == "" {
 		return s.Default(), nil
@@ -93,10 +90,9 @@ func (s *Set) Lookup(handler string) (Runtime, error) {
 	return rt.clone(), nil
 }
 
-// Sandbox returns what the sandbox (pause) image of a handler's pods is made
-// ready for: the node's own platform in the handler's snapshotter. The image is
-// configuration of the node and not part of a pod, so the handler's platform
-// says nothing about it. The errors are those of [Set.Lookup].
+// Sandbox returns the runtime for the sandbox (pause) image of a handler's pods: the node's own platform in the
+// handler's snapshotter. The handler's platform does not apply, because the image is configured for the node and is not
+// part of a pod. It fails as [Set.Lookup] does.
 func (s *Set) Sandbox(handler string) (Runtime, error) {
 	rt, err := s.Lookup(handler)
 	if err != nil {
@@ -108,21 +104,18 @@ func (s *Set) Sandbox(handler string) (Runtime, error) {
 // Default returns the runtime of the default handler.
 func (s *Set) Default() Runtime { return s.runtimes[s.defaultHandler].clone() }
 
-// Targets returns the distinct targets of handlers and of their sandboxes: that
-// of the default handler, then the others, sorted by platform and snapshotter.
+// Targets returns the distinct targets of handlers and their sandboxes: the default handler's target first, and then
+// the others, sorted by platform and snapshotter.
 func (s *Set) Targets() []Target { return slices.Clone(s.targets) }
 
-// Snapshotters returns the distinct snapshotters: that of the default handler,
-// then the others, sorted.
+// Snapshotters returns the distinct snapshotters: the default handler's first, and then the others, sorted.
 func (s *Set) Snapshotters() []string { return slices.Clone(s.snapshotters) }
 
-// Handlers returns the names of the handlers that have the target, sorted. It
-// is empty for a target that only sandboxes have.
+// Handlers returns the names of the handlers with a target, sorted. It is empty for a target that only sandboxes have.
 func (s *Set) Handlers(t Target) []string { return slices.Clone(s.handlers[t]) }
 
-// ForTarget returns a runtime that has the target: the default handler's, or
-// else that of the first handler by name, or else that of a sandbox. All of them
-// select the same manifests.
+// ForTarget returns a runtime with a target: the default handler's, or that of the first handler by name, or that of a
+// sandbox. All of them select the same manifests.
 func (s *Set) ForTarget(t Target) (Runtime, bool) {
 	rt, ok := s.byTarget[t]
 	return rt.clone(), ok
@@ -136,7 +129,7 @@ func values(names []string, runtimes map[string]Runtime) []Runtime {
 	return all
 }
 
-// firstThenSorted returns first and then the others of keys, sorted.
+// firstThenSorted returns first, followed by the other keys, sorted.
 func firstThenSorted[K comparable](first K, keys iter.Seq[K], compare func(a, b K) int) []K {
 	others := slices.DeleteFunc(slices.SortedFunc(keys, compare), func(k K) bool { return k == first })
 	return slices.Insert(others, 0, first)

@@ -14,8 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// host returns a node of the given platform, matching as containerd's default
-// matcher does on such a node.
+// host returns a node of the given platform, with the matcher that containerd uses by default on such a node.
 func host(t testing.TB, platform string) runtimeplatform.Host {
 	t.Helper()
 	spec, err := platforms.Parse(platform)
@@ -28,8 +27,8 @@ func host(t testing.TB, platform string) runtimeplatform.Host {
 	return runtimeplatform.Host{Spec: spec, Matcher: platforms.Only(spec)}
 }
 
-// windowsDefault is what platforms.Default returns on Windows: it matches the
-// exact architecture and compares os.version as text.
+// windowsDefault is the matcher of platforms.Default on Windows: it matches the exact architecture and compares
+// os.version as text.
 type windowsDefault struct{ platforms.Matcher }
 
 func (m windowsDefault) Less(a, b ocispec.Platform) bool {
@@ -84,7 +83,7 @@ func TestLookup(t *testing.T) {
 				t.Errorf("Spec is %s, target %s", got, rt.Target.Platform)
 			}
 			if !rt.Matcher.Match(rt.Spec) {
-				t.Errorf("does not match its own platform %s", rt.Target.Platform)
+				t.Errorf("the matcher rejects the target's own platform %s", rt.Target.Platform)
 			}
 		})
 	}
@@ -112,7 +111,7 @@ func TestTargets(t *testing.T) {
 	want := []runtimeplatform.Target{
 		{Platform: "linux/amd64", Snapshotter: "overlayfs"},
 		{Platform: "linux/amd64", Snapshotter: "devmapper"},
-		{Platform: "linux/amd64", Snapshotter: "native"}, // for sandboxes only
+		{Platform: "linux/amd64", Snapshotter: "native"}, // only for sandboxes
 		{Platform: "linux/arm64", Snapshotter: "devmapper"},
 		{Platform: "linux/arm64", Snapshotter: "native"},
 	}
@@ -163,7 +162,7 @@ func TestSetIsImmutable(t *testing.T) {
 		runtimeplatform.Handler{Name: "kata", Snapshotter: "native"},
 	)
 	if !reflect.DeepEqual(set, fresh) {
-		t.Errorf("the set was changed through what it returned: got %+v, want %+v", set, fresh)
+		t.Errorf("a returned value changed the set: got %+v, want %+v", set, fresh)
 	}
 }
 
@@ -208,17 +207,17 @@ func TestConfigErrors(t *testing.T) {
 			key:     "platform", value: "amd46", text: "unknown operating system or architecture",
 		},
 		{
-			name:    "shares its text with another platform",
+			name:    "same text as another platform",
 			handler: runtimeplatform.Handler{Name: "h", Platform: "linux/arm64/..", Snapshotter: "native"},
-			key:     "platform", value: "linux/arm64/..", text: "canonical text",
+			key:     "platform", value: "linux/arm64/..", text: "canonical form",
 		},
 		{
-			name:    "loses a component in its text",
+			name:    "text without a component",
 			handler: runtimeplatform.Handler{Name: "h", Platform: "linux/./arm64", Snapshotter: "native"},
-			key:     "platform", value: "linux/./arm64", text: "canonical text",
+			key:     "platform", value: "linux/./arm64", text: "canonical form",
 		},
 		{
-			name:    "Windows by name",
+			name:    "Windows release name",
 			handler: runtimeplatform.Handler{Name: "h", Platform: "windows(ltsc2019)/amd64", Snapshotter: "windows"},
 			key:     "platform", value: "windows(ltsc2019)/amd64", text: "major.minor.build",
 		},
@@ -238,12 +237,12 @@ func TestConfigErrors(t *testing.T) {
 			key:     "isolation", value: "hyperv", text: `must be "process" or "hypervisor"`,
 		},
 		{
-			name:    "hypervisor isolation of Linux",
+			name:    "hypervisor isolation for Linux",
 			handler: runtimeplatform.Handler{Name: "h", Platform: "linux/arm64", Snapshotter: "native", Isolation: runtimeplatform.IsolationHypervisor},
 			key:     "isolation", value: "hypervisor", text: "not linux/arm64",
 		},
 		{
-			name:    "hypervisor isolation of a Linux node",
+			name:    "hypervisor isolation on a Linux node",
 			handler: runtimeplatform.Handler{Name: "h", Snapshotter: "native", Isolation: runtimeplatform.IsolationHypervisor},
 			key:     "isolation", value: "hypervisor", text: "not linux/amd64",
 		},
@@ -253,7 +252,7 @@ func TestConfigErrors(t *testing.T) {
 			key:     "name", value: "",
 		},
 		{
-			name:    "name twice",
+			name:    "duplicate name",
 			handler: runc,
 			key:     "name", value: "runc",
 		},
@@ -261,7 +260,7 @@ func TestConfigErrors(t *testing.T) {
 			name:           "missing default",
 			defaultHandler: "crun",
 			handler:        runtimeplatform.Handler{Name: "h", Snapshotter: "native"},
-			key:            "default_runtime_name", value: "crun", text: `default_runtime_name "crun": no such runtime handler: this node has "h", "runc"`,
+			key:            "default_runtime_name", value: "crun", text: `default_runtime_name "crun": unknown runtime handler: this node has "h", "runc"`,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -290,7 +289,7 @@ func TestConfigErrors(t *testing.T) {
 
 	t.Run("no handlers", func(t *testing.T) {
 		_, err := runtimeplatform.New("", nil, host(t, "linux/amd64"))
-		if want := `default_runtime_name "": no such runtime handler: this node has none`; err == nil || err.Error() != want {
+		if want := `default_runtime_name "": unknown runtime handler: this node has none`; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	})
@@ -308,10 +307,10 @@ func TestSandbox(t *testing.T) {
 		t.Errorf("got %s (native %t), want %s, native", rt.Target, rt.Native, want)
 	}
 	if again, ok := set.ForTarget(want); !ok || again.Target != want {
-		t.Errorf("the target of a sandbox is not known: %v, %t", again, ok)
+		t.Errorf("ForTarget of a sandbox: %v, %t", again, ok)
 	}
 	if handlers := set.Handlers(want); len(handlers) != 0 {
-		t.Errorf("handlers %q have a target that only sandboxes have", handlers)
+		t.Errorf("handlers of a sandbox's target: %q", handlers)
 	}
 	if _, err := set.Sandbox("gvisor"); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("unknown handler: got %v", err)

@@ -12,16 +12,15 @@ import (
 // windows is the os of a Windows platform.
 const windows = "windows"
 
-// osVersion is the os.version of a Windows platform. The zero value is none.
+// osVersion is the os.version of a Windows platform. The zero value means no version.
 type osVersion struct {
 	major, minor uint8
 	build        uint16
 	revision     uint64
 }
 
-// parseOSVersion reads major.minor.build[.revision]. It reads what containerd
-// reads, so that both see a build in the same texts: a revision that is not a
-// number counts as 0, and 0.0.0 is no version.
+// parseOSVersion parses major.minor.build[.revision]. It accepts the same texts as containerd: a revision that is not a
+// number counts as 0, and 0.0.0 is not a version.
 func parseOSVersion(s string) (osVersion, bool) {
 	parts := strings.SplitN(s, ".", 5)
 	if len(parts) < 3 {
@@ -51,8 +50,7 @@ func parseOSVersion(s string) (osVersion, bool) {
 	return v, true
 }
 
-// compareBuild orders versions by build: a revision is an update of a build and
-// decides nothing about compatibility.
+// compareBuild compares versions by build. A revision is an update of a build and does not affect compatibility.
 func (v osVersion) compareBuild(w osVersion) int {
 	return cmp.Or(
 		cmp.Compare(v.major, w.major),
@@ -61,21 +59,21 @@ func (v osVersion) compareBuild(w osVersion) int {
 	)
 }
 
-// compare orders versions by build and revision. None comes before all others.
+// compare compares versions by build and revision. No version is less than all others.
 func (v osVersion) compare(w osVersion) int {
 	return cmp.Or(v.compareBuild(w), cmp.Compare(v.revision, w.revision))
 }
 
-// windowsMatcher adds to a matcher of containerd what it lacks for Windows: the
-// numerical order and hypervisor isolation.
+// windowsMatcher adds to a containerd matcher what it does not have for Windows: numerical order and hypervisor
+// isolation.
 type windowsMatcher struct {
-	// base knows os, architecture, os.features and, for process isolation,
-	// which builds are compatible. It accepts a platform without os.version.
+	// base matches os, architecture, os.features and, for process isolation, compatible builds. It accepts a platform
+	// without os.version.
 	base platforms.MatchComparer
 
 	hypervisor bool
 
-	// newest is the newest build that hypervisor isolation accepts, if any.
+	// newest is the newest build that hypervisor isolation accepts, if limited is true.
 	newest  osVersion
 	limited bool
 }
@@ -86,7 +84,7 @@ func newWindowsMatcher(base platforms.MatchComparer, version string, isolation I
 	return m
 }
 
-// Match reports whether p runs under the handler's isolation.
+// Match reports whether p runs with the handler's isolation.
 func (m *windowsMatcher) Match(p ocispec.Platform) bool {
 	if !m.hypervisor {
 		return m.base.Match(p)
@@ -104,8 +102,8 @@ func (m *windowsMatcher) upToNewest(version string) bool {
 	return ok && v.compareBuild(m.newest) <= 0
 }
 
-// Less orders by match, architecture, os.version (newest first) and number of
-// os.features (most first). Platforms that do not match are all equal.
+// Less orders by match, architecture, os.version (newest first) and number of os.features (most first). Platforms that
+// do not match are equal.
 func (m *windowsMatcher) Less(a, b ocispec.Platform) bool {
 	matchA, matchB := m.Match(a), m.Match(b)
 	if !matchA || !matchB {
@@ -129,8 +127,7 @@ func (m *windowsMatcher) Less(a, b ocispec.Platform) bool {
 	return len(a.OSFeatures) > len(b.OSFeatures)
 }
 
-// bare returns what the architecture of p is known by. Without the version, the
-// base has nothing to compare as text.
+// bare returns p with only the fields of the architecture. Without the version, base does not compare versions as text.
 func bare(p ocispec.Platform) ocispec.Platform {
 	return ocispec.Platform{OS: p.OS, Architecture: p.Architecture, Variant: p.Variant}
 }

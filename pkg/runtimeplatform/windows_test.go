@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// nanoserver is an index as Microsoft publishes them: one manifest per build and
-// architecture, in no order. The extra ones are the traps of ordering by text.
+// nanoserver is an index in the form that Microsoft publishes: one manifest per build and architecture, unordered. Some
+// more versions are added that text order puts in the wrong place.
 var nanoserver = []string{
 	"windows(10.0.17763.999)/amd64",
 	"windows(10.0.26100.2894)/arm64",
@@ -129,7 +129,7 @@ func TestWindows(t *testing.T) {
 			want:   []string{ltsc2025, ltsc25o, ltsc2022, ltscOld, rs5, rs5old, rs1, win8, none},
 		},
 		{
-			name: "hypervisor with a version of its own", host: "windows(10.0.26100)/amd64", platform: "windows(10.0.20348.1)/amd64", isolation: hypervisor,
+			name: "hypervisor with its own version", host: "windows(10.0.26100)/amd64", platform: "windows(10.0.20348.1)/amd64", isolation: hypervisor,
 			target: "windows(10.0.20348.1)/amd64@hypervisor",
 			want:   []string{ltsc2022, ltscOld, rs5, rs5old, rs1, win8, none},
 		},
@@ -160,8 +160,8 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// The two isolations of one platform select differently, so they are two targets.
-func TestIsolationTellsTargetsApart(t *testing.T) {
+// The two isolations of one platform select different manifests, so they are two targets.
+func TestIsolationDistinguishesTargets(t *testing.T) {
 	set := newSet(t, "windows(10.0.20348)/amd64",
 		runtimeplatform.Handler{Name: "process", Snapshotter: "windows"},
 		runtimeplatform.Handler{Name: "hyperv", Snapshotter: "windows", Isolation: runtimeplatform.IsolationHypervisor},
@@ -191,32 +191,32 @@ func TestWindowsOrder(t *testing.T) {
 			want:  []string{"windows(10.0.20348.1)/amd64", "windows(10.0.26100.9)/386"},
 		},
 		{
-			name: "features count where the version is the same", platform: "windows(10.0.17763+a)/amd64",
+			name: "features count if the versions are equal", platform: "windows(10.0.17763+a)/amd64",
 			index: []string{"windows(10.0.17763.1)/amd64", "windows(10.0.17763.1+a)/amd64", "windows(10.0.17763.2)/amd64", "windows(10.0.17763.3+b)/amd64"},
 			want:  []string{"windows(10.0.17763.2)/amd64", "windows(10.0.17763.1+a)/amd64", "windows(10.0.17763.1)/amd64"},
 		},
 		{
-			name: "win32k is not asked for", platform: "windows(10.0.17763)/amd64",
+			name: "win32k is not required", platform: "windows(10.0.17763)/amd64",
 			index: []string{"windows(10.0.17763.1+win32k)/amd64"},
 			want:  []string{"windows(10.0.17763.1+win32k)/amd64"},
 		},
 		{
-			name: "unreadable version", platform: "windows(10.0.17763)/amd64",
+			name: "invalid version", platform: "windows(10.0.17763)/amd64",
 			index: []string{"windows(1809)/amd64", "windows/amd64"},
 			want:  []string{"windows/amd64"},
 		},
 		{
-			name: "unreadable version, hypervisor", platform: "windows(10.0.17763)/amd64", isolation: runtimeplatform.IsolationHypervisor,
+			name: "invalid version, hypervisor", platform: "windows(10.0.17763)/amd64", isolation: runtimeplatform.IsolationHypervisor,
 			index: []string{"windows(1809)/amd64", "windows/amd64"},
 			want:  []string{"windows/amd64"},
 		},
 		{
-			name: "unreadable version where any will do ranks last", platform: "windows/amd64",
+			name: "invalid version ranks last if any matches", platform: "windows/amd64",
 			index: []string{"windows(1809)/amd64", "windows(10.0.9200)/amd64"},
 			want:  []string{"windows(10.0.9200)/amd64", "windows(1809)/amd64"},
 		},
 		{
-			name: "unreadable revision counts as 0", platform: "windows(10.0.17763)/amd64", isolation: runtimeplatform.IsolationHypervisor,
+			name: "invalid revision counts as 0", platform: "windows(10.0.17763)/amd64", isolation: runtimeplatform.IsolationHypervisor,
 			index: []string{"windows(10.0.17763.x)/amd64", "windows(10.0.17763.1)/amd64"},
 			want:  []string{"windows(10.0.17763.1)/amd64", "windows(10.0.17763.x)/amd64"},
 		},
@@ -230,8 +230,7 @@ func TestWindowsOrder(t *testing.T) {
 	}
 }
 
-// The node's own matcher may be nothing but a matcher of its architecture; what
-// it accepts is not widened.
+// The node's own matcher may match only its architecture. windowsMatcher does not accept more.
 func TestWindowsNodeMatchesAsContainerd(t *testing.T) {
 	h := host(t, "windows(10.0.26100)/amd64")
 	rt := newSet(t, "windows(10.0.26100)/amd64", runtimeplatform.Handler{Name: "h", Snapshotter: "windows"}).Default()
@@ -260,7 +259,7 @@ func BenchmarkLess(b *testing.B) {
 	})
 }
 
-// BenchmarkSelect is what a pull does with an index.
+// BenchmarkSelect selects from an index as a pull does.
 func BenchmarkSelect(b *testing.B) {
 	manifests := index(b, nanoserver...)
 	matching := make([]ocispec.Platform, 0, len(manifests))

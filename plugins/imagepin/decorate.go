@@ -21,13 +21,13 @@ import (
 
 const criPlugin = "cri"
 
-// Decorate puts imagepin in front of containerd's CRI plugin. It is called once,
-// before containerd loads its plugins. It fails where this containerd has no
-// CRI plugin.
+// Decorate puts imagepin in front of containerd's CRI plugin. It is called once, before containerd loads its plugins.
+// It fails if this containerd has no CRI plugin.
 //
-// The CRI plugin is wrapped where it is registered. imagepin is served in its place on containerd's own sockets, and
-// passes calls on to what the plugin makes. Where our plugin is disabled, containerd's CRI stays as it is; where it fails
-// to load, there is no CRI, because a node that was configured to pin images must not start others.
+// Decorate wraps the registered CRI plugin. imagepin is served in its place on containerd's own sockets, and forwards
+// calls to the instance of the CRI plugin. If the imagepin plugin is disabled, containerd's CRI is unchanged. If the
+// imagepin plugin fails to load, no CRI is served, because a node that is configured to pin images must not start other
+// ones.
 func Decorate() error {
 	var found *plugin.Registration
 	registry.Graph(func(r *plugin.Registration) bool {
@@ -46,33 +46,32 @@ func Decorate() error {
 
 type initFunc = func(*plugin.InitContext) (any, error)
 
-func decorated(behind initFunc) initFunc {
+func decorated(upstream initFunc) initFunc {
 	return func(ic *plugin.InitContext) (any, error) {
 		p := ic.Plugins().Get(Type, ID)
 		if p == nil {
-			log.G(ic.Context).Info("imagepin is disabled: containerd's CRI is served as it is")
-			return behind(ic)
+			log.G(ic.Context).Info("imagepin is disabled: serving containerd's own CRI")
+			return upstream(ic)
 		}
 		instance, err := p.Instance()
 		if err != nil {
-			return nil, fmt.Errorf("the CRI is not served without imagepin, which failed to load (to go without it, add %q to disabled_plugins): %w", config.Section, err)
+			return nil, fmt.Errorf("not serving the CRI, because imagepin failed to load (to run without imagepin, add %q to disabled_plugins): %w", config.Section, err)
 		}
-		return serve(ic, instance.(*node.Node), behind)
+		return serve(ic, instance.(*node.Node), upstream)
 	}
 }
 
-// registrar is a plugin instance that has a gRPC service, as containerd's
-// server plugin knows it.
+// registrar is a plugin instance with a gRPC service, as containerd's server plugin uses it.
 type registrar interface {
 	Register(*grpc.Server) error
 }
 
-// tcpRegistrar also serves on containerd's TCP address.
+// tcpRegistrar is also served on containerd's TCP address.
 type tcpRegistrar interface {
 	RegisterTCP(*grpc.Server) error
 }
 
-// front is what containerd gets in place of its CRI plugin's instance.
+// front replaces the instance of containerd's CRI plugin.
 type front struct {
 	service *node.Service
 	close   []func() error
@@ -83,7 +82,7 @@ func (f *front) Register(s *grpc.Server) error {
 	return f.service.Register(s)
 }
 
-// Close ends imagepin and then the CRI service behind.
+// Close ends imagepin and then upstream.
 func (f *front) Close() error {
 	var errs []error
 	for _, c := range f.close {
@@ -92,21 +91,19 @@ func (f *front) Close() error {
 	return errors.Join(errs...)
 }
 
-// frontWithTCP is a front where the CRI is enabled on TCP.
+// frontWithTCP is a front with the CRI on TCP enabled.
 type frontWithTCP struct{ *front }
 
-// RegisterTCP implements containerd's gRPC service interface for TCP, on which
-// there is nothing for operators.
+// RegisterTCP implements containerd's gRPC service interface for TCP, without the control service.
 func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.RegisterCRI(s) }
 
-// headStart is how long containerd's CRI is not begun with, at most, while what is
-// recorded is read. It reads every image itself when it starts, all at once, and
-// what has to compete with that takes several times as long. A snapshotter that
-// hangs does not hold containerd up for longer.
+// headStart is the maximum time that the start of containerd's CRI waits until the records are read. When the CRI
+// starts, it reads all images at once, and reading the records at the same time would take several times as long. The
+// limit is for a snapshotter that hangs.
 const headStart = 3 * time.Second
 
-// serve makes the CRI service behind, and puts the node's imagepin in front.
-func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err error) {
+// serve creates the upstream CRI service, and puts the node's imagepin in front of it.
+func serve(ic *plugin.InitContext, n *node.Node, upstream initFunc) (_ any, err error) {
 	conn := newLocal()
 	service, err := n.Serve(conn)
 	if err != nil {
@@ -125,7 +122,7 @@ func serve(ic *plugin.InitContext, n *node.Node, behind initFunc) (_ any, err er
 	case <-service.Loaded():
 	case <-time.After(headStart):
 	}
-	made, err := behind(ic)
+	made, err := upstream(ic)
 	if err != nil {
 		return nil, err
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// only replaces the registered plugins for the length of a test.
-func only(t *testing.T, registrations ...*plugin.Registration) {
+// replacePlugins replaces the registered plugins for the duration of a test.
+func replacePlugins(t *testing.T, registrations ...*plugin.Registration) {
 	t.Helper()
 	var before []*plugin.Registration
 	registry.Graph(func(r *plugin.Registration) bool {
@@ -39,7 +39,7 @@ func only(t *testing.T, registrations ...*plugin.Registration) {
 	t.Cleanup(func() { put(before) })
 }
 
-func TestOurPluginIsRegistered(t *testing.T) {
+func TestPluginIsRegistered(t *testing.T) {
 	found := false
 	registry.Graph(func(r *plugin.Registration) bool {
 		found = found || r.Type == Type && r.ID == ID && r.URI() == config.Section
@@ -55,13 +55,13 @@ func TestDecorate(t *testing.T) {
 	requires := []plugin.Type{plugins.CRIServicePlugin}
 	cri := &plugin.Registration{
 		Type: plugins.GRPCPlugin, ID: criPlugin, Requires: requires,
-		InitFn: func(*plugin.InitContext) (any, error) { called++; return "theirs", nil },
+		InitFn: func(*plugin.InitContext) (any, error) { called++; return "original", nil },
 	}
 	other := &plugin.Registration{
 		Type: plugins.GRPCPlugin, ID: "other",
 		InitFn: func(*plugin.InitContext) (any, error) { return "other", nil },
 	}
-	only(t, other, cri)
+	replacePlugins(t, other, cri)
 	if err := Decorate(); err != nil {
 		t.Fatal(err)
 	}
@@ -72,10 +72,10 @@ func TestDecorate(t *testing.T) {
 		t.Error("another plugin was decorated")
 	}
 
-	// With our plugin disabled the CRI is containerd's own.
+	// If the imagepin plugin is disabled, the CRI is containerd's own.
 	ic := plugin.NewContext(t.Context(), plugin.NewPluginSet(), nil)
 	got, err := cri.InitFn(ic)
-	if got != "theirs" || err != nil || called != 1 {
+	if got != "original" || err != nil || called != 1 {
 		t.Errorf("disabled: %v, %v, %d calls", got, err, called)
 	}
 
@@ -86,8 +86,8 @@ func TestDecorate(t *testing.T) {
 	}
 }
 
-// ourPlugin is a plugin set in which our plugin is loaded, or failed to.
-func ourPlugin(t *testing.T, instance any, fails error) *plugin.InitContext {
+// contextWithPlugin returns an init context in which the imagepin plugin is loaded or failed to load.
+func contextWithPlugin(t *testing.T, instance any, fails error) *plugin.InitContext {
 	t.Helper()
 	set := plugin.NewPluginSet()
 	r := plugin.Registration{Type: Type, ID: ID, InitFn: func(*plugin.InitContext) (any, error) { return instance, fails }}
@@ -100,15 +100,14 @@ func ourPlugin(t *testing.T, instance any, fails error) *plugin.InitContext {
 func TestDecorated(t *testing.T) {
 	broken := errors.New("broken")
 	never := func(*plugin.InitContext) (any, error) { t.Error("the CRI was started"); return nil, nil }
-	_, err := decorated(never)(ourPlugin(t, nil, broken))
+	_, err := decorated(never)(contextWithPlugin(t, nil, broken))
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), config.Section) || !strings.Contains(err.Error(), "disabled_plugins") {
 		t.Errorf("with a plugin that failed: %v", err)
 	}
 }
 
-// nodeOf makes a node whose one snapshotter is called first, and is the given
-// one where that is not nil.
-func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
+// newTestNode returns a node with one snapshotter, called first. If hangs is not nil, it is the snapshotter.
+func newTestNode(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 	t.Helper()
 	table, err := config.DefaultTable()
 	if err != nil {
@@ -125,7 +124,7 @@ func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 	n, err := node.New(node.Config{
 		Containerd: node.Containerd{
 			Records: newRecords(c.DB, c.Events), Pins: metadata.NewImageStore(c.DB), Content: c.Content, Leases: c.Leases,
-			Namespaces: spaces{db: c.DB}, Events: c.Events,
+			Namespaces: namespaceStore{db: c.DB}, Events: c.Events,
 			Snapshots: func(name string) snapshots.Snapshotter {
 				if hangs != nil {
 					return hangs
@@ -142,37 +141,36 @@ func nodeOf(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 	return n
 }
 
-// spaces makes namespaces in a metadata database.
-type spaces struct {
+// namespaceStore creates namespaces in a metadata database.
+type namespaceStore struct {
 	namespaces.Store
 	db *metadata.DB
 }
 
-func (s spaces) Create(ctx context.Context, name string, labels map[string]string) error {
+func (s namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
 	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
-func TestDecoratedCRIThatFails(t *testing.T) {
+func TestDecoratedCRIFails(t *testing.T) {
 	broken := errors.New("broken")
 	fails := func(*plugin.InitContext) (any, error) { return nil, broken }
-	if _, err := decorated(fails)(ourPlugin(t, nodeOf(t, nil), nil)); !errors.Is(err, broken) {
+	if _, err := decorated(fails)(contextWithPlugin(t, newTestNode(t, nil), nil)); !errors.Is(err, broken) {
 		t.Errorf("with a CRI that fails: %v", err)
 	}
 	none := func(*plugin.InitContext) (any, error) { return "no service", nil }
-	if _, err := decorated(none)(ourPlugin(t, nodeOf(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
+	if _, err := decorated(none)(contextWithPlugin(t, newTestNode(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
 		t.Errorf("with a CRI that has no service: %v", err)
 	}
 }
 
-// walked is a snapshotter that tells when it is walked, and then hangs where it
-// is to.
-type walked struct {
+// walkedSnapshotter reports when it is walked, and then hangs if hang is set.
+type walkedSnapshotter struct {
 	snapshots.Snapshotter
 	was  chan struct{}
 	hang bool
 }
 
-func (w *walked) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ...string) error {
+func (w *walkedSnapshotter) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ...string) error {
 	close(w.was)
 	if w.hang {
 		<-ctx.Done()
@@ -180,20 +178,20 @@ func (w *walked) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ...string) er
 	return ctx.Err()
 }
 
-func TestTheIndexIsBuiltBeforeTheCRIBegins(t *testing.T) {
+func TestIndexIsBuiltBeforeCRIStarts(t *testing.T) {
 	for name, hang := range map[string]bool{"quick": false, "hanging": true} {
 		t.Run(name, func(t *testing.T) {
-			w := &walked{was: make(chan struct{}), hang: hang}
-			theirs := &behind{}
+			w := &walkedSnapshotter{was: make(chan struct{}), hang: hang}
+			upstream := &fakeCRI{}
 			begin := func(*plugin.InitContext) (any, error) {
 				select {
 				case <-w.was:
 				default:
-					t.Error("the CRI is begun with before the snapshotter was looked at")
+					t.Error("the CRI started before the snapshotter was walked")
 				}
-				return theirs, nil
+				return upstream, nil
 			}
-			got, err := decorated(begin)(ourPlugin(t, nodeOf(t, w), nil))
+			got, err := decorated(begin)(contextWithPlugin(t, newTestNode(t, w), nil))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -201,11 +199,11 @@ func TestTheIndexIsBuiltBeforeTheCRIBegins(t *testing.T) {
 			select {
 			case <-front.service.Loaded():
 				if hang {
-					t.Error("the index is there though its snapshotter hangs")
+					t.Error("the index is loaded although its snapshotter hangs")
 				}
 			default:
 				if !hang {
-					t.Error("the CRI is begun with before the index is there")
+					t.Error("the CRI started before the index was loaded")
 				}
 			}
 			if err := front.Close(); err != nil {

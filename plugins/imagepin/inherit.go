@@ -10,9 +10,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-// inherit reads the configuration of containerd's CRI plugins and of its transfer
-// service. Their types are not public: what the plugin set holds is taken
-// through TOML.
+// inherit reads the configuration of containerd's CRI plugins and of its transfer service. Their types are not public,
+// so inherit converts the values in the plugin set through TOML.
 func inherit(ic *plugin.InitContext) (config.CRI, error) {
 	var c config.CRI
 	if err := readSection(ic, plugins.CRIServicePlugin, "images", &c.Images); err != nil {
@@ -22,7 +21,7 @@ func inherit(ic *plugin.InitContext) (config.CRI, error) {
 		return config.CRI{}, err
 	}
 	if ic.Plugins().Get(plugins.TransferPlugin, "local") == nil {
-		return c, nil // disabled: its configuration is nobody's
+		return c, nil // disabled, so its configuration does not apply
 	}
 	transfer := config.DefaultTransfer()
 	if err := readSection(ic, plugins.TransferPlugin, "local", &transfer); err != nil {

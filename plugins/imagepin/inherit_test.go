@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/plugin"
 )
 
-// The plugin set holds structs of containerd's, embedded ones among them.
+// The plugin set has structs of containerd, including embedded ones.
 type (
 	imageConfig struct {
 		Snapshotter     string            `toml:"snapshotter"`
@@ -32,7 +32,7 @@ type (
 	}
 )
 
-// initContext is an init context in which containerd's CRI plugins are loaded.
+// initContext returns an init context in which containerd's CRI plugins are loaded.
 func initContext(t *testing.T, configs map[string]any) *plugin.InitContext {
 	t.Helper()
 	set := plugin.NewPluginSet()
@@ -67,7 +67,7 @@ func TestInherit(t *testing.T) {
 	for name, configs := range map[string]map[string]any{
 		"no images plugin":  {"runtime": runtimes},
 		"no runtime plugin": {"images": images},
-		"what TOML has not": {"images": func() {}, "runtime": runtimes},
+		"not a TOML value":  {"images": func() {}, "runtime": runtimes},
 		"another type": {"images": &struct {
 			Snapshotter int `toml:"snapshotter"`
 		}{1}, "runtime": runtimes},

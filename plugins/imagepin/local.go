@@ -14,14 +14,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 )
 
-// local is upstream in the same process. What is passed on, and what imagepin asks, is answered by upstream itself, in the
-// caller's goroutine and context; the streams that imagepin asks for go over a pipe. Calls wait until it is connected. It
-// implements [cri.Upstream].
+// local is an in-process upstream. Forwarded calls and imagepin's own calls run directly in the caller's goroutine and
+// context. Streams that imagepin opens itself use a pipe. Calls wait until local is connected. It implements
+// [cri.Upstream].
 type local struct {
-	connected chan struct{} // closed once what is below stands
+	connected chan struct{} // closed when the fields below are set
 
 	pipe            *pipe
-	implementations map[string]any    // by the names of the services
+	implementations map[string]any    // by service name
 	methods         map[string]method // by /service/method
 }
 
@@ -32,9 +32,9 @@ type method struct {
 
 func newLocal() *local { return &local{connected: make(chan struct{})} }
 
-// connect says what is behind.
-func (l *local) connect(behind registrar) (err error) {
-	if l.implementations, err = implementations(behind); err != nil {
+// connect sets the service that answers the calls.
+func (l *local) connect(upstream registrar) (err error) {
+	if l.implementations, err = implementations(upstream); err != nil {
 		return err
 	}
 	l.methods = make(map[string]method)
@@ -43,7 +43,7 @@ func (l *local) connect(behind registrar) (err error) {
 			l.methods[fullName(service, m)] = method{l.implementations[service.ServiceName], m.Handler}
 		}
 	}
-	if l.pipe, err = newPipe(behind); err != nil {
+	if l.pipe, err = newPipe(upstream); err != nil {
 		return err
 	}
 	close(l.connected)
@@ -60,7 +60,7 @@ func (l *local) wait(ctx context.Context) error {
 	}
 }
 
-// Close ends the streams under way.
+// Close ends the streams in progress.
 func (l *local) Close() error {
 	if l.pipe == nil {
 		return nil
@@ -68,8 +68,8 @@ func (l *local) Close() error {
 	return l.pipe.Close()
 }
 
-// Service implements [cri.Upstream]: calls are answered by upstream itself, whatever they are registered with. It does not
-// wait until l is connected, but the calls do.
+// Service implements [cri.Upstream]. Calls are answered by upstream's implementation, on any server that the service is
+// registered with. Service does not wait until l is connected, but the calls do.
 func (l *local) Service(name string) (*grpc.ServiceDesc, error) {
 	for _, service := range cri.Services() {
 		if service.ServiceName == name {
@@ -79,7 +79,7 @@ func (l *local) Service(name string) (*grpc.ServiceDesc, error) {
 	return nil, fmt.Errorf("imagepin: the CRI has no %s", name)
 }
 
-// bound returns a service whose methods are answered by its implementation.
+// bound returns a service whose methods are answered by upstream's implementation.
 func (l *local) bound(service *grpc.ServiceDesc) *grpc.ServiceDesc {
 	desc := *service
 	desc.HandlerType, desc.Methods, desc.Streams = (*any)(nil), slices.Clone(service.Methods), slices.Clone(service.Streams)
@@ -102,9 +102,8 @@ func (l *local) bound(service *grpc.ServiceDesc) *grpc.ServiceDesc {
 	return &desc
 }
 
-// Invoke implements grpc.ClientConnInterface. The answer is a copy: the service
-// may look at its own still. Options are those of a connection, and say nothing
-// here.
+// Invoke implements grpc.ClientConnInterface. It copies the answer, because upstream may still use its own. Options
+// apply to connections only, and are ignored here.
 func (l *local) Invoke(ctx context.Context, name string, args, reply any, options ...grpc.CallOption) error {
 	if err := l.wait(ctx); err != nil {
 		return err
@@ -133,7 +132,7 @@ func (l *local) NewStream(ctx context.Context, desc *grpc.StreamDesc, name strin
 	return l.pipe.NewStream(ctx, desc, name, options...)
 }
 
-// asStatus makes an error what a gRPC server makes of it.
+// asStatus converts an error in the same way as a gRPC server.
 func asStatus(err error) error {
 	if s, ok := status.FromError(err); ok {
 		return s.Err()
@@ -141,12 +140,12 @@ func asStatus(err error) error {
 	return status.FromContextError(err).Err()
 }
 
-// implementations gives what answers the calls of the CRI's services. A gRPC
-// server does not tell what was registered with it, but its interceptor is told
-// by every call: one is made of each service, and not answered by it.
-func implementations(behind registrar) (_ map[string]any, err error) {
+// implementations returns the implementations of the CRI's services. A gRPC server does not expose its registered
+// services, but its interceptor is called with the implementation. So implementations makes one call of each service,
+// which the interceptor answers in its place.
+func implementations(upstream registrar) (_ map[string]any, err error) {
 	var last any
-	asked, err := newPipe(behind, grpc.UnaryInterceptor(
+	probe, err := newPipe(upstream, grpc.UnaryInterceptor(
 		func(_ context.Context, _ any, call *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
 			last = call.Server
 			return &emptypb.Empty{}, nil
@@ -154,11 +153,11 @@ func implementations(behind registrar) (_ map[string]any, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, asked.Close()) }()
+	defer func() { err = errors.Join(err, probe.Close()) }()
 	all := make(map[string]any)
 	for _, service := range cri.Services() {
-		if err := asked.Invoke(context.Background(), fullName(service, service.Methods[0]), &emptypb.Empty{}, &emptypb.Empty{}); err != nil {
-			return nil, fmt.Errorf("imagepin: the CRI behind has no %s: %w", service.ServiceName, err)
+		if err := probe.Invoke(context.Background(), fullName(service, service.Methods[0]), &emptypb.Empty{}, &emptypb.Empty{}); err != nil {
+			return nil, fmt.Errorf("imagepin: the upstream CRI has no %s: %w", service.ServiceName, err)
 		}
 		all[service.ServiceName] = last
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 )
 
-// behind is a CRI service that notes the span it is called in.
-type behind struct {
+// fakeCRI is a CRI service that records the span it is called in.
+type fakeCRI struct {
 	runtime.UnimplementedRuntimeServiceServer
 	runtime.UnimplementedImageServiceServer
 	calls    int
@@ -29,30 +29,30 @@ type behind struct {
 	fail     error
 }
 
-func (b *behind) Register(s *grpc.Server) error {
+func (b *fakeCRI) Register(s *grpc.Server) error {
 	runtime.RegisterRuntimeServiceServer(s, b)
 	runtime.RegisterImageServiceServer(s, b)
 	return nil
 }
 
-func (b *behind) Version(ctx context.Context, _ *runtime.VersionRequest) (*runtime.VersionResponse, error) {
+func (b *fakeCRI) Version(ctx context.Context, _ *runtime.VersionRequest) (*runtime.VersionResponse, error) {
 	b.calls++
 	b.calledIn = trace.SpanContextFromContext(ctx)
 	return &runtime.VersionResponse{}, b.fail
 }
 
-func (b *behind) ListContainers(_ context.Context, r *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error) {
+func (b *fakeCRI) ListContainers(_ context.Context, r *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error) {
 	if id := r.GetFilter().GetId(); id != "" {
 		return &runtime.ListContainersResponse{Containers: []*runtime.Container{{Id: id}}}, nil
 	}
 	return b.list, b.fail
 }
 
-func (b *behind) StreamContainers(_ *runtime.StreamContainersRequest, stream grpc.ServerStreamingServer[runtime.StreamContainersResponse]) error {
+func (b *fakeCRI) StreamContainers(_ *runtime.StreamContainersRequest, stream grpc.ServerStreamingServer[runtime.StreamContainersResponse]) error {
 	return stream.Send(&runtime.StreamContainersResponse{Containers: []*runtime.Container{{Id: "streamed"}}})
 }
 
-func localTo(t testing.TB, b registrar) *local {
+func connectLocal(t testing.TB, b registrar) *local {
 	t.Helper()
 	l := newLocal()
 	if err := l.connect(b); err != nil {
@@ -67,41 +67,41 @@ func localTo(t testing.TB, b registrar) *local {
 }
 
 func TestImplementationsAreFoundWithoutACall(t *testing.T) {
-	b := &behind{}
-	l := localTo(t, b)
+	b := &fakeCRI{}
+	l := connectLocal(t, b)
 	for _, service := range cri.Services() {
 		if got := l.implementations[service.ServiceName]; got != b {
 			t.Errorf("%s is implemented by %v", service.ServiceName, got)
 		}
 		if desc, err := l.Service(service.ServiceName); err != nil || len(desc.Methods) != len(service.Methods) || len(desc.Streams) != len(service.Streams) {
-			t.Errorf("%s is passed on as %v, %v", service.ServiceName, desc, err)
+			t.Errorf("%s is forwarded as %v, %v", service.ServiceName, desc, err)
 		}
 	}
 	if desc, err := l.Service("runtime.v2.RuntimeService"); err == nil {
-		t.Errorf("a service that is not there is passed on as %v", desc)
+		t.Errorf("an unknown service is forwarded as %v", desc)
 	}
 	if b.calls != 0 {
-		t.Errorf("the service behind was called %d times", b.calls)
+		t.Errorf("upstream was called %d times", b.calls)
 	}
 }
 
 // onlyRuntime is a CRI service without images.
-type onlyRuntime struct{ *behind }
+type onlyRuntime struct{ *fakeCRI }
 
 func (o onlyRuntime) Register(s *grpc.Server) error {
-	runtime.RegisterRuntimeServiceServer(s, o.behind)
+	runtime.RegisterRuntimeServiceServer(s, o.fakeCRI)
 	return nil
 }
 
-func TestAServiceThatIsMissing(t *testing.T) {
-	if err := newLocal().connect(onlyRuntime{&behind{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
+func TestMissingService(t *testing.T) {
+	if err := newLocal().connect(onlyRuntime{&fakeCRI{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
 		t.Errorf("a CRI without images: %v", err)
 	}
 }
 
 func TestLocalCall(t *testing.T) {
-	b := &behind{list: &runtime.ListContainersResponse{Containers: []*runtime.Container{{Id: "one"}}}}
-	client := runtime.NewRuntimeServiceClient(localTo(t, b))
+	b := &fakeCRI{list: &runtime.ListContainersResponse{Containers: []*runtime.Container{{Id: "one"}}}}
+	client := runtime.NewRuntimeServiceClient(connectLocal(t, b))
 
 	got, err := client.ListContainers(t.Context(), &runtime.ListContainersRequest{})
 	if err != nil || len(got.GetContainers()) != 1 || got.GetContainers()[0].GetId() != "one" {
@@ -109,31 +109,31 @@ func TestLocalCall(t *testing.T) {
 	}
 	got.Containers[0].Id = "changed"
 	if id := b.list.GetContainers()[0].GetId(); id != "one" {
-		t.Errorf("the caller has changed the service's own container to %q", id)
+		t.Errorf("the caller changed upstream's own container to %q", id)
 	}
-	req := &runtime.ListContainersRequest{Filter: &runtime.ContainerFilter{Id: "asked"}}
-	if got, err = client.ListContainers(t.Context(), req); err != nil || got.GetContainers()[0].GetId() != "asked" {
-		t.Errorf("the answer to a request that says something is %v, %v", got, err)
+	req := &runtime.ListContainersRequest{Filter: &runtime.ContainerFilter{Id: "requested"}}
+	if got, err = client.ListContainers(t.Context(), req); err != nil || got.GetContainers()[0].GetId() != "requested" {
+		t.Errorf("the answer to a request with a filter is %v, %v", got, err)
 	}
 }
 
-func TestLocalCallIsInTheCallersTrace(t *testing.T) {
-	record(t)
-	b := &behind{}
-	client := runtime.NewRuntimeServiceClient(localTo(t, b))
+func TestLocalCallKeepsTrace(t *testing.T) {
+	recordSpans(t)
+	b := &fakeCRI{}
+	client := runtime.NewRuntimeServiceClient(connectLocal(t, b))
 	ctx, caller := otel.Tracer("").Start(t.Context(), "caller")
 	defer caller.End()
 	if _, err := client.Version(ctx, &runtime.VersionRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if !b.calledIn.Equal(caller.SpanContext()) {
-		t.Errorf("the service behind is called in %v, not in the caller's %v", b.calledIn, caller.SpanContext())
+		t.Errorf("upstream is called in span %v, not in the caller's %v", b.calledIn, caller.SpanContext())
 	}
 }
 
-func TestErrorsOfALocalCallAreThoseOfAServer(t *testing.T) {
-	b := &behind{}
-	l := localTo(t, b)
+func TestLocalErrorsMatchServerErrors(t *testing.T) {
+	b := &fakeCRI{}
+	l := connectLocal(t, b)
 	for _, fail := range []error{
 		status.Error(codes.NotFound, "no such container"),
 		fmt.Errorf("wrapped: %w", status.Error(codes.Unavailable, "not yet")),
@@ -143,25 +143,25 @@ func TestErrorsOfALocalCallAreThoseOfAServer(t *testing.T) {
 		_, got := runtime.NewRuntimeServiceClient(l).Version(t.Context(), &runtime.VersionRequest{})
 		_, want := runtime.NewRuntimeServiceClient(l.pipe).Version(t.Context(), &runtime.VersionRequest{})
 		if status.Code(got) != status.Code(want) || got.Error() != want.Error() {
-			t.Errorf("%v arrives as %v, from a server as %v", fail, got, want)
+			t.Errorf("%v: got %v, want %v as from a server", fail, got, want)
 		}
 	}
 }
 
-func TestCallsThatCrossThePipe(t *testing.T) {
-	l := localTo(t, &behind{})
+func TestCallsOverPipe(t *testing.T) {
+	l := connectLocal(t, &fakeCRI{})
 	stream, err := runtime.NewRuntimeServiceClient(l).StreamContainers(t.Context(), &runtime.StreamContainersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := stream.Recv(); err != nil || got.GetContainers()[0].GetId() != "streamed" {
-		t.Errorf("the stream gives %v, %v", got, err)
+		t.Errorf("the stream returns %v, %v", got, err)
 	}
 	if got, err := stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ends with %v, %v", got, err)
 	}
-	if err := l.Invoke(t.Context(), "/runtime.v1.RuntimeService/Unheard", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a method that is not there: %v", err)
+	if err := l.Invoke(t.Context(), "/runtime.v1.RuntimeService/Unknown", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("an unknown method: %v", err)
 	}
 }
 
@@ -173,7 +173,7 @@ func BenchmarkLocal(b *testing.B) {
 			Labels: map[string]string{"io.kubernetes.container.name": "app", "io.kubernetes.pod.uid": fmt.Sprint(i)},
 		})
 	}
-	l := localTo(b, &behind{list: list})
+	l := connectLocal(b, &fakeCRI{list: list})
 	for name, conn := range map[string]grpc.ClientConnInterface{"local": l, "pipe": l.pipe} {
 		client := runtime.NewRuntimeServiceClient(conn)
 		b.Run(name+"/Version", func(b *testing.B) {

@@ -13,17 +13,17 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// pipeSize is the buffer of a connection within the process, in bytes.
+// pipeSize is the buffer size of an in-process connection, in bytes.
 const pipeSize = 128 << 10
 
-// pipe is a connection to what is served in the same process.
+// pipe is a connection to an in-process server.
 type pipe struct {
 	*grpc.ClientConn
 	server *grpc.Server
 	served chan error
 }
 
-// newPipe serves a service on a pipe that carries the caller's trace on.
+// newPipe serves a service on a pipe that propagates the caller's trace.
 func newPipe(service registrar, options ...grpc.ServerOption) (*pipe, error) {
 	p := &pipe{served: make(chan error, 1)}
 	p.server = grpc.NewServer(append(options,
@@ -32,7 +32,7 @@ func newPipe(service registrar, options ...grpc.ServerOption) (*pipe, error) {
 		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
 	)...)
 	if err := service.Register(p.server); err != nil {
-		return nil, fmt.Errorf("imagepin: serve the CRI behind: %w", err)
+		return nil, fmt.Errorf("imagepin: serve the upstream CRI: %w", err)
 	}
 	listener := bufconn.Listen(pipeSize)
 	var err error
@@ -46,13 +46,13 @@ func newPipe(service registrar, options ...grpc.ServerOption) (*pipe, error) {
 		),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("imagepin: reach the CRI behind: %w", err)
+		return nil, fmt.Errorf("imagepin: connect to the upstream CRI: %w", err)
 	}
 	go func() { p.served <- p.server.Serve(listener) }()
 	return p, nil
 }
 
-// Close ends the calls under way, and the connection.
+// Close ends the calls in progress, and closes the connection.
 func (p *pipe) Close() error {
 	err := p.ClientConn.Close()
 	p.server.Stop()

@@ -14,23 +14,23 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// recorder keeps spans, and tells of each that has come.
+// recorder keeps spans, and signals when one is exported.
 type recorder struct {
 	*tracetest.InMemoryExporter
-	came chan struct{}
+	exported chan struct{}
 }
 
 func (r *recorder) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	defer func() {
 		select {
-		case r.came <- struct{}{}:
+		case r.exported <- struct{}{}:
 		default:
 		}
 	}()
 	return r.InMemoryExporter.ExportSpans(ctx, spans)
 }
 
-// span waits for a span: that of a service ends after its answer has arrived.
+// span waits for a span. The span of a service ends after its answer has arrived.
 func (r *recorder) span(t testing.TB, id trace.SpanID) tracetest.SpanStub {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -40,16 +40,15 @@ func (r *recorder) span(t testing.TB, id trace.SpanID) tracetest.SpanStub {
 			return all[at]
 		}
 		select {
-		case <-r.came:
+		case <-r.exported:
 		case <-deadline:
 			t.Fatalf("span %s was not exported: %v", id, all)
 		}
 	}
 }
 
-// record sets tracing up as containerd's tracing plugin does, and keeps the
-// spans.
-func record(t testing.TB) *recorder {
+// recordSpans configures tracing in the same way as containerd's tracing plugin, and records the spans.
+func recordSpans(t testing.TB) *recorder {
 	t.Helper()
 	exporter := &recorder{tracetest.NewInMemoryExporter(), make(chan struct{}, 1)}
 	provider := sdk.NewTracerProvider(sdk.WithSyncer(exporter))
@@ -63,10 +62,10 @@ func record(t testing.TB) *recorder {
 	return exporter
 }
 
-func TestPipeCarriesTheTraceOn(t *testing.T) {
-	spans := record(t)
-	behind := &behind{}
-	p, err := newPipe(behind)
+func TestPipePropagatesTrace(t *testing.T) {
+	spans := recordSpans(t)
+	upstream := &fakeCRI{}
+	p, err := newPipe(upstream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,11 +80,11 @@ func TestPipeCarriesTheTraceOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	caller.End()
-	if behind.calledIn.TraceID() != caller.SpanContext().TraceID() {
-		t.Errorf("the service behind is called in trace %s, not in the caller's %s", behind.calledIn.TraceID(), caller.SpanContext().TraceID())
+	if upstream.calledIn.TraceID() != caller.SpanContext().TraceID() {
+		t.Errorf("upstream is called in trace %s, not in the caller's %s", upstream.calledIn.TraceID(), caller.SpanContext().TraceID())
 	}
-	got := spans.span(t, behind.calledIn.SpanID())
+	got := spans.span(t, upstream.calledIn.SpanID())
 	if got.SpanKind != trace.SpanKindServer || !got.Parent.IsValid() {
-		t.Errorf("the service behind is called in %q, kind %s, parent %v", got.Name, got.SpanKind, got.Parent)
+		t.Errorf("upstream is called in %q, kind %s, parent %v", got.Name, got.SpanKind, got.Parent)
 	}
 }

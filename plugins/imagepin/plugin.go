@@ -1,7 +1,7 @@
 // Package imagepin makes imagepin a plugin of containerd.
 //
-// The plugin itself holds the configuration and what there is before the CRI. Its effect comes
-// from decorating containerd's CRI plugin, see [Decorate].
+// The plugin itself has the configuration and the parts of imagepin that need no CRI service. It takes effect through
+// [Decorate], which decorates containerd's CRI plugin.
 package imagepin
 
 import (
@@ -37,7 +37,7 @@ const (
 func init() {
 	section, err := config.DefaultTable()
 	if err != nil {
-		panic(err) // of a constant
+		panic(err) // the value is a constant
 	}
 	registry.Register(&plugin.Registration{
 		Type:   Type,
@@ -66,7 +66,7 @@ func init() {
 	})
 }
 
-// newNode makes the plugin's instance: all that there is before the CRI.
+// newNode creates the plugin's instance: the parts of imagepin that need no CRI service.
 func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	own, err := ic.Config.(*config.Table).Check()
 	if err != nil {
@@ -116,8 +116,8 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	})
 }
 
-// verifiers are containerd's image verifier plugins. One that failed to load
-// must not be left out: it could have refused.
+// verifiers returns containerd's image verifier plugins. It fails if one failed to load, because its checks must not be
+// skipped.
 func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, error) {
 	loaded, err := ic.GetByType(plugins.ImageVerifierPlugin)
 	if errors.Is(err, plugin.ErrPluginNotFound) {
@@ -133,7 +133,7 @@ func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, 
 	return all, nil
 }
 
-// differ is one of containerd's differ plugins.
+// differ returns one of containerd's differ plugins.
 func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
 	d, err := ic.GetByID(plugins.DiffPlugin, name)
 	if err != nil {
@@ -141,13 +141,12 @@ func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
 	}
 	a, ok := d.(diff.Applier)
 	if !ok {
-		return nil, fmt.Errorf("it is a %T, which unpacks nothing", d)
+		return nil, fmt.Errorf("it is a %T, not an applier", d)
 	}
 	return a, nil
 }
 
-// contentDir is the directory of containerd's own content store, empty where
-// another one stands for it.
+// contentDir returns the directory of containerd's own content store; "" if another content store is used.
 func contentDir(ic *plugin.InitContext) string {
 	if p := ic.Plugins().Get(plugins.ContentPlugin, "content"); p != nil {
 		return p.Meta.Exports["root"]
@@ -155,7 +154,7 @@ func contentDir(ic *plugin.InitContext) string {
 	return ""
 }
 
-// snapshotters are what containerd's snapshotters say of themselves.
+// snapshotters returns what containerd's snapshotters report about themselves.
 func snapshotters(ic *plugin.InitContext, db *metadata.DB) map[string]node.Snapshotter {
 	all := make(map[string]node.Snapshotter)
 	for name := range db.Snapshotters() {

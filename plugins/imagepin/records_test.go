@@ -45,7 +45,7 @@ func TestAtomically(t *testing.T) {
 		case err := <-failed:
 			t.Fatal(err)
 		case <-time.After(10 * time.Second):
-			t.Fatal("no event came")
+			t.Fatal("received no event")
 		}
 		return ""
 	}
@@ -55,14 +55,14 @@ func TestAtomically(t *testing.T) {
 		return images.Image{Name: name, Target: ocispec.Descriptor{MediaType: target.MediaType, Digest: target.Digest, Size: target.Size}, Labels: map[string]string{"k": label}}
 	}
 
-	// An error rolls everything back, and nothing is said of it.
+	// An error rolls everything back, and no events are published.
 	stop := errors.New("stop")
 	err := r.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 		if _, err := store.Create(ctx, record("a", "1")); err != nil {
 			return err
 		}
 		if _, err := store.Get(ctx, "a"); err != nil {
-			t.Errorf("what is written is not read: %v", err)
+			t.Errorf("a write is not visible in its transaction: %v", err)
 		}
 		return stop
 	})
@@ -86,7 +86,7 @@ func TestAtomically(t *testing.T) {
 		if err := store.Delete(ctx, "b"); err != nil {
 			return err
 		}
-		// What fails is not spoken of.
+		// Failed writes have no events.
 		if _, err := store.Create(ctx, record("a", "3")); !errdefs.IsAlreadyExists(err) {
 			t.Errorf("got %v", err)
 		}

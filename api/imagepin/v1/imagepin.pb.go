@@ -4,9 +4,8 @@
 // 	protoc        (unknown)
 // source: imagepin/v1/imagepin.proto
 
-// The control service of imagepin: what an operator sees and steers. It is
-// served beside the CRI, on the same socket, by the process that owns the keys
-// and the pins.
+// The control service of imagepin, for operators. It is served on the same socket as the CRI, by the process that owns
+// the keys and the pins.
 
 package imagepin
 
@@ -26,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Descriptor of a blob, as the OCI image specification has it.
+// Descriptor is the descriptor of a blob, as in the OCI image specification.
 type Descriptor struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MediaType     string                 `protobuf:"bytes,1,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
@@ -87,7 +86,7 @@ func (x *Descriptor) GetSize() int64 {
 	return 0
 }
 
-// Target is what an image is made ready for.
+// Target is the platform and the snapshotter that an image is unpacked for.
 type Target struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Platform      string                 `protobuf:"bytes,1,opt,name=platform,proto3" json:"platform,omitempty"`
@@ -145,8 +144,8 @@ type Key struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	Handlers      []string               `protobuf:"bytes,3,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers that have the target
-	Root          *Descriptor            `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`         // what the registry gave for the reference
+	Handlers      []string               `protobuf:"bytes,3,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers with this target
+	Root          *Descriptor            `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`         // what the registry returned for the reference
 	Manifest      string                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"` // digest of the manifest for the platform
 	ImageId       string                 `protobuf:"bytes,6,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	ChainId       string                 `protobuf:"bytes,7,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
@@ -154,9 +153,9 @@ type Key struct {
 	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
 	ReadyAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ready_at,json=readyAt,proto3" json:"ready_at,omitempty"`
 	Source        string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // pull, adopted, imported
-	Host          string                 `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`     // registry host that was asked
+	Host          string                 `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`     // registry host that resolved the digest
 	Record        string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
-	Pin           string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of a pin that holds the reference; empty is none
+	Pin           string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of the pin that holds the reference at this digest; empty if there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -289,7 +288,7 @@ func (x *Key) GetPin() string {
 	return ""
 }
 
-// Credential for a registry, as AuthConfig of the CRI.
+// Credential is a credential for a registry, as the CRI's AuthConfig.
 type Credential struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Username      string                 `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
@@ -366,7 +365,7 @@ func (x *Credential) GetIdentityToken() string {
 	return ""
 }
 
-// Pin is a decision on which digest a reference means.
+// Pin holds a reference at a digest.
 type Pin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // "node", or "workload/<namespace>/<label>=<value>"
@@ -377,7 +376,7 @@ type Pin struct {
 	MadeBy        string                 `protobuf:"bytes,6,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // use, operator, refresh
 	Retain        bool                   `protobuf:"varint,7,opt,name=retain,proto3" json:"retain,omitempty"`
 	History       []*PinChange           `protobuf:"bytes,8,rep,name=history,proto3" json:"history,omitempty"` // oldest first
-	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`     // unset where the tag still means the pin
+	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`     // unset if the tag is not known to have moved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,9 +477,9 @@ func (x *Pin) GetDrift() *Drift {
 // PinChange is a digest that a pin had before.
 type PinChange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // since when it had it
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // when the pin got the digest
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"` // who made it that: use, operator, refresh
+	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"` // what set the digest: use, operator, refresh
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -536,11 +535,11 @@ func (x *PinChange) GetBy() string {
 	return ""
 }
 
-// Drift: the registry's tag has moved away from the pin.
+// Drift means that the tag in the registry has moved to another digest than the pinned one.
 type Drift struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // what the tag means
-	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // the digest of the tag
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`   // when it was detected
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -591,7 +590,7 @@ func (x *Drift) GetSince() *timestamppb.Timestamp {
 
 type ImagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"` // over normalized references; empty is all
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"` // matches normalized references; empty means all
 	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -797,10 +796,10 @@ func (x *InspectResponse) GetRule() *Rule {
 	return nil
 }
 
-// Rule that decides how a reference is treated.
+// Rule is the rule that applies to a reference.
 type Rule struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
-	Match              string                 `protobuf:"bytes,1,opt,name=match,proto3" json:"match,omitempty"` // the glob that matched; empty where the defaults hold
+	Match              string                 `protobuf:"bytes,1,opt,name=match,proto3" json:"match,omitempty"` // the glob that matched; empty if the defaults apply
 	PullBehavior       string                 `protobuf:"bytes,2,opt,name=pull_behavior,json=pullBehavior,proto3" json:"pull_behavior,omitempty"`
 	VersionConsistency string                 `protobuf:"bytes,3,opt,name=version_consistency,json=versionConsistency,proto3" json:"version_consistency,omitempty"`
 	Retain             bool                   `protobuf:"varint,4,opt,name=retain,proto3" json:"retain,omitempty"`
@@ -879,7 +878,7 @@ type ResolveRequest struct {
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
 	Credential    *Credential            `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
-	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"` // as the pods of this scope; empty is node
+	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"` // resolve for the pods of this scope; empty means a pull without a pod
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -947,13 +946,13 @@ type ResolveResponse struct {
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // normalized
 	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
 	Rule          *Rule                  `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
-	Pin           *Pin                   `protobuf:"bytes,4,opt,name=pin,proto3" json:"pin,omitempty"`           // unset where there is none
-	Registry      *Descriptor            `protobuf:"bytes,5,opt,name=registry,proto3" json:"registry,omitempty"` // unset where the registry was not asked
+	Pin           *Pin                   `protobuf:"bytes,4,opt,name=pin,proto3" json:"pin,omitempty"`           // unset if there is none
+	Registry      *Descriptor            `protobuf:"bytes,5,opt,name=registry,proto3" json:"registry,omitempty"` // unset if the registry was not asked
 	RegistryError string                 `protobuf:"bytes,6,opt,name=registry_error,json=registryError,proto3" json:"registry_error,omitempty"`
 	Host          string                 `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`
-	Root          *Descriptor            `protobuf:"bytes,8,opt,name=root,proto3" json:"root,omitempty"`          // what a pull would run
-	Why           string                 `protobuf:"bytes,9,opt,name=why,proto3" json:"why,omitempty"`            // how root was decided, in words
-	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // empty where the index is not on the node
+	Root          *Descriptor            `protobuf:"bytes,8,opt,name=root,proto3" json:"root,omitempty"`          // what a container would run
+	Why           string                 `protobuf:"bytes,9,opt,name=why,proto3" json:"why,omitempty"`            // why root was decided, as text
+	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // empty if the index is not on the node
 	Missing       []*Missing             `protobuf:"bytes,11,rep,name=missing,proto3" json:"missing,omitempty"`
 	Ready         bool                   `protobuf:"varint,12,opt,name=ready,proto3" json:"ready,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1078,7 +1077,7 @@ type Missing struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`  // index, manifest, configuration, layer, snapshot
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`  // digest, or chain ID
-	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // bytes; 0 where not known
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // bytes; 0 if unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1196,7 +1195,7 @@ func (x *PullRequest) GetCredential() *Credential {
 
 type PullResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Progress      []*Progress            `protobuf:"bytes,1,rep,name=progress,proto3" json:"progress,omitempty"` // what has changed since the last message
+	Progress      []*Progress            `protobuf:"bytes,1,rep,name=progress,proto3" json:"progress,omitempty"` // changes since the last message
 	Result        *PullResult            `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`     // in the last message only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1248,8 +1247,8 @@ func (x *PullResponse) GetResult() *PullResult {
 
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As containerd's transfer service says it: waiting, downloading, complete,
-	// already exists, extracting, extracted; anything for the image as a whole.
+	// The event of containerd's transfer service: waiting, downloading, complete, already exists, extracting, extracted;
+	// any text for the image as a whole.
 	Event         string `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	Digest        string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the blob; empty for the image as a whole
 	MediaType     string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
@@ -1474,7 +1473,7 @@ func (x *PinsResponse) GetPins() []*Pin {
 
 type SetPinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty is node
+	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
 	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
 	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	Retain        bool                   `protobuf:"varint,4,opt,name=retain,proto3" json:"retain,omitempty"`
@@ -1551,7 +1550,7 @@ func (x *SetPinRequest) GetCredential() *Credential {
 type SetPinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
-	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest that the pin had before; empty where new
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the pin before; empty if the pin is new
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1602,7 +1601,7 @@ func (x *SetPinResponse) GetPrevious() string {
 
 type RemovePinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty is node
+	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
 	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1699,7 +1698,7 @@ func (x *RemovePinResponse) GetPin() *Pin {
 type RefreshRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"` // empty is all
+	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"` // empty means all
 	Credential    *Credential            `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1759,9 +1758,9 @@ func (x *RefreshRequest) GetCredential() *Credential {
 type RefreshResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`           // normalized
-	Registry      *Descriptor            `protobuf:"bytes,2,opt,name=registry,proto3" json:"registry,omitempty"` // what the tag means now
+	Registry      *Descriptor            `protobuf:"bytes,2,opt,name=registry,proto3" json:"registry,omitempty"` // what the tag resolves to now
 	Refreshed     []*Refreshed           `protobuf:"bytes,3,rep,name=refreshed,proto3" json:"refreshed,omitempty"`
-	Changed       bool                   `protobuf:"varint,4,opt,name=changed,proto3" json:"changed,omitempty"` // anything at all
+	Changed       bool                   `protobuf:"varint,4,opt,name=changed,proto3" json:"changed,omitempty"` // at least one digest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1830,7 +1829,7 @@ type Refreshed struct {
 	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"` // unset for a pin
 	Before        string                 `protobuf:"bytes,3,opt,name=before,proto3" json:"before,omitempty"` // digest
 	After         string                 `protobuf:"bytes,4,opt,name=after,proto3" json:"after,omitempty"`
-	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // empty where it worked
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // empty on success
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1947,7 +1946,7 @@ func (x *CheckRequest) GetRepair() bool {
 type CheckResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Findings      []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
-	Checked       int64                  `protobuf:"varint,2,opt,name=checked,proto3" json:"checked,omitempty"` // keys and pins looked at
+	Checked       int64                  `protobuf:"varint,2,opt,name=checked,proto3" json:"checked,omitempty"` // number of keys and pins
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1999,7 +1998,7 @@ func (x *CheckResponse) GetChecked() int64 {
 type DeepCheckRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Repair bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
-	// How fast content is read at most; 0 is 100 MiB, less than 0 has no limit.
+	// Maximum read rate. 0 means 100 MiB, a negative value means no limit.
 	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2051,7 +2050,7 @@ func (x *DeepCheckRequest) GetBytesPerSecond() int64 {
 
 type DeepCheckResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Progress      *DeepCheckProgress     `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"` // in all messages but the last
+	Progress      *DeepCheckProgress     `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"` // in all messages except the last
 	Result        *CheckResponse         `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`     // in the last message only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2107,9 +2106,9 @@ type DeepCheckProgress struct {
 	BlobsTotal     int64                  `protobuf:"varint,2,opt,name=blobs_total,json=blobsTotal,proto3" json:"blobs_total,omitempty"`
 	Bytes          int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // read
 	BytesTotal     int64                  `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
-	Snapshots      int64                  `protobuf:"varint,5,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // looked at
+	Snapshots      int64                  `protobuf:"varint,5,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // checked
 	SnapshotsTotal int64                  `protobuf:"varint,6,opt,name=snapshots_total,json=snapshotsTotal,proto3" json:"snapshots_total,omitempty"`
-	Repaired       int64                  `protobuf:"varint,7,opt,name=repaired,proto3" json:"repaired,omitempty"` // findings that were seen to
+	Repaired       int64                  `protobuf:"varint,7,opt,name=repaired,proto3" json:"repaired,omitempty"` // findings that were processed
 	Findings       int64                  `protobuf:"varint,8,opt,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2205,7 +2204,7 @@ type Finding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Subject       string                 `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"` // the key, pin or record
 	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
-	Repair        string                 `protobuf:"bytes,3,opt,name=repair,proto3" json:"repair,omitempty"` // what was done, or would be
+	Repair        string                 `protobuf:"bytes,3,opt,name=repair,proto3" json:"repair,omitempty"` // what was done, or would be done
 	Repaired      bool                   `protobuf:"varint,4,opt,name=repaired,proto3" json:"repaired,omitempty"`
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // why it could not be repaired
 	unknownFields protoimpl.UnknownFields
@@ -2324,7 +2323,7 @@ func (x *UninstallRequest) GetDryRun() bool {
 type UninstallResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Labels        int64                  `protobuf:"varint,1,opt,name=labels,proto3" json:"labels,omitempty"`   // on image records
-	Records       int64                  `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"` // that had them
+	Records       int64                  `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"` // image records with labels
 	Leases        int64                  `protobuf:"varint,3,opt,name=leases,proto3" json:"leases,omitempty"`
 	Pins          int64                  `protobuf:"varint,4,opt,name=pins,proto3" json:"pins,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2390,11 +2389,11 @@ func (x *UninstallResponse) GetPins() int64 {
 }
 
 // PinEvent is published on containerd's event stream, in the namespace of the
-// CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drift.
+// CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drifted.
 type PinEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
-	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest before, where it moved
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // previous digest, if the pin moved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -4,9 +4,8 @@
 // - protoc             (unknown)
 // source: imagepin/v1/imagepin.proto
 
-// The control service of imagepin: what an operator sees and steers. It is
-// served beside the CRI, on the same socket, by the process that owns the keys
-// and the pins.
+// The control service of imagepin, for operators. It is served on the same socket as the CRI, by the process that owns
+// the keys and the pins.
 
 package imagepin
 
@@ -44,36 +43,33 @@ const (
 type ControlClient interface {
 	// Images lists the keys of the node.
 	Images(ctx context.Context, in *ImagesRequest, opts ...grpc.CallOption) (*ImagesResponse, error)
-	// StreamImages is Images in pieces, for a list that is larger than one message
-	// may be (16 MiB). There is no message where there are no keys.
+	// StreamImages is Images with the list split into several messages, for lists that exceed the maximum message size
+	// (16 MiB). It sends no message if there are no keys.
 	StreamImages(ctx context.Context, in *ImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImagesResponse], error)
-	// Inspect tells everything that is known of one reference.
+	// Inspect returns all details of one reference.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
-	// Resolve tells what a pull would do now, and why. It changes nothing.
+	// Resolve returns what a pull would use now, and why. It changes nothing.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
-	// Pull makes an image ready, as PullImage of the CRI does, and reports how
-	// far it is. The last message has the result.
+	// Pull pulls and unpacks an image, as the CRI's PullImage does, and reports progress. The last message has the
+	// result.
 	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullResponse], error)
 	// Pins lists the pins of the node.
 	Pins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (*PinsResponse, error)
-	// StreamPins is Pins in pieces, as StreamImages.
+	// StreamPins is Pins with the list split into several messages, as in StreamImages.
 	StreamPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error)
-	// SetPin decides which digest a reference means.
+	// SetPin pins a reference to a digest.
 	SetPin(ctx context.Context, in *SetPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error)
-	// RemovePin lets a reference mean again what its registry says.
+	// RemovePin removes a pin: the reference follows its registry again.
 	RemovePin(ctx context.Context, in *RemovePinRequest, opts ...grpc.CallOption) (*RemovePinResponse, error)
-	// Refresh resolves a reference anew, moves its pins, and pulls it for every
-	// target that had it.
+	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshResponse, error)
-	// Check compares what is recorded with what there is.
+	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
-	// DeepCheck is Check that also reads all content that keys and pins need and
-	// compares it with its digests, and looks for the directories of snapshots.
-	// It reports how far it is. The last message has the result.
+	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
+	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
 	DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error)
-	// Uninstall removes everything of imagepin's from containerd's metadata, so
-	// that stock containerd runs on what is left. From then on, until containerd
-	// is restarted, imagepin writes nothing: the CRI is containerd's own.
+	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
+	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
 	Uninstall(ctx context.Context, in *UninstallRequest, opts ...grpc.CallOption) (*UninstallResponse, error)
 }
 
@@ -257,36 +253,33 @@ func (c *controlClient) Uninstall(ctx context.Context, in *UninstallRequest, opt
 type ControlServer interface {
 	// Images lists the keys of the node.
 	Images(context.Context, *ImagesRequest) (*ImagesResponse, error)
-	// StreamImages is Images in pieces, for a list that is larger than one message
-	// may be (16 MiB). There is no message where there are no keys.
+	// StreamImages is Images with the list split into several messages, for lists that exceed the maximum message size
+	// (16 MiB). It sends no message if there are no keys.
 	StreamImages(*ImagesRequest, grpc.ServerStreamingServer[ImagesResponse]) error
-	// Inspect tells everything that is known of one reference.
+	// Inspect returns all details of one reference.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
-	// Resolve tells what a pull would do now, and why. It changes nothing.
+	// Resolve returns what a pull would use now, and why. It changes nothing.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
-	// Pull makes an image ready, as PullImage of the CRI does, and reports how
-	// far it is. The last message has the result.
+	// Pull pulls and unpacks an image, as the CRI's PullImage does, and reports progress. The last message has the
+	// result.
 	Pull(*PullRequest, grpc.ServerStreamingServer[PullResponse]) error
 	// Pins lists the pins of the node.
 	Pins(context.Context, *PinsRequest) (*PinsResponse, error)
-	// StreamPins is Pins in pieces, as StreamImages.
+	// StreamPins is Pins with the list split into several messages, as in StreamImages.
 	StreamPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error
-	// SetPin decides which digest a reference means.
+	// SetPin pins a reference to a digest.
 	SetPin(context.Context, *SetPinRequest) (*SetPinResponse, error)
-	// RemovePin lets a reference mean again what its registry says.
+	// RemovePin removes a pin: the reference follows its registry again.
 	RemovePin(context.Context, *RemovePinRequest) (*RemovePinResponse, error)
-	// Refresh resolves a reference anew, moves its pins, and pulls it for every
-	// target that had it.
+	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error)
-	// Check compares what is recorded with what there is.
+	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
-	// DeepCheck is Check that also reads all content that keys and pins need and
-	// compares it with its digests, and looks for the directories of snapshots.
-	// It reports how far it is. The last message has the result.
+	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
+	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
 	DeepCheck(*DeepCheckRequest, grpc.ServerStreamingServer[DeepCheckResponse]) error
-	// Uninstall removes everything of imagepin's from containerd's metadata, so
-	// that stock containerd runs on what is left. From then on, until containerd
-	// is restarted, imagepin writes nothing: the CRI is containerd's own.
+	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
+	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
 	Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error)
 	mustEmbedUnimplementedControlServer()
 }

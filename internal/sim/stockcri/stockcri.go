@@ -1,8 +1,8 @@
-// Package stockcri is a model of what containerd's own CRI service does with
-// images: what the simulator has behind imagepin.
+// Package stockcri models the image handling of containerd's own CRI service. In the simulator it is imagepin's
+// upstream.
 //
-// It follows containerd 2.4.2. Each function names the one that it models. The
-// conformance test in integration runs one script on both.
+// It follows containerd 2.4.2. Each function names the function that it models. The conformance test in integration
+// runs one script on both.
 package stockcri
 
 import (
@@ -31,7 +31,7 @@ const (
 	pinnedValue  = "pinned"
 )
 
-// Image is what internal/cri/store/image/image.go has as Image.
+// Image is Image of internal/cri/store/image/image.go.
 type Image struct {
 	ID         string
 	References []string
@@ -40,7 +40,7 @@ type Image struct {
 	User       string
 }
 
-// Config is what a Service works on.
+// Config has the dependencies of a Service.
 type Config struct {
 	Images  images.Store
 	Content content.Store
@@ -58,7 +58,7 @@ type Service struct {
 	platform platforms.MatchComparer
 }
 
-// New makes a service that knows no images yet; see [Service.Recover].
+// New returns a service without images; see [Service.Recover].
 func New(c Config) *Service {
 	return &Service{
 		Config: c, refs: make(map[string]string), images: make(map[string]*Image),
@@ -66,8 +66,7 @@ func New(c Config) *Service {
 	}
 }
 
-// Recover is CheckImages in internal/cri/server/images/check.go. Images whose
-// content is not complete are left out.
+// Recover is CheckImages of internal/cri/server/images/check.go. It skips images with incomplete content.
 func (s *Service) Recover(ctx context.Context) error {
 	all, err := s.Images.List(ctx)
 	if err != nil {
@@ -78,15 +77,14 @@ func (s *Service) Recover(ctx context.Context) error {
 		if err != nil || !ok {
 			continue
 		}
-		_ = s.UpdateImage(ctx, img.Name) // logged there
+		_ = s.UpdateImage(ctx, img.Name) // containerd logs the error
 	}
 	return nil
 }
 
-// UpdateImage is that of internal/cri/server/images/image_pull.go: what the
-// event monitor (internal/cri/server/events.go, HandleEvent) calls with the
-// name in an image event. An image that is not managed gets a record of its ID,
-// and then the label.
+// UpdateImage is UpdateImage of internal/cri/server/images/image_pull.go. The event monitor
+// (internal/cri/server/events.go, HandleEvent) calls it with the name in an image event. An image that is not managed
+// gets a record of its ID, and then the label.
 func (s *Service) UpdateImage(ctx context.Context, name string) error {
 	img, err := s.Images.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
@@ -127,8 +125,7 @@ func (s *Service) labels(name string) map[string]string {
 	return l
 }
 
-// createOrUpdate is createOrUpdateImageReference of
-// internal/cri/server/images/image_pull.go, in its steps.
+// createOrUpdate is createOrUpdateImageReference of internal/cri/server/images/image_pull.go, with the same steps.
 func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {
 	img := images.Image{Name: name, Target: target, Labels: labels}
 	_, err := s.Images.Create(ctx, img)
@@ -153,9 +150,8 @@ func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispe
 	return err
 }
 
-// update is Store.Update of internal/cri/store/image/image.go. That holds its
-// lock while it reads; so nothing else is looked up meanwhile, which nothing
-// depends on.
+// update is Store.Update of internal/cri/store/image/image.go. That function holds its lock while it reads, so that no
+// lookup runs meanwhile. Nothing depends on this.
 func (s *Service) update(ctx context.Context, ref string) error {
 	i, err := s.Images.Get(ctx, ref)
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -276,8 +272,8 @@ func (s *Service) List() []Image {
 	return all
 }
 
-// RemoveImage is that of internal/cri/server/images/image_remove.go: all
-// references of the image, one after the other, the last one with its garbage.
+// RemoveImage is RemoveImage of internal/cri/server/images/image_remove.go. It removes all references of the image one
+// after the other, the last one with its garbage.
 func (s *Service) RemoveImage(ctx context.Context, name string) error {
 	img, ok := s.Resolve(name)
 	if !ok {

@@ -8,16 +8,16 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// CheckPlugins checks, without a containerd, the plugins table of its
-// config.toml: our section as strictly as it is when it is loaded, and whether
-// its handlers are those of the CRI. Whether snapshotters are loaded is not
-// known here. Errors are ErrInvalidArgument and name the section and the key.
+// CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
+// imagepin section as strictly as containerd does when it loads the plugin, and whether the handlers in it are handlers
+// of the CRI. It does not check whether snapshotters are loaded. Errors are ErrInvalidArgument and name the section and
+// the key.
 func CheckPlugins(plugins map[string]any) error {
 	var own Table
 	if s, ok := plugins[Section]; ok {
 		table, ok := s.(map[string]any)
 		if !ok {
-			return keyError("", errors.New("it is not a table"))
+			return keyError("", errors.New("must be a table"))
 		}
 		own = table
 	}
@@ -25,7 +25,7 @@ func CheckPlugins(plugins map[string]any) error {
 	if err != nil {
 		return err
 	}
-	cri, err := offline(plugins)
+	cri, err := offlineCRI(plugins)
 	if err != nil {
 		return err
 	}
@@ -34,13 +34,12 @@ func CheckPlugins(plugins map[string]any) error {
 	return err
 }
 
-// runtimeSectionV2 has what RuntimeSection has, in version 2 of the
-// configuration.
+// runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.
 const runtimeSectionV2 = "io.containerd.grpc.v1.cri"
 
-// offline is the configuration of containerd's CRI plugins that is in a plugins
-// table, over containerd's defaults as far as they matter here.
-func offline(plugins map[string]any) (CRI, error) {
+// offlineCRI reads the configuration of containerd's CRI plugins from a plugins table. Keys that are not in the table
+// have containerd's defaults, as far as they matter here.
+func offlineCRI(plugins map[string]any) (CRI, error) {
 	var c CRI
 	c.Images.Snapshotter = defaults.DefaultSnapshotter
 	handler := "runc"

@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	// ImagesSection is that of containerd's CRI image plugin.
+	// ImagesSection is the section of containerd's CRI image plugin.
 	ImagesSection = "io.containerd.cri.v1.images"
-	// RuntimeSection is that of containerd's CRI runtime plugin.
+	// RuntimeSection is the section of containerd's CRI runtime plugin.
 	RuntimeSection = "io.containerd.cri.v1.runtime"
 )
 
-// Images is what is read of [plugins."io.containerd.cri.v1.images"]. The
-// keys are those of containerd's ImageConfig (internal/cri/config/config.go),
-// whose type is not public.
+// Images has the keys of [plugins."io.containerd.cri.v1.images"] that imagepin reads. They are keys of containerd's
+// ImageConfig (internal/cri/config/config.go), whose type is not public.
 type Images struct {
 	Snapshotter                string              `toml:"snapshotter"`
 	DisableSnapshotAnnotations bool                `toml:"disable_snapshot_annotations"`
@@ -42,13 +41,13 @@ type Images struct {
 	StatsCollectPeriod         int    `toml:"stats_collect_period"`
 }
 
-// Platform is one of runtime_platforms.
+// Platform is an entry of runtime_platforms.
 type Platform struct {
 	Platform    string `toml:"platform"`
 	Snapshotter string `toml:"snapshotter"`
 }
 
-// Registry is how registries are reached.
+// Registry configures the access to registries.
 type Registry struct {
 	ConfigPath string `toml:"config_path"`
 	Mirrors    map[string]struct {
@@ -68,7 +67,7 @@ type Auth struct {
 	IdentityToken string `toml:"identitytoken"`
 }
 
-// Runtime is what is read of [plugins."io.containerd.cri.v1.runtime"].
+// Runtime has the keys of [plugins."io.containerd.cri.v1.runtime"] that imagepin reads.
 type Runtime struct {
 	Containerd struct {
 		DefaultRuntimeName string             `toml:"default_runtime_name"`
@@ -76,7 +75,7 @@ type Runtime struct {
 	} `toml:"containerd"`
 }
 
-// Handler is what is read of one of containerd.runtimes.
+// Handler has the keys of an entry of containerd.runtimes that imagepin reads.
 type Handler struct {
 	Type                  string         `toml:"runtime_type"`
 	Snapshotter           string         `toml:"snapshotter"`
@@ -84,16 +83,16 @@ type Handler struct {
 	Options               map[string]any `toml:"options"`
 }
 
-// CRI is the configuration of containerd's CRI plugins, and of what they pull by.
+// CRI is the configuration of containerd's CRI plugins and of its transfer service.
 type CRI struct {
 	Images  Images
 	Runtime Runtime
-	// Transfer is nil where nothing is known of it.
+	// Transfer is nil if the section is not known.
 	Transfer *Transfer
 }
 
-// Handlers are the runtime handlers. snapshotters are those that are loaded.
-// An error names the key that is wrong.
+// Handlers returns the runtime handlers. loaded reports whether a snapshotter is loaded. An error is ErrInvalidArgument
+// and names the invalid key.
 func (c CRI) Handlers(own Settings, loaded func(snapshotter string) bool) (*runtimeplatform.Set, error) {
 	if !loaded(c.Images.Snapshotter) {
 		return nil, sectionError(ImagesSection, "snapshotter", fmt.Errorf("snapshotter %q is not loaded", c.Images.Snapshotter))
@@ -101,12 +100,12 @@ func (c CRI) Handlers(own Settings, loaded func(snapshotter string) bool) (*runt
 	runtimes := c.Runtime.Containerd.Runtimes
 	for _, name := range slices.Sorted(maps.Keys(c.Images.RuntimePlatforms)) {
 		if _, ok := runtimes[name]; !ok {
-			return nil, sectionError(ImagesSection, "runtime_platforms."+name, errors.New("there is no such runtime handler"))
+			return nil, sectionError(ImagesSection, "runtime_platforms."+name, errors.New("no such runtime handler"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(own.Isolation)) {
 		if _, ok := runtimes[name]; !ok {
-			return nil, keyError("handlers."+name, errors.New("there is no such runtime handler"))
+			return nil, keyError("handlers."+name, errors.New("no such runtime handler"))
 		}
 	}
 	var handlers []runtimeplatform.Handler
@@ -127,32 +126,32 @@ func (c CRI) Handlers(own Settings, loaded func(snapshotter string) bool) (*runt
 		handlers = append(handlers, h)
 	}
 	set, err := runtimeplatform.New(c.Runtime.Containerd.DefaultRuntimeName, handlers, runtimeplatform.Host{})
-	var wrong *runtimeplatform.ConfigError
-	if errors.As(err, &wrong) {
-		return nil, c.handlerError(wrong)
+	var invalid *runtimeplatform.ConfigError
+	if errors.As(err, &invalid) {
+		return nil, c.handlerError(invalid)
 	}
 	return set, err
 }
 
-// handlerError says in which section and key a handler is configured wrongly.
-func (c CRI) handlerError(wrong *runtimeplatform.ConfigError) error {
-	switch wrong.Key {
+// handlerError adds the section and the key to the error for an invalid handler.
+func (c CRI) handlerError(invalid *runtimeplatform.ConfigError) error {
+	switch invalid.Key {
 	case "platform":
-		return sectionError(ImagesSection, "runtime_platforms."+wrong.Handler+".platform", wrong)
+		return sectionError(ImagesSection, "runtime_platforms."+invalid.Handler+".platform", invalid)
 	case "isolation":
-		return keyError("handlers."+wrong.Handler+".isolation", wrong)
+		return keyError("handlers."+invalid.Handler+".isolation", invalid)
 	case "default_runtime_name":
-		return sectionError(RuntimeSection, "containerd.default_runtime_name", wrong)
+		return sectionError(RuntimeSection, "containerd.default_runtime_name", invalid)
 	}
-	return sectionError(RuntimeSection, "containerd.runtimes."+wrong.Handler, wrong)
+	return sectionError(RuntimeSection, "containerd.runtimes."+invalid.Handler, invalid)
 }
 
-// Unheeded says by name what containerd's configuration asks for and is not
-// done.
+// Unsupported returns a warning for each key of containerd's configuration that imagepin ignores. It names the key and
+// the reason.
 func (c CRI) Unsupported() []string {
 	var all []string
 	warn := func(section, key, why string) {
-		all = append(all, fmt.Sprintf("[plugins.%q] %s is not heeded: %s", section, key, why))
+		all = append(all, fmt.Sprintf("[plugins.%q] %s is ignored: %s", section, key, why))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Images.RuntimePlatforms)) {
 		want := c.Images.RuntimePlatforms[name].Snapshotter
@@ -162,17 +161,17 @@ func (c CRI) Unsupported() []string {
 		}
 		if want != "" && want != have {
 			warn(ImagesSection, "runtime_platforms."+name+".snapshotter",
-				fmt.Sprintf("containers of handler %s are made in %q, as containerd.runtimes.%s.snapshotter says", name, have, name))
+				fmt.Sprintf("handler %s uses snapshotter %q, as configured in containerd.runtimes.%s.snapshotter", name, have, name))
 		}
 	}
 	if m := c.Images.ImageDecryption.KeyModel; m != "" && m != "node" {
-		warn(ImagesSection, "image_decryption.key_model", fmt.Sprintf("there is no key model %q", m))
+		warn(ImagesSection, "image_decryption.key_model", fmt.Sprintf("unknown key model %q", m))
 	}
 	c.unsupportedTransfer(warn)
 	return all
 }
 
-// Registry is how registries are reached.
+// Registry returns the configuration for the access to registries.
 func (c CRI) Registry() resolve.RegistryConfig {
 	r := c.Images.Registry
 	config := resolve.RegistryConfig{
@@ -195,11 +194,11 @@ func (c CRI) Registry() resolve.RegistryConfig {
 	return config
 }
 
-// SandboxImage is the image that sandboxes are made of.
+// SandboxImage returns the image that sandboxes are created from; "" if not configured.
 func (c CRI) SandboxImage() string { return c.Images.PinnedImages["sandbox"] }
 
-// PinnedImages are the references that must not be removed by kubelet. What is
-// not a reference is compared as it stands, as containerd does.
+// PinnedImages returns the references that kubelet must not remove, normalized. A value that is not a reference is
+// unchanged, as in containerd.
 func (c CRI) PinnedImages() []string {
 	var refs []string
 	for _, name := range slices.Sorted(maps.Keys(c.Images.PinnedImages)) {
@@ -212,7 +211,8 @@ func (c CRI) PinnedImages() []string {
 	return refs
 }
 
-// ProgressTimeout is how long a pull may make no progress; zero is for ever.
+// ProgressTimeout returns how long a pull may make no progress; zero is without limit. It fails with
+// ErrInvalidArgument.
 func (c CRI) ProgressTimeout() (time.Duration, error) {
 	d, err := time.ParseDuration(c.Images.ImagePullProgressTimeout)
 	if err != nil {
@@ -221,7 +221,7 @@ func (c CRI) ProgressTimeout() (time.Duration, error) {
 	return d, nil
 }
 
-// WithoutSandboxImage are the handlers whose runtime brings its own.
+// WithoutSandboxImage returns the handlers whose runtime has its own sandbox image.
 func (c CRI) WithoutSandboxImage() map[string]bool {
 	names := make(map[string]bool)
 	for name, h := range c.Runtime.Containerd.Runtimes {

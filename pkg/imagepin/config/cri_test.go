@@ -22,10 +22,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// imageConfig and runtimeConfig have the shape of containerd's types
-// (internal/cri/config/config.go), embedded structs and all, which are not
-// public. That the keys are still containerd's is for
-// TestKeysAreContainerds to say.
+// imageConfig and runtimeConfig have the shape of containerd's types (internal/cri/config/config.go), which are not
+// public, including the embedded structs. TestKeysExistInContainerd checks that the keys are still containerd's.
 type (
 	imageConfig struct {
 		Snapshotter                string                   `toml:"snapshotter"`
@@ -111,7 +109,7 @@ func fullConfig() (imageConfig, runtimeConfig) {
 		}}
 }
 
-// read gives the configuration that containerd's types hold.
+// read returns the configuration that containerd's types have.
 func read(t *testing.T, images imageConfig, runtimes runtimeConfig) CRI {
 	t.Helper()
 	var c CRI
@@ -178,9 +176,9 @@ func TestHandlers(t *testing.T) {
 	}
 
 	for name, x := range map[string]struct {
-		spoil  func(*CRI, *Settings)
+		change func(*CRI, *Settings)
 		loaded func(string) bool
-		says   string
+		want   string
 	}{
 		"default snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "overlayfs" }, `"` + ImagesSection + `"] snapshotter: `},
 		"handler's not loaded":           {func(*CRI, *Settings) {}, func(s string) bool { return s != "native" }, `"` + RuntimeSection + `"] containerd.runtimes.arm.snapshotter: `},
@@ -202,45 +200,44 @@ func TestHandlers(t *testing.T) {
 		"no such default": {func(c *CRI, _ *Settings) { c.Runtime.Containerd.DefaultRuntimeName = "gone" }, all, `"` + RuntimeSection + `"] containerd.default_runtime_name: `},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spoiled, own := c, Settings{}
-			x.spoil(&spoiled, &own)
-			_, err := spoiled.Handlers(own, x.loaded)
-			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), x.says) {
-				t.Errorf("got %v\nwant %s", err, x.says)
+			changed, own := c, Settings{}
+			x.change(&changed, &own)
+			_, err := changed.Handlers(own, x.loaded)
+			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), x.want) {
+				t.Errorf("got %v\nwant %s", err, x.want)
 			}
 		})
 	}
 }
 
-func TestUnheededIsSaid(t *testing.T) {
+func TestUnsupportedKeys(t *testing.T) {
 	images, runtimes := fullConfig()
 	images.ImageDecryption.KeyModel = "cloud"
-	said := strings.Join(read(t, images, runtimes).Unsupported(), "\n")
+	warnings := strings.Join(read(t, images, runtimes).Unsupported(), "\n")
 	for _, key := range []string{"runtime_platforms.arm.snapshotter", "image_decryption.key_model"} {
-		if !strings.Contains(said, key) {
-			t.Errorf("%s is not named:\n%s", key, said)
+		if !strings.Contains(warnings, key) {
+			t.Errorf("no warning about %s:\n%s", key, warnings)
 		}
 	}
 	images, _ = fullConfig()
 	images.RuntimePlatforms = map[string]imagePlatform{"arm": {Platform: "linux/arm64", Snapshotter: "native"}, "runc": {Snapshotter: "overlayfs"}}
-	if said := read(t, images, runtimes).Unsupported(); len(said) > 0 {
-		t.Errorf("warns of what is heeded: %q", said)
+	if warnings := read(t, images, runtimes).Unsupported(); len(warnings) > 0 {
+		t.Errorf("unexpected warnings: %q", warnings)
 	}
 }
 
-// Every key that is read of containerd's configuration exists there, in the
-// version that is built in.
-func TestKeysAreContainerds(t *testing.T) {
+// Every key that is read of containerd's configuration exists in the built-in version of containerd.
+func TestKeysExistInContainerd(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(strings.TrimSpace(string(out)), "internal", "cri", "config", "config.go")
-	theirs, err := keysIn(file)
+	containerdKeys, err := keysIn(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for ours, name := range map[reflect.Type]string{
+	for typ, name := range map[reflect.Type]string{
 		reflect.TypeFor[Images]():                 "ImageConfig",
 		reflect.TypeFor[Platform]():               "ImagePlatform",
 		reflect.TypeFor[Registry]():               "Registry",
@@ -254,8 +251,8 @@ func TestKeysAreContainerds(t *testing.T) {
 		reflect.TypeFor[imageConfig]():            "ImageConfig",
 		reflect.TypeFor[registryConfig]():         "Registry",
 	} {
-		for i := range ours.NumField() {
-			if key := ours.Field(i).Tag.Get("toml"); !theirs[name][key] {
+		for i := range typ.NumField() {
+			if key := typ.Field(i).Tag.Get("toml"); !containerdKeys[name][key] {
 				t.Errorf("containerd's %s has no key %q", name, key)
 			}
 		}
@@ -264,34 +261,33 @@ func TestKeysAreContainerds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for ours, name := range map[reflect.Type]string{reflect.TypeFor[Transfer](): "transferConfig", reflect.TypeFor[Unpack](): "unpackConfiguration"} {
+	for typ, name := range map[reflect.Type]string{reflect.TypeFor[Transfer](): "transferConfig", reflect.TypeFor[Unpack](): "unpackConfiguration"} {
 		keys := make(map[string]bool)
-		for i := range ours.NumField() {
-			keys[strings.TrimSuffix(ours.Field(i).Tag.Get("toml"), ",omitempty")] = true
+		for i := range typ.NumField() {
+			keys[strings.TrimSuffix(typ.Field(i).Tag.Get("toml"), ",omitempty")] = true
 		}
 		want := make(map[string]bool)
 		for key := range transfer[name] {
 			want[strings.TrimSuffix(key, ",omitempty")] = true
 		}
 		if !reflect.DeepEqual(keys, want) {
-			t.Errorf("the keys of containerd's %s are %v, ours %v", name, want, keys)
+			t.Errorf("the keys of containerd's %s are %v, imagepin reads %v", name, want, keys)
 		}
 	}
-	// And the other way round: a key that containerd adds to its image
-	// configuration is read, or known not to be.
-	notRead := map[string]bool{"use_local_image_pull": true} // imagepin pulls
-	for key := range theirs["ImageConfig"] {
+	// Conversely, every key of containerd's image configuration is read or listed here.
+	notRead := map[string]bool{"use_local_image_pull": true} // imagepin pulls images itself
+	for key := range containerdKeys["ImageConfig"] {
 		_, read := reflect.TypeFor[Images]().FieldByNameFunc(func(f string) bool {
 			field, _ := reflect.TypeFor[Images]().FieldByName(f)
 			return field.Tag.Get("toml") == key
 		})
 		if !read && !notRead[key] {
-			t.Errorf("containerd's image configuration has %s, which is not CRI", key)
+			t.Errorf("containerd's image configuration has %s, which imagepin does not read", key)
 		}
 	}
 }
 
-// keysIn gives the TOML keys of the structs in a source file.
+// keysIn returns the TOML keys of the structs in a source file.
 func keysIn(file string) (map[string]map[string]bool, error) {
 	f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 	if err != nil {

@@ -1,10 +1,9 @@
-// Package config reads what imagepin is configured with: its own section, and
-// those of containerd's CRI plugins that it heeds. It does no I/O.
+// Package config reads the configuration of imagepin: its own section, and the sections of containerd's CRI plugins
+// that it uses. It does no I/O.
 //
-// A [Table] is our section as it stands in a file; [Table.Check] makes it
-// [Settings]. [CRI] is what containerd's CRI plugins are configured with: in
-// containerd it is read from the plugins, beside it from the running containerd
-// and a [File].
+// A [Table] is the imagepin section as decoded from a file; [Table.Check] converts it to [Settings]. [CRI] is the
+// configuration of containerd's CRI plugins. As a plugin of containerd, imagepin reads it from these plugins. As a
+// separate process, imagepin reads it from the running containerd and a [File].
 //
-// Errors are ErrInvalidArgument and name section and key.
+// Errors are ErrInvalidArgument and name the section and the key.
 package config

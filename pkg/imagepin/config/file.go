@@ -15,17 +15,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// VerifierSection is that of containerd's image verifiers.
+// VerifierSection is the section of containerd's image verifiers.
 const VerifierSection = "io.containerd.image-verifier.v1.bindir"
 
-// FileVersion is the version of containerd's configuration whose sections a File
-// has.
+// FileVersion is the version of containerd's configuration format that the sections of a File have.
 const FileVersion = 3
 
-// File is the configuration of imagepin beside a containerd. What it does not
-// have of containerd's configuration is read from the running containerd.
+// File is the configuration of imagepin as a separate process. The part of containerd's configuration that it does not
+// have is read from the running containerd.
 type File struct {
-	// Version is that of the sections; zero is [FileVersion].
+	// Version is the version of the sections; zero is [FileVersion].
 	Version int `toml:"version"`
 	// Address is the unix socket that the CRI is served on.
 	Address string `toml:"address"`
@@ -37,25 +36,24 @@ type File struct {
 	LogLevel string  `toml:"log_level"`
 	Metrics  Metrics `toml:"metrics"`
 	Debug    Debug   `toml:"debug"`
-	// Plugins are the sections: [Section], [ImagesSection], [TransferSection]
-	// and [VerifierSection].
+	// Plugins has the sections: [Section], [ImagesSection], [TransferSection] and [VerifierSection].
 	Plugins map[string]Table `toml:"plugins"`
 }
 
-// Metrics is where metrics and health are served.
+// Metrics configures the address of metrics and health checks.
 type Metrics struct {
-	// Address is host:port; empty serves none.
+	// Address is host:port; empty disables both.
 	Address string `toml:"address"`
 }
 
-// Debug is where profiles are served.
+// Debug configures the address of profiles.
 type Debug struct {
-	// Address is a unix socket; empty serves none.
+	// Address is a unix socket; empty disables profiles.
 	Address string `toml:"address"`
 }
 
-// DefaultFile has every key with its default, but for [TransferSection], which is
-// for those who have set it in containerd.
+// DefaultFile returns a file that has every key with its default, except [TransferSection], which is only needed if it
+// is set in containerd.
 func DefaultFile() (File, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
@@ -73,7 +71,7 @@ func DefaultFile() (File, error) {
 	return f, nil
 }
 
-// defaultKeys are the defaults of what is in no section.
+// defaultKeys returns the defaults of the keys outside of the sections.
 func defaultKeys() File {
 	return File{
 		Version:           FileVersion,
@@ -84,8 +82,8 @@ func defaultKeys() File {
 	}
 }
 
-// defaultImages are containerd's own defaults (internal/cri/config), without the
-// sandbox image, which differs from version to version.
+// defaultImages returns containerd's own defaults (internal/cri/config), without the sandbox image, which differs
+// between versions.
 func defaultImages() Images {
 	i := Images{
 		Snapshotter:                defaults.DefaultSnapshotter,
@@ -100,18 +98,18 @@ func defaultImages() Images {
 	return i
 }
 
-// defaultConfigPath is containerd's, where there are no mirrors.
+// defaultConfigPath is containerd's default if no mirrors are configured.
 const defaultConfigPath = "/etc/containerd/certs.d:/etc/docker/certs.d"
 
 func defaultVerifier() bindir.Config {
 	c := bindir.Config{BinDir: "/opt/containerd/image-verifier/bin", MaxVerifiers: 10}
 	if err := c.PerVerifierTimeout.UnmarshalText([]byte("10s")); err != nil {
-		panic(err) // of a constant
+		panic(err) // the text is a constant
 	}
 	return c
 }
 
-// Beside is a File that has been checked.
+// ServeConfig is a File that has been checked.
 type ServeConfig struct {
 	File
 	Settings Settings
@@ -120,17 +118,16 @@ type ServeConfig struct {
 	transfer Transfer
 }
 
-// ParseFile reads a configuration file. Its error is ErrInvalidArgument and names
-// section and key.
+// ParseFile parses a configuration file. It fails with ErrInvalidArgument, and names the section and the key.
 func ParseFile(text []byte) (*ServeConfig, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
 	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f); err != nil {
-		key, err := explain(err)
+		key, err := decodeError(err, &f)
 		return nil, topError(key, err)
 	}
 	if f.Version != FileVersion {
-		return nil, topError("version", fmt.Errorf("it is %d, and the sections are those of version %d", f.Version, FileVersion))
+		return nil, topError("version", fmt.Errorf("%d is not supported, use %d", f.Version, FileVersion))
 	}
 	for key, value := range map[string]string{"address": f.Address, "containerd_address": f.ContainerdAddress, "state": f.State} {
 		if !strings.HasPrefix(value, "/") {
@@ -147,9 +144,9 @@ func ParseFile(text []byte) (*ServeConfig, error) {
 		switch name {
 		case Section, ImagesSection, TransferSection, VerifierSection:
 		case RuntimeSection:
-			return nil, sectionError(name, "", errors.New("it is read from the running containerd"))
+			return nil, sectionError(name, "", errors.New("not allowed here: it is read from the running containerd"))
 		default:
-			return nil, sectionError(name, "", fmt.Errorf("there is no such section; there are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection))
+			return nil, sectionError(name, "", fmt.Errorf("unknown section; the sections are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection))
 		}
 	}
 	b := &ServeConfig{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
@@ -159,7 +156,7 @@ func ParseFile(text []byte) (*ServeConfig, error) {
 	}
 	into := struct {
 		*Images
-		// containerd has this key too. It is imagepin that pulls.
+		// containerd has this key too. imagepin ignores it, because it pulls images itself.
 		UseLocalImagePull bool `toml:"use_local_image_pull"`
 	}{Images: &b.images}
 	if err := decodeStrictly(ImagesSection, f.Plugins[ImagesSection], &into); err != nil {
@@ -174,7 +171,7 @@ func ParseFile(text []byte) (*ServeConfig, error) {
 	return b, decodeStrictly(VerifierSection, f.Plugins[VerifierSection], &b.Verifier)
 }
 
-// topError says which key is wrong that is in no section.
+// topError adds a key outside of the sections to an error.
 func topError(key string, err error) error {
 	if key == "" {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
@@ -182,19 +179,18 @@ func topError(key string, err error) error {
 	return fmt.Errorf("%s: %w: %w", key, err, errdefs.ErrInvalidArgument)
 }
 
-// Running is what a running containerd tells of its configuration.
+// ReportedConfig is the part of its configuration that a running containerd reports.
 type ReportedConfig struct {
 	Runtime Runtime
-	// Snapshotter is the default one.
+	// Snapshotter is the default snapshotter.
 	Snapshotter string
-	// DiscardUnpackedLayers and ConfigPath are told by containerd 2.4 and later.
+	// DiscardUnpackedLayers and ConfigPath are reported by containerd 2.4 and later.
 	DiscardUnpackedLayers *bool
 	ConfigPath            *string
 }
 
-// Inherit gives the whole configuration of the CRI: what the running containerd
-// tells, and for the rest what stands in the file. Where the two contradict each
-// other, the error names both.
+// Inherit returns the configuration of the CRI: the configuration that the running containerd reports, and the rest
+// from the file. If the two contradict each other, it fails with ErrInvalidArgument, and names both values.
 func (b *ServeConfig) Inherit(r ReportedConfig) (CRI, error) {
 	c := CRI{Images: b.images, Runtime: r.Runtime, Transfer: &b.transfer}
 	set := b.Plugins[ImagesSection]
@@ -225,8 +221,8 @@ func (b *ServeConfig) Inherit(r ReportedConfig) (CRI, error) {
 	return c, b.checkSandboxImage(c)
 }
 
-// checkSandboxImage wants to know the sandbox image where that has to be made
-// ready in more than one snapshotter: containerd does so in one only.
+// checkSandboxImage fails if the sandbox image is not known but must be ready in more than one snapshotter. containerd
+// makes it ready in one only.
 func (b *ServeConfig) checkSandboxImage(c CRI) error {
 	if c.SandboxImage() != "" {
 		return nil
@@ -244,6 +240,6 @@ func (b *ServeConfig) checkSandboxImage(c CRI) error {
 		return nil
 	}
 	return sectionError(ImagesSection, "pinned_images.sandbox", fmt.Errorf(
-		"is missing: handlers are on the snapshotters %s, and the running containerd does not tell which image it makes sandboxes of (containerd config dump does)",
+		"is required: handlers use the snapshotters %s, and the running containerd does not report its sandbox image (see containerd config dump)",
 		strings.Join(slices.Sorted(maps.Keys(used)), " and ")))
 }

@@ -27,16 +27,16 @@ func TestDefaultFile(t *testing.T) {
 	}
 	if again.Address != empty.Address || again.Verifier != empty.Verifier || again.images.MaxConcurrentDownloads != 3 ||
 		again.Settings.ManifestPullTimeout != empty.Settings.ManifestPullTimeout || again.images.ImagePullProgressTimeout != empty.images.ImagePullProgressTimeout {
-		t.Errorf("the defaults, read again: %+v\nnot %+v", again, empty)
+		t.Errorf("the parsed defaults are %+v\nwant %+v", again, empty)
 	}
 }
 
-func TestWrongFile(t *testing.T) {
+func TestInvalidFile(t *testing.T) {
 	images := "[plugins.'" + ImagesSection + "']\n"
-	for text, says := range map[string]string{
-		"adress = '/a'":                      "adress: no such key",
-		"[metrics]\nadress = ':1'":           "metrics.adress: no such key",
-		"version = 2":                        "version: it is 2",
+	for text, want := range map[string]string{
+		"adress = '/a'":                      `unknown key "adress" (did you mean "address"?)`,
+		"[metrics]\nadress = ':1'":           `unknown key "metrics.adress" (did you mean "metrics.address"?)`,
+		"version = 2":                        "version: 2 is not supported",
 		"address = 'tcp://0.0.0.0:1'":        "address: ",
 		"state = 'here'":                     "state: ",
 		"containerd_address = 'x'":           "containerd_address: ",
@@ -44,18 +44,18 @@ func TestWrongFile(t *testing.T) {
 		"log_level = 'loud'":                 "log_level: ",
 		"address = 1":                        "address",
 		"= 1":                                "",
-		"[plugins.other]":                    `[plugins."other"]: there is no such section`,
+		"[plugins.other]":                    `[plugins."other"]: unknown section`,
 		"[plugins.'" + RuntimeSection + "']": "running containerd",
-		"[plugins.'" + Section + "']\npull_behaviour = 'x'": `[plugins."` + Section + `"] pull_behaviour: no such key`,
-		images + "snapshoter = 'x'":                         `[plugins."` + ImagesSection + `"] snapshoter: no such key`,
-		images + "registry.config_paht = 'x'":               "registry.config_paht: no such key",
+		"[plugins.'" + Section + "']\npull_behaviour = 'x'": `[plugins."` + Section + `"]: unknown key "pull_behaviour" (did you mean "pull_behavior"?)`,
+		images + "snapshoter = 'x'":                         `[plugins."` + ImagesSection + `"]: unknown key "snapshoter" (did you mean "snapshotter"?)`,
+		images + "registry.config_paht = 'x'":               `unknown key "registry.config_paht" (did you mean "registry.config_path"?)`,
 		images + "max_concurrent_downloads = 'x'":           "max_concurrent_downloads",
 		images + "image_pull_progress_timeout = 'x'":        "image_pull_progress_timeout",
-		"[plugins.'" + VerifierSection + "']\nbindir = 'x'": `[plugins."` + VerifierSection + `"] bindir: no such key`,
+		"[plugins.'" + VerifierSection + "']\nbindir = 'x'": `[plugins."` + VerifierSection + `"]: unknown key "bindir" (did you mean "bin_dir"?)`,
 	} {
 		_, err := ParseFile([]byte(text))
-		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v\ndoes not say %q", text, err, says)
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v\nwant %q", text, err, want)
 		}
 	}
 }
@@ -70,26 +70,26 @@ func runtimes(snapshotters ...string) Runtime {
 	return r
 }
 
-func TestInheritFromTheRunning(t *testing.T) {
+func TestInheritFromRunningContainerd(t *testing.T) {
 	yes, path := true, "/elsewhere"
-	told := ReportedConfig{Runtime: runtimes(), Snapshotter: "native", DiscardUnpackedLayers: &yes, ConfigPath: &path}
-	untold := ReportedConfig{Runtime: runtimes()}
-	sectioned := func(keys string) string { return "[plugins.'" + ImagesSection + "']\n" + keys }
+	reported := ReportedConfig{Runtime: runtimes(), Snapshotter: "native", DiscardUnpackedLayers: &yes, ConfigPath: &path}
+	unreported := ReportedConfig{Runtime: runtimes()}
+	inImages := func(keys string) string { return "[plugins.'" + ImagesSection + "']\n" + keys }
 	for name, x := range map[string]struct {
 		file    string
 		running ReportedConfig
-		want    string // snapshotter, discard, path; or what the error says
+		want    string // snapshotter, discard, path; or the text of the error
 	}{
-		"nothing is said":        {"", untold, "overlayfs false " + defaultConfigPath},
-		"mirrors, no path":       {sectioned("registry.mirrors.'docker.io'.endpoint = ['https://m']"), untold, "overlayfs false "},
-		"the file says":          {sectioned("snapshotter = 'erofs'\ndiscard_unpacked_layers = true\nregistry.config_path = '/p'"), untold, "erofs true /p"},
-		"containerd says":        {"", told, "native true /elsewhere"},
-		"they agree":             {sectioned("snapshotter = 'native'\ndiscard_unpacked_layers = true\nregistry.config_path = '/elsewhere'"), told, "native true /elsewhere"},
-		"another snapshotter":    {sectioned("snapshotter = 'overlayfs'"), told, `snapshotter: it is "overlayfs" here, but "native" in the running containerd`},
-		"layers are discarded":   {sectioned("discard_unpacked_layers = false"), told, `discard_unpacked_layers: it is false here, but true in the running containerd`},
-		"another path":           {sectioned("registry.config_path = '/p'"), told, `registry.config_path: it is "/p" here, but "/elsewhere" in the running containerd`},
-		"unknown sandbox image":  {"", ReportedConfig{Runtime: runtimes("native")}, "pinned_images.sandbox: is missing: handlers are on the snapshotters native and overlayfs"},
-		"known sandbox image":    {sectioned("pinned_images.sandbox = 'pause'"), ReportedConfig{Runtime: runtimes("native")}, "overlayfs false " + defaultConfigPath},
+		"only defaults":          {"", unreported, "overlayfs false " + defaultConfigPath},
+		"mirrors, no path":       {inImages("registry.mirrors.'docker.io'.endpoint = ['https://m']"), unreported, "overlayfs false "},
+		"the file":               {inImages("snapshotter = 'erofs'\ndiscard_unpacked_layers = true\nregistry.config_path = '/p'"), unreported, "erofs true /p"},
+		"containerd":             {"", reported, "native true /elsewhere"},
+		"both agree":             {inImages("snapshotter = 'native'\ndiscard_unpacked_layers = true\nregistry.config_path = '/elsewhere'"), reported, "native true /elsewhere"},
+		"another snapshotter":    {inImages("snapshotter = 'overlayfs'"), reported, `snapshotter: it is "overlayfs" here, but "native" in the running containerd`},
+		"other discarding":       {inImages("discard_unpacked_layers = false"), reported, `discard_unpacked_layers: it is false here, but true in the running containerd`},
+		"another path":           {inImages("registry.config_path = '/p'"), reported, `registry.config_path: it is "/p" here, but "/elsewhere" in the running containerd`},
+		"unknown sandbox image":  {"", ReportedConfig{Runtime: runtimes("native")}, "pinned_images.sandbox: is required: handlers use the snapshotters native and overlayfs"},
+		"known sandbox image":    {inImages("pinned_images.sandbox = 'pause'"), ReportedConfig{Runtime: runtimes("native")}, "overlayfs false " + defaultConfigPath},
 		"one snapshotter in use": {"", ReportedConfig{Runtime: runtimes("native"), Snapshotter: "native"}, "native false " + defaultConfigPath},
 	} {
 		t.Run(name, func(t *testing.T) {

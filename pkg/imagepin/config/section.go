@@ -14,92 +14,80 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Section is the name of our section of a configuration file, and the URI of
-// our plugin of containerd.
+// Section is the name of imagepin's section in a configuration file, and the URI of its plugin of containerd.
 const Section = "io.containerd.imagepin.v1.images"
 
-// Config is our section:
+// Config is imagepin's section:
 //
 //	[plugins."io.containerd.imagepin.v1.images"]
 //
-// Everything that containerd's CRI plugins know already is read from their
-// sections and not repeated here.
+// Settings that containerd's CRI plugins also have are read from their sections, and are not repeated here.
 type Config struct {
-	// PullBehavior is what a pull does when it is called: "default", "always",
-	// "once" or "prefer-cached".
+	// PullBehavior is what a pull does: "default", "always", "once" or "prefer-cached".
 	PullBehavior string `toml:"pull_behavior"`
 
-	// VersionConsistency is for whom the first digest that a reference resolves
-	// to sticks: "off", "node" or "workload".
+	// VersionConsistency is the scope in which a reference stays at the first digest that it resolves to: "off", "node"
+	// or "workload".
 	VersionConsistency string `toml:"version_consistency"`
 
-	// WorkloadLabels are the pod labels that name a revision of a workload, in
-	// order of preference.
+	// WorkloadLabels are the pod labels that identify a revision of a workload, in order of preference.
 	WorkloadLabels []string `toml:"workload_labels"`
 
-	// PinTTL is how long a pin that nothing uses is kept; "0s" for ever.
+	// PinTTL is how long an unused pin is kept; with "0s" it never expires.
 	PinTTL string `toml:"pin_ttl"`
 
-	// Retain keeps the content of what is pinned, through image GC and a
-	// registry that no longer has it.
+	// Retain keeps the content of pinned images, even if image GC wants to remove it or the registry no longer has it.
 	Retain bool `toml:"retain"`
 
-	// MaxPinsPerNamespace bounds the pins of one Kubernetes namespace, and of
-	// the node itself; 0 does not.
+	// MaxPinsPerNamespace is the maximum number of pins of one Kubernetes namespace, and of the node itself; 0 is
+	// without limit.
 	MaxPinsPerNamespace int `toml:"max_pins_per_namespace"`
 
-	// MaxRetainedBytes bounds what is retained, as registries have it; 0 does
-	// not.
+	// MaxRetainedBytes is the maximum size of retained content, compressed as in the registry; 0 is without limit.
 	MaxRetainedBytes int64 `toml:"max_retained_bytes"`
 
-	// ManifestPullTimeout is how long a registry may take to say which digest
-	// a reference means. At least 30s.
+	// ManifestPullTimeout is how long a registry may take to resolve a reference to a digest. The minimum is 30s.
 	ManifestPullTimeout string `toml:"manifest_pull_timeout"`
 
-	// MaxConcurrentUnpacks is how many layers of one image are unpacked at
-	// once where the snapshotter can (capability "rebase", as overlayfs). 1
-	// unpacks one after the other. Its default gives way to the same key of
-	// [TransferSection].
+	// MaxConcurrentUnpacks is how many layers of one image are unpacked at once, if the snapshotter supports it
+	// (capability "rebase", for example overlayfs). 1 unpacks one layer after the other. If it has its default, the
+	// same key of [TransferSection] takes precedence.
 	MaxConcurrentUnpacks int `toml:"max_concurrent_unpacks"`
 
-	// Handlers has what containerd's own configuration cannot say of a
-	// runtime handler.
+	// Handlers has settings of runtime handlers that containerd's own configuration does not have.
 	Handlers map[string]HandlerConfig `toml:"handlers"`
 
-	// Rules say otherwise for the references they match; the first that
-	// matches wins.
+	// Rules override the settings for the references that they match. The first matching rule wins.
 	Rules []RuleConfig `toml:"rules"`
 }
 
-// RuleConfig is how matching references are treated. What is left out is as
-// for all others.
+// RuleConfig is a rule for the references that it matches. A field that is not set has the value of the section.
 type RuleConfig struct {
-	// Match are globs over normalized references (docker.io/library/busybox:1).
-	// "*" stands for any text without a slash, "**" for any text.
+	// Match are globs over normalized references (docker.io/library/busybox:1). "*" matches any text without a slash,
+	// "**" matches any text.
 	Match              []string `toml:"match"`
 	PullBehavior       string   `toml:"pull_behavior,omitempty"`
 	VersionConsistency string   `toml:"version_consistency,omitempty"`
 	Retain             *bool    `toml:"retain,omitempty"`
-	// AllowPodOverride lets pods change behavior and consistency by the
-	// annotations io.imagepin.pull-behavior and
+	// AllowPodOverride lets pods override behavior and consistency with the annotations io.imagepin.pull-behavior and
 	// io.imagepin.version-consistency.
 	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
 }
 
-// HandlerConfig is what is configured for one runtime handler.
+// HandlerConfig has the settings of one runtime handler.
 type HandlerConfig struct {
-	// Isolation is "process" or "hypervisor". It says which builds of Windows
-	// images a handler can run, and means nothing on other systems.
+	// Isolation is "process" or "hypervisor". It determines which builds of Windows images a handler can run, and has
+	// no meaning on other systems.
 	Isolation string `toml:"isolation"`
 }
 
-// minManifestPullTimeout keeps a slow registry from looking like a broken one.
+// minManifestPullTimeout prevents a slow registry from being treated as a broken one.
 const minManifestPullTimeout = 30 * time.Second
 
-// minPinTTL is a day, which is how exactly the last use of a pin is known.
+// minPinTTL is one day, which is the precision of the last use of a pin.
 const minPinTTL = 24 * time.Hour
 
-// DefaultConfig is what holds where the section says nothing.
+// DefaultConfig returns the defaults of the section.
 func DefaultConfig() Config {
 	return Config{
 		PullBehavior:         string(policy.Default),
@@ -119,22 +107,21 @@ func DefaultConfig() Config {
 type Settings struct {
 	ManifestPullTimeout  time.Duration
 	MaxConcurrentUnpacks int
-	// Isolation is that of runtime handlers, by name.
+	// Isolation is the isolation of runtime handlers, by name.
 	Isolation map[string]runtimeplatform.Isolation
 	Policy    *policy.Policy
-	// PinTTL is how long an unused pin is kept; zero is for ever.
+	// PinTTL is how long an unused pin is kept; with zero it never expires.
 	PinTTL time.Duration
-	// MaxPinsPerNamespace and MaxRetainedBytes are no limits where zero.
+	// MaxPinsPerNamespace and MaxRetainedBytes are without limit if zero.
 	MaxPinsPerNamespace int
 	MaxRetainedBytes    int64
 }
 
-// Table is the Config as containerd decodes it. Into a struct, containerd
-// would decode what it knows and only log the rest; a table keeps unknown keys,
-// so that they can be refused.
+// Table is a Config as containerd decodes it. If containerd decoded it into a struct, it would only log unknown keys. A
+// table keeps them, so that they can be rejected.
 type Table map[string]any
 
-// DefaultTable has every key with its default.
+// DefaultTable returns a table that has every key with its default.
 func DefaultTable() (*Table, error) {
 	b, err := toml.Marshal(DefaultConfig())
 	if err != nil {
@@ -144,8 +131,7 @@ func DefaultTable() (*Table, error) {
 	return &s, toml.Unmarshal(b, &s)
 }
 
-// Check decodes a section strictly and validates it. Errors are
-// ErrInvalidArgument and name the section and the key.
+// Check decodes a section strictly and validates it. Errors are ErrInvalidArgument and name the section and the key.
 func (s Table) Check() (Settings, error) {
 	c := DefaultConfig()
 	if err := decodeStrictly(Section, s, &c); err != nil {
@@ -154,8 +140,8 @@ func (s Table) Check() (Settings, error) {
 	return c.check()
 }
 
-// decodeStrictly decodes a section, all of whose keys must be known. Its error
-// is ErrInvalidArgument and names the section and the key.
+// decodeStrictly decodes a section and rejects unknown keys. Errors are ErrInvalidArgument and name the section and the
+// key.
 func decodeStrictly(section string, table map[string]any, into any) error {
 	b, err := toml.Marshal(table)
 	if err != nil {
@@ -165,19 +151,15 @@ func decodeStrictly(section string, table map[string]any, into any) error {
 	if err == nil {
 		return nil
 	}
-	key, err := explain(err)
+	key, err := decodeError(err, into)
 	return sectionError(section, key, err)
 }
 
-// explain gives the keys that an error of decoding is about.
-func explain(err error) (key string, _ error) {
+// decodeError returns a short error for an error of decoding into a value, and its key if the error does not name it.
+func decodeError(err error, into any) (key string, _ error) {
 	var unknown *toml.StrictMissingError
 	if errors.As(err, &unknown) {
-		keys := make([]string, len(unknown.Errors))
-		for i, e := range unknown.Errors {
-			keys[i] = strings.Join(e.Key(), ".")
-		}
-		return strings.Join(keys, ", "), errors.New("no such key")
+		return "", unknownKeys(unknown, into)
 	}
 	var decode *toml.DecodeError
 	if errors.As(err, &decode) {
@@ -237,7 +219,7 @@ func (c Config) policy() (*policy.Policy, error) {
 	var rules []policy.Rule
 	for i, r := range c.Rules {
 		if len(r.Match) == 0 {
-			return nil, keyError(fmt.Sprintf("rules[%d].match", i+1), errors.New("is empty"))
+			return nil, keyError(fmt.Sprintf("rules[%d].match", i+1), errors.New("must not be empty"))
 		}
 		rule := policy.Rule{
 			Number: i + 1, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
@@ -258,7 +240,7 @@ func (c Config) policy() (*policy.Policy, error) {
 	return p, nil
 }
 
-// keyError says which key of our section is wrong.
+// keyError adds imagepin's section and a key to an error.
 func keyError(key string, err error) error {
 	return sectionError(Section, key, err)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// parse reads a section as containerd does.
+// parse decodes a section in the same way as containerd.
 func parse(t *testing.T, text string) Table {
 	t.Helper()
 	s, err := DefaultTable()
@@ -25,7 +25,7 @@ func parse(t *testing.T, text string) Table {
 	return *s
 }
 
-// What `containerd config default` prints names every key.
+// The output of `containerd config default` has every key.
 func TestDefaultTableHasEveryKey(t *testing.T) {
 	s, err := DefaultTable()
 	if err != nil {
@@ -39,7 +39,7 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 		}
 	}
 	if len(*s) != c.NumField() {
-		t.Errorf("%d keys of %d", len(*s), c.NumField())
+		t.Errorf("%d keys, want %d", len(*s), c.NumField())
 	}
 	b, err := toml.Marshal(*s)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	if _, err := (Table{}).Check(); err != nil {
-		t.Errorf("a section that says nothing: %v", err)
+		t.Errorf("an empty section: %v", err)
 	}
 	other, err := DefaultTable()
 	if err != nil {
@@ -57,7 +57,7 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 	}
 	(*other)["manifest_pull_timeout"] = "2m"
 	if (*s)["manifest_pull_timeout"] != "1m0s" {
-		t.Error("sections share memory")
+		t.Error("tables share memory")
 	}
 }
 
@@ -69,10 +69,10 @@ func TestSection(t *testing.T) {
 	if good.ManifestPullTimeout != 90*time.Second || good.MaxConcurrentUnpacks != 1 || good.Isolation["win"] != runtimeplatform.IsolationHypervisor {
 		t.Errorf("%+v", good)
 	}
-	for text, says := range map[string]string{
-		"no_such_key = 1":                              "no_such_key: no such key",
-		"one = 1\ntwo = 2":                             "one, two: no such key",
-		"[handlers.kata]\nsnapshotter = 'x'":           "handlers.kata.snapshotter: no such key",
+	for text, want := range map[string]string{
+		"no_such_key = 1":                              `unknown key "no_such_key"`,
+		"one = 1\ntwo = 2":                             `unknown key "one", unknown key "two"`,
+		"[handlers.kata]\nsnapshotter = 'x'":           `unknown key "handlers.kata.snapshotter"`,
 		"[no_such_table]\na = 1":                       "no_such_table",
 		"manifest_pull_timeout = ''":                   "manifest_pull_timeout",
 		"manifest_pull_timeout = 'soon'":               "manifest_pull_timeout",
@@ -92,7 +92,7 @@ func TestSection(t *testing.T) {
 		"workload_labels = 'a'":                        "workload_labels",
 		"retain = 'yes'":                               "retain",
 		"[[rules]]\npull_behavior = 'once'":            "rules[1].match",
-		"[[rules]]\nmatch = ['**']\nbehaviour = 'x'":   "behaviour",
+		"[[rules]]\nmatch = ['**']\nbehaviour = 'x'":   `unknown key "rules.behaviour"`,
 		"[[rules]]\nmatch = ['**']\npull_behavior='x'": `"x"`,
 	} {
 		_, err := parse(t, text).Check()
@@ -100,8 +100,8 @@ func TestSection(t *testing.T) {
 			t.Errorf("%q is accepted: %v", text, err)
 			continue
 		}
-		if !strings.Contains(err.Error(), `[plugins."`+Section+`"]`) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v\ndoes not say %q", text, err, says)
+		if !strings.Contains(err.Error(), `[plugins."`+Section+`"]`) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v\nwant %q", text, err, want)
 		}
 	}
 }

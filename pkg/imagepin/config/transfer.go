@@ -11,13 +11,11 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// TransferSection is that of containerd's transfer service, by which its own CRI
-// pulls.
+// TransferSection is the section of containerd's transfer service, which its own CRI uses to pull.
 const TransferSection = "io.containerd.transfer.v1.local"
 
-// Transfer is what is read of [plugins."io.containerd.transfer.v1.local"]. The
-// keys are those of containerd's transferConfig (plugins/transfer/plugin.go),
-// whose type is not public.
+// Transfer has the keys of [plugins."io.containerd.transfer.v1.local"]. They are the keys of containerd's
+// transferConfig (plugins/transfer/plugin.go), whose type is not public.
 type Transfer struct {
 	MaxConcurrentDownloads      int      `toml:"max_concurrent_downloads"`
 	ConcurrentLayerFetchBuffer  int      `toml:"concurrent_layer_fetch_buffer"`
@@ -28,8 +26,7 @@ type Transfer struct {
 	MaxConcurrentUnpacks        int      `toml:"max_concurrent_unpacks"`
 }
 
-// Unpack is one of unpack_config: which differ unpacks the images of a platform
-// in a snapshotter.
+// Unpack is an entry of unpack_config: the differ that unpacks the images of a platform in a snapshotter.
 type Unpack struct {
 	Platform    string   `toml:"platform"`
 	Snapshotter string   `toml:"snapshotter"`
@@ -40,25 +37,24 @@ type Unpack struct {
 }
 
 const (
-	// defaultDownloads is containerd's default of max_concurrent_downloads, in
-	// the sections of its CRI and of its transfer service.
+	// defaultDownloads is containerd's default of max_concurrent_downloads in the sections of its CRI and of its
+	// transfer service.
 	defaultDownloads = 3
-	// defaultUploads and defaultUnpacks are those of the transfer service.
+	// defaultUploads and defaultUnpacks are defaults of the transfer service.
 	defaultUploads = 3
 	defaultUnpacks = 1
-	// defaultOwnUnpacks is the default in our section.
+	// defaultOwnUnpacks is the default in imagepin's section.
 	defaultOwnUnpacks = 4
 )
 
-// DefaultTransfer is what holds where the section says nothing, without its
-// unpack_config.
+// DefaultTransfer returns the defaults of the section, without unpack_config.
 func DefaultTransfer() Transfer {
 	return Transfer{
 		MaxConcurrentDownloads: defaultDownloads, MaxConcurrentUploadedLayers: defaultUploads, MaxConcurrentUnpacks: defaultUnpacks,
 	}
 }
 
-// transfer is what holds of the section.
+// transfer returns the section, or its defaults if it is not known.
 func (c CRI) transfer() Transfer {
 	if c.Transfer == nil {
 		return DefaultTransfer()
@@ -66,48 +62,45 @@ func (c CRI) transfer() Transfer {
 	return *c.Transfer
 }
 
-// MaxConcurrentDownloads is how many layers are fetched at once; zero is any
-// number. A key at its default gives way to the same key of the transfer
-// service.
+// MaxConcurrentDownloads returns how many layers are fetched at once; zero is without limit. If the key of the CRI has
+// its default, the same key of the transfer service takes precedence.
 func (c CRI) MaxConcurrentDownloads() int {
-	return changed(c.Images.MaxConcurrentDownloads, defaultDownloads, c.transfer().MaxConcurrentDownloads)
+	return overrideDefault(c.Images.MaxConcurrentDownloads, defaultDownloads, c.transfer().MaxConcurrentDownloads)
 }
 
-// ConcurrentLayerFetchBuffer is the size, in bytes, of the pieces that a layer is
-// fetched in; zero fetches it whole.
+// ConcurrentLayerFetchBuffer returns the size, in bytes, of the parts that a layer is fetched in; zero fetches it as a
+// whole.
 func (c CRI) ConcurrentLayerFetchBuffer() int {
 	return cmp.Or(c.Images.ConcurrentLayerFetchBuffer, c.transfer().ConcurrentLayerFetchBuffer)
 }
 
-// MaxConcurrentUnpacks is how many layers of one image are unpacked at once: as
-// our own section says, or the transfer service's where ours is at its default
-// and that one is not.
+// MaxConcurrentUnpacks returns how many layers of one image are unpacked at once. It is the value of imagepin's
+// section, or of the transfer service if only imagepin's key has its default.
 func (c CRI) MaxConcurrentUnpacks(own Settings) int {
-	return changed(own.MaxConcurrentUnpacks, defaultOwnUnpacks, changed(c.transfer().MaxConcurrentUnpacks, defaultUnpacks, defaultOwnUnpacks))
+	return overrideDefault(own.MaxConcurrentUnpacks, defaultOwnUnpacks, overrideDefault(c.transfer().MaxConcurrentUnpacks, defaultUnpacks, defaultOwnUnpacks))
 }
 
-// changed is a value, or another where it is the default.
-func changed(value, byDefault, other int) int {
+// overrideDefault returns value, or other if value is the default.
+func overrideDefault(value, byDefault, other int) int {
 	if value != byDefault {
 		return value
 	}
 	return other
 }
 
-// unheededTransfer says by name what of the section is not done.
+// unsupportedTransfer warns about the keys of the section that imagepin ignores.
 func (c CRI) unsupportedTransfer(warn func(section, key, why string)) {
 	if p := c.transfer().ConfigPath; p != "" && p != c.Images.Registry.ConfigPath {
-		warn(TransferSection, "config_path", fmt.Sprintf("registries are reached as [plugins.%q] registry says", ImagesSection))
+		warn(TransferSection, "config_path", fmt.Sprintf("imagepin uses [plugins.%q] registry", ImagesSection))
 	}
 	if c.transfer().MaxConcurrentUploadedLayers != defaultUploads {
-		warn(TransferSection, "max_concurrent_uploaded_layers", "imagepin pushes nothing; pushes of containerd's own clients follow it")
+		warn(TransferSection, "max_concurrent_uploaded_layers", "imagepin does not push; it still applies to pushes of containerd's own clients")
 	}
 }
 
-// Differs gives the differ that each snapshotter of the handlers is to be
-// unpacked by, where the transfer service has an unpack_config for one of its
-// handlers' platforms: the first that has, as there. ignored says by name what is
-// not done.
+// Differs returns the differ that unpacks in each snapshotter of the handlers, if unpack_config has an entry for a
+// platform of the snapshotter's handlers. The first such entry wins, as in containerd. ignored has a warning for each
+// entry that imagepin ignores.
 func (c CRI) Differs(handlers *runtimeplatform.Set) (differs map[string]string, ignored []string) {
 	differs = make(map[string]string)
 	for i, u := range c.transfer().Unpack {
@@ -130,20 +123,20 @@ func (c CRI) Differs(handlers *runtimeplatform.Set) (differs map[string]string, 
 			continue
 		}
 		if u.ConfigType != "" || len(u.LayerTypes) > 0 {
-			ignore("", "config_type and layer_types are of artifacts, and handlers run images")
+			ignore("", "config_type and layer_types apply to artifacts, and handlers run images")
 			continue
 		}
 		switch first, taken := differs[u.Snapshotter]; {
 		case !taken:
 			differs[u.Snapshotter] = u.Differ
 		case first != u.Differ:
-			ignore(".differ", fmt.Sprintf("%q unpacks in %q already, for all platforms", first, u.Snapshotter))
+			ignore(".differ", fmt.Sprintf("%q already unpacks in %q for all platforms", first, u.Snapshotter))
 		}
 	}
 	return differs, ignored
 }
 
-// matcher matches platforms as containerd's transfer service does.
+// matcher matches platforms in the same way as containerd's transfer service.
 func (t Transfer) matcher(platform string) (platforms.MatchComparer, error) {
 	p, err := platforms.Parse(platform)
 	if err != nil {

@@ -16,12 +16,12 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 		if err != nil {
 			return nil, err
 		}
-		resp := s.checked(ctx, report, r.GetRepair(), nil)
+		resp := s.report(ctx, report, r.GetRepair(), nil)
 		return resp, s.checkPins(ctx, r.GetRepair(), resp)
 	})
 }
 
-// checkPins adds what a check of the pins has found.
+// checkPins adds the findings of a check of the pins, and repairs them if requested.
 func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResponse) error {
 	checked, findings, err := s.Config.Pins.Check(ctx)
 	if err != nil {
@@ -42,9 +42,9 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 	return nil
 }
 
-// checked gives what a check has found, and repairs it where that is asked for.
-// after is called after each repair and ends them by an error; it may be nil.
-func (s *Server) checked(ctx context.Context, report health.Report, repair bool, after func() error) *api.CheckResponse {
+// report converts the findings of a check, and repairs them if requested. after is called after each repair; an error
+// from it ends the repairs. after may be nil.
+func (s *Server) report(ctx context.Context, report health.Report, repair bool, after func() error) *api.CheckResponse {
 	resp := &api.CheckResponse{Checked: int64(report.Checked)}
 	for _, f := range report.Findings {
 		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}

@@ -36,7 +36,7 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 	return k
 }
 
-// Pin is a pin as the API has it.
+// Pin converts a pin to its API message.
 func Pin(p pin.Pin) *api.Pin {
 	a := &api.Pin{
 		Scope: string(p.Scope), Ref: p.Ref, Root: descriptor(p.Root), MadeAt: timestamppb.New(p.MadeAt),

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// deepRate is how fast a deep check reads where nothing is said, in bytes a
-	// second: a disk has other work.
+	// deepRate is how fast a deep check reads by default, in bytes per second. It leaves bandwidth of the disk for
+	// other work.
 	deepRate = 100 << 20
-	// deepEvery is how often a deep check says how far it is.
+	// deepEvery is how often a deep check reports its progress.
 	deepEvery = 200 * time.Millisecond
 )
 
@@ -41,7 +41,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if err := p.send(); err != nil {
 		return err
 	}
-	resp := s.checked(ctx, report, r.GetRepair(), func() error {
+	resp := s.report(ctx, report, r.GetRepair(), func() error {
 		p.now.Repaired++
 		return p.send()
 	})
@@ -54,7 +54,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	return stream.Send(&api.DeepCheckResponse{Result: resp})
 }
 
-// pinnedRef gives the reference of a pin of a digest.
+// pinnedRef returns the reference of a pin at a digest; "" if there is none.
 func (s *Server) pinnedRef(root digest.Digest) string {
 	for _, p := range s.Config.Pins.List() {
 		if p.Root.Digest == root {
@@ -64,7 +64,7 @@ func (s *Server) pinnedRef(root digest.Digest) string {
 	return ""
 }
 
-// deepProgress sends how far a deep check is, now and then.
+// deepProgress sends the progress of a deep check at intervals.
 type deepProgress struct {
 	stream grpc.ServerStreamingServer[api.DeepCheckResponse]
 	now    *api.DeepCheckProgress
@@ -76,7 +76,7 @@ func (p *deepProgress) read(d health.DeepProgress) {
 	p.now.Bytes, p.now.BytesTotal = d.Bytes, d.BytesTotal
 	p.now.Snapshots, p.now.SnapshotsTotal = int64(d.Snapshots), int64(d.SnapshotsTotal)
 	if time.Since(p.sent) >= deepEvery {
-		_ = p.send() // a caller that has gone is noticed by its context
+		_ = p.send() // the context ends if the caller has gone
 	}
 }
 

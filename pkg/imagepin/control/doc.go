@@ -1,4 +1,3 @@
-// Package control serves what an operator sees and steers, beside the CRI on
-// the same socket: it shares the keys, the pins and the locks of the process
-// that owns them. The contract is api/imagepin/v1.
+// Package control serves imagepin's API for operators. It is on the same socket as the CRI, because it shares the keys,
+// the pins and the locks of that process. The API is defined in api/imagepin/v1.
 package control

@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// listPins lists the pins that a filter lets through.
+// listPins lists the pins that match a filter.
 func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 	matches, err := matcher(r.GetRefGlob())
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a Server works with. All fields are required.
+// Config has the dependencies of a Server. All fields are required.
 type Config struct {
 	Images      Images
 	Puller      Puller
@@ -42,22 +42,21 @@ type Config struct {
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 	Health    Health
-	// Uninstall removes everything of ours, after all that writes has stopped; dry
-	// only counts it.
+	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
-	// Guard runs a call: once the index stands, without a panic reaching
-	// containerd, and with errors as statuses.
+	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
+	// and converts errors to statuses.
 	Guard func(ctx context.Context, method string, call func() error) error
 }
 
-// Images are the images of the node. [store.Store] is one.
+// Images has the images of the node. [store.Store] implements it.
 type Images interface {
 	Images() []store.Image
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	Find(name string) []imagepin.Entry
 }
 
-// Pins are the pins of the node. [pin.Store] is one.
+// Pins has the pins of the node. [pin.Store] implements it.
 type Pins interface {
 	List() []pin.Pin
 	// Scopes returns the pins of a reference.
@@ -67,20 +66,20 @@ type Pins interface {
 	Repair(ctx context.Context, f pin.Finding) (done string, _ error)
 }
 
-// Decider decides which digest a reference means. [decide.Decider] does.
+// Decider decides which digest a reference resolves to. [decide.Decider] implements it.
 type Decider interface {
 	Rule(ref string) policy.Rule
 	Preview(ctx context.Context, q decide.Question, scope policy.Scope) (decide.Verdict, policy.Rule, error)
 	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
 }
 
-// Puller makes images ready. [pull.Puller] does.
+// Puller makes images ready. [pull.Puller] implements it.
 type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	Refresh(ctx context.Context, ref string, scope policy.Scope, c resolve.Credential) (pull.Refreshed, error)
 }
 
-// Health checks and repairs. [reconcile.Reconciler] does.
+// Health checks and repairs. [reconcile.Reconciler] implements it.
 type Health interface {
 	Check(ctx context.Context) (health.Report, error)
 	DeepCheck(ctx context.Context, d health.Deep) (health.Report, error)
@@ -93,13 +92,13 @@ type Server struct {
 	Config
 }
 
-// New makes a server.
+// New returns a server.
 func New(c Config) *Server { return &Server{Config: c} }
 
-// Register makes the service's methods those of a gRPC server.
+// Register registers the service with a gRPC server.
 func (s *Server) Register(g grpc.ServiceRegistrar) { api.RegisterControlServer(g, s) }
 
-// guarded runs one call, and gives its answer.
+// guarded runs one call through Guard, and returns its answer.
 func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx context.Context) (T, error)) (resp T, err error) {
 	err = s.Guard(ctx, method, func() (err error) {
 		resp, err = call(namespaces.WithNamespace(ctx, s.Namespace))
@@ -130,7 +129,7 @@ func (s *Server) StreamImages(r *api.ImagesRequest, stream grpc.ServerStreamingS
 	return err
 }
 
-// keys lists the keys that a filter lets through.
+// keys returns the keys that match a filter, sorted by reference and target.
 func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 	matches, err := matcher(r.GetRefGlob())
 	if err != nil {
@@ -158,13 +157,13 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 	return keys, nil
 }
 
-// lookup gives the runtime of a handler; its error names the known ones.
+// lookup returns the runtime of a handler. Its error names the known handlers.
 func (s *Server) lookup(handler string) (runtimeplatform.Runtime, error) {
 	rt, err := s.Runtimes().Lookup(handler)
 	return rt, imagepin.UnknownHandler(err)
 }
 
-// parseScope reads a scope as an operator writes it.
+// parseScope parses a scope as an operator writes it.
 func parseScope(text string) (policy.Scope, error) {
 	scope, err := policy.ParseScope(text)
 	if err != nil {
@@ -173,7 +172,7 @@ func parseScope(text string) (policy.Scope, error) {
 	return scope, nil
 }
 
-// matcher compiles the glob of a filter; empty matches all.
+// matcher compiles the glob of a filter; "" matches all references.
 func matcher(glob string) (func(ref string) bool, error) {
 	if glob == "" {
 		return func(string) bool { return true }, nil
@@ -202,7 +201,7 @@ func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.Inspe
 		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
 			return nil, &imagepin.Error{
 				Reason: imagepin.UnknownImage, Ref: name, Class: errdefs.ErrNotFound,
-				Message: "this node has neither a key nor a pin of it", Hint: "imagepin images lists what it has.",
+				Message: "not on this node, and not pinned", Hint: "To list the images of this node, run: imagepin images",
 			}
 		}
 		return resp, nil
@@ -272,7 +271,7 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 	return err
 }
 
-// progress sends what the transfer service reports, from several goroutines.
+// progress sends the progress events of the transfer service, which come from several goroutines.
 type progress struct {
 	mu     sync.Mutex
 	stream grpc.ServerStreamingServer[api.PullResponse]
@@ -283,7 +282,7 @@ func (p *progress) report(t transfer.Progress) {
 	if t.Desc != nil {
 		a.Digest, a.MediaType = t.Desc.Digest.String(), t.Desc.MediaType
 	}
-	// A caller that has gone is noticed by its context.
+	// The context ends if the caller has gone.
 	_ = p.send(&api.PullResponse{Progress: []*api.Progress{a}})
 }
 
@@ -293,7 +292,7 @@ func (p *progress) send(m *api.PullResponse) error {
 	return p.stream.Send(m)
 }
 
-// missing fills in what a target lacks to run a verdict's root.
+// missing adds the content and snapshots that a target lacks to run a verdict's root.
 func (s *Server) missing(ctx context.Context, ref reference.Named, v decide.Verdict, rt runtimeplatform.Runtime, resp *api.ResolveResponse) error {
 	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), v.Root.Digest)
 	if err != nil {

@@ -22,18 +22,18 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// listed are image records that change one by one.
-type listed struct{ images.Store }
+// plainRecords is an image store without transactions.
+type plainRecords struct{ images.Store }
 
-func (r listed) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+func (r plainRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	return fn(ctx, r)
 }
 
-func listedRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
+func testRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
 
-// serviceOf makes a service of a node with so many images, each with a tag and
-// a digest. Listing does not look at their content.
-func serviceOf(t testing.TB, count int) *Service {
+// newTestService returns a service of a node with count images, each with a tag and a digest. The images have no
+// content, because listing does not read it.
+func newTestService(t testing.TB, count int) *Service {
 	t.Helper()
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
@@ -42,13 +42,13 @@ func serviceOf(t testing.TB, count int) *Service {
 		t.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	var all []imagepin.Entry
 	for i := range count {
 		root := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(fmt.Sprint("index ", i)), Size: 1}
 		record := fmt.Sprintf("registry.example/team/app%d@%s", i, root.Digest)
-		for _, ref := range []string{record, listedRef(i)} {
+		for _, ref := range []string{record, testRef(i)} {
 			all = append(all, imagepin.Entry{
 				Key:  imagepin.Key{Ref: ref, Target: runtimes.Default().Target},
 				Root: root, Manifest: digest.FromString(fmt.Sprint("manifest ", i)), ImageID: digest.FromString(fmt.Sprint("config ", i)),
@@ -56,7 +56,7 @@ func serviceOf(t testing.TB, count int) *Service {
 			})
 		}
 	}
-	// Many at once, but not all: a transaction gets slow with what is in it.
+	// Write in batches: a transaction gets slower as it grows.
 	for batch := range slices.Chunk(all, 200) {
 		err := n.DB.Update(func(tx *bolt.Tx) error {
 			_, err := s.Put(boltutil.WithTransaction(n.Context(t), tx), "", batch...)
@@ -72,12 +72,12 @@ func serviceOf(t testing.TB, count int) *Service {
 }
 
 func filterOf(i int) *runtime.ImageFilter {
-	return &runtime.ImageFilter{Image: &runtime.ImageSpec{Image: listedRef(i)}}
+	return &runtime.ImageFilter{Image: &runtime.ImageSpec{Image: testRef(i)}}
 }
 
 func statusOf(t testing.TB, s *Service, i int) func() {
 	ctx := t.Context()
-	r := &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: listedRef(i)}}
+	r := &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: testRef(i)}}
 	return func() {
 		resp, err := s.imageCalls.imageStatus(ctx, r, nil)
 		if err != nil || resp.GetImage() == nil {
@@ -89,15 +89,14 @@ func statusOf(t testing.TB, s *Service, i int) func() {
 func listOf(t testing.TB, s *Service, filter *runtime.ImageFilter, want int) func() {
 	return func() {
 		if got := len(s.imageCalls.list(filter)); got != want {
-			t.Fatalf("%d images are listed, not %d", got, want)
+			t.Fatalf("listed %d images, want %d", got, want)
 		}
 	}
 }
 
-// A listing allocates for the images that it returns, the same for each of
-// them, and nothing for those that it does not return.
-func TestListingAllocatesForWhatItReturns(t *testing.T) {
-	// The race detector makes pools forget at random: a few allocations more.
+// A listing allocates the same amount for each image that it returns, and nothing for other images.
+func TestListImagesAllocations(t *testing.T) {
+	// The race detector drops pool entries at random, which costs a few more allocations.
 	const (
 		runs  = 20
 		slack = 10
@@ -105,7 +104,7 @@ func TestListingAllocatesForWhatItReturns(t *testing.T) {
 	counts := []int{10, 100, 1_000}
 	var all, filtered, status []float64
 	for _, count := range counts {
-		s := serviceOf(t, count)
+		s := newTestService(t, count)
 		all = append(all, testing.AllocsPerRun(runs, listOf(t, s, nil, count)))
 		filtered = append(filtered, testing.AllocsPerRun(runs, listOf(t, s, filterOf(count/2), 1)))
 		status = append(status, testing.AllocsPerRun(runs, statusOf(t, s, count/2)))
@@ -114,10 +113,10 @@ func TestListingAllocatesForWhatItReturns(t *testing.T) {
 	each := all[0] / float64(counts[0])
 	for i, count := range counts {
 		if most := each*float64(count) + slack; all[i] > most {
-			t.Errorf("a list of %d images takes %v allocations, %v at most are expected after %v for %d", count, all[i], most, all[0], counts[0])
+			t.Errorf("a list of %d images takes %v allocations, want at most %v (%v for %d images)", count, all[i], most, all[0], counts[0])
 		}
 		if filtered[i] > filtered[0]+slack {
-			t.Errorf("a list of one of %d images takes %v allocations, of one of %d %v", count, filtered[i], counts[0], filtered[0])
+			t.Errorf("a list of one of %d images takes %v allocations, of one of %d images %v", count, filtered[i], counts[0], filtered[0])
 		}
 		if status[i] > status[0]+slack {
 			t.Errorf("ImageStatus with %d images takes %v allocations, with %d %v", count, status[i], counts[0], status[0])
@@ -127,7 +126,7 @@ func TestListingAllocatesForWhatItReturns(t *testing.T) {
 
 func BenchmarkListImages(b *testing.B) {
 	for _, count := range []int{10, 1_000, 10_000} {
-		s := serviceOf(b, count)
+		s := newTestService(b, count)
 		for what, call := range map[string]func(){"all": listOf(b, s, nil, count), "one": listOf(b, s, filterOf(count/2), 1)} {
 			b.Run(fmt.Sprintf("%s/%d", what, count), func(b *testing.B) {
 				b.ReportAllocs()
@@ -141,7 +140,7 @@ func BenchmarkListImages(b *testing.B) {
 
 func BenchmarkImageStatus(b *testing.B) {
 	for _, count := range []int{10, 1_000, 10_000} {
-		call := statusOf(b, serviceOf(b, count), count/2)
+		call := statusOf(b, newTestService(b, count), count/2)
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -22,18 +22,18 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// createContainer makes the container's image, and those of its image volumes,
-// ready for the target of the sandbox's handler, and names them by their image
-// IDs: those mean one platform, where a tag means several.
+// createContainer makes the container's image and the images of its image volumes ready for the target of the sandbox's
+// handler. It replaces each image name in the request by the image ID, because an image ID identifies one platform and
+// a tag can match several.
 func (s *containers) createContainer(ctx context.Context, r *runtime.CreateContainerRequest, next func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)) (*runtime.CreateContainerResponse, error) {
 	sandbox, err := s.sandboxes.byID(ctx, r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
 	if sandbox == nil {
-		return next(ctx, r) // the service behind says that there is no such sandbox
+		return next(ctx, r) // upstream answers that the sandbox does not exist
 	}
-	s.sandboxes.learn(sandbox, r.GetSandboxConfig())
+	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err
@@ -46,22 +46,22 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 	return next(ctx, r)
 }
 
-// readyImages makes the images of a container ready, and then the pins that their
-// use makes: what is refused, or cannot be run, is not pinned. It gives the request
-// that names the images by their IDs. They are held until release is called. Where
-// another use has pinned a reference meanwhile, that decides.
-func (s *containers) readyImages(ctx context.Context, asked *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
-	pod := podOf(asked.GetSandboxConfig())
+// readyImages makes the images of a container ready, and then creates the pins that this use requires. It pins last, so
+// that an image that is refused or cannot run is not pinned. It returns the request with image IDs in place of names.
+// The images stay locked and leased until release is called. If another use pins a reference in the meantime, that pin
+// applies.
+func (s *containers) readyImages(ctx context.Context, original *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
+	pod := podOf(original.GetSandboxConfig())
 	for range maxTries {
-		r = proto.CloneOf(asked)
-		wants, err := s.wants(ctx, imageSpecs(r), pod, rt.Target)
+		r = proto.CloneOf(original)
+		images, err := s.resolveImages(ctx, imageSpecs(r), pod, rt.Target)
 		if err != nil {
 			return nil, nil, err
 		}
-		if release, err = s.useWanted(ctx, r, wants, rt); err != nil {
+		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
 			return nil, nil, err
 		}
-		decided, err := s.pinUses(ctx, wants, pod)
+		decided, err := s.pinUses(ctx, images, pod)
 		if err == nil && decided {
 			return r, release, nil
 		}
@@ -70,43 +70,42 @@ func (s *containers) readyImages(ctx context.Context, asked *runtime.CreateConta
 			return nil, nil, err
 		}
 	}
-	return nil, nil, fmt.Errorf("the pins of the container's images moved each time that they were made ready: %w", errdefs.ErrUnavailable)
+	return nil, nil, fmt.Errorf("the pins of the container's images kept changing while the images were made ready: %w", errdefs.ErrUnavailable)
 }
 
-// useWanted makes what a container wants ready and holds it until release is
-// called. The request names it by its IDs from then on.
-func (s *containers) useWanted(ctx context.Context, r *runtime.CreateContainerRequest, wants []want, rt runtimeplatform.Runtime) (release func(), _ error) {
-	refs := make([]reference.Named, len(wants))
-	for i, w := range wants {
+// useContainerImages makes the images of a container ready, and locks and leases them until release is called. It
+// replaces the image names in the request by image IDs.
+func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateContainerRequest, images []containerImage, rt runtimeplatform.Runtime) (release func(), _ error) {
+	refs := make([]reference.Named, len(images))
+	for i, w := range images {
 		refs[i] = w.byDigest()
 	}
-	return s.use(ctx, refs, func() ([]imagepin.Entry, error) {
+	return s.useImages(ctx, refs, func() ([]imagepin.Entry, error) {
 		var entries []imagepin.Entry
-		for _, w := range wants {
-			e, err := s.readyFor(ctx, w, rt)
+		for _, w := range images {
+			e, err := s.ensureReady(ctx, w, rt)
 			if err != nil {
 				return nil, err
 			}
 			if w.spec == r.GetConfig().GetImage() {
-				if err := userOfAnother(r.GetConfig(), w, e); err != nil {
+				if err := checkImageUser(r.GetConfig(), w, e); err != nil {
 					return nil, err
 				}
 			}
-			name(w.spec, e)
+			setImageID(w.spec, e)
 			entries = append(entries, e)
 		}
 		return entries, nil
 	})
 }
 
-// pinUses makes the pins of a container's images, and reports whether each of them
-// decides for what was made ready.
-func (s *containers) pinUses(ctx context.Context, wants []want, pod policy.Pod) (decided bool, _ error) {
-	for _, w := range wants {
-		if w.called == nil {
+// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready.
+func (s *containers) pinUses(ctx context.Context, images []containerImage, pod policy.Pod) (decided bool, _ error) {
+	for _, w := range images {
+		if w.ref == nil {
 			continue
 		}
-		held, err := s.Decider.PinUse(s.namespaced(ctx), w.called, pod, w.root)
+		held, err := s.Decider.PinUse(s.namespaced(ctx), w.ref, pod, w.root)
 		if err != nil || held != nil && held.Root.Digest != w.root.Digest {
 			return false, err
 		}
@@ -114,58 +113,56 @@ func (s *containers) pinUses(ctx context.Context, wants []want, pod policy.Pod) 
 	return true, nil
 }
 
-// want is an image that a container is made of, and what it has been decided to
-// mean.
-type want struct {
+// containerImage is an image of a container, and the digest that it resolves to.
+type containerImage struct {
 	spec *runtime.ImageSpec
 	// entry is the image that the caller was given.
 	entry imagepin.Entry
-	// called is the reference by which the pod calls it; nil where it says none.
-	called reference.Named
-	// root is what is to run: the entry's, unless a pin says otherwise.
+	// ref is the reference by which the pod names the image; nil if it names none.
+	ref reference.Named
+	// root is the image to run: the root of entry, unless a pin applies.
 	root ocispec.Descriptor
-	pin  *pin.Pin // that decides; nil where none does
-	// pinned is whether a pin decides, or is made by this use.
+	pin  *pin.Pin // the pin that applies; nil if none does
+	// pinned reports whether a pin applies or this use creates one.
 	pinned bool
 }
 
-func (w want) byDigest() reference.Named {
+func (w containerImage) byDigest() reference.Named {
 	e := w.entry
 	e.Root = w.root
 	return byDigest(e)
 }
 
-// wants decides what the images of a container mean. One that no key is recorded
-// of is left out: the service behind answers for it.
-func (s *containers) wants(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]want, error) {
-	var wants []want
+// resolveImages resolves the images of a container. It omits an image without a recorded key: upstream answers for it.
+func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]containerImage, error) {
+	var images []containerImage
 	for _, spec := range specs {
-		e, ok := s.meant(spec, t)
+		e, ok := s.findEntry(spec, t)
 		if !ok {
-			if err := s.lost(ctx, spec.GetImage(), t); err != nil {
+			if err := s.failIfRecorded(ctx, spec.GetImage(), t); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		w := want{spec: spec, entry: e, root: e.Root}
-		if ref, ok := calledBy(spec, e); ok {
+		w := containerImage{spec: spec, entry: e, root: e.Root}
+		if ref, ok := podReference(spec, e); ok {
 			var err error
 			if w.pin, w.pinned, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {
 				return nil, err
 			}
-			w.called = ref
+			w.ref = ref
 		}
 		if w.pin != nil {
 			w.root = w.pin.Root
 		}
-		wants = append(wants, w)
+		images = append(images, w)
 	}
-	return wants, nil
+	return images, nil
 }
 
-// lost fails where an image has keys that are not ready. The service behind would
-// make a container of it, whatever its pod's pin says.
-func (s *containers) lost(ctx context.Context, name string, t runtimeplatform.Target) error {
+// failIfRecorded fails if an image has keys but none is ready. Otherwise upstream would create a container from the
+// image and ignore the pod's pin.
+func (s *containers) failIfRecorded(ctx context.Context, name string, t runtimeplatform.Target) error {
 	record := name
 	if _, err := digest.Parse(name); err != nil {
 		record = normalized(name)
@@ -176,14 +173,14 @@ func (s *containers) lost(ctx context.Context, name string, t runtimeplatform.Ta
 	}
 	return &imagepin.Error{
 		Reason: imagepin.ImageNotReady, Ref: name, Target: t.String(), Class: errdefs.ErrNotFound,
-		Message: "it is recorded and not ready for any runtime handler of the node",
-		Hint:    "Pull it again, as kubelet does with its next try.",
+		Message: "the image is recorded but not ready for any runtime handler of this node",
+		Hint:    "Pull it again. kubelet does so when it retries.",
 	}
 }
 
-// calledBy is the reference by which a pod calls an image, where that is one of
-// the image's repository: an image ID alone says nothing of a reference.
-func calledBy(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, bool) {
+// podReference returns the reference by which a pod names an image, if it is in the image's repository. It returns
+// false for an image ID alone, which has no reference.
+func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, bool) {
 	for _, name := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {
 		if _, err := digest.Parse(name); name == "" || err == nil {
 			continue
@@ -196,12 +193,12 @@ func calledBy(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, bool)
 	return nil, false
 }
 
-// podOf is what a policy needs of a sandbox.
+// podOf returns the fields of a sandbox that policies match.
 func podOf(c *runtime.PodSandboxConfig) policy.Pod {
 	return policy.Pod{Namespace: c.GetMetadata().GetNamespace(), Labels: c.GetLabels(), Annotations: c.GetAnnotations()}
 }
 
-// imageSpecs are the images that a container is made of.
+// imageSpecs returns the images of a container and of its image volumes.
 func imageSpecs(r *runtime.CreateContainerRequest) []*runtime.ImageSpec {
 	var specs []*runtime.ImageSpec
 	if spec := r.GetConfig().GetImage(); spec.GetImage() != "" {
@@ -215,25 +212,23 @@ func imageSpecs(r *runtime.CreateContainerRequest) []*runtime.ImageSpec {
 	return specs
 }
 
-// name makes spec say the image ID, and keeps how the caller had called it.
-func name(spec *runtime.ImageSpec, e imagepin.Entry) {
+// setImageID replaces the name in spec by the image ID, and keeps the original name as UserSpecifiedImage.
+func setImageID(spec *runtime.ImageSpec, e imagepin.Entry) {
 	if spec.GetUserSpecifiedImage() == "" && spec.GetImage() != e.ImageID.String() {
 		spec.UserSpecifiedImage = spec.GetImage()
 	}
 	spec.Image = e.ImageID.String()
 }
 
-// readyFor gives the entry of an image for a target, and makes it ready where it
-// is not.
-func (s *containers) readyFor(ctx context.Context, w want, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
+// ensureReady returns the entry of an image for a target. It makes the image ready if necessary.
+func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
 	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {
-		// It may have been removed before it was locked.
+		// The image may have been removed before it was locked.
 		if now, ok := s.Store.Get(w.entry.Key); ok && now.Root.Digest == w.root.Digest {
 			return now, nil
 		}
 	}
-	// The tag stays with what it means for the target, if it does already:
-	// the digest is what the caller was given.
+	// If the tag already has an entry for the target, that entry stays: use the digest that the caller was given.
 	ref := w.byDigest()
 	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && !w.pinned {
 		if named, err := reference.ParseNamed(w.entry.Ref); err == nil {
@@ -241,23 +236,22 @@ func (s *containers) readyFor(ctx context.Context, w want, rt runtimeplatform.Ru
 		}
 	}
 	made, err := s.Puller.MakeReady(s.namespaced(ctx), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
-	return made, s.cannotMakeReady(err, w.entry.Ref, rt.Target)
+	return made, s.notReadyError(err, w.entry.Ref, rt.Target)
 }
 
-// meant finds the entry that an image of a container means: one of the target
-// if there is one of the same registry digest, and else the one whose digest
-// has to be made ready. The digest is that under which the caller was given
-// the name: a tag may have moved since.
-func (s *containers) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (imagepin.Entry, bool) {
+// findEntry finds the entry of a container's image. It prefers an entry of the target with the same registry digest,
+// and otherwise returns the entry whose digest must be made ready. The digest is the one that the caller was given for
+// the name, because a tag may have moved since.
+func (s *containers) findEntry(spec *runtime.ImageSpec, t runtimeplatform.Target) (imagepin.Entry, bool) {
 	found := s.Store.Find(spec.GetImage())
 	if len(found) == 0 {
 		return imagepin.Entry{}, false
 	}
-	asked := []string{normalized(spec.GetUserSpecifiedImage()), normalized(spec.GetImage())}
+	names := []string{normalized(spec.GetUserSpecifiedImage()), normalized(spec.GetImage())}
 	best := slices.MaxFunc(found, func(a, b imagepin.Entry) int {
 		return cmp.Or(
 			order.Bool(a.Target == t, b.Target == t),
-			order.Bool(slices.Contains(asked, a.Ref), slices.Contains(asked, b.Ref)),
+			order.Bool(slices.Contains(names, a.Ref), slices.Contains(names, b.Ref)),
 			order.Bool(a.Target == s.Runtimes().Default().Target, b.Target == s.Runtimes().Default().Target),
 			a.ReadyAt.Compare(b.ReadyAt),
 		)
@@ -271,7 +265,7 @@ func (s *containers) meant(spec *runtime.ImageSpec, t runtimeplatform.Target) (i
 	return best, true
 }
 
-// byDigest is the reference of an entry's registry digest.
+// byDigest returns the reference of an entry by its registry digest.
 func byDigest(e imagepin.Entry) reference.Named {
 	// Both were validated when the entry was made.
 	named, err := reference.ParseNamed(e.Ref)
@@ -285,15 +279,15 @@ func byDigest(e imagepin.Entry) reference.Named {
 	return ref
 }
 
-// cannotMakeReady says what would help where an image that is needed now cannot
-// be had: only the node's own credentials may be used for it.
-func (s *containers) cannotMakeReady(err error, ref string, t runtimeplatform.Target) error {
+// notReadyError adds a hint to the error for an image that is needed now and cannot be made ready. Only the node's own
+// credentials are available for it.
+func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Target) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	e := &imagepin.Error{
 		Reason: imagepin.ImageNotReady, Ref: ref, Target: t.String(), Err: err, Class: errdefs.Resolve(err),
-		Message: "it is needed now and not ready for this target",
+		Message: "the image is needed now but is not ready for this target",
 		Hint:    "Pull it for this runtime handler.",
 	}
 	var cause *imagepin.Error
@@ -303,12 +297,12 @@ func (s *containers) cannotMakeReady(err error, ref string, t runtimeplatform.Ta
 	fetching := false
 	switch cause.Reason {
 	case imagepin.ImageVerificationFailed, imagepin.PinnedDigestGone:
-		return err // which would be no other for a pull
+		return err // a pull would fail in the same way
 	case imagepin.PullAccessDenied, imagepin.CannotPullImage:
 		fetching = true
 	}
-	// One advice is better than two, and the cause knows more than this, but
-	// not that a pod's pull secret does not count here.
+	// Show one hint only. The hint of the cause is more specific, but it does not account for the pod's pull secret,
+	// which is not available here.
 	bare := *cause
 	bare.Hint = ""
 	e.Err = &bare

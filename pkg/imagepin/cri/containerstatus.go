@@ -10,9 +10,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// containerStatus corrects the image of a container of another platform: the
-// service behind knows no tag of it, and its digest is not the one that the
-// registry gave for the reference.
+// containerStatus corrects the image of a container of a foreign platform: upstream does not know its tag, and reports
+// a digest other than the one that the registry returned for the reference.
 func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
@@ -31,8 +30,8 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 			tags = append(tags, e.Ref)
 		}
 	}
-	if asked := normalized(status.GetImage().GetUserSpecifiedImage()); slices.Contains(tags, asked) {
-		tags = []string{asked}
+	if requested := normalized(status.GetImage().GetUserSpecifiedImage()); slices.Contains(tags, requested) {
+		tags = []string{requested}
 	}
 	if len(tags) > 0 && status.Image != nil {
 		status.Image.Image = tags[0]
@@ -43,8 +42,8 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 	return resp, nil
 }
 
-// imageID is the ID of a container's image, if the service behind tells it.
-// containerd 2.2 does so only where it knows no tag of the image.
+// imageID returns the ID of a container's image, or "" if upstream does not report it. containerd 2.2 reports it only
+// if it knows no tag of the image.
 func imageID(status *runtime.ContainerStatus) digest.Digest {
 	for _, name := range []string{status.GetImageId(), status.GetImage().GetImage()} {
 		if id, err := digest.Parse(name); err == nil {
@@ -54,7 +53,7 @@ func imageID(status *runtime.ContainerStatus) digest.Digest {
 	return ""
 }
 
-// foreign tells whether an entry is of another platform than the node's own.
+// foreign reports whether an entry is for a platform other than the node's own.
 func (s *containers) foreign(e imagepin.Entry) bool {
 	rt, ok := s.Runtimes().ForTarget(e.Target)
 	return ok && !rt.Native

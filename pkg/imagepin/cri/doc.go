@@ -1,6 +1,6 @@
-// Package cri serves the CRI to kubelet. It answers the calls about images, makes the images ready that calls of the
-// runtime service use, and passes everything else on to upstream: containerd's own CRI service, in this process or in
-// another one. What upstream knows of images is a view of the same image records; clients never see that view.
+// Package cri serves the CRI to kubelet. It answers the image calls, and makes the images ready that RunPodSandbox and
+// CreateContainer use. It forwards every other call to upstream: containerd's own CRI service, in this process or in
+// another one. Upstream's view of the images is derived from the same image records. Clients never see that view.
 //
-// How a call is given a target is in handler.go. Each call is in the file named after it.
+// handler.go resolves the target of a call. Each intercepted call is in the file named after it.
 package cri

@@ -15,17 +15,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// errorDomain is the domain of the ErrorInfo in a status' details.
+// errorDomain is the domain of the ErrorInfo in the details of a status.
 const errorDomain = "imagepin.io"
 
-// toStatus makes err the gRPC status that a CRI client gets. The service
-// behind's own statuses stay as they are.
+// toStatus returns the gRPC status of err for a CRI client. It does not change the statuses of upstream.
 //
-// kubelet turns two errors of PullImage into reasons of their own, which it
-// recognizes by the beginning of the text, and only where the code is Unknown
-// (k8s.io/cri-api/pkg/errors; convertToImagePullError in
-// pkg/kubelet/images/image_manager.go). For these the class stands in the
-// details.
+// kubelet maps two errors of PullImage to reasons of their own. It recognizes them by the beginning of the text, and
+// only if the code is Unknown (k8s.io/cri-api/pkg/errors; convertToImagePullError in
+// pkg/kubelet/images/image_manager.go). For these two, the class is in the details only.
 func toStatus(err error) error {
 	var e *imagepin.Error
 	if errors.As(err, &e) {
@@ -36,7 +33,7 @@ func toStatus(err error) error {
 	return plainStatus(err)
 }
 
-// plainStatus is toStatus without what is only for kubelet.
+// plainStatus is toStatus without the special cases for kubelet.
 func plainStatus(err error) error {
 	if err == nil {
 		return nil
@@ -51,7 +48,7 @@ func plainStatus(err error) error {
 	return status.Error(code(err), imagepin.Bound(err.Error(), imagepin.MaxErrorText))
 }
 
-// withDetails makes a status whose details say the error's name and class.
+// withDetails returns a status whose details contain the reason and the class of an error.
 func withDetails(e *imagepin.Error, class, c codes.Code, text string) error {
 	text = imagepin.Bound(text, imagepin.MaxErrorText)
 	info := &errdetails.ErrorInfo{Reason: string(e.Reason), Domain: errorDomain, Metadata: map[string]string{"class": class.String()}}
@@ -74,12 +71,12 @@ func kubeletPrefix(e *imagepin.Error, c codes.Code) error {
 	return nil
 }
 
-// code gives the gRPC code of an error's class.
+// code returns the gRPC code of an error's class.
 func code(err error) codes.Code {
 	class := err
 	var e *imagepin.Error
 	if errors.As(err, &e) && e.Class != nil {
-		class = e.Class // what it was decided to be outweighs its cause
+		class = e.Class // it takes precedence over the class of its cause
 	}
 	switch {
 	case errors.Is(class, context.Canceled):

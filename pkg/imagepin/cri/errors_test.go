@@ -18,7 +18,7 @@ import (
 )
 
 func TestToStatus(t *testing.T) {
-	behind, err := status.New(codes.ResourceExhausted, "of the service behind").WithDetails(&errdetails.ErrorInfo{Reason: "theirs"})
+	upstream, err := status.New(codes.ResourceExhausted, "from upstream").WithDetails(&errdetails.ErrorInfo{Reason: "upstream"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,30 +29,30 @@ func TestToStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		code   codes.Code
-		text   string // that the message begins with
-		reason string // of the details
+		text   string // prefix of the message
+		reason string // in the details
 		class  string
 	}{
-		"status of the service behind":   {behind.Err(), codes.ResourceExhausted, "of the service behind", "theirs", ""},
-		"wrapped status":                 {fmt.Errorf("list: %w", behind.Err()), codes.ResourceExhausted, "list: ", "theirs", ""},
-		"errdefs class":                  {fmt.Errorf("x: %w", errdefs.ErrNotFound), codes.NotFound, "x: not found", "", ""},
-		"internal":                       {fmt.Errorf("x: %w", errdefs.ErrInternal), codes.Internal, "x: ", "", ""},
-		"no class":                       {errors.New("x"), codes.Unknown, "x", "", ""},
-		"cancelled":                      {fmt.Errorf("x: %w", context.Canceled), codes.Canceled, "x: ", "", ""},
-		"late":                           {context.DeadlineExceeded, codes.DeadlineExceeded, "context", "", ""},
-		"unknown handler":                {typed(imagepin.UnknownRuntimeHandler, errdefs.ErrInvalidArgument), codes.InvalidArgument, "UnknownRuntimeHandler: r for t", "UnknownRuntimeHandler", "InvalidArgument"},
-		"no platform":                    {typed(imagepin.NoMatchingPlatform, errdefs.ErrNotFound), codes.NotFound, "NoMatchingPlatform: ", "NoMatchingPlatform", "NotFound"},
-		"denied":                         {typed(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied), codes.PermissionDenied, "PullAccessDenied: ", "PullAccessDenied", "PermissionDenied"},
-		"unauthenticated":                {typed(imagepin.PullAccessDenied, errdefs.ErrUnauthenticated), codes.Unauthenticated, "PullAccessDenied: ", "PullAccessDenied", "Unauthenticated"},
-		"no manifest there":              {typed(imagepin.CannotPullImageManifest, errdefs.ErrNotFound), codes.NotFound, "CannotPullImageManifest: ", "CannotPullImageManifest", "NotFound"},
-		"registry unavailable":           {typed(imagepin.CannotPullImageManifest, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImageManifest: ", "CannotPullImageManifest", "Unavailable"},
-		"registry unavailable later":     {typed(imagepin.CannotPullImage, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImage: ", "CannotPullImage", "Unavailable"},
-		"registry unavailable, wrapped":  {fmt.Errorf("pull: %w", typed(imagepin.CannotPullImage, errdefs.ErrUnavailable)), codes.Unknown, unavailable + "pull: ", "CannotPullImage", "Unavailable"},
-		"timeout":                        {typed(imagepin.ManifestPullTimeout, context.DeadlineExceeded), codes.Unknown, unavailable + "ManifestPullTimeout: ", "ManifestPullTimeout", "DeadlineExceeded"},
-		"stalled":                        {typed(imagepin.PullStalled, context.DeadlineExceeded), codes.Unknown, unavailable + "PullStalled: ", "PullStalled", "DeadlineExceeded"},
-		"verifier":                       {typed(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), codes.Unknown, signature + "ImageVerificationFailed: ", "ImageVerificationFailed", "PermissionDenied"},
-		"corrupt":                        {typed(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), codes.FailedPrecondition, "ContentCorrupt: ", "ContentCorrupt", "FailedPrecondition"},
-		"class before that of its cause": {&imagepin.Error{Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: behind.Err()}, codes.Unavailable, "UpstreamNotSynced: ", "UpstreamNotSynced", "Unavailable"},
+		"status of upstream":            {upstream.Err(), codes.ResourceExhausted, "from upstream", "upstream", ""},
+		"wrapped status":                {fmt.Errorf("list: %w", upstream.Err()), codes.ResourceExhausted, "list: ", "upstream", ""},
+		"errdefs class":                 {fmt.Errorf("x: %w", errdefs.ErrNotFound), codes.NotFound, "x: not found", "", ""},
+		"internal":                      {fmt.Errorf("x: %w", errdefs.ErrInternal), codes.Internal, "x: ", "", ""},
+		"no class":                      {errors.New("x"), codes.Unknown, "x", "", ""},
+		"cancelled":                     {fmt.Errorf("x: %w", context.Canceled), codes.Canceled, "x: ", "", ""},
+		"timeout of the caller":         {context.DeadlineExceeded, codes.DeadlineExceeded, "context", "", ""},
+		"unknown handler":               {typed(imagepin.UnknownRuntimeHandler, errdefs.ErrInvalidArgument), codes.InvalidArgument, "UnknownRuntimeHandler: r for t", "UnknownRuntimeHandler", "InvalidArgument"},
+		"no platform":                   {typed(imagepin.NoMatchingPlatform, errdefs.ErrNotFound), codes.NotFound, "NoMatchingPlatform: ", "NoMatchingPlatform", "NotFound"},
+		"denied":                        {typed(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied), codes.PermissionDenied, "PullAccessDenied: ", "PullAccessDenied", "PermissionDenied"},
+		"unauthenticated":               {typed(imagepin.PullAccessDenied, errdefs.ErrUnauthenticated), codes.Unauthenticated, "PullAccessDenied: ", "PullAccessDenied", "Unauthenticated"},
+		"no manifest there":             {typed(imagepin.CannotPullImageManifest, errdefs.ErrNotFound), codes.NotFound, "CannotPullImageManifest: ", "CannotPullImageManifest", "NotFound"},
+		"registry unavailable":          {typed(imagepin.CannotPullImageManifest, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImageManifest: ", "CannotPullImageManifest", "Unavailable"},
+		"registry unavailable later":    {typed(imagepin.CannotPullImage, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImage: ", "CannotPullImage", "Unavailable"},
+		"registry unavailable, wrapped": {fmt.Errorf("pull: %w", typed(imagepin.CannotPullImage, errdefs.ErrUnavailable)), codes.Unknown, unavailable + "pull: ", "CannotPullImage", "Unavailable"},
+		"timeout":                       {typed(imagepin.ManifestPullTimeout, context.DeadlineExceeded), codes.Unknown, unavailable + "ManifestPullTimeout: ", "ManifestPullTimeout", "DeadlineExceeded"},
+		"stalled":                       {typed(imagepin.PullStalled, context.DeadlineExceeded), codes.Unknown, unavailable + "PullStalled: ", "PullStalled", "DeadlineExceeded"},
+		"verifier":                      {typed(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), codes.Unknown, signature + "ImageVerificationFailed: ", "ImageVerificationFailed", "PermissionDenied"},
+		"corrupt":                       {typed(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), codes.FailedPrecondition, "ContentCorrupt: ", "ContentCorrupt", "FailedPrecondition"},
+		"class overrides the cause":     {&imagepin.Error{Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: upstream.Err()}, codes.Unavailable, "UpstreamNotSynced: ", "UpstreamNotSynced", "Unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := status.Convert(toStatus(c.err))
@@ -72,15 +72,15 @@ func TestToStatus(t *testing.T) {
 		})
 	}
 	if toStatus(nil) != nil {
-		t.Error("nothing became an error")
+		t.Error("nil became an error")
 	}
-	// The texts are those that kubelet compares with.
+	// kubelet compares with these texts.
 	if unavailable != crierrors.ErrRegistryUnavailable.Error()+": " || signature != crierrors.ErrSignatureValidationFailed.Error()+": " {
 		t.Error("kubelet's texts have changed")
 	}
 }
 
-// However long an error is, a caller gets a short text, and its class.
+// However long an error is, the caller gets a bounded text, and its class.
 func TestStatusIsBounded(t *testing.T) {
 	long := errors.New(strings.Repeat("x", 1<<20))
 	typed := &imagepin.Error{Reason: imagepin.ManifestPullTimeout, Ref: long.Error(), Class: context.DeadlineExceeded, Err: long, Hint: "Do this."}

@@ -19,20 +19,21 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Upstream is containerd's own CRI service. Its connection is for what imagepin itself asks.
+// Upstream is containerd's own CRI service. The embedded connection is for imagepin's own calls.
 type Upstream interface {
 	grpc.ClientConnInterface
-	// Service returns how calls of a gRPC service, given by its full name, are passed on.
+	// Service returns a description of a gRPC service that forwards every call. name is the full name of the service.
+	// It fails if the service does not exist.
 	Service(name string) (*grpc.ServiceDesc, error)
 }
 
-// Services are the gRPC services of the CRI.
+// Services returns the gRPC services of the CRI.
 func Services() []*grpc.ServiceDesc {
 	return []*grpc.ServiceDesc{&runtime.RuntimeService_ServiceDesc, &runtime.ImageService_ServiceDesc}
 }
 
-// Remote is an [Upstream] that is reached over a connection. Messages are passed on without a look inside, and so are the
-// methods and fields that a later CRI adds.
+// Remote returns an [Upstream] that forwards over a connection. It forwards messages without decoding them, including
+// methods and fields that a later CRI version adds.
 func Remote(conn grpc.ClientConnInterface) Upstream { return remote{conn} }
 
 type remote struct{ grpc.ClientConnInterface }
@@ -67,8 +68,8 @@ func descriptorOf(service string) (protoreflect.ServiceDescriptor, error) {
 	return s, nil
 }
 
-// opaque is the type of the messages that are only passed on. One of no fields
-// keeps all that it is read from, and is read and written without a look inside.
+// opaque is the type of messages that are only forwarded. A message without fields keeps everything that it is decoded
+// from as unknown fields.
 var opaque = (&emptypb.Empty{}).ProtoReflect().Type()
 
 func (r remote) method(service, name string) grpc.MethodDesc {
@@ -82,7 +83,7 @@ func (r remote) method(service, name string) grpc.MethodDesc {
 	})
 }
 
-// methodDesc describes a unary method of which requests have a type.
+// methodDesc describes a unary method whose requests have type in.
 func methodDesc(full, name string, in protoreflect.MessageType, answer forward) grpc.MethodDesc {
 	return grpc.MethodDesc{
 		MethodName: name,
@@ -110,16 +111,16 @@ func (r remote) stream(service string, m protoreflect.MethodDescriptor) grpc.Str
 	return desc
 }
 
-// PassOn passes a call on to a server, of whatever method and messages.
+// PassOn forwards a call of any method, with any messages, to a server.
 func PassOn(conn grpc.ClientConnInterface, stream grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(stream)
 	if !ok {
-		return status.Error(codes.Internal, "imagepin: a call without a method")
+		return status.Error(codes.Internal, "imagepin: call has no method")
 	}
 	return pipe(conn, stream, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 }
 
-// pipe passes a stream on in both directions until upstream ends it.
+// pipe forwards a stream in both directions until upstream ends it.
 func pipe(conn grpc.ClientConnInterface, stream grpc.ServerStream, desc *grpc.StreamDesc, method string) error {
 	ctx, cancel := context.WithCancel(outgoing(stream.Context()))
 	defer cancel()
@@ -128,8 +129,7 @@ func pipe(conn grpc.ClientConnInterface, stream grpc.ServerStream, desc *grpc.St
 		return err
 	}
 	go func() {
-		// Ends when the caller has said all, or when the stream does, which
-		// its context's end brings about.
+		// This goroutine ends when the caller closes its side, or when the context of the stream ends.
 		for {
 			req := opaque.New().Interface()
 			if err := stream.RecvMsg(req); err != nil {
@@ -141,7 +141,7 @@ func pipe(conn grpc.ClientConnInterface, stream grpc.ServerStream, desc *grpc.St
 				return
 			}
 			if err := client.SendMsg(req); err != nil {
-				return // RecvMsg below says why
+				return // RecvMsg below returns the error
 			}
 		}
 	}()
@@ -165,7 +165,7 @@ func pipe(conn grpc.ClientConnInterface, stream grpc.ServerStream, desc *grpc.St
 	}
 }
 
-// outgoing passes the caller's metadata on, except for what belongs to its
+// outgoing copies the caller's metadata to the outgoing call, except for the keys that belong to the caller's
 // connection.
 func outgoing(ctx context.Context) context.Context {
 	in, ok := metadata.FromIncomingContext(ctx)

@@ -30,15 +30,14 @@ import (
 
 var services = []string{"runtime.v1.RuntimeService", "runtime.v1.ImageService"}
 
-// backend is a gRPC server that has every method of the CRI: it answers with
-// what it was sent, as far as the messages have the same first text field, and
-// notes what it saw.
+// backend is a gRPC server that has every method of the CRI. It echoes the text of a request and records what it
+// received.
 type backend struct {
 	mu       sync.Mutex
 	methods  []string
 	metadata metadata.MD
 	fail     error
-	messages int // that a streaming method answers with
+	messages int // number of messages that a streaming method returns
 }
 
 func (b *backend) handle(_ any, stream grpc.ServerStream) error {
@@ -94,8 +93,8 @@ func newMessage(d protoreflect.MessageDescriptor) proto.Message {
 	return t.New().Interface()
 }
 
-// mark puts a text where any message can carry it: among its unknown fields,
-// which a proxy has to keep as well.
+// mark stores a text in the unknown fields of a message. Every message can have unknown fields, and a proxy must keep
+// them.
 func mark(m proto.Message, text string) {
 	raw := append([]byte{0xfa, 0x7f, byte(len(text))}, text...) // field 2047, bytes
 	m.ProtoReflect().SetUnknown(raw)
@@ -108,7 +107,7 @@ func textOf(m proto.Message) string {
 	return ""
 }
 
-// dial serves s on a connection within the process.
+// dial serves s on an in-process connection.
 func dial(t *testing.T, s *grpc.Server) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
@@ -131,24 +130,23 @@ func dial(t *testing.T, s *grpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// proxied gives a backend and a connection to a server that has the given
-// interceptors in front of it.
-func proxied(t *testing.T, ready <-chan struct{}, unary map[string]unaryInterceptor, streams map[string]streamInterceptor) (*backend, *grpc.ClientConn) {
+// newProxy returns a backend, and a connection to a server that forwards to it through the given interceptors.
+func newProxy(t *testing.T, ready <-chan struct{}, unary map[string]unaryInterceptor, streams map[string]streamInterceptor) (*backend, *grpc.ClientConn) {
 	t.Helper()
 	b := &backend{messages: 3}
-	behind := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
+	backendConn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
 	front := grpc.NewServer()
 	guard := (&Service{base: &base{Config: Config{Ready: ctdtest.Always(ready)}}}).guard
 	for _, name := range services {
-		i := &interceptors{conn: behind, guard: guard}
+		i := &interceptors{conn: backendConn, guard: guard}
 		if name == "runtime.v1.ImageService" {
 			i.unary, i.streams = unary, streams
 		}
-		upstream, err := Remote(behind).Service(name)
+		upstream, err := Remote(backendConn).Service(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		desc, err := i.in(upstream)
+		desc, err := i.apply(upstream)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +161,7 @@ func isReady() <-chan struct{} {
 	return c
 }
 
-// methods are all of the CRI's.
+// methods returns all methods of the CRI.
 func methods(t *testing.T) []protoreflect.MethodDescriptor {
 	t.Helper()
 	var all []protoreflect.MethodDescriptor
@@ -180,7 +178,7 @@ func methods(t *testing.T) []protoreflect.MethodDescriptor {
 	return all
 }
 
-// call sends one message to a method and gives all answers.
+// call sends one message to a method and returns all answers.
 func call(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDescriptor, text string) (answers []string, header, trailer metadata.MD, _ error) {
 	full := fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name())
 	in := newMessage(m.Input())
@@ -212,7 +210,7 @@ func call(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDescr
 }
 
 func TestEveryMethodIsForwarded(t *testing.T) {
-	b, conn := proxied(t, isReady(), nil, nil)
+	b, conn := newProxy(t, isReady(), nil, nil)
 	all := methods(t)
 	streams := 0
 	for _, m := range all {
@@ -241,7 +239,7 @@ func TestEveryMethodIsForwarded(t *testing.T) {
 			t.Errorf("%s: metadata %v", m.Name(), b.metadata)
 		}
 		if len(b.metadata["user-agent"]) != 1 || len(b.metadata["content-type"]) != 1 || len(b.metadata[":authority"]) != 1 {
-			t.Errorf("%s: what belongs to the connection was passed on: %v", m.Name(), b.metadata)
+			t.Errorf("%s: connection metadata was forwarded: %v", m.Name(), b.metadata)
 		}
 	}
 	if len(b.methods) != len(all) || streams == 0 {
@@ -249,8 +247,8 @@ func TestEveryMethodIsForwarded(t *testing.T) {
 	}
 }
 
-func TestErrorsPassAsTheyAre(t *testing.T) {
-	b, conn := proxied(t, isReady(), nil, nil)
+func TestErrorsAreForwardedUnchanged(t *testing.T) {
+	b, conn := newProxy(t, isReady(), nil, nil)
 	s, err := status.New(codes.ResourceExhausted, "no room").WithDetails(&errdetails.ErrorInfo{Reason: "R", Domain: "d"})
 	if err != nil {
 		t.Fatal(err)
@@ -268,7 +266,7 @@ func TestErrorsPassAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestAMethodOfNoServiceIsAnError(t *testing.T) {
+func TestUnknownMethodIsAnError(t *testing.T) {
 	for _, name := range []string{"runtime.v1.NoService", "runtime.v1.ImageSpec"} {
 		if desc, err := Remote(nil).Service(name); err == nil {
 			t.Errorf("%s is %v", name, desc)
@@ -284,13 +282,13 @@ func TestAMethodOfNoServiceIsAnError(t *testing.T) {
 		{streams: map[string]streamInterceptor{"NoStream": func(grpc.ServerStream) error { return nil }}},
 		{unary: map[string]unaryInterceptor{"StreamImages": answer}},
 	} {
-		if _, err := i.in(upstream); err == nil {
+		if _, err := i.apply(upstream); err == nil {
 			t.Errorf("%+v is accepted", i)
 		}
 	}
 }
 
-func quietly(ctx context.Context) context.Context {
+func withoutLogs(ctx context.Context) context.Context {
 	l := logrus.New()
 	l.SetOutput(io.Discard)
 	return log.WithLogger(ctx, logrus.NewEntry(l))
@@ -300,7 +298,7 @@ func TestPanicDoesNotReachContainerd(t *testing.T) {
 	out := logrus.StandardLogger().Out
 	logrus.SetOutput(io.Discard)
 	t.Cleanup(func() { logrus.SetOutput(out) })
-	b, conn := proxied(t, isReady(),
+	b, conn := newProxy(t, isReady(),
 		map[string]unaryInterceptor{
 			"ListImages": func(context.Context, proto.Message, forward) (proto.Message, error) { panic("mine") },
 			"ImageStatus": intercept(func(ctx context.Context, r *runtime.ImageStatusRequest, next func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
@@ -323,24 +321,24 @@ func TestPanicDoesNotReachContainerd(t *testing.T) {
 		}
 	}
 	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
-		t.Errorf("the server did not live on: %v", err)
+		t.Errorf("the server stopped: %v", err)
 	}
-	b.fail = status.Error(codes.AlreadyExists, "of the service behind")
-	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); status.Code(err) != codes.AlreadyExists || status.Convert(err).Message() != "of the service behind" {
+	b.fail = status.Error(codes.AlreadyExists, "from upstream")
+	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); status.Code(err) != codes.AlreadyExists || status.Convert(err).Message() != "from upstream" {
 		t.Errorf("through an interceptor: %v", err)
 	}
 }
 
-func TestCallsBeforeTheIndexStands(t *testing.T) {
+func TestCallsWaitForTheIndex(t *testing.T) {
 	ready := make(chan struct{})
-	_, conn := proxied(t, ready, map[string]unaryInterceptor{
+	_, conn := newProxy(t, ready, map[string]unaryInterceptor{
 		"ListImages": func(context.Context, proto.Message, forward) (proto.Message, error) {
 			return &runtime.ListImagesResponse{}, nil
 		},
 	}, nil)
 	images := runtime.NewImageServiceClient(conn)
 
-	// What is not intercepted does not wait.
+	// A call that is not intercepted does not wait.
 	if _, err := images.ImageFsInfo(t.Context(), &runtime.ImageFsInfoRequest{}); err != nil {
 		t.Error(err)
 	}
@@ -360,7 +358,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 	}
 
 	s := &Service{base: &base{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}}
-	ctx, cancel := context.WithCancel(quietly(t.Context()))
+	ctx, cancel := context.WithCancel(withoutLogs(t.Context()))
 	cancel()
 	err := s.guard(ctx, "ListImages", func() error { t.Error("was called"); return nil })
 	if status.Code(err) != codes.Unavailable {
@@ -368,7 +366,7 @@ func TestCallsBeforeTheIndexStands(t *testing.T) {
 	}
 }
 
-// The server that containerd gets has every method of the CRI.
+// The registered server has every method of the CRI.
 func TestRegister(t *testing.T) {
 	server := grpc.NewServer()
 	if err := New(Config{Upstream: Remote(nil)}).Register(server); err != nil {
@@ -385,10 +383,10 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// A client that goes away ends the stream behind.
+// The upstream stream ends when its client goes away.
 func TestStreamEndsWithItsClient(t *testing.T) {
 	ended := make(chan struct{})
-	behind := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 		if err := s.SendMsg(&runtime.ContainerEventResponse{ContainerId: "c"}); err != nil {
 			return err
 		}
@@ -396,7 +394,7 @@ func TestStreamEndsWithItsClient(t *testing.T) {
 		close(ended)
 		return s.Context().Err()
 	})))
-	desc, err := Remote(behind).Service(services[0])
+	desc, err := Remote(upstream).Service(services[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -414,6 +412,6 @@ func TestStreamEndsWithItsClient(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(10 * time.Second):
-		t.Error("the stream behind goes on")
+		t.Error("the upstream stream did not end")
 	}
 }

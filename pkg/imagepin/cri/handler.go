@@ -17,40 +17,36 @@ import (
 )
 
 const (
-	// configSeenAnnotation is set by kubelet on every pod, to the time it saw
-	// the pod's configuration (pkg/kubelet/types/constants.go). The value has
-	// nanoseconds and so is the pod's own.
+	// configSeenAnnotation is set by kubelet on every pod, to the time it saw the pod's configuration
+	// (pkg/kubelet/types/constants.go). The value has nanoseconds, so it identifies the pod.
 	configSeenAnnotation = "kubernetes.io/config.seen"
-	// handlerAnnotation is what a client without ImageSpec.runtime_handler
-	// can name the handler by (containerd's pkg/cri annotations).
+	// handlerAnnotation names the handler for clients that do not set ImageSpec.runtime_handler (containerd's pkg/cri
+	// annotations).
 	handlerAnnotation = "io.containerd.cri.runtime-handler"
-	// untrustedAnnotation makes the CRI service behind use the handler called
-	// untrusted where a pod names none.
+	// untrustedAnnotation makes upstream use the handler "untrusted" if a pod names none.
 	untrustedAnnotation = "io.kubernetes.cri.untrusted-workload"
 	untrustedHandler    = "untrusted"
 )
 
-// lookup gives the runtime of a handler. Its error is
-// [imagepin.UnknownRuntimeHandler].
+// lookup returns the runtime of a handler. It fails with [imagepin.UnknownRuntimeHandler].
 func (s *base) lookup(handler string) (runtimeplatform.Runtime, error) {
 	rt, err := s.Runtimes().Lookup(handler)
 	return rt, imagepin.UnknownHandler(err)
 }
 
-// caller is what an image call says of the pod that it is for.
+// caller is what is known about the pod that an image call is for.
 type caller struct {
 	runtime runtimeplatform.Runtime
-	// strict reports whether the call says anything of a pod that is known
-	// here: a handler, a sandbox, or annotations other than an unknown mark.
+	// strict reports whether the call identifies its pod or target: by a handler, a sandbox, or annotations other than
+	// an unknown mark.
 	strict bool
-	// pod is the zero value where the call belongs to no known sandbox.
+	// pod is the zero value if the call belongs to no known sandbox.
 	pod policy.Pod
 }
 
-// callerOf finds the runtime of an image call: the handler that it names, or
-// that of the sandbox it belongs to, or what its annotation says, or the
-// default. The pod is looked up where the handler is not named, and where
-// wantPod says so. It fails with [imagepin.UnknownRuntimeHandler].
+// callerOf finds the runtime of an image call. In order of precedence it is the handler that the call names, the
+// handler of the sandbox that the call belongs to, the handler in the annotation, or the default. callerOf looks up the
+// pod if the call names no handler, or if wantPod is set. It fails with [imagepin.UnknownRuntimeHandler].
 func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *runtime.PodSandboxConfig, wantPod bool) (caller, error) {
 	handler := spec.GetRuntimeHandler()
 	marks := podMarks(config.GetMetadata().GetUid(), config.GetAnnotations(), spec.GetAnnotations())
@@ -71,10 +67,10 @@ func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *ru
 	}
 	if known != nil {
 		c.pod = known.pod
-		s.sandboxes.learn(known, config)
+		s.sandboxes.updateMark(known, config)
 	}
-	// After a restart of kubelet, the mark of a running pod is another one
-	// than its sandbox has: it does not say which pod's it is.
+	// After kubelet restarts, the mark of a running pod differs from the mark of its sandbox, so it does not identify
+	// the pod.
 	unknownMark := len(marks) > 0 && known == nil
 	c.strict = handler != "" || known != nil || config != nil || (len(spec.GetAnnotations()) > 0 && !unknownMark)
 	var err error
@@ -82,7 +78,7 @@ func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *ru
 	return c, err
 }
 
-// sandboxHandler is the handler that a sandbox is made with.
+// sandboxHandler returns the handler that a sandbox is created with.
 func sandboxHandler(r *runtime.RunPodSandboxRequest) string {
 	if h := r.GetRuntimeHandler(); h != "" {
 		return h
@@ -93,8 +89,7 @@ func sandboxHandler(r *runtime.RunPodSandboxRequest) string {
 	return ""
 }
 
-// podMarks are what tells a pod apart from others, in order of trust: its UID
-// and the time kubelet saw it.
+// podMarks returns the marks that identify a pod, in order of trust: its UID, and the time at which kubelet saw it.
 func podMarks(uid string, annotations ...map[string]string) []string {
 	var marks []string
 	if uid != "" {
@@ -108,17 +103,17 @@ func podMarks(uid string, annotations ...map[string]string) []string {
 	return marks
 }
 
-// sandboxes remembers the sandboxes of the node. It is a cache of what the
-// service behind knows, and ahead of it while a sandbox is being made.
+// sandboxes caches upstream's sandboxes. It also has the sandboxes that are being created, which upstream does not know
+// yet.
 type sandboxes struct {
 	list func(context.Context) ([]*runtime.PodSandbox, error)
-	// status gives one sandbox by its ID or the beginning of it.
+	// status returns one sandbox by its ID or a prefix of it.
 	status func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error)
 
 	mu      sync.Mutex
 	marks   map[string]*sandbox
 	ids     map[string]*sandbox
-	refresh *semaphore.Weighted // held while upstream is asked for all
+	refresh *semaphore.Weighted // held while the sandboxes are listed
 }
 
 func newSandboxes(list func(context.Context) ([]*runtime.PodSandbox, error), status func(ctx context.Context, id string) (*runtime.PodSandboxStatus, error)) *sandboxes {
@@ -127,29 +122,28 @@ func newSandboxes(list func(context.Context) ([]*runtime.PodSandbox, error), sta
 	}
 }
 
-// sandbox is what is remembered of one. Handler and pod do not change once it is
-// added.
+// sandbox is a cached sandbox. Handler and pod do not change once it is added.
 type sandbox struct {
 	handler string
 	pod     policy.Pod
-	// marks are those that it was made with, and learned the one that a kubelet has
-	// given its pod since; the lock of sandboxes guards them.
-	marks   []string
-	learned string
+	// marks are the marks that the sandbox was created with. latestMark is the mark that kubelet has given its pod
+	// since. The lock of sandboxes guards both.
+	marks      []string
+	latestMark string
 }
 
-// byMark finds the sandbox that has one of the marks; nil where none has.
+// byMark finds the sandbox that has one of the marks. It returns nil if there is none.
 func (x *sandboxes) byMark(ctx context.Context, marks []string) (*sandbox, error) {
-	if s := x.marked(marks); s != nil {
+	if s := x.findByMark(marks); s != nil {
 		return s, nil
 	}
 	if err := x.reload(ctx); err != nil {
 		return nil, err
 	}
-	return x.marked(marks), nil
+	return x.findByMark(marks), nil
 }
 
-func (x *sandboxes) marked(marks []string) *sandbox {
+func (x *sandboxes) findByMark(marks []string) *sandbox {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range marks {
@@ -160,26 +154,24 @@ func (x *sandboxes) marked(marks []string) *sandbox {
 	return nil
 }
 
-// byID finds a sandbox by its ID or the beginning of it, which is what crictl
-// shows; nil where there is none.
+// byID finds a sandbox by its ID, or by a prefix of it as crictl shows it. It returns nil if there is none.
 func (x *sandboxes) byID(ctx context.Context, id string) (*sandbox, error) {
 	full, err := x.fullID(ctx, id)
 	if err != nil || full == "" {
 		return nil, err
 	}
-	return x.identified(full), nil
+	return x.findByID(full), nil
 }
 
-// fullID gives the whole ID of a sandbox, which is remembered then; it is empty
-// where there is no such sandbox.
+// fullID returns the full ID of a sandbox and adds the sandbox to the cache. It returns "" if there is no such sandbox.
 func (x *sandboxes) fullID(ctx context.Context, id string) (string, error) {
-	if id == "" || x.identified(id) != nil {
+	if id == "" || x.findByID(id) != nil {
 		return id, nil
 	}
 	if err := x.reload(ctx); err != nil {
 		return "", err
 	}
-	if x.identified(id) != nil {
+	if x.findByID(id) != nil {
 		return id, nil
 	}
 	found, err := x.status(ctx, id)
@@ -188,27 +180,27 @@ func (x *sandboxes) fullID(ctx context.Context, id string) (string, error) {
 		return "", nil
 	case err != nil:
 		return "", err
-	case x.identified(found.GetId()) == nil:
+	case x.findByID(found.GetId()) == nil:
 		x.add(found.GetId(), newSandbox(found))
 	}
 	return found.GetId(), nil
 }
 
-func (x *sandboxes) identified(id string) *sandbox {
+func (x *sandboxes) findByID(id string) *sandbox {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.ids[id]
 }
 
-// described is what the messages of the CRI about a sandbox have in common.
-type described interface {
+// sandboxMessage has the common fields of the CRI messages about a sandbox.
+type sandboxMessage interface {
 	GetRuntimeHandler() string
 	GetMetadata() *runtime.PodSandboxMetadata
 	GetLabels() map[string]string
 	GetAnnotations() map[string]string
 }
 
-func newSandbox(d described) *sandbox {
+func newSandbox(d sandboxMessage) *sandbox {
 	return &sandbox{
 		handler: d.GetRuntimeHandler(),
 		pod:     policy.Pod{Namespace: d.GetMetadata().GetNamespace(), Labels: d.GetLabels(), Annotations: d.GetAnnotations()},
@@ -216,7 +208,7 @@ func newSandbox(d described) *sandbox {
 	}
 }
 
-// reload adds what the service behind has and this does not.
+// reload adds upstream's sandboxes to the cache.
 func (x *sandboxes) reload(ctx context.Context) error {
 	if err := x.refresh.Acquire(ctx, 1); err != nil {
 		return context.Cause(ctx)
@@ -234,14 +226,14 @@ func (x *sandboxes) reload(ctx context.Context) error {
 	return nil
 }
 
-// add notes a sandbox; id is empty while it is being made.
+// add caches a sandbox. id is empty while the sandbox is being created.
 func (x *sandboxes) add(id string, s *sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if known := x.ids[id]; known != nil && s.learned == "" {
-		s.learned = known.learned
+	if known := x.ids[id]; known != nil && s.latestMark == "" {
+		s.latestMark = known.latestMark
 	}
-	for _, m := range s.all() {
+	for _, m := range s.allMarks() {
 		x.marks[m] = s
 	}
 	if id != "" {
@@ -249,18 +241,18 @@ func (x *sandboxes) add(id string, s *sandbox) {
 	}
 }
 
-// all are the marks of a sandbox. The caller holds the lock.
-func (s *sandbox) all() []string {
-	if s.learned == "" {
+// allMarks returns the marks of a sandbox. The caller holds the lock.
+func (s *sandbox) allMarks() []string {
+	if s.latestMark == "" {
 		return s.marks
 	}
-	return append(slices.Clone(s.marks), s.learned)
+	return append(slices.Clone(s.marks), s.latestMark)
 }
 
-// learn notes the mark that a sandbox's pod has by now, as a call says that is
-// known to be for the sandbox. A kubelet that was restarted gives a running pod
-// another mark than its sandbox was made with, and asks for images by that alone.
-func (x *sandboxes) learn(s *sandbox, config *runtime.PodSandboxConfig) {
+// updateMark adds the current mark of a pod to its sandbox. config is from a call that is known to be for the sandbox.
+// After kubelet restarts, a running pod has a mark that its sandbox was not created with, and image calls may have that
+// mark only.
+func (x *sandboxes) updateMark(s *sandbox, config *runtime.PodSandboxConfig) {
 	marks := podMarks("", config.GetAnnotations())
 	if len(marks) == 0 {
 		return
@@ -270,16 +262,16 @@ func (x *sandboxes) learn(s *sandbox, config *runtime.PodSandboxConfig) {
 	if x.marks[marks[0]] != nil {
 		return
 	}
-	if x.marks[s.learned] == s {
-		delete(x.marks, s.learned)
+	if x.marks[s.latestMark] == s {
+		delete(x.marks, s.latestMark)
 	}
-	s.learned = marks[0]
-	if len(s.marks) > 0 && x.marks[s.marks[0]] == s { // it is remembered still
-		x.marks[s.learned] = s
+	s.latestMark = marks[0]
+	if len(s.marks) > 0 && x.marks[s.marks[0]] == s { // it is still cached
+		x.marks[s.latestMark] = s
 	}
 }
 
-// remove forgets a sandbox that is gone or could not be made.
+// remove removes a sandbox that was removed or could not be created.
 func (x *sandboxes) remove(id string, s *sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -290,7 +282,7 @@ func (x *sandboxes) remove(id string, s *sandbox) {
 		return
 	}
 	delete(x.ids, id)
-	for _, m := range s.all() {
+	for _, m := range s.allMarks() {
 		if x.marks[m] == s {
 			delete(x.marks, m)
 		}

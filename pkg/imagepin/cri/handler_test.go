@@ -17,8 +17,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// behind is what the service behind has, and how often it was asked.
-type behind struct {
+// fakeSandboxes has the sandboxes of upstream, and counts the calls.
+type fakeSandboxes struct {
 	sandboxes []*runtime.PodSandbox
 	unlisted  []*runtime.PodSandboxStatus
 	lists     int
@@ -26,13 +26,13 @@ type behind struct {
 	err       error
 }
 
-func (b *behind) list(context.Context) ([]*runtime.PodSandbox, error) {
+func (b *fakeSandboxes) list(context.Context) ([]*runtime.PodSandbox, error) {
 	b.lists++
 	return b.sandboxes, b.err
 }
 
-// status resolves the beginning of an ID, as containerd's CRI does.
-func (b *behind) status(_ context.Context, id string) (*runtime.PodSandboxStatus, error) {
+// status resolves a prefix of an ID, as containerd's CRI does.
+func (b *fakeSandboxes) status(_ context.Context, id string) (*runtime.PodSandboxStatus, error) {
 	b.statuses++
 	if b.err != nil {
 		return nil, b.err
@@ -64,7 +64,7 @@ func podSandbox(id, handler, uid, seen string, created int64) *runtime.PodSandbo
 }
 
 func TestSandboxes(t *testing.T) {
-	b := &behind{sandboxes: []*runtime.PodSandbox{
+	b := &fakeSandboxes{sandboxes: []*runtime.PodSandbox{
 		podSandbox("new", "kata", "pod", "later", 2),
 		podSandbox("old", "runc", "pod", "earlier", 1),
 		podSandbox("other", "", "else", "", 3),
@@ -82,14 +82,14 @@ func TestSandboxes(t *testing.T) {
 			t.Errorf("sandbox %s: %v, %v", id, got, err)
 		}
 	}
-	byMark("kata", true, "uid pod") // the newest wins, whatever the order
+	byMark("kata", true, "uid pod") // the newest wins, in any order
 	byMark("runc", true, "seen earlier")
 	byMark("kata", true, "seen later", "uid else")
 	byMark("", true, "uid else")
 	byID("runc", true, "old")
 	byID("kata", true, "new")
 	if b.lists != 1 {
-		t.Errorf("listed %d times for what is known", b.lists)
+		t.Errorf("listed %d times for known sandboxes", b.lists)
 	}
 	byMark("", false, "uid none")
 	byID("", false, "none")
@@ -97,7 +97,7 @@ func TestSandboxes(t *testing.T) {
 		t.Errorf("listed %d times", b.lists)
 	}
 
-	// One that is being made is known before the service behind has it.
+	// A sandbox that is being created is known before upstream has it.
 	made := &sandbox{handler: "arm", marks: []string{"uid fresh", "seen now"}}
 	x.add("", made)
 	byMark("arm", true, "uid fresh")
@@ -110,7 +110,7 @@ func TestSandboxes(t *testing.T) {
 	byMark("", false, "uid fresh")
 	byID("", false, "fresh")
 
-	// A failed attempt does not take away what a later one has noted.
+	// A failed attempt does not remove what a later attempt added.
 	first, second := &sandbox{handler: "a", marks: []string{"uid retry"}}, &sandbox{handler: "b", marks: []string{"uid retry"}}
 	x.add("", first)
 	x.add("", second)
@@ -140,7 +140,7 @@ func TestCallerOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &behind{sandboxes: []*runtime.PodSandbox{podSandbox("1", "kata", "pod", "time", 1)}}
+	b := &fakeSandboxes{sandboxes: []*runtime.PodSandbox{podSandbox("1", "kata", "pod", "time", 1)}}
 	annotated := func(pairs ...string) map[string]string {
 		m := make(map[string]string)
 		for i := 0; i < len(pairs); i += 2 {
@@ -157,7 +157,7 @@ func TestCallerOf(t *testing.T) {
 		want    string
 		strict  bool
 	}{
-		"nothing at all":                 {nil, nil, "runc", false},
+		"no spec":                        {nil, nil, "runc", false},
 		"image only":                     {&runtime.ImageSpec{Image: "i"}, nil, "runc", false},
 		"handler":                        {&runtime.ImageSpec{RuntimeHandler: "arm"}, nil, "arm", true},
 		"handler before the sandbox":     {&runtime.ImageSpec{RuntimeHandler: "arm"}, pod("pod", nil), "arm", true},
@@ -167,9 +167,9 @@ func TestCallerOf(t *testing.T) {
 		"sandbox before annotation":      {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "time")}, nil, "kata", true},
 		"annotation of the image":        {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm")}, nil, "arm", true},
 		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(handlerAnnotation, "arm")), "arm", true},
-		"annotations that say nothing":   {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
-		"sandbox that is not known":      {&runtime.ImageSpec{}, pod("unknown", nil), "runc", true},
-		"mark that is not known":         {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "after a restart", "a", "b")}, nil, "runc", false},
+		"unrelated annotations":          {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
+		"unknown sandbox":                {&runtime.ImageSpec{}, pod("unknown", nil), "runc", true},
+		"unknown mark":                   {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "after a restart", "a", "b")}, nil, "runc", false},
 		"handler and an unknown mark":    {&runtime.ImageSpec{RuntimeHandler: "arm", Annotations: annotated(configSeenAnnotation, "after a restart")}, nil, "arm", true},
 		"annotation and an unknown mark": {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "after a restart")}, nil, "arm", true},
 		"unknown handler":                {&runtime.ImageSpec{RuntimeHandler: "gone"}, nil, "", true},
@@ -193,9 +193,9 @@ func TestCallerOf(t *testing.T) {
 	}
 }
 
-// A sandbox is found by the beginning of its ID, which is what crictl shows, and so removed.
+// A sandbox is found, and removed, by a prefix of its ID, as crictl shows it.
 func TestSandboxByShortID(t *testing.T) {
-	b := &behind{
+	b := &fakeSandboxes{
 		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
 		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
 	}
@@ -207,12 +207,12 @@ func TestSandboxByShortID(t *testing.T) {
 		}
 	}
 	if len(s.sandboxes.ids) != 2 {
-		t.Errorf("%d IDs are remembered of two sandboxes", len(s.sandboxes.ids))
+		t.Errorf("%d IDs are cached for two sandboxes", len(s.sandboxes.ids))
 	}
-	asked := b.statuses
+	calls := b.statuses
 	for _, id := range []string{"", "abcdef0123"} {
-		if _, err := s.sandboxes.byID(t.Context(), id); err != nil || b.statuses != asked {
-			t.Errorf("sandbox %q: the service behind is asked, %v", id, err)
+		if _, err := s.sandboxes.byID(t.Context(), id); err != nil || b.statuses != calls {
+			t.Errorf("sandbox %q: upstream was called, %v", id, err)
 		}
 	}
 	removed := ""
@@ -222,16 +222,16 @@ func TestSandboxByShortID(t *testing.T) {
 		return &runtime.RemovePodSandboxResponse{}, nil
 	}
 	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, gone); err != nil || removed != "abc" {
-		t.Errorf("sandbox %q is removed, %v", removed, err)
+		t.Errorf("removed sandbox %q, %v", removed, err)
 	}
 	if got, err := s.sandboxes.byMark(t.Context(), []string{"uid pod"}); got != nil || err != nil {
-		t.Errorf("a sandbox that is gone is remembered: %v, %v", got, err)
+		t.Errorf("a removed sandbox is still cached: %v, %v", got, err)
 	}
-	// What the service behind does not answer does not keep a sandbox from being removed.
+	// A sandbox is removed even if upstream cannot resolve its ID.
 	b.err = errors.New("no answer")
 	removed = ""
 	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, gone); err != nil || removed != "x" {
-		t.Errorf("sandbox %q is removed, %v", removed, err)
+		t.Errorf("removed sandbox %q, %v", removed, err)
 	}
 }
 
@@ -248,8 +248,7 @@ func TestSandboxHandler(t *testing.T) {
 	}
 }
 
-// The cases are those of getUserFromImage in containerd's
-// internal/cri/server/images/image_status.go.
+// The cases are those of getUserFromImage in containerd's internal/cri/server/images/image_status.go.
 func TestUserOf(t *testing.T) {
 	for in, want := range map[string]struct {
 		uid  int64

@@ -10,13 +10,11 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// targetsAnnotation lists, on an image's spec, the targets it is ready for.
-// ImageSpec.runtime_handler cannot: kubelet's image GC takes an image for
-// unused whose handler is not that of its containers.
+// targetsAnnotation lists the targets that an image is ready for, in the image's spec. ImageSpec.runtime_handler cannot
+// be used for this: kubelet's image GC treats an image as unused if its handler is not the handler of its containers.
 const targetsAnnotation = "io.imagepin.targets"
 
-// toCRI makes the CRI's view of an image: one per image ID, with the names of
-// all its keys.
+// toCRI converts an image to its CRI message. There is one message per image ID, with the names of all its keys.
 func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 	var tags, digests, targets []string
 	pinned := false
@@ -45,7 +43,7 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 	}
 }
 
-// untaggedImage makes the CRI's view of an image that no key accounts for.
+// untaggedImage returns the CRI message of an image without keys.
 func untaggedImage(u store.Untagged) *runtime.Image {
 	uid, username := userOf(u.User)
 	return &runtime.Image{
@@ -61,8 +59,7 @@ func distinct(names []string) []string {
 
 func isDigested(ref string) bool { return strings.Contains(ref, "@") }
 
-// normalized is a name as references are kept, or the name itself where it is
-// not a reference.
+// normalized returns a name in the normalized form of references, or unchanged if it is not a reference.
 func normalized(name string) string {
 	if ref, err := reference.ParseDockerRef(name); err == nil {
 		return ref.String()

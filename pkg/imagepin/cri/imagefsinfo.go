@@ -13,26 +13,25 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// imageFsInfo reports one filesystem per snapshotter of a handler, the default
-// one first, which is the only one kubelet reads. Each has a mountpoint: an
-// empty one, as containerd gives for a snapshotter of a handler, breaks
-// kubelet's eviction manager.
+// imageFsInfo reports one filesystem per snapshotter that a handler uses. The default snapshotter is first: kubelet
+// reads only that one. Every filesystem has a mountpoint. containerd reports an empty one for the snapshotter of a
+// handler, which breaks kubelet's eviction manager.
 func (s *imageCalls) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequest, next func(context.Context, *runtime.ImageFsInfoRequest) (*runtime.ImageFsInfoResponse, error)) (*runtime.ImageFsInfoResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	behind := make(map[string]*runtime.FilesystemUsage)
+	upstream := make(map[string]*runtime.FilesystemUsage)
 	for _, fs := range resp.GetImageFilesystems() {
-		behind[fs.GetFsId().GetMountpoint()] = fs
+		upstream[fs.GetFsId().GetMountpoint()] = fs
 	}
 	resp.ImageFilesystems = nil
 	for _, name := range s.Runtimes().Snapshotters() {
 		root := s.Settings().SnapshotRoot(name)
-		fs := behind[root]
+		fs := upstream[root]
 		if fs == nil {
 			if fs, err = s.usage.of(s.namespaced(ctx), s.Snapshotter(name), name, root, s.Settings().StatsPeriod); err != nil {
-				log.G(ctx).WithError(err).WithField("snapshotter", name).Warn("cannot tell how much it uses")
+				log.G(ctx).WithError(err).WithField("snapshotter", name).Warn("cannot get the usage of a snapshotter, leaving it out of ImageFsInfo")
 				continue
 			}
 		}
@@ -41,14 +40,14 @@ func (s *imageCalls) imageFsInfo(ctx context.Context, r *runtime.ImageFsInfoRequ
 	return resp, nil
 }
 
-// usageTimeout is how long a snapshotter may take to say what it uses. kubelet
-// asks every ten seconds, and needs the answer of the others where one hangs.
+// usageTimeout is how long a snapshotter may take to report its usage. kubelet calls ImageFsInfo every ten seconds, and
+// needs the usage of the other snapshotters even if one hangs.
 const usageTimeout = 2 * time.Second
 
-// usageCache remembers how much the snapshotters use. A committed snapshot does
-// not change; the others are looked at again once the period is over.
+// usageCache caches the usage of the snapshotters. A committed snapshot does not change. The others are measured again
+// after each period.
 type usageCache struct {
-	lock      *semaphore.Weighted                   // held while a snapshotter is asked
+	lock      *semaphore.Weighted                   // held while a snapshotter is measured
 	committed map[string]map[string]snapshots.Usage // snapshotter, name
 	last      map[string]*runtime.FilesystemUsage
 }
@@ -85,10 +84,10 @@ func (u *usageCache) of(ctx context.Context, sn snapshots.Snapshotter, name, roo
 			var err error
 			if size, err = sn.Usage(ctx, i.Name); err != nil {
 				if errdefs.IsNotFound(err) {
-					continue // it has just gone
+					continue // removed since Walk
 				}
 				maps.Copy(now, known)
-				u.committed[name] = now // the next call has that much less to do
+				u.committed[name] = now // the next call continues from here
 				return nil, fmt.Errorf("usage of snapshot %s: %w", i.Name, err)
 			}
 		}

@@ -14,11 +14,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// imageStatus answers from the index. A call that says whose pod it is for is
-// answered for that pod's target and pin alone: where the image is not ready for
-// it, it is not present, and kubelet pulls. A call that says nothing (kubelet's
-// look-up of the image's user, crictl) is answered with what was answered last
-// to one that did, and else with what is most likely meant.
+// imageStatus answers from the index. If the call identifies its pod, only the target and the pin of that pod count: if
+// the image is not ready for them, it is reported as absent, and kubelet pulls. If it does not (kubelet's lookup of the
+// image's user, crictl), the answer is the last answer to a call that did, and otherwise a best guess.
 func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
 	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)))
@@ -34,13 +32,13 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	}
 	entries := s.Store.ByID(e.ImageID)
 	if len(entries) == 0 {
-		return &runtime.ImageStatusResponse{}, nil // it has just gone
+		return &runtime.ImageStatusResponse{}, nil // removed meanwhile
 	}
 	resp := &runtime.ImageStatusResponse{Image: s.toCRI(store.Image{ID: e.ImageID, Entries: entries})}
 	if r.GetVerbose() {
 		info, err := s.verboseInfo(ctx, e)
 		if errdefs.IsNotFound(err) {
-			return &runtime.ImageStatusResponse{}, nil // it has just gone
+			return &runtime.ImageStatusResponse{}, nil // removed meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -50,21 +48,21 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	return resp, nil
 }
 
-// statusEntry is what a name means for a caller of ImageStatus. ok is false
-// where that is not on the node, or not ready for the caller's target.
+// statusEntry returns the entry for a caller of ImageStatus. ok is false if the image is not on the node, or not ready
+// for the caller's target.
 func (s *imageCalls) statusEntry(name string, c caller) (e imagepin.Entry, ok bool) {
 	if !c.strict {
-		return s.likeliest(name)
+		return s.fallbackEntry(name)
 	}
-	if e, ok = s.meantFor(name, c); ok {
-		s.answered.note(normalized(name), e)
+	if e, ok = s.entryForCaller(name, c); ok {
+		s.answered.set(normalized(name), e)
 	}
 	return e, ok
 }
 
-// meantFor is the entry that a name means for the target and the pin of a
-// caller. Without a pin, it is the one that the node has under the name.
-func (s *imageCalls) meantFor(name string, c caller) (imagepin.Entry, bool) {
+// entryForCaller returns the entry of a name for the target and the pin of a caller. Without a pin, it is the entry
+// that the node has under the name.
+func (s *imageCalls) entryForCaller(name string, c caller) (imagepin.Entry, bool) {
 	root, pinned := s.pinnedFor(name, c)
 	found := s.Store.Find(name)
 	for _, e := range found {
@@ -78,10 +76,10 @@ func (s *imageCalls) meantFor(name string, c caller) (imagepin.Entry, bool) {
 	return s.Store.Get(imagepin.Key{Ref: root.String(), Target: c.runtime.Target})
 }
 
-// pinnedFor is what a tag is pinned to for the pod of a caller.
+// pinnedFor returns the digest that a tag is pinned to for the caller's pod.
 func (s *imageCalls) pinnedFor(name string, c caller) (_ reference.Canonical, ok bool) {
 	if _, err := digest.Parse(name); err == nil {
-		return nil, false // an image ID, which is of no repository
+		return nil, false // an image ID has no repository
 	}
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil || !s.Pins.Pinned(ref.String()) {
@@ -96,10 +94,9 @@ func (s *imageCalls) pinnedFor(name string, c caller) (_ reference.Canonical, ok
 	return root, err == nil
 }
 
-// likeliest is the entry that a name means where nothing is said of a target:
-// the one answered last, while it is there, else that of the default target,
-// else any.
-func (s *imageCalls) likeliest(name string) (imagepin.Entry, bool) {
+// fallbackEntry returns the entry of a name for a call without a target: the last answer if it still exists, otherwise
+// the entry of the default target, otherwise any entry.
+func (s *imageCalls) fallbackEntry(name string) (imagepin.Entry, bool) {
 	if last, ok := s.answered.get(normalized(name)); ok {
 		for _, ref := range []string{last.Ref, byDigest(last).String()} {
 			if e, ok := s.Store.Get(imagepin.Key{Ref: ref, Target: last.Target}); ok && e.ImageID == last.ImageID {

@@ -25,10 +25,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// An image that goes while ImageStatus is about to answer is not present; and what is answered is whole.
-func TestImageStatusBesideRemoval(t *testing.T) {
-	s := serviceOf(t, 1)
-	ref := listedRef(0)
+// If an image is removed while ImageStatus answers, it is either absent or complete.
+func TestImageStatusDuringRemoval(t *testing.T) {
+	s := newTestService(t, 1)
+	ref := testRef(0)
 	entries := s.base.Store.ByID(s.base.Store.Find(ref)[0].ImageID)
 	var keys []imagepin.Key
 	for _, e := range entries {
@@ -36,9 +36,9 @@ func TestImageStatusBesideRemoval(t *testing.T) {
 	}
 	ctx := namespaces.WithNamespace(t.Context(), ctdtest.Namespace)
 	done := make(chan struct{})
-	var asking sync.WaitGroup
+	var callers sync.WaitGroup
 	for range 4 {
-		asking.Go(func() {
+		callers.Go(func() {
 			r := &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: ref}}
 			for {
 				select {
@@ -63,10 +63,10 @@ func TestImageStatusBesideRemoval(t *testing.T) {
 		}
 	}
 	close(done)
-	asking.Wait()
+	callers.Wait()
 }
 
-// namespaceStore makes containerd namespaces in a metadata database.
+// namespaceStore creates containerd namespaces in a metadata database.
 type namespaceStore struct{ db *metadata.DB }
 
 func (n namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
@@ -76,8 +76,8 @@ func (n namespaceStore) Create(ctx context.Context, name string, labels map[stri
 // pinnedNode is a service with handlers on two snapshotters, and rules that pin.
 type pinnedNode struct {
 	*imageCalls
-	t      *testing.T
-	behind behind
+	t        *testing.T
+	upstream fakeSandboxes
 }
 
 const pinnedTag = "registry.example/team/app:v1"
@@ -96,7 +96,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 		t.Fatal(err)
 	}
 	st := store.New(store.Config{
-		Records: listed{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	pins := pin.New(pin.Config{Images: n.Images, Namespaces: namespaceStore{n.DB}})
 	if err := pins.Load(t.Context()); err != nil {
@@ -106,11 +106,11 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
 	}).imageCalls}
-	p.base.sandboxes = newSandboxes(p.behind.list, p.behind.status)
+	p.base.sandboxes = newSandboxes(p.upstream.list, p.upstream.status)
 	return p
 }
 
-// version is an image that the tag has meant.
+// version is an image that the tag has resolved to.
 type version struct {
 	root     ocispec.Descriptor
 	id       digest.Digest
@@ -131,8 +131,8 @@ func (p *pinnedNode) ctx() context.Context {
 	return namespaces.WithNamespace(p.t.Context(), ctdtest.Namespace)
 }
 
-// has records a version under references for a handler.
-func (p *pinnedNode) has(v version, handler string, refs ...string) {
+// put records a version under references for a handler.
+func (p *pinnedNode) put(v version, handler string, refs ...string) {
 	p.t.Helper()
 	rt, err := p.Runtimes().Lookup(handler)
 	if err != nil {
@@ -149,7 +149,7 @@ func (p *pinnedNode) has(v version, handler string, refs ...string) {
 	}
 }
 
-func (p *pinnedNode) lost(handler string, refs ...string) {
+func (p *pinnedNode) remove(handler string, refs ...string) {
 	p.t.Helper()
 	rt, err := p.Runtimes().Lookup(handler)
 	if err != nil {
@@ -162,23 +162,23 @@ func (p *pinnedNode) lost(handler string, refs ...string) {
 	}
 }
 
-func (p *pinnedNode) pinned(scope policy.Scope, v version, by pin.By) {
+func (p *pinnedNode) pin(scope policy.Scope, v version, by pin.By) {
 	p.t.Helper()
 	if _, err := p.Pins.(*pin.Store).Move(p.t.Context(), pin.ID{Scope: scope, Ref: pinnedTag}, v.root, by, false); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// runs adds a sandbox of a revision, and gives the annotations of its image calls.
-func (p *pinnedNode) runs(revision, handler string) map[string]string {
-	s := podSandbox("sandbox-"+revision, handler, "uid-"+revision, "seen-"+revision, int64(len(p.behind.sandboxes)))
+// runSandbox adds a sandbox of a revision, and returns the annotations of its image calls.
+func (p *pinnedNode) runSandbox(revision, handler string) map[string]string {
+	s := podSandbox("sandbox-"+revision, handler, "uid-"+revision, "seen-"+revision, int64(len(p.upstream.sandboxes)))
 	s.Metadata.Namespace, s.Labels = "team", map[string]string{"pod-template-hash": revision}
-	p.behind.sandboxes = append(p.behind.sandboxes, s)
+	p.upstream.sandboxes = append(p.upstream.sandboxes, s)
 	return s.Annotations
 }
 
-// want fails the test unless ImageStatus answers with a version; nil is that the image is absent.
-func (p *pinnedNode) want(what string, spec *runtime.ImageSpec, want *version) {
+// expectStatus fails the test unless ImageStatus answers with a version; nil means that the image is absent.
+func (p *pinnedNode) expectStatus(what string, spec *runtime.ImageSpec, want *version) {
 	p.t.Helper()
 	resp, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: spec}, nil)
 	if err != nil {
@@ -190,26 +190,26 @@ func (p *pinnedNode) want(what string, spec *runtime.ImageSpec, want *version) {
 		id, user = want.id.String(), want.user
 	}
 	got := resp.GetImage()
-	said := got.GetUsername()
+	gotUser := got.GetUsername()
 	if got.GetUid() != nil {
-		said = fmt.Sprint(got.GetUid().GetValue())
+		gotUser = fmt.Sprint(got.GetUid().GetValue())
 	}
-	if got.GetId() != id || said != user {
-		p.t.Errorf("%s: ImageStatus says %q with user %q, not %q with %q", what, got.GetId(), said, id, user)
+	if got.GetId() != id || gotUser != user {
+		p.t.Errorf("%s: ImageStatus returns %q with user %q, want %q with %q", what, got.GetId(), gotUser, id, user)
 	}
 }
 
-// Two revisions of one tag run two images with two users: each is answered for its own, and kubelet's look-up of the user, which
-// says nothing, for the one that was answered last.
-func TestImageStatusKnowsThePin(t *testing.T) {
+// Two revisions of one tag run two images with two users. Each is answered for its own image. kubelet's lookup of the
+// user, which does not identify the pod, is answered with the last answer.
+func TestImageStatusOfPinnedTag(t *testing.T) {
 	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
 	for _, gate := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gate=%t", gate), func(t *testing.T) {
 			p := newPinnedNode(t, policy.Workload)
-			p.has(v1, "", v1.byDigest)
-			p.has(v2, "", pinnedTag, v2.byDigest)
-			p.pinned(policy.WorkloadScope("team", "pod-template-hash", "a"), v1, pin.ByUse)
-			p.pinned(policy.WorkloadScope("team", "pod-template-hash", "b"), v2, pin.ByUse)
+			p.put(v1, "", v1.byDigest)
+			p.put(v2, "", pinnedTag, v2.byDigest)
+			p.pin(policy.WorkloadScope("team", "pod-template-hash", "a"), v1, pin.ByUse)
+			p.pin(policy.WorkloadScope("team", "pod-template-hash", "b"), v2, pin.ByUse)
 			spec := func(annotations map[string]string) *runtime.ImageSpec {
 				s := &runtime.ImageSpec{Image: pinnedTag, Annotations: annotations}
 				if gate {
@@ -218,54 +218,56 @@ func TestImageStatusKnowsThePin(t *testing.T) {
 				return s
 			}
 			user := &runtime.ImageSpec{Image: pinnedTag}
-			a, b, fresh := p.runs("a", ""), p.runs("b", ""), p.runs("fresh", "")
-			p.want("nobody was answered", user, &v2)
-			p.want("the pinned revision", spec(a), &v1)
-			p.want("its user", user, &v1)
-			p.want("the other revision", spec(b), &v2)
-			p.want("its user", user, &v2)
-			p.want("the pinned revision", spec(a), &v1)
-			p.want("a revision without a pin", spec(fresh), &v2)
-			p.want("its user", user, &v2)
-			p.want("another revision's digest", &runtime.ImageSpec{Image: v2.byDigest, Annotations: a}, &v2)
+			a, b, fresh := p.runSandbox("a", ""), p.runSandbox("b", ""), p.runSandbox("fresh", "")
+			p.expectStatus("no answer before", user, &v2)
+			p.expectStatus("the pinned revision", spec(a), &v1)
+			p.expectStatus("its user", user, &v1)
+			p.expectStatus("the other revision", spec(b), &v2)
+			p.expectStatus("its user", user, &v2)
+			p.expectStatus("the pinned revision", spec(a), &v1)
+			p.expectStatus("a revision without a pin", spec(fresh), &v2)
+			p.expectStatus("its user", user, &v2)
+			p.expectStatus("another revision's digest", &runtime.ImageSpec{Image: v2.byDigest, Annotations: a}, &v2)
 
-			p.want("the pinned revision", spec(a), &v1)
-			p.lost("", v1.byDigest)
-			p.want("what the last answer was has gone", user, &v2)
-			p.want("the pinned digest was collected", spec(a), nil)
-			p.want("the other revision", spec(b), &v2)
+			p.expectStatus("the pinned revision", spec(a), &v1)
+			p.remove("", v1.byDigest)
+			p.expectStatus("the last answer was removed", user, &v2)
+			p.expectStatus("the pinned digest was collected", spec(a), nil)
+			p.expectStatus("the other revision", spec(b), &v2)
 
-			// A pull for the pin brings the digest back, and is the last answer.
-			p.has(v1, "", v1.byDigest)
-			p.want("the digest is back", spec(a), &v1)
-			p.has(v2, "other", pinnedTag, v2.byDigest)
-			p.want("the pinned digest is not ready for a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: a, RuntimeHandler: "other"}, nil)
-			p.want("the other one is", &runtime.ImageSpec{Image: pinnedTag, Annotations: b, RuntimeHandler: "other"}, &v2)
+			// A pull for the pin makes the digest ready again, and becomes the last answer.
+			p.put(v1, "", v1.byDigest)
+			p.expectStatus("the digest is back", spec(a), &v1)
+			p.put(v2, "other", pinnedTag, v2.byDigest)
+			p.expectStatus("the pinned digest is not ready for a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: a, RuntimeHandler: "other"}, nil)
+			p.expectStatus("the other digest is ready for it", &runtime.ImageSpec{Image: pinnedTag, Annotations: b, RuntimeHandler: "other"}, &v2)
 
-			// After a restart of kubelet a pod's mark is another one. With a handler the target is known, without nothing is.
+			// After kubelet restarts, a pod has another mark. With a handler the target is known; without one it is
+			// not.
 			again := spec(map[string]string{configSeenAnnotation: "seen-again"})
-			p.want("a mark that is not known", again, &v2)
+			p.expectStatus("an unknown mark", again, &v2)
 		})
 	}
 }
 
-// After a restart of kubelet, gate off, nothing is known of a running pod: what is ready for any target is present.
+// After kubelet restarts with the feature gate off, nothing identifies a running pod: an image that is ready for any
+// target is present.
 func TestImageStatusWithAnUnknownMark(t *testing.T) {
 	v := versionOf("one", "1000")
 	p := newPinnedNode(t, policy.Off)
-	p.has(v, "other", pinnedTag, v.byDigest)
+	p.put(v, "other", pinnedTag, v.byDigest)
 	unknown := map[string]string{configSeenAnnotation: "after the restart", "io.example/note": "x"}
-	p.want("an unknown mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, &v)
-	p.want("the pod's own", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runs("a", "other")}, &v)
-	p.want("a pod of the default class", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runs("b", "")}, nil)
-	p.want("annotations without a mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{"a": "b"}}, nil)
+	p.expectStatus("an unknown mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, &v)
+	p.expectStatus("the pod's own mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("a", "other")}, &v)
+	p.expectStatus("a pod of the default class", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("b", "")}, nil)
+	p.expectStatus("annotations without a mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{"a": "b"}}, nil)
 	unknown[handlerAnnotation] = "runc"
-	p.want("an unknown mark and a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, nil)
-	p.want("an unknown mark with the gate on", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown, RuntimeHandler: "other"}, &v)
+	p.expectStatus("an unknown mark and a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, nil)
+	p.expectStatus("an unknown mark with the gate on", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown, RuntimeHandler: "other"}, &v)
 }
 
-// A pin of the node, or of an operator where no rule pins, decides for a call that is of no known pod too.
-func TestImageStatusKnowsTheNodesPin(t *testing.T) {
+// A node pin, or an operator's pin where no rule pins, also applies to a call without a known pod.
+func TestImageStatusOfNodePin(t *testing.T) {
 	for name, c := range map[string]struct {
 		consistency policy.Consistency
 		by          pin.By
@@ -273,67 +275,67 @@ func TestImageStatusKnowsTheNodesPin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v1, v2 := versionOf("one", "1000"), versionOf("two", "")
 			p := newPinnedNode(t, c.consistency)
-			p.has(v2, "", pinnedTag, v2.byDigest)
+			p.put(v2, "", pinnedTag, v2.byDigest)
 			handler := &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}
-			p.want("there is no pin", handler, &v2)
-			p.pinned(policy.NodeScope, v1, c.by)
-			p.want("the pinned digest is not here", handler, nil)
-			p.want("nor for a pod", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runs("a", "")}, nil)
-			p.want("an image ID is what it is", &runtime.ImageSpec{Image: v2.id.String(), RuntimeHandler: "runc"}, &v2)
-			p.has(v1, "", v1.byDigest)
-			p.want("the pinned digest is here", handler, &v1)
-			p.want("and its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
-			p.lost("", v2.byDigest, pinnedTag)
-			p.want("the tag is not", handler, &v1)
-			p.want("and its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+			p.expectStatus("no pin", handler, &v2)
+			p.pin(policy.NodeScope, v1, c.by)
+			p.expectStatus("the pinned digest is not on the node", handler, nil)
+			p.expectStatus("the pinned digest is not on the node, for a pod", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("a", "")}, nil)
+			p.expectStatus("an image ID is not affected", &runtime.ImageSpec{Image: v2.id.String(), RuntimeHandler: "runc"}, &v2)
+			p.put(v1, "", v1.byDigest)
+			p.expectStatus("the pinned digest is on the node", handler, &v1)
+			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+			p.remove("", v2.byDigest, pinnedTag)
+			p.expectStatus("only the pinned digest is on the node", handler, &v1)
+			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
 		})
 	}
 }
 
-// What is remembered of the answers is of images that were here, and bounded.
+// The cache has only images that were on the node, and it is bounded.
 func TestAnswersAreBounded(t *testing.T) {
 	v := versionOf("one", "1000")
 	p := newPinnedNode(t, policy.Off)
 	for i := range 10 {
-		p.want("an image that is not here", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i), RuntimeHandler: "runc"}, nil)
-		p.want("and its user", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i)}, nil)
+		p.expectStatus("an image that is not on the node", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i), RuntimeHandler: "runc"}, nil)
+		p.expectStatus("its user", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i)}, nil)
 	}
 	if n := p.answered.recent.Len(); n != 0 {
-		t.Errorf("%d names are remembered of images that never were here", n)
+		t.Errorf("%d names are cached for images that never were on the node", n)
 	}
-	p.has(v, "", pinnedTag, v.byDigest)
-	p.want("one that is", &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}, &v)
-	p.lost("", pinnedTag, v.byDigest)
-	p.want("and has gone", &runtime.ImageSpec{Image: pinnedTag}, nil)
+	p.put(v, "", pinnedTag, v.byDigest)
+	p.expectStatus("an image on the node", &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}, &v)
+	p.remove("", pinnedTag, v.byDigest)
+	p.expectStatus("a removed image", &runtime.ImageSpec{Image: pinnedTag}, nil)
 	if n := p.answered.recent.Len(); n != 0 {
-		t.Errorf("%d names are remembered of an image that has gone", n)
+		t.Errorf("%d names are cached for a removed image", n)
 	}
 
 	var l lastAnswered
 	for i := range maxAnswered + 10 {
-		l.note(fmt.Sprint(i), imagepin.Entry{ImageID: v.id})
+		l.set(fmt.Sprint(i), imagepin.Entry{ImageID: v.id})
 		if _, ok := l.get("0"); !ok { // it is in use
-			t.Fatalf("a name in use is forgotten after %d others", i)
+			t.Fatalf("a name in use was evicted after %d others", i)
 		}
 	}
 	if len(l.byName) != maxAnswered || l.recent.Len() != maxAnswered {
-		t.Errorf("%d names are remembered", len(l.byName))
+		t.Errorf("%d names are cached", len(l.byName))
 	}
 	if _, ok := l.get("1"); ok {
-		t.Error("the name that was not used for longest is remembered")
+		t.Error("the least recently used name was not evicted")
 	}
 	l.forget("0", "none")
 	if _, ok := l.get("0"); ok || l.recent.Len() != len(l.byName) {
-		t.Error("a name is remembered that was to be forgotten")
+		t.Error("a forgotten name is still cached")
 	}
 }
 
-// A name in the log is bounded, and so are its bytes.
-func TestShortened(t *testing.T) {
-	if got := shortened(pinnedTag); got != pinnedTag {
+// A name in the log has a bounded length in bytes.
+func TestTruncateName(t *testing.T) {
+	if got := truncateName(pinnedTag); got != pinnedTag {
 		t.Errorf("got %q", got)
 	}
-	if got := shortened(strings.Repeat("ä", maxLoggedName)); len(got) > maxLoggedName+len("...") || strings.ToValidUTF8(got, "") != got {
+	if got := truncateName(strings.Repeat("ä", maxLoggedName)); len(got) > maxLoggedName+len("...") || strings.ToValidUTF8(got, "") != got {
 		t.Errorf("%d bytes: %q", len(got), got)
 	}
 }

@@ -20,7 +20,7 @@ type unaryInterceptor func(ctx context.Context, req proto.Message, next forward)
 // streamInterceptor answers a streaming method in place of upstream.
 type streamInterceptor func(stream grpc.ServerStream) error
 
-// intercept makes a typed function an interceptor.
+// intercept converts a typed function to an interceptor.
 func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, next func(context.Context, Req) (Resp, error)) (Resp, error)) unaryInterceptor {
 	return func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
 		return f(ctx, req.(Req), func(ctx context.Context, req Req) (Resp, error) {
@@ -38,16 +38,17 @@ func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, nex
 type interceptors struct {
 	unary   map[string]unaryInterceptor
 	streams map[string]streamInterceptor
-	// conn is to upstream.
+	// conn is the connection to upstream.
 	conn grpc.ClientConnInterface
 	// guard wraps the answer to every intercepted call.
 	guard func(ctx context.Context, method string, call func() error) error
-	// retirement says when nothing is intercepted any more.
+	// retirement reports when calls are no longer intercepted.
 	retirement *retirement
 }
 
-// in returns a service with its intercepted methods replaced.
-func (i *interceptors) in(service *grpc.ServiceDesc) (*grpc.ServiceDesc, error) {
+// apply returns a copy of a service with its intercepted methods replaced. It fails if the service does not have one of
+// them.
+func (i *interceptors) apply(service *grpc.ServiceDesc) (*grpc.ServiceDesc, error) {
 	d, err := descriptorOf(service.ServiceName)
 	if err != nil {
 		return nil, err
@@ -70,12 +71,12 @@ func (i *interceptors) in(service *grpc.ServiceDesc) (*grpc.ServiceDesc, error) 
 		}
 	}
 	if found != len(i.unary)+len(i.streams) {
-		return nil, fmt.Errorf("service %s does not have all methods that are intercepted", service.ServiceName)
+		return nil, fmt.Errorf("service %s does not have all intercepted methods", service.ServiceName)
 	}
 	return &desc, nil
 }
 
-// method answers a unary method by an interceptor.
+// method returns a unary method that is answered by an interceptor.
 func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInterceptor) (grpc.MethodDesc, error) {
 	in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
 	if err != nil {
@@ -111,7 +112,7 @@ func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInter
 	}), nil
 }
 
-// stream answers a streaming method by an interceptor.
+// stream returns the handler of a streaming method that is answered by an interceptor.
 func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor) grpc.StreamHandler {
 	return func(srv any, stream grpc.ServerStream) error {
 		leave, ok, err := i.retirement.enter(stream.Context())

@@ -7,17 +7,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// maxAnswered is how many names are remembered: more than the images of a large
-// node have.
+// maxAnswered is how many names are cached. It is more than a large node's images have.
 const maxAnswered = 16384
 
-// lastAnswered remembers which entry each name was answered with last to a call
-// that says whose it is, for calls that do not. The names that were not used for
-// longest are forgotten first. The zero value is ready to use.
+// lastAnswered caches the entry that each name was last answered with, for a call that identified its pod. Calls that
+// do not identify their pod use it. The least recently used names are evicted first. The zero value is ready to use.
 type lastAnswered struct {
 	mu     sync.Mutex
 	byName map[string]*list.Element
-	recent list.List // of answer, the latest first
+	recent list.List // of answer, most recently used first
 }
 
 type answer struct {
@@ -25,8 +23,8 @@ type answer struct {
 	entry imagepin.Entry
 }
 
-// note remembers an answer.
-func (l *lastAnswered) note(name string, e imagepin.Entry) {
+// set records the last answer for a name.
+func (l *lastAnswered) set(name string, e imagepin.Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if known := l.byName[name]; known != nil {
@@ -43,7 +41,7 @@ func (l *lastAnswered) note(name string, e imagepin.Entry) {
 	}
 }
 
-// get gives the last answer for a name, which may no longer be on the node.
+// get returns the last answer for a name. The image may no longer be on the node.
 func (l *lastAnswered) get(name string) (imagepin.Entry, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +53,7 @@ func (l *lastAnswered) get(name string) (imagepin.Entry, bool) {
 	return known.Value.(answer).entry, true
 }
 
-// forget forgets the answers for names.
+// forget removes the answers for names.
 func (l *lastAnswered) forget(names ...string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// leaseImages keeps an image from being collected while a call is forwarded that uses
-// it, and from being removed. The returned function lets go.
+// leaseImages leases images, so that neither garbage collection nor a removal deletes their content while a call that
+// uses them is forwarded. The returned function deletes the lease.
 func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry) (release func(), _ error) {
 	if len(entries) == 0 {
 		return func() {}, nil
@@ -25,7 +25,7 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), visibleTimeout)
 		defer cancel()
 		if err := s.Leases.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
-			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("a lease stays until it expires")
+			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("failed to delete lease, it remains until it expires")
 		}
 	}
 	if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
@@ -35,7 +35,7 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 			if err != nil {
 				break
 			}
-			// The manifest keeps its configuration, and that its snapshots.
+			// The manifest references its configuration, and the configuration references the snapshots.
 			err = s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"})
 		}
 		return err
@@ -43,7 +43,7 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 		if l.ID != "" {
 			release()
 		}
-		return nil, fmt.Errorf("hold an image: %w", err)
+		return nil, fmt.Errorf("lease images: %w", err)
 	}
 	failpoint.Reach("use.leased")
 	return release, nil

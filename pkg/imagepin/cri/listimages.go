@@ -13,13 +13,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// listImages answers from the index: one entry per image ID. A filter names an
-// image, as in ImageStatus.
+// listImages answers from the index, with one image per image ID. A filter names an image, as in ImageStatus.
 func (s *imageCalls) listImages(_ context.Context, r *runtime.ListImagesRequest, _ func(context.Context, *runtime.ListImagesRequest) (*runtime.ListImagesResponse, error)) (*runtime.ListImagesResponse, error) {
 	return &runtime.ListImagesResponse{Images: s.list(r.GetFilter())}, nil
 }
 
-// streamImages is listImages in pieces.
+// streamImages is listImages with the answer split into several messages.
 func (s *imageCalls) streamImages(stream grpc.ServerStream) error {
 	var r runtime.StreamImagesRequest
 	if err := stream.RecvMsg(&r); err != nil {
@@ -38,7 +37,7 @@ func (s *imageCalls) list(filter *runtime.ImageFilter) []*runtime.Image {
 	if name := filter.GetImage().GetImage(); name == "" {
 		found = s.Store.Images()
 	} else {
-		found = s.named(name)
+		found = s.findImages(name)
 	}
 	images := make([]*runtime.Image, len(found))
 	for i, img := range found {
@@ -49,8 +48,8 @@ func (s *imageCalls) list(filter *runtime.ImageFilter) []*runtime.Image {
 	return images
 }
 
-// named are the images that a name means.
-func (s *imageCalls) named(name string) []store.Image {
+// findImages returns the images that a name matches.
+func (s *imageCalls) findImages(name string) []store.Image {
 	var ids []digest.Digest
 	for _, e := range s.Store.Find(name) {
 		ids = append(ids, e.ImageID)
@@ -65,9 +64,8 @@ func (s *imageCalls) named(name string) []store.Image {
 	return found
 }
 
-// untagged are the images that no key accounts for, as containerd's CRI lists
-// them: kubelet's image garbage collection has to see them. name is that of a
-// filter; empty is all.
+// untagged returns the images without keys, as containerd's CRI lists them, because kubelet's image garbage collection
+// must see them. name is the name in a filter; "" matches all.
 func (s *imageCalls) untagged(name string) []*runtime.Image {
 	var images []*runtime.Image
 	if name == "" {

@@ -10,7 +10,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// imageService is a service of this process.
+// imageService is an in-process image service.
 type imageService struct {
 	runtime.UnimplementedImageServiceServer
 	list *runtime.ListImagesResponse
@@ -24,7 +24,7 @@ func (s *imageService) StreamImages(_ *runtime.StreamImagesRequest, stream grpc.
 	return stream.Send(&runtime.StreamImagesResponse{Images: s.list.GetImages()})
 }
 
-// localTo is upstream in this process, with a connection that notes what crosses it.
+// localTo is an in-process upstream. Its connection records the calls that it gets.
 type localTo struct {
 	grpc.ClientConnInterface
 	images *imageService
@@ -44,7 +44,7 @@ func (l localTo) Service(string) (*grpc.ServiceDesc, error) {
 	return &desc, nil
 }
 
-func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
+func TestOnlyInterceptedCallsUseTheConnection(t *testing.T) {
 	b := &backend{}
 	l := localTo{
 		ClientConnInterface: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle))),
@@ -62,7 +62,7 @@ func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	desc, err := i.in(upstream)
+	desc, err := i.apply(upstream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,30 +77,30 @@ func TestOnlyWhatIsInterceptedCrossesALocalConnection(t *testing.T) {
 
 	got, err := client.ListImages(t.Context(), &runtime.ListImagesRequest{})
 	if err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
-		t.Errorf("what is passed on is answered with %v, %v", got, err)
+		t.Errorf("a forwarded call returns %v, %v", got, err)
 	}
 	stream, err := client.StreamImages(t.Context(), &runtime.StreamImagesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := stream.Recv(); err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
-		t.Errorf("a stream that is passed on is answered with %v, %v", got, err)
+		t.Errorf("a forwarded stream returns %v, %v", got, err)
 	}
 	if _, err := client.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
 		t.Error(err)
 	}
 	if want := []string{runtime.ImageService_ImageStatus_FullMethodName}; !slices.Equal(b.methods, want) {
-		t.Errorf("%v cross the connection, not %v", b.methods, want)
+		t.Errorf("%v use the connection, want %v", b.methods, want)
 	}
 	want := []string{runtime.ImageService_ListImages_FullMethodName, runtime.ImageService_ImageStatus_FullMethodName}
 	if !slices.Equal(seen, want) {
-		t.Errorf("the server's interceptor is told of %v, not of %v", seen, want)
+		t.Errorf("the server's interceptor is called with %v, want %v", seen, want)
 	}
 }
 
-// TestServicesHaveTheirDescriptorsMethods holds what a service of this process
-// is asked by against what the proxy is made from.
-func TestServicesHaveTheirDescriptorsMethods(t *testing.T) {
+// The generated service descriptions, which in-process calls use, have the same methods as the protobuf descriptors,
+// which the proxy uses.
+func TestServicesMatchDescriptors(t *testing.T) {
 	generated := map[string]bool{}
 	for _, service := range Services() {
 		for _, m := range service.Methods {

@@ -10,21 +10,20 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// stuckWalk is a snapshotter that heeds nothing until it is let go.
-type stuckWalk struct {
+// hangingSnapshotter hangs in Walk, and ignores its context, until free is closed.
+type hangingSnapshotter struct {
 	snapshots.Snapshotter
 	reached, free chan struct{}
 }
 
-func (s stuckWalk) Walk(context.Context, snapshots.WalkFunc, ...string) error {
+func (s hangingSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string) error {
 	close(s.reached)
 	<-s.free
 	return nil
 }
 
-// TestLocksHonourContext has what caches are filled from hang: who waits for
-// that gives up with its context.
-func TestLocksHonourContext(t *testing.T) {
+// Calls that wait for a hanging cache fill give up when their context ends.
+func TestLocksHonorContext(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	reached, free := make(chan struct{}), make(chan struct{})
@@ -33,7 +32,7 @@ func TestLocksHonourContext(t *testing.T) {
 		close(reached)
 		<-free
 		return nil, nil
-	}, (&behind{}).status)
+	}, (&fakeSandboxes{}).status)
 	listed := make(chan error, 1)
 	go func() {
 		_, err := x.byID(t.Context(), "one")
@@ -51,7 +50,7 @@ func TestLocksHonourContext(t *testing.T) {
 		t.Error(err)
 	}
 
-	sn := stuckWalk{reached: make(chan struct{}), free: make(chan struct{})}
+	sn := hangingSnapshotter{reached: make(chan struct{}), free: make(chan struct{})}
 	u := newUsageCache()
 	measured := make(chan error, 1)
 	go func() {

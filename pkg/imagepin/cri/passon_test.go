@@ -10,8 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A server that knows no method at all passes every one on, whatever its
-// messages are.
+// A server that knows no method forwards every call, whatever its messages are.
 func TestPassOn(t *testing.T) {
 	b := &backend{messages: 3}
 	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))

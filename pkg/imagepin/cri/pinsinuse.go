@@ -11,9 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// PinsInUse finds the pins that the containers of the node, in any state, were
-// made by, and all pins of a workload of which a pod sandbox is ready: its
-// containers are still to come.
+// PinsInUse returns the pins that are in use: the pins of the node's containers, in any state, and all pins of a
+// workload that has a ready pod sandbox, because its containers may be created later.
 func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	return s.containers.pinsInUse(ctx)
 }
@@ -21,11 +20,11 @@ func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("which pins are in use: %w", err)
+		return nil, fmt.Errorf("list pins in use: %w", err)
 	}
 	containers, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("which pins are in use: %w", err)
+		return nil, fmt.Errorf("list pins in use: %w", err)
 	}
 	pods := make(map[string]policy.Pod)
 	ready := make(map[policy.Scope]bool)

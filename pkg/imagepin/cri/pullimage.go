@@ -14,16 +14,15 @@ import (
 )
 
 const (
-	// visiblePoll is how often the service behind is asked whether it knows
-	// an image, and visibleTimeout how long. It follows image events, and
-	// usually has in half a millisecond.
+	// visiblePoll is how often upstream is polled for an image, and visibleTimeout for how long. Upstream follows image
+	// events, and usually knows an image within half a millisecond.
 	visiblePoll    = 200 * time.Microsecond
 	visibleTimeout = 10 * time.Second
-	// visibleRemind is after how long it is reminded of a name.
+	// visibleRemind is the time after which upstream is notified of a name again.
 	visibleRemind = 2 * time.Second
 )
 
-// pullImage makes an image ready for the target of the pod it is pulled for.
+// pullImage makes an image ready for the target of the pod that it is pulled for.
 func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
 	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
@@ -34,19 +33,19 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {
-		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": shortened(normalized(name)), "target": c.runtime.Target.String()}).Error("PullImage failed")
+		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": truncateName(normalized(name)), "target": c.runtime.Target.String()}).Error("PullImage failed")
 		return nil, err
 	}
-	s.answered.note(normalized(name), pulled.Entry)
-	s.warnOfUsers(ctx, pulled.Entry)
+	s.answered.set(normalized(name), pulled.Entry)
+	s.warnUserMismatch(ctx, pulled.Entry)
 	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
 }
 
-// maxLoggedName bounds a name in the log, which a caller may make as long as a
-// message: the longest reference is 255 bytes of name, 128 of tag and a digest.
+// maxLoggedName limits the length of a name in the log, in bytes. A caller can send a name as long as a message; the
+// longest valid reference has a name of 255 bytes, a tag of 128 bytes and a digest.
 const maxLoggedName = 512
 
-func shortened(name string) string {
+func truncateName(name string) string {
 	if len(name) <= maxLoggedName {
 		return name
 	}
@@ -60,13 +59,13 @@ func credential(a *runtime.AuthConfig) resolve.Credential {
 	}
 }
 
-// warnOfUsers speaks of a limit of kubelet's: it looks the user of an image up
-// without saying for which pod, and so sees that of one platform only.
-func (s *imageCalls) warnOfUsers(ctx context.Context, e imagepin.Entry) {
+// warnUserMismatch warns if an image's user differs between targets. kubelet looks up the user of an image without
+// naming a pod, so it sees the user of one platform only.
+func (s *imageCalls) warnUserMismatch(ctx context.Context, e imagepin.Entry) {
 	for _, o := range s.Store.ByRef(e.Ref) {
 		if o.ImageID != e.ImageID && o.User != e.User {
 			log.G(ctx).WithFields(log.Fields{"ref": e.Ref, "target": e.Target.String(), "other": o.Target.String()}).
-				Warnf("the image's user is %q here and %q there; kubelet's runAsNonRoot check sees only the one asked for last", e.User, o.User)
+				Warnf("the image's user differs between targets, %q here and %q for the other; kubelet's runAsNonRoot check sees only the one looked up last", e.User, o.User)
 			return
 		}
 	}

@@ -13,14 +13,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// removeImage removes an image with all of its references. A call that names a
-// handler removes it for that handler's target. One that does not (kubelet's
-// image GC, by ID) removes it from every target that nothing uses, and only
-// where all are in use from all of them, as containerd's CRI does. It waits for
-// pulls of the image, and for calls that are about to use it.
+// removeImage removes an image with all of its references. A call that names a handler removes it for that handler's
+// target. A call without one (kubelet's image GC, by ID) removes it from every unused target. If all targets are in
+// use, it removes the image from all of them, as containerd's CRI does. It waits for pulls of the image, and for calls
+// that are about to use it.
 //
-// containerd's CRI is not asked to remove: it would do so beside a pull that has
-// begun since.
+// It does not call RemoveImage of containerd's CRI, which would not wait for a pull that has started in the meantime.
 func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
 	name, handler := r.GetImage().GetImage(), r.GetImage().GetRuntimeHandler()
 	if handler != "" {
@@ -28,13 +26,13 @@ func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 			return nil, err
 		}
 	}
-	held := []string{normalized(name)} // a first pull of it may be under way
+	held := []string{normalized(name)} // a first pull of the image may be in progress
 	for {
 		unlock, err := s.Locks.ForRemoval(ctx, held...)
 		if err != nil {
 			return nil, err
 		}
-		what, err := s.meantToRemove(ctx, name)
+		what, err := s.findRemoval(ctx, name)
 		if err != nil {
 			unlock()
 			return nil, err
@@ -50,22 +48,22 @@ func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 		if err != nil || !removed {
 			return &runtime.RemoveImageResponse{}, err
 		}
-		// Without the lock: a snapshotter that hangs must not keep pulls waiting.
+		// Without the lock, so that a snapshotter that hangs does not block pulls.
 		return &runtime.RemoveImageResponse{}, s.collect(ctx)
 	}
 }
 
-// removal is what a RemoveImage is about.
+// removal is what a RemoveImage call removes.
 type removal struct {
-	entries []imagepin.Entry // of the images that are meant
-	// id and records are of an image that containerd's CRI knows by the name, and
-	// no key does. Keys may yet account for some of the records.
+	entries []imagepin.Entry // all entries of the images
+	// id and records belong to an image that containerd's CRI knows by the name and that has no key by the name. Some
+	// of the records may belong to other keys.
 	id      digest.Digest
 	records []string
 }
 
-// locks gives the references to be locked before a removal: those of entries and
-// records, and those of the digests, by which calls use them.
+// locks returns the references to lock before a removal: those of entries and records, and the references by digest,
+// because calls use images by digest.
 func (r removal) locks() []string {
 	refs := slices.Clone(r.records)
 	for _, e := range r.entries {
@@ -74,10 +72,10 @@ func (r removal) locks() []string {
 	return distinct(refs)
 }
 
-// meantToRemove finds every entry of the images that a name means. Where no key
-// has the name it is what containerd's CRI knows by it.
-func (s *remover) meantToRemove(ctx context.Context, name string) (removal, error) {
-	if entries := s.wholeImages(name); len(entries) > 0 {
+// findRemoval finds every entry of the images that a name matches. If no key has the name, it uses the image that
+// containerd's CRI knows by it.
+func (s *remover) findRemoval(ctx context.Context, name string) (removal, error) {
+	if entries := s.entriesByName(name); len(entries) > 0 {
 		return removal{entries: entries}, nil
 	}
 	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
@@ -97,7 +95,7 @@ func (s *remover) meantToRemove(ctx context.Context, name string) (removal, erro
 	return removal{}, nil
 }
 
-// remove removes what is meant, and reports whether that was anything.
+// remove removes entries and records. It reports whether it removed any.
 func (s *remover) remove(ctx context.Context, r *runtime.RemoveImageRequest, what removal) (removed bool, err error) {
 	if len(what.entries) > 0 {
 		if removed, err = s.removeEntries(ctx, r, what.entries); err != nil {
@@ -111,13 +109,13 @@ func (s *remover) remove(ctx context.Context, r *runtime.RemoveImageRequest, wha
 	return removed || unaccounted, err
 }
 
-// collect collects what was removed, also for a caller that has gone.
+// collect runs garbage collection, even if the caller has gone.
 func (s *remover) collect(ctx context.Context) error {
 	return s.Store.Collect(s.namespaced(context.WithoutCancel(ctx)))
 }
 
-// wholeImages gives every entry of the images that a name means.
-func (s *remover) wholeImages(name string) []imagepin.Entry {
+// entriesByName returns every entry of the images that a name matches.
+func (s *remover) entriesByName(name string) []imagepin.Entry {
 	var ids []digest.Digest
 	for _, e := range s.Store.Find(name) {
 		ids = append(ids, e.ImageID)
@@ -130,8 +128,7 @@ func (s *remover) wholeImages(name string) []imagepin.Entry {
 	return all
 }
 
-// removeEntries removes those of an image's entries that a call means. removed is
-// false where there are none.
+// removeEntries removes the entries that a call selects. removed is false if there are none.
 func (s *remover) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry) (removed bool, _ error) {
 	if handler := r.GetImage().GetRuntimeHandler(); handler != "" {
 		rt, err := s.lookup(handler)
@@ -145,7 +142,7 @@ func (s *remover) removeEntries(ctx context.Context, r *runtime.RemoveImageReque
 			return false, err
 		}
 		unused := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
-			return used[use{e.ImageID, e.Target}]
+			return used[imageUse{e.ImageID, e.Target}]
 		})
 		if len(unused) > 0 {
 			entries = unused
@@ -161,38 +158,37 @@ func (s *remover) removeEntries(ctx context.Context, r *runtime.RemoveImageReque
 	for _, e := range entries {
 		s.answered.forget(e.Ref)
 	}
-	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("image is removed")
+	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("removed image")
 	return len(keys) > 0, nil
 }
 
-// use is an image in a target that something is made of.
-type use struct {
+// imageUse is an image and the target that uses it.
+type imageUse struct {
 	id     digest.Digest
 	target runtimeplatform.Target
 }
 
-// inUse finds what the containers, sandboxes and image volumes of the node are
-// made of, whatever state they are in.
-func (s *remover) inUse(ctx context.Context) (map[use]bool, error) {
+// inUse finds the images that the node's containers, sandboxes and image volumes use, in any state.
+func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("which images are in use: %w", err)
+		return nil, fmt.Errorf("list images in use: %w", err)
 	}
 	containers, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("which images are in use: %w", err)
+		return nil, fmt.Errorf("list images in use: %w", err)
 	}
-	used := make(map[use]bool)
+	used := make(map[imageUse]bool)
 	handlers := make(map[string]string)
 	pause := s.Store.Find(s.Settings().SandboxImage)
 	for _, sb := range sandboxes.GetItems() {
 		handlers[sb.GetId()] = sb.GetRuntimeHandler()
 		rt, err := s.Runtimes().Sandbox(sb.GetRuntimeHandler())
 		if err != nil {
-			continue // of a handler that is no longer configured
+			continue // its handler is no longer configured
 		}
 		for _, e := range pause {
-			used[use{e.ImageID, rt.Target}] = true
+			used[imageUse{e.ImageID, rt.Target}] = true
 		}
 	}
 	for _, c := range containers.GetContainers() {
@@ -205,7 +201,7 @@ func (s *remover) inUse(ctx context.Context) (map[use]bool, error) {
 		}
 		status, err := s.runtimes.ContainerStatus(ctx, &runtime.ContainerStatusRequest{ContainerId: c.GetId()})
 		if err != nil {
-			continue // it has just gone
+			continue // removed meanwhile
 		}
 		for _, m := range status.GetStatus().GetMounts() {
 			s.markUsed(used, m.GetImage().GetImage(), rt.Target)
@@ -214,11 +210,11 @@ func (s *remover) inUse(ctx context.Context) (map[use]bool, error) {
 	return used, nil
 }
 
-func (s *remover) markUsed(used map[use]bool, name string, t runtimeplatform.Target) {
+func (s *remover) markUsed(used map[imageUse]bool, name string, t runtimeplatform.Target) {
 	if name == "" {
 		return
 	}
 	for _, e := range s.Store.Find(name) {
-		used[use{e.ImageID, t}] = true
+		used[imageUse{e.ImageID, t}] = true
 	}
 }

@@ -7,17 +7,16 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
-// retirement is how a service stops being more than a connection to the one
-// behind it.
+// retirement makes a service forward all calls to upstream.
 type retirement struct {
 	retired atomic.Bool
-	calls   keyed.RWMutex // read while a call is answered here
+	calls   keyed.RWMutex // read-locked while a call is answered here
 }
 
 const anyCall = "call"
 
-// enter begins an answer of this service's own. ok is false where there are
-// none any more. A nil retirement never comes.
+// enter starts a call that this service answers. ok is false once the service is retired. A nil retirement never
+// retires.
 func (r *retirement) enter(ctx context.Context) (leave func(), ok bool, _ error) {
 	if r == nil {
 		return func() {}, true, nil
@@ -33,9 +32,8 @@ func (r *retirement) enter(ctx context.Context) (leave func(), ok bool, _ error)
 	return leave, err == nil, err
 }
 
-// Retire makes every call one of the service behind, until the process ends. It
-// waits for the calls that are being answered here, and ends what goes on behind
-// calls whose callers have gone.
+// Retire forwards every call to upstream until the process ends. It waits for the calls that are being answered here,
+// and ends detached pulls, whose callers have gone.
 func (s *Service) Retire(ctx context.Context) error {
 	s.retirement.retired.Store(true)
 	leave, err := s.retirement.calls.Lock(ctx, anyCall)

@@ -11,9 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
-// runPodSandbox makes the sandbox image ready in the handler's snapshotter
-// before the sandbox is made of it. The service behind looks only whether the
-// image is there at all, and then fails to start it where its layers are gone.
+// runPodSandbox makes the sandbox image ready in the handler's snapshotter before upstream creates the sandbox.
+// Upstream only checks that the image exists, and fails to start the sandbox if its layers are missing.
 func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandboxRequest, next func(context.Context, *runtime.RunPodSandboxRequest) (*runtime.RunPodSandboxResponse, error)) (*runtime.RunPodSandboxResponse, error) {
 	handler := sandboxHandler(r)
 	rt, err := s.lookup(handler)
@@ -46,9 +45,8 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 	return resp, nil
 }
 
-// readySandboxImage makes the sandbox image ready for the pods of a handler and
-// holds it until released. What the node has of it is enough: the registry is
-// asked what its reference means only where the node has never had it.
+// readySandboxImage makes the sandbox image ready for the pods of a handler, and locks and leases it until release is
+// called. An image on the node is sufficient: the registry resolves the reference only if the node never had it.
 func (s *containers) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
 	rt, err := s.Runtimes().Sandbox(handler)
 	if err != nil {
@@ -71,18 +69,18 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 		pulled, err := s.Puller.PullDetached(nctx, pull.Request{Ref: ref.String(), Runtime: rt})
 		return pulled.Entry, err
 	}
-	return s.use(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
+	return s.useImages(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
 		e, err := ready()
-		return []imagepin.Entry{e}, s.cannotMakeReady(err, ref.String(), rt.Target)
+		return []imagepin.Entry{e}, s.notReadyError(err, ref.String(), rt.Target)
 	})
 }
 
-// removePodSandbox forgets what was remembered of the sandbox. Its ID may be cut
-// short, which nobody can complete once it is gone.
+// removePodSandbox removes the sandbox from the cache. It resolves a short ID first, which is impossible once the
+// sandbox is gone.
 func (s *containers) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
 	id, err := s.sandboxes.fullID(ctx, r.GetPodSandboxId())
 	if err != nil {
-		log.G(ctx).WithError(err).WithField("sandbox", r.GetPodSandboxId()).Warn("a sandbox is removed, and remembered still")
+		log.G(ctx).WithError(err).WithField("sandbox", r.GetPodSandboxId()).Warn("cannot resolve the ID of a sandbox, it stays cached after its removal")
 	}
 	resp, err := next(ctx, r)
 	if err == nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a Service works with.
+// Config has the dependencies of a Service.
 type Config struct {
 	Upstream Upstream
 	// Namespace is the containerd namespace of the CRI's images.
@@ -45,37 +45,35 @@ type Config struct {
 	// Runtimes returns the runtime handlers that are configured now.
 	Runtimes    func() *runtimeplatform.Set
 	Snapshotter func(name string) snapshots.Snapshotter
-	// Settings returns the settings that hold now.
+	// Settings returns the current settings.
 	Settings func() *Settings
 	// Ready returns a channel that is closed when the index of the store is built.
 	Ready func() <-chan struct{}
 }
 
-// Settings is the part of the configuration that may change. A value does not change.
+// Settings is the part of the configuration that a reload can change. A value is immutable.
 type Settings struct {
-	// SnapshotRoot gives the directory that a snapshotter keeps its data in.
+	// SnapshotRoot returns the data directory of a snapshotter.
 	SnapshotRoot func(snapshotter string) string
-	// StatsPeriod is how old the usage of a snapshotter may be that is
-	// reported by ImageFsInfo.
+	// StatsPeriod is the maximum age of the snapshotter usage that ImageFsInfo reports.
 	StatsPeriod time.Duration
 
-	// SandboxImage is the image that sandboxes are made of, as configured.
+	// SandboxImage is the image that sandboxes are created from, as configured.
 	SandboxImage string
-	// WithoutSandboxImage are the handlers whose runtime brings its own
-	// sandbox image (disable_pause_image_pull).
+	// WithoutSandboxImage has the handlers whose runtime has its own sandbox image (disable_pause_image_pull).
 	WithoutSandboxImage map[string]bool
-	// DiscardLayers is that layers are removed once they are unpacked, for errors to mention.
+	// DiscardLayers reports whether layers are removed after they are unpacked. Error hints mention it.
 	DiscardLayers bool
 	// PinnedImages are the normalized references of pinned_images: containerd retains them.
 	PinnedImages []string
 }
 
-// Store is the images of the node. [store.Store] is one.
+// Store has the images of the node. [store.Store] implements it.
 type Store interface {
 	Index
 	Presence
 	Removal
-	// Unsee notes that upstream may not know a record as it is.
+	// Unsee records that upstream may not know the current version of a record.
 	Unsee(img images.Image, entries ...imagepin.Entry)
 }
 
@@ -84,19 +82,19 @@ type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByID(id digest.Digest) []imagepin.Entry
 	ByRef(ref string) []imagepin.Entry
-	// Find finds images by a reference, or by an image ID or the beginning of one.
+	// Find finds images by a reference, an image ID or a prefix of an image ID.
 	Find(name string) []imagepin.Entry
 	Images() []store.Image
-	// Untagged are the images without a key that upstream lists without a tag.
+	// Untagged returns the images without a key, which upstream lists without a tag.
 	Untagged() []store.Untagged
 	FindUntagged(name string) (store.Untagged, bool)
 }
 
-// Presence looks at what images need.
+// Presence checks whether the content and the snapshots of images exist.
 type Presence interface {
-	// Present reports whether there is all that an entry needs.
+	// Present reports whether everything that an entry needs exists.
 	Present(ctx context.Context, e imagepin.Entry) (bool, error)
-	// HideBlob and HideSnapshot take the keys that need something that is gone out of the index.
+	// HideBlob and HideSnapshot remove the keys that need a missing blob or snapshot from the index.
 	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
 	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
 	// HasKeys reports whether keys of an image are recorded, ready or not.
@@ -106,37 +104,37 @@ type Presence interface {
 // Removal removes images.
 type Removal interface {
 	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
-	// RemoveRecords removes the records of an image that no key accounts for.
+	// RemoveRecords removes the records of an image that have no key.
 	RemoveRecords(ctx context.Context, id digest.Digest, names ...string) (removed bool, _ error)
 	RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error)
 	// Collect runs containerd's garbage collection.
 	Collect(ctx context.Context) error
 }
 
-// Pins are the pins of the node. [pin.Store] is one.
+// Pins has the pins of the node. [pin.Store] implements it.
 type Pins interface {
 	Get(id pin.ID) (pin.Pin, bool)
 	List() []pin.Pin
 	// Scopes returns the pins of a reference.
 	Scopes(ref string) []pin.Pin
-	// Pinned reports whether a reference has a pin, in whatever scope.
+	// Pinned reports whether a reference has a pin in any scope.
 	Pinned(ref string) bool
 	// Retains reports whether a pin retains a digest.
 	Retains(root digest.Digest) bool
 }
 
-// Decider decides which digest a reference means. [decide.Decider] does.
+// Decider decides which digest a reference resolves to. [decide.Decider] implements it.
 type Decider interface {
 	Rule(ref string) policy.Rule
 	Scopes(pod policy.Pod) []policy.Scope
 	EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string)
-	// PinForPod returns the pin that decides for the containers of a pod.
+	// PinForPod returns the pin that applies to the containers of a pod.
 	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error)
-	// PinUse makes the pin of a container that is created without a pull.
+	// PinUse creates the pin for a container that is created without a pull.
 	PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (*pin.Pin, error)
 }
 
-// Puller makes images ready. [pull.Puller] does.
+// Puller makes images ready. [pull.Puller] implements it.
 type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	PullDetached(ctx context.Context, r pull.Request) (pull.Pulled, error)
@@ -144,18 +142,18 @@ type Puller interface {
 	End(ctx context.Context) error
 }
 
-// Images waits until upstream knows an image as it is recorded. [pull.Maker] does.
+// Images waits until upstream knows an image as it is recorded. [pull.Maker] implements it.
 type Images interface {
 	Show(ctx context.Context, e imagepin.Entry) error
 }
 
-// Locks keep uses and removals of images apart. [pull.Locks] do.
+// Locks separates uses of images from removals. [pull.Locks] implements it.
 type Locks interface {
 	ForUse(ctx context.Context, refs ...string) (unlock func(), _ error)
 	ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error)
 }
 
-// Service is the CRI as clients of this node see it.
+// Service is the CRI that clients of this node use.
 type Service struct {
 	base       *base
 	imageCalls *imageCalls
@@ -165,7 +163,7 @@ type Service struct {
 	retirement retirement
 }
 
-// base is what all calls work with.
+// base has the dependencies of all calls.
 type base struct {
 	Config
 	images    runtime.ImageServiceClient
@@ -176,7 +174,7 @@ type base struct {
 
 // The calls by subject.
 type (
-	// imageCalls answers the calls of the ImageService, but for removals.
+	// imageCalls answers the calls of the ImageService, except RemoveImage.
 	imageCalls struct {
 		*base
 		usage *usageCache
@@ -185,11 +183,11 @@ type (
 	remover struct{ *base }
 	// containers makes the images of sandboxes and containers ready.
 	containers struct{ *base }
-	// statistics corrects what upstream reports of filesystems.
+	// statistics corrects the filesystems that upstream reports.
 	statistics struct{ *base }
 )
 
-// New makes a service.
+// New returns a service.
 func New(c Config) *Service {
 	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream)}
 	b.sandboxes = newSandboxes(func(ctx context.Context) ([]*runtime.PodSandbox, error) {
@@ -204,7 +202,7 @@ func New(c Config) *Service {
 	}
 }
 
-// Register makes the service's methods those of a gRPC server.
+// Register registers the service with a gRPC server.
 func (s *Service) Register(server grpc.ServiceRegistrar) error {
 	for name, i := range map[string]*interceptors{
 		"runtime.v1.RuntimeService": {
@@ -241,7 +239,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 		if err != nil {
 			return err
 		}
-		desc, err := i.in(upstream)
+		desc, err := i.apply(upstream)
 		if err != nil {
 			return err
 		}
@@ -250,8 +248,8 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// guard runs the answer to an intercepted call: once the index stands, without
-// a panic reaching containerd, and with errors as statuses.
+// guard runs the answer to an intercepted call. It waits until the index is built, recovers from panics so that they do
+// not reach containerd, and converts errors to statuses.
 func (s *Service) guard(ctx context.Context, method string, call func() error) error {
 	return toStatus(s.run(ctx, method, call))
 }
@@ -277,28 +275,26 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 	}
 }
 
-// Guard runs the answer to a call as this service's own calls are run, for a
-// service beside it. Its errors are for people, not for kubelet. It fails with
-// ErrFailedPrecondition after [Service.Retire].
+// Guard runs the answer to a call of another service in the same way as this service's own calls. Its errors are for
+// people, not for kubelet. It fails with ErrFailedPrecondition after [Service.Retire].
 func (s *Service) Guard(ctx context.Context, method string, call func() error) error {
 	leave, ok, err := s.retirement.enter(ctx)
 	if err != nil {
 		return plainStatus(err)
 	}
 	if !ok {
-		return plainStatus(fmt.Errorf("imagepin is uninstalled: start stock containerd, or restart this one to have imagepin again: %w", errdefs.ErrFailedPrecondition))
+		return plainStatus(fmt.Errorf("imagepin is uninstalled: start stock containerd, or restart this containerd to use imagepin again: %w", errdefs.ErrFailedPrecondition))
 	}
 	defer leave()
 	return s.GuardRetired(ctx, method, call)
 }
 
-// GuardRetired is [Service.Guard] for what may retire the service, and be
-// called again after.
+// GuardRetired is [Service.Guard] for a call that retires the service and can be repeated afterwards.
 func (s *Service) GuardRetired(ctx context.Context, method string, call func() error) error {
 	return plainStatus(s.run(ctx, method, call))
 }
 
-// namespaced gives a context for containerd's stores.
+// namespaced returns a context for containerd's stores.
 func (s *base) namespaced(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, s.Namespace)
 }

@@ -10,17 +10,16 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The service behind knows where the default snapshotter keeps its data, and
-// names the filesystem of a container on another one by an empty mountpoint.
-// kubelet looks the mountpoint up on the node, and one that it does not find
-// fails its statistics as a whole: no evictions, no image garbage collection.
+// Upstream knows only the directory of the default snapshotter. It reports an empty mountpoint for the filesystem of a
+// container on another snapshotter. kubelet looks up the mountpoint on the node. If it does not find one, all of its
+// statistics fail: no evictions, no image garbage collection.
 
 func (s *statistics) containerStats(ctx context.Context, r *runtime.ContainerStatsRequest, next func(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error)) (*runtime.ContainerStatsResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()))
+	return resp, s.fillMountpoints(ctx, layersOfContainers(resp.GetStats()))
 }
 
 func (s *statistics) listContainerStats(ctx context.Context, r *runtime.ListContainerStatsRequest, next func(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error)) (*runtime.ListContainerStatsResponse, error) {
@@ -28,7 +27,7 @@ func (s *statistics) listContainerStats(ctx context.Context, r *runtime.ListCont
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, layersOfContainers(resp.GetStats()...))
+	return resp, s.fillMountpoints(ctx, layersOfContainers(resp.GetStats()...))
 }
 
 func (s *statistics) podSandboxStats(ctx context.Context, r *runtime.PodSandboxStatsRequest, next func(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error)) (*runtime.PodSandboxStatsResponse, error) {
@@ -36,7 +35,7 @@ func (s *statistics) podSandboxStats(ctx context.Context, r *runtime.PodSandboxS
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()))
+	return resp, s.fillMountpoints(ctx, layersOfPods(resp.GetStats()))
 }
 
 func (s *statistics) listPodSandboxStats(ctx context.Context, r *runtime.ListPodSandboxStatsRequest, next func(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error)) (*runtime.ListPodSandboxStatsResponse, error) {
@@ -44,22 +43,22 @@ func (s *statistics) listPodSandboxStats(ctx context.Context, r *runtime.ListPod
 	if err != nil {
 		return nil, err
 	}
-	return resp, s.nameFilesystems(ctx, layersOfPods(resp.GetStats()...))
+	return resp, s.fillMountpoints(ctx, layersOfPods(resp.GetStats()...))
 }
 
 func (s *statistics) streamContainerStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamContainerStats, func(resp *runtime.StreamContainerStatsResponse) error {
-		return s.nameFilesystems(stream.Context(), layersOfContainers(resp.GetContainerStats()...))
+		return s.fillMountpoints(stream.Context(), layersOfContainers(resp.GetContainerStats()...))
 	})
 }
 
 func (s *statistics) streamPodSandboxStats(stream grpc.ServerStream) error {
 	return relay(stream, s.runtimes.StreamPodSandboxStats, func(resp *runtime.StreamPodSandboxStatsResponse) error {
-		return s.nameFilesystems(stream.Context(), layersOfPods(resp.GetPodSandboxStats()...))
+		return s.fillMountpoints(stream.Context(), layersOfPods(resp.GetPodSandboxStats()...))
 	})
 }
 
-// relay passes the answers of the service behind on, each corrected.
+// relay forwards the stream of upstream and corrects each message.
 func relay[Req, Resp any](stream grpc.ServerStream, open func(context.Context, *Req, ...grpc.CallOption) (grpc.ServerStreamingClient[Resp], error), correct func(*Resp) error) error {
 	r := new(Req)
 	if err := stream.RecvMsg(r); err != nil {
@@ -67,12 +66,12 @@ func relay[Req, Resp any](stream grpc.ServerStream, open func(context.Context, *
 	}
 	ctx, cancel := context.WithCancel(outgoing(stream.Context()))
 	defer cancel()
-	behind, err := open(ctx, r)
+	upstream, err := open(ctx, r)
 	if err != nil {
 		return err
 	}
 	for {
-		resp, err := behind.Recv()
+		resp, err := upstream.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -88,12 +87,11 @@ func relay[Req, Resp any](stream grpc.ServerStream, open func(context.Context, *
 	}
 }
 
-// writableLayer is what the statistics of a container say of its writable
-// layer. The CRI has messages of their own for pods of Windows.
+// writableLayer is the writable layer in the statistics of a container. The CRI has separate messages for Windows pods.
 type writableLayer struct {
 	container  string
-	filesystem *runtime.FilesystemIdentifier // nil where they say nothing
-	leaveOut   func()
+	filesystem *runtime.FilesystemIdentifier // nil if not reported
+	omit       func()
 }
 
 func layersOfContainers(stats ...*runtime.ContainerStats) []writableLayer {
@@ -101,7 +99,7 @@ func layersOfContainers(stats ...*runtime.ContainerStats) []writableLayer {
 	for _, c := range stats {
 		all = append(all, writableLayer{
 			container: c.GetAttributes().GetId(), filesystem: c.GetWritableLayer().GetFsId(),
-			leaveOut: func() { c.WritableLayer = nil },
+			omit: func() { c.WritableLayer = nil },
 		})
 	}
 	return all
@@ -114,15 +112,15 @@ func layersOfPods(pods ...*runtime.PodSandboxStats) []writableLayer {
 		for _, c := range p.GetWindows().GetContainers() {
 			all = append(all, writableLayer{
 				container: c.GetAttributes().GetId(), filesystem: c.GetWritableLayer().GetFsId(),
-				leaveOut: func() { c.WritableLayer = nil },
+				omit: func() { c.WritableLayer = nil },
 			})
 		}
 	}
 	return all
 }
 
-// nameFilesystems fills in the mountpoints that are empty.
-func (s *statistics) nameFilesystems(ctx context.Context, layers []writableLayer) error {
+// fillMountpoints fills in empty mountpoints.
+func (s *statistics) fillMountpoints(ctx context.Context, layers []writableLayer) error {
 	var sandboxOf map[string]string
 	for _, l := range layers {
 		if l.filesystem == nil || l.filesystem.Mountpoint != "" {
@@ -139,14 +137,13 @@ func (s *statistics) nameFilesystems(ctx context.Context, layers []writableLayer
 			return err
 		}
 		if sandbox == nil {
-			l.leaveOut() // it has just gone
+			l.omit() // removed meanwhile
 			continue
 		}
 		rt, err := s.Runtimes().Lookup(sandbox.handler)
 		if err != nil {
-			// Its handler is no longer configured: what nobody can name is
-			// better left out.
-			l.leaveOut()
+			// Its handler is no longer configured, so the mountpoint is unknown.
+			l.omit()
 			continue
 		}
 		l.filesystem.Mountpoint = s.Settings().SnapshotRoot(rt.Target.Snapshotter)
@@ -157,7 +154,7 @@ func (s *statistics) nameFilesystems(ctx context.Context, layers []writableLayer
 func (s *statistics) sandboxOfContainers(ctx context.Context) (map[string]string, error) {
 	resp, err := s.runtimes.ListContainers(untraced(ctx), &runtime.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("whose filesystems the containers use: %w", err)
+		return nil, fmt.Errorf("find the filesystems of containers: %w", err)
 	}
 	of := make(map[string]string, len(resp.GetContainers()))
 	for _, c := range resp.GetContainers() {

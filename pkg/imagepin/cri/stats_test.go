@@ -14,8 +14,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// measured answers for statistics of pods as a service behind does.
-type measured struct {
+// fakeStats is an upstream that returns statistics of pods and containers.
+type fakeStats struct {
 	runtime.UnimplementedRuntimeServiceServer
 	pods       []*runtime.PodSandboxStats
 	containers []*runtime.ContainerStats
@@ -23,45 +23,45 @@ type measured struct {
 	err        error // of ListContainers
 }
 
-func (m *measured) ListPodSandbox(context.Context, *runtime.ListPodSandboxRequest) (*runtime.ListPodSandboxResponse, error) {
+func (m *fakeStats) ListPodSandbox(context.Context, *runtime.ListPodSandboxRequest) (*runtime.ListPodSandboxResponse, error) {
 	return &runtime.ListPodSandboxResponse{Items: []*runtime.PodSandbox{
 		podSandbox("pod-a", "", "a", "", 1), podSandbox("pod-b", "second", "b", "", 2), podSandbox("pod-c", "gone", "c", "", 3),
 	}}, nil
 }
 
-func (m *measured) ListContainers(context.Context, *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error) {
+func (m *fakeStats) ListContainers(context.Context, *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error) {
 	m.lists++
 	return &runtime.ListContainersResponse{Containers: []*runtime.Container{
 		{Id: "a", PodSandboxId: "pod-a"}, {Id: "b", PodSandboxId: "pod-b"}, {Id: "c", PodSandboxId: "pod-c"},
 	}}, m.err
 }
 
-func (m *measured) PodSandboxStats(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error) {
+func (m *fakeStats) PodSandboxStats(context.Context, *runtime.PodSandboxStatsRequest) (*runtime.PodSandboxStatsResponse, error) {
 	return &runtime.PodSandboxStatsResponse{Stats: m.pods[0]}, nil
 }
 
-func (m *measured) ListPodSandboxStats(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error) {
+func (m *fakeStats) ListPodSandboxStats(context.Context, *runtime.ListPodSandboxStatsRequest) (*runtime.ListPodSandboxStatsResponse, error) {
 	return &runtime.ListPodSandboxStatsResponse{Stats: m.pods}, nil
 }
 
-func (m *measured) StreamPodSandboxStats(_ *runtime.StreamPodSandboxStatsRequest, s grpc.ServerStreamingServer[runtime.StreamPodSandboxStatsResponse]) error {
+func (m *fakeStats) StreamPodSandboxStats(_ *runtime.StreamPodSandboxStatsRequest, s grpc.ServerStreamingServer[runtime.StreamPodSandboxStatsResponse]) error {
 	return s.Send(&runtime.StreamPodSandboxStatsResponse{PodSandboxStats: m.pods})
 }
 
-func (m *measured) ContainerStats(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error) {
+func (m *fakeStats) ContainerStats(context.Context, *runtime.ContainerStatsRequest) (*runtime.ContainerStatsResponse, error) {
 	return &runtime.ContainerStatsResponse{Stats: m.containers[0]}, nil
 }
 
-func (m *measured) ListContainerStats(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error) {
+func (m *fakeStats) ListContainerStats(context.Context, *runtime.ListContainerStatsRequest) (*runtime.ListContainerStatsResponse, error) {
 	return &runtime.ListContainerStatsResponse{Stats: m.containers}, nil
 }
 
-func (m *measured) StreamContainerStats(_ *runtime.StreamContainerStatsRequest, s grpc.ServerStreamingServer[runtime.StreamContainerStatsResponse]) error {
+func (m *fakeStats) StreamContainerStats(_ *runtime.StreamContainerStatsRequest, s grpc.ServerStreamingServer[runtime.StreamContainerStatsResponse]) error {
 	return s.Send(&runtime.StreamContainerStatsResponse{ContainerStats: m.containers})
 }
 
-// inFront gives a client of the service in front of m.
-func inFront(t *testing.T, m *measured) runtime.RuntimeServiceClient {
+// statsClient returns a client of a service whose upstream is m.
+func statsClient(t *testing.T, m *fakeStats) runtime.RuntimeServiceClient {
 	t.Helper()
 	set, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
 		{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "other"},
@@ -69,11 +69,11 @@ func inFront(t *testing.T, m *measured) runtime.RuntimeServiceClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	behind := grpc.NewServer()
-	runtime.RegisterRuntimeServiceServer(behind, m)
+	upstream := grpc.NewServer()
+	runtime.RegisterRuntimeServiceServer(upstream, m)
 	front := grpc.NewServer()
 	if err := New(Config{
-		Upstream: Remote(dial(t, behind)), Runtimes: ctdtest.Always(set), Ready: isReady,
+		Upstream: Remote(dial(t, upstream)), Runtimes: ctdtest.Always(set), Ready: isReady,
 		Settings: ctdtest.Always(&Settings{SnapshotRoot: func(name string) string { return "/" + name }}),
 	}).Register(front); err != nil {
 		t.Fatal(err)
@@ -109,9 +109,9 @@ func windowsPod(containers ...*runtime.WindowsContainerStats) *runtime.PodSandbo
 	return &runtime.PodSandboxStats{Windows: &runtime.WindowsPodSandboxStats{Containers: containers}}
 }
 
-// Every message that has statistics of containers, of either system, names their filesystems.
+// Every message with container statistics, for Linux or Windows, has the mountpoints filled in.
 func TestEmptyMountpointsAreFilledIn(t *testing.T) {
-	given := &measured{
+	given := &fakeStats{
 		pods: []*runtime.PodSandboxStats{
 			windowsPod(windows("a", ""), windows("b", ""), windows("b", "/kept"), windows("c", ""), windows("unknown", ""), &runtime.WindowsContainerStats{Attributes: attributes("a")}),
 			linuxPod(linux("a", "/kept"), linux("b", "")),
@@ -119,7 +119,7 @@ func TestEmptyMountpointsAreFilledIn(t *testing.T) {
 		},
 		containers: []*runtime.ContainerStats{linux("a", ""), linux("b", "/kept"), linux("b", ""), linux("c", ""), {Attributes: attributes("a")}},
 	}
-	// The handler of c is no longer configured, and nobody knows the container called unknown.
+	// The handler of c is no longer configured, and the container "unknown" does not exist.
 	wantPods := []*runtime.PodSandboxStats{
 		windowsPod(windows("a", "/first"), windows("b", "/other"), windows("b", "/kept"), &runtime.WindowsContainerStats{Attributes: attributes("c")},
 			&runtime.WindowsContainerStats{Attributes: attributes("unknown")}, &runtime.WindowsContainerStats{Attributes: attributes("a")}),
@@ -127,11 +127,11 @@ func TestEmptyMountpointsAreFilledIn(t *testing.T) {
 		{},
 	}
 	wantContainers := []*runtime.ContainerStats{linux("a", "/first"), linux("b", "/kept"), linux("b", "/other"), {Attributes: attributes("c")}, {Attributes: attributes("a")}}
-	client := inFront(t, given)
+	client := statsClient(t, given)
 	same := func(method string, got, want proto.Message) {
 		t.Helper()
 		if !proto.Equal(got, want) {
-			t.Errorf("%s: %v\ninstead of %v", method, got, want)
+			t.Errorf("%s: got %v\nwant %v", method, got, want)
 		}
 	}
 
@@ -176,19 +176,19 @@ func TestEmptyMountpointsAreFilledIn(t *testing.T) {
 	same("StreamContainerStats", some, &runtime.StreamContainerStatsResponse{ContainerStats: wantContainers})
 }
 
-// Where all are named already, as on a node with one snapshotter, the service behind is asked for nothing more.
-func TestStatisticsThatAreWholeCostNothing(t *testing.T) {
-	m := &measured{
+// If all mountpoints are filled in, as on a node with one snapshotter, upstream gets no further calls.
+func TestCompleteStatsNeedNoExtraCalls(t *testing.T) {
+	m := &fakeStats{
 		pods: []*runtime.PodSandboxStats{windowsPod(windows("a", "/named"))},
 		err:  errors.New("no answer"),
 	}
-	client := inFront(t, m)
+	client := statsClient(t, m)
 	resp, err := client.ListPodSandboxStats(t.Context(), &runtime.ListPodSandboxStatsRequest{})
 	if err != nil || len(resp.GetStats()) != 1 || m.lists != 0 {
-		t.Errorf("%v, %v, containers were listed %d times", resp, err, m.lists)
+		t.Errorf("%v, %v, listed containers %d times", resp, err, m.lists)
 	}
 	m.pods[0].Windows.Containers[0].WritableLayer.FsId.Mountpoint = ""
 	if _, err := client.ListPodSandboxStats(t.Context(), &runtime.ListPodSandboxStatsRequest{}); err == nil {
-		t.Error("a filesystem that could not be found out is passed on unnamed")
+		t.Error("an empty mountpoint was returned although it could not be filled in")
 	}
 }

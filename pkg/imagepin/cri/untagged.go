@@ -9,8 +9,8 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemoveUntagged removes the images that no key accounts for, that nobody has
-// written a record of since before, and that nothing on the node is made of.
+// RemoveUntagged removes images that have no key, whose records were last written before the given time, and that no
+// container of the node uses.
 func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
 	return s.remover.removeUntagged(ctx, before)
 }
@@ -41,11 +41,11 @@ func (s *remover) removeUntagged(ctx context.Context, before time.Time) error {
 	return s.collect(ctx)
 }
 
-// imagesInUse finds the image IDs that the containers of the node were made of.
+// imagesInUse returns the IDs of the images that the node's containers were created from.
 func (s *remover) imagesInUse(ctx context.Context) (map[digest.Digest]bool, error) {
 	resp, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("which images are in use: %w", err)
+		return nil, fmt.Errorf("list images in use: %w", err)
 	}
 	used := make(map[digest.Digest]bool)
 	for _, c := range resp.GetContainers() {

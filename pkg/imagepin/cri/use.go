@@ -11,9 +11,8 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// use makes images ready and keeps them until released: no removal takes them
-// away, and no garbage collection.
-func (s *containers) use(ctx context.Context, refs []reference.Named, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
+// useImages makes images ready. Until release is called, no removal and no garbage collection deletes them.
+func (s *containers) useImages(ctx context.Context, refs []reference.Named, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
 	names := make([]string, len(refs))
 	for i, ref := range refs {
 		names[i] = ref.String()
@@ -22,27 +21,28 @@ func (s *containers) use(ctx context.Context, refs []reference.Named, ready func
 	if err != nil {
 		return nil, err
 	}
-	let, err := s.readyAndHeld(ctx, ready)
+	releaseLease, err := s.readyAndLeased(ctx, ready)
 	if err != nil {
 		unlock()
 		return nil, err
 	}
-	return func() { let(); unlock() }, nil
+	return func() { releaseLease(); unlock() }, nil
 }
 
-// maxTries is how often images are made ready that other tools remove in between.
+// maxTries is the maximum number of attempts to make images ready, if their pins change or other tools remove them
+// meanwhile.
 const maxTries = 3
 
-// readyAndHeld makes images ready and holds them. One that another tool removes
-// before it is held is made ready again.
-func (s *containers) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
+// readyAndLeased makes images ready and leases them. If another tool removes one before it is leased, it makes it ready
+// again.
+func (s *containers) readyAndLeased(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
 	for range maxTries {
 		entries, err := ready()
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {
-			if err := s.show(s.namespaced(ctx), e); err != nil {
+			if err := s.waitVisible(s.namespaced(ctx), e); err != nil {
 				return nil, err
 			}
 		}
@@ -59,13 +59,12 @@ func (s *containers) readyAndHeld(ctx context.Context, ready func() ([]imagepin.
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("images are removed again and again while they are made ready: %w", errdefs.ErrUnavailable)
+	return nil, fmt.Errorf("images kept being removed while they were made ready: %w", errdefs.ErrUnavailable)
 }
 
-// show waits until the service behind knows an image. Where it does not know its
-// ID, it could not read the image when it started, and hears nothing of content
-// that was repaired since.
-func (s *containers) show(ctx context.Context, e imagepin.Entry) error {
+// waitVisible waits until upstream knows an image. If upstream does not know the image ID, it could not read the image
+// when it started, and gets no event for content that was repaired since.
+func (s *containers) waitVisible(ctx context.Context, e imagepin.Entry) error {
 	known, err := s.images.ImageStatus(untraced(ctx), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: e.ImageID.String()}})
 	if err == nil && known.GetImage() == nil {
 		for _, name := range []string{e.Ref, e.Record} {
@@ -77,8 +76,7 @@ func (s *containers) show(ctx context.Context, e imagepin.Entry) error {
 	return s.Images.Show(ctx, e)
 }
 
-// present reports whether what entries need is there. A key that lacks something
-// leaves the index.
+// present reports whether everything that entries need exists. It removes a key from the index if something is missing.
 func (s *containers) present(ctx context.Context, entries []imagepin.Entry) (bool, error) {
 	all := true
 	for _, e := range entries {

@@ -10,66 +10,65 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// TestUserOfAnother has kubelet give the ID of one image, and a pin decide for
-// another.
-func TestUserOfAnother(t *testing.T) {
+// kubelet sends the ID of one image, and a pin selects another.
+func TestCheckImageUser(t *testing.T) {
 	one, two := digest.FromString("one"), digest.FromString("two")
 	uid := func(n int64) *runtime.Int64Value { return &runtime.Int64Value{Value: n} }
 	for _, test := range []struct {
-		name       string
-		given      string
-		told, runs imagepin.Entry
-		uid        *runtime.Int64Value
-		username   string
-		otherwise  bool
+		name        string
+		given       string
+		entry, runs imagepin.Entry
+		uid         *runtime.Int64Value
+		username    string
+		wantErr     bool
 	}{
-		{"root for another's", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(0), "", true},
-		{"a number for root", one.String(), imagepin.Entry{ImageID: one, User: "1000:5"}, imagepin.Entry{ImageID: two}, uid(1000), "", true},
-		{"a name for a number", one.String(), imagepin.Entry{ImageID: one, User: "web"}, imagepin.Entry{ImageID: two, User: "7"}, nil, "web", true},
+		{"root instead of a number", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(0), "", true},
+		{"a number instead of root", one.String(), imagepin.Entry{ImageID: one, User: "1000:5"}, imagepin.Entry{ImageID: two}, uid(1000), "", true},
+		{"a name instead of a number", one.String(), imagepin.Entry{ImageID: one, User: "web"}, imagepin.Entry{ImageID: two, User: "7"}, nil, "web", true},
 		{"the same user", one.String(), imagepin.Entry{ImageID: one, User: "7"}, imagepin.Entry{ImageID: two, User: "7:7"}, uid(7), "", false},
 		{"root by number", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "0"}, uid(0), "", false},
 		{"the same image", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: one}, uid(0), "", false},
-		{"the pod says who", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(3), "", false},
-		{"nobody says who", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, nil, "", false},
+		{"the pod specifies a user", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(3), "", false},
+		{"no user at all", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, nil, "", false},
 		{"by reference", "app:v1", imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(0), "", false},
 	} {
 		c := &runtime.ContainerConfig{Linux: &runtime.LinuxContainerConfig{SecurityContext: &runtime.LinuxContainerSecurityContext{
 			RunAsUser: test.uid, RunAsUsername: test.username,
 		}}}
-		err := userOfAnother(c, want{spec: &runtime.ImageSpec{Image: test.given}, entry: test.told}, test.runs)
-		if test.otherwise && !errdefs.IsUnavailable(err) || !test.otherwise && err != nil {
+		err := checkImageUser(c, containerImage{spec: &runtime.ImageSpec{Image: test.given}, entry: test.entry}, test.runs)
+		if test.wantErr && !errdefs.IsUnavailable(err) || !test.wantErr && err != nil {
 			t.Errorf("%s: %v", test.name, err)
 		}
 	}
 }
 
-// TestLearnedMark has a pod get another mark again and again: it is found by the
-// last one, and nothing of it is left when its sandbox is gone.
-func TestLearnedMark(t *testing.T) {
+// A pod gets a new mark several times. It is found by the last one, and nothing of it remains after its sandbox is
+// removed.
+func TestUpdateMark(t *testing.T) {
 	x := newSandboxes(nil, nil)
 	s := &sandbox{handler: "h", marks: podMarks("uid", map[string]string{configSeenAnnotation: "first"})}
 	x.add("id", s)
 	for _, seen := range []string{"second", "second", "third"} {
 		config := &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: seen}}
-		x.learn(s, config)
-		if x.marked(podMarks("", config.GetAnnotations())) != s {
+		x.updateMark(s, config)
+		if x.findByMark(podMarks("", config.GetAnnotations())) != s {
 			t.Errorf("not found by %s", seen)
 		}
 	}
-	// It is listed anew.
+	// It is listed again.
 	listed := &sandbox{handler: "h", marks: s.marks}
 	x.add("id", listed)
 	for seen, known := range map[string]bool{"first": true, "second": false, "third": true} {
-		if got := x.marked([]string{"seen " + seen}); (got == listed) != known {
+		if got := x.findByMark([]string{"seen " + seen}); (got == listed) != known {
 			t.Errorf("by %s: %v", seen, got)
 		}
 	}
 	x.remove("id", nil)
 	if len(x.marks) > 0 || len(x.ids) > 0 {
-		t.Errorf("left: %v, %v", x.marks, x.ids)
+		t.Errorf("remaining: %v, %v", x.marks, x.ids)
 	}
-	x.learn(listed, &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: "late"}})
+	x.updateMark(listed, &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: "late"}})
 	if len(x.marks) > 0 {
-		t.Errorf("learned after it was gone: %v", x.marks)
+		t.Errorf("updated after it was removed: %v", x.marks)
 	}
 }

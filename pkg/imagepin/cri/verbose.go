@@ -13,8 +13,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// verboseInfo is what ImageStatus tells besides the image itself. "info" is as
-// containerd's CRI has it; "imagepin" is what is known of the keys.
+// verboseInfo returns the verbose part of ImageStatus. "info" has the same content as in containerd's CRI; "imagepin"
+// describes the keys.
 func (s *imageCalls) verboseInfo(ctx context.Context, e imagepin.Entry) (map[string]string, error) {
 	b, err := content.ReadBlob(s.namespaced(ctx), s.Content, ocispec.Descriptor{Digest: e.ImageID})
 	if err != nil {
@@ -24,7 +24,7 @@ func (s *imageCalls) verboseInfo(ctx context.Context, e imagepin.Entry) (map[str
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return nil, err
 	}
-	stock, err := json.Marshal(struct {
+	info, err := json.Marshal(struct {
 		ChainID   string        `json:"chainID"`
 		ImageSpec ocispec.Image `json:"imageSpec"`
 	}{e.ChainID.String(), spec})
@@ -35,16 +35,16 @@ func (s *imageCalls) verboseInfo(ctx context.Context, e imagepin.Entry) (map[str
 	for _, o := range s.Store.ByID(e.ImageID) {
 		keys = append(keys, s.verboseKey(o))
 	}
-	ours, err := json.Marshal(struct {
+	keyInfo, err := json.Marshal(struct {
 		Keys []verboseKey `json:"keys"`
 	}{keys})
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{"info": string(stock), "imagepin": string(ours)}, nil
+	return map[string]string{"info": string(info), "imagepin": string(keyInfo)}, nil
 }
 
-// verboseKey is what crictl inspecti shows of a key.
+// verboseKey is a key as crictl inspecti shows it.
 type verboseKey struct {
 	Ref         string       `json:"ref"`
 	Platform    string       `json:"platform"`
@@ -60,7 +60,7 @@ type verboseKey struct {
 	Pins        []verbosePin `json:"pins,omitempty"`
 }
 
-// verboseRule is the rule of the policy for a key's reference.
+// verboseRule is the policy rule for a key's reference.
 type verboseRule struct {
 	Match              string `json:"match,omitempty"` // empty for the defaults
 	PullBehavior       string `json:"pullBehavior"`
@@ -69,8 +69,7 @@ type verboseRule struct {
 	AllowPodOverride   bool   `json:"allowPodOverride"`
 }
 
-// verbosePin is what a key's reference is pinned to in one scope, which can be
-// another digest than the key's.
+// verbosePin is the pin of a key's reference in one scope. Its digest can differ from the key's.
 type verbosePin struct {
 	Scope  string     `json:"scope"`
 	Digest string     `json:"digest"`

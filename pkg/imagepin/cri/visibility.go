@@ -14,11 +14,11 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Visibility waits for what upstream knows of images. It implements [pull.Upstream].
+// Visibility waits until upstream knows images. It implements [pull.Upstream].
 type Visibility struct {
 	Images runtime.ImageServiceClient
-	// Remind has upstream read the record called name again, which it does not by itself where it could not read the image
-	// when it started. It is called once for each name where waiting takes long.
+	// Remind makes upstream read the record with this name again. Upstream does not do so by itself if it could not
+	// read the image when it started. WaitVisible calls it once for each name if waiting takes long.
 	Remind func(ctx context.Context, name string) error
 }
 
@@ -41,7 +41,7 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 			case <-late.C:
 				for _, name := range names {
 					if err := v.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
-						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot remind containerd's CRI of an image")
+						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot make containerd's CRI read an image record again")
 					}
 				}
 			case <-ctx.Done():
@@ -50,8 +50,8 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 				}
 				return &imagepin.Error{
 					Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: err,
-					Message: fmt.Sprintf("containerd's CRI service did not take notice of %s within %s", name, visibleTimeout),
-					Hint:    "Try again; look for errors of containerd's event handling in its log if it stays.",
+					Message: fmt.Sprintf("containerd's CRI service did not pick up %s within %s", name, visibleTimeout),
+					Hint:    "Try again. If the error persists, look for event handling errors in containerd's log.",
 				}
 			}
 		}

@@ -18,16 +18,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// slowToNotice is a CRI service that takes notice of an image some time after
-// it was recorded.
-type slowToNotice struct {
+// slowUpstream is a CRI service that knows an image only some time after it was recorded.
+type slowUpstream struct {
 	runtime.ImageServiceClient
 	id    digest.Digest
 	after time.Time
 	names []string
 }
 
-func (s *slowToNotice) ImageStatus(_ context.Context, r *runtime.ImageStatusRequest, _ ...grpc.CallOption) (*runtime.ImageStatusResponse, error) {
+func (s *slowUpstream) ImageStatus(_ context.Context, r *runtime.ImageStatusRequest, _ ...grpc.CallOption) (*runtime.ImageStatusResponse, error) {
 	if time.Now().Before(s.after) {
 		return &runtime.ImageStatusResponse{}, nil
 	}
@@ -42,29 +41,29 @@ func TestWaitVisible(t *testing.T) {
 		after  time.Duration
 		give   time.Duration
 		wanted time.Duration
-		asked  int
+		calls  int
 		want   error
 	}{
 		"at once":            {0, time.Hour, time.Hour, 2, nil},
-		"late":               {5 * time.Second, time.Hour, time.Hour, 2, nil},
-		"removed meanwhile":  {time.Minute, time.Hour, time.Second, 0, nil},
-		"too late":           {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
-		"the caller gave up": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
+		"slow":               {5 * time.Second, time.Hour, time.Hour, 2, nil},
+		"removed":            {time.Minute, time.Hour, time.Second, 0, nil},
+		"timeout":            {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
+		"the caller cancels": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), tc.give)
 				defer cancel()
-				behind := &slowToNotice{id: id, after: time.Now().Add(tc.after)}
+				upstream := &slowUpstream{id: id, after: time.Now().Add(tc.after)}
 				end := time.Now().Add(tc.wanted)
 				var reminded []string
 				remind := func(_ context.Context, name string) error {
 					reminded = append(reminded, name)
 					return errdefs.ErrNotFound
 				}
-				err := Visibility{Images: behind, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
+				err := Visibility{Images: upstream, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
 				if late := min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
-					t.Errorf("reminded of %q", reminded)
+					t.Errorf("reminded for %q", reminded)
 				}
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
@@ -76,8 +75,8 @@ func TestWaitVisible(t *testing.T) {
 				if named != nil && status.Code(toStatus(err)) != codes.Unavailable {
 					t.Errorf("status %v", toStatus(err))
 				}
-				if len(behind.names) != tc.asked {
-					t.Errorf("asked for %q", behind.names)
+				if len(upstream.names) != tc.calls {
+					t.Errorf("called with %q", upstream.names)
 				}
 			})
 		})

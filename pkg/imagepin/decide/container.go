@@ -10,24 +10,25 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// PinForPod returns the pin that decides what a reference means for the containers of a pod; nil where there is none
-// yet. scoped is false where the policy makes none. It fails with [imagepin.PinOfNewerRelease] (ErrNotImplemented).
+// PinForPod returns the pin that decides what a reference resolves to for the containers of a pod, or nil if it is not
+// pinned yet. scoped is false if the policy does not pin the reference for this pod. It fails with
+// [imagepin.PinOfNewerRelease] (ErrNotImplemented).
 func (d *Decider) PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error) {
 	q := Question{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
 	held, err := d.pinOf(q)
 	return held, q.Policy.Scope != "", err
 }
 
-// PinUse makes the pin of a reference for a container that is created without a pull, of root, which is ready for it.
-// It returns the pin that decides for the container's pod, which is that of the first use; nil where the policy makes
-// none. It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted).
+// PinUse pins a reference to root for a container that is created without a pull. root must be ready for the container.
+// It returns the pin that decides for the pod: the first use wins. It returns nil if the policy does not pin the
+// reference. It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted).
 func (d *Decider) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (*pin.Pin, error) {
 	q := Question{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
 	if q.Policy.Scope == "" {
 		return nil, nil
 	}
 	if _, ok := d.pins.Get(q.pinID()); !ok && q.Policy.Retain {
-		// First, so that there is no pin where there is no room.
+		// Reserve first: there must be no pin if there is no space.
 		release, err := d.retained.Reserve(nil, d.inRepository(ref, root.Digest)...)
 		if err != nil {
 			return nil, err

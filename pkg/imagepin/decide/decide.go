@@ -18,9 +18,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a Decider works with. All fields are required.
+// Config has the dependencies of a [Decider]. All fields are required.
 type Config struct {
-	// Policy returns the rules that hold now.
+	// Policy returns the current rules.
 	Policy   func() *policy.Policy
 	Pins     Pins
 	Images   Images
@@ -29,7 +29,7 @@ type Config struct {
 	Retained Retained
 }
 
-// Decider decides which digest a reference means. It is safe for concurrent use.
+// Decider decides which digest a reference resolves to. It is safe for concurrent use.
 type Decider struct {
 	policy   func() *policy.Policy
 	pins     Pins
@@ -39,56 +39,56 @@ type Decider struct {
 	retained Retained
 }
 
-// New returns a decider.
+// New returns a Decider.
 func New(c Config) *Decider {
 	return &Decider{policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained}
 }
 
-// Question is what has to be decided.
+// Question is the input of a decision.
 type Question struct {
 	Ref        reference.Named // normalized, see [imagepin.ParseReference]
 	Credential resolve.Credential
 	Policy     policy.Decision
-	// Target is the caller's: of the images on the node, its own comes first.
+	// Target is the target of the call. An image on the node for this target takes precedence over images for others.
 	Target runtimeplatform.Target
-	// DryRun leaves pins as they are.
+	// DryRun does not change pins.
 	DryRun bool
 }
 
-// verdict returns a verdict without an answer of the registry.
+// verdict returns a verdict without an answer from the registry.
 func (q Question) verdict(root ocispec.Descriptor, why string) Verdict {
 	return Verdict{Ref: q.Ref, Credential: q.Credential, Root: root, Why: why}
 }
 
-// Verdict is which digest a reference means for one call, and why.
+// Verdict is the digest that a reference resolves to for one call, and why.
 type Verdict struct {
 	Ref        reference.Named
 	Credential resolve.Credential
 	// Root is the descriptor to run: an index or a manifest.
 	Root ocispec.Descriptor
-	// Why says in words how Root was decided.
+	// Why is the reason for Root, as text.
 	Why string
-	// Registry is what the registry answered for Ref; nil where it was not asked, or did not answer.
+	// Registry is what Ref resolves to in the registry. It is nil if the registry was not asked or did not answer.
 	Registry *ocispec.Descriptor
-	// RegistryError is why the registry did not answer.
+	// RegistryError is the reason why the registry did not answer.
 	RegistryError error
 	// Host is the registry host that answered.
 	Host string
-	// Session can fetch Root; nil where the registry was not asked.
+	// Session can fetch Root. It is nil if the registry was not asked.
 	Session *resolve.Session
-	// Proof is that of Credential for Root; empty where no registry has accepted it for this call.
+	// Proof is the proof of Credential for Root. It is empty if no registry accepted the credential in this call.
 	Proof string
-	// Pin is the pin that decided; nil where none did.
+	// Pin is the pin that decided, or nil.
 	Pin *pin.Pin
-	// FirstUse is the pin that this use of Root makes; nil where it makes none. See [Decider.PinFirstUse].
+	// FirstUse is the pin that this use of Root makes, or nil. See [Decider.PinFirstUse].
 	FirstUse *FirstUse
 }
 
-// Fallback reports whether an image on the node is used because the registry did not answer.
+// Fallback reports whether the image on the node is used because the registry did not answer.
 func (v Verdict) Fallback() bool { return v.RegistryError != nil && v.Root.Digest != "" }
 
-// Decide finds the digest that a reference means: by the pin of its scope, by what is on the node where the behavior
-// does without the registry, or by asking.
+// Decide resolves a reference to a digest: by the pin in its scope, by the image on the node if the pull behavior
+// allows that, or by a request to the registry.
 //
 // Errors are those of [resolve.Resolver.Resolve], PinnedDigestGone (ErrNotFound) and PinOfNewerRelease
 // (ErrNotImplemented).
@@ -112,23 +112,24 @@ func (d *Decider) Decide(ctx context.Context, q Question) (Verdict, error) {
 	return d.applyPin(ctx, q, v)
 }
 
-// decideDigest is for a reference with a digest. The registry is asked only where the digest is not on the node, or the
-// credential has no proof.
+// decideDigest decides for a reference with a digest. It asks the registry only if the digest is not on the node, or
+// the credential has no proof.
 func (d *Decider) decideDigest(ctx context.Context, q Question, root digest.Digest) (Verdict, error) {
 	if es := d.images.ByRef(q.Ref.String()); len(es) > 0 && d.mayHave(q, es[0]) {
-		return q.verdict(es[0].Root, "the reference is a digest that is here"), nil
+		return q.verdict(es[0].Root, "the reference has a digest, which is on the node"), nil
 	}
-	return d.ask(ctx, q, q.Ref, "the reference is a digest")
+	return d.ask(ctx, q, q.Ref, "the reference has a digest")
 }
 
-// decideTag finds what a tag means without its pin. With a pin, the image on the node is that of the pinned digest.
+// decideTag resolves a tag without applying its pin. If the tag is pinned, only the pinned digest counts as the image
+// on the node.
 func (d *Decider) decideTag(ctx context.Context, q Question, pinned *pin.Pin) (Verdict, error) {
 	local, here := d.onNode(q, pinned)
 	behavior := q.Policy.Behavior
 	if here && (behavior == policy.PreferCached || behavior == policy.Once && local.Source == imagepin.SourcePull) {
-		return d.authorize(ctx, q, local, fmt.Sprintf("it is here, and pull_behavior is %q", behavior))
+		return d.authorize(ctx, q, local, fmt.Sprintf("the image is on the node, and pull_behavior is %q", behavior))
 	}
-	v, err := d.ask(ctx, q, q.Ref, "the registry says so")
+	v, err := d.ask(ctx, q, q.Ref, "resolved by the registry")
 	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) || !d.mayHave(q, local) {
 		return v, err
 	}
@@ -136,17 +137,17 @@ func (d *Decider) decideTag(ctx context.Context, q Question, pinned *pin.Pin) (V
 		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.Ref.String(), "digest": local.Root.Digest}).
 			Warn("the registry is unavailable, using the image on the node")
 	}
-	v = q.verdict(local.Root, "the registry is unavailable, and it is here")
+	v = q.verdict(local.Root, "the registry is unavailable, and the image is on the node")
 	v.RegistryError = err
 	return v, nil
 }
 
-// applyPin makes a verdict that of the pin of its scope, or the one of the first use.
+// applyPin applies the pin of the scope to a verdict. If there is none, it marks the verdict as the first use.
 func (d *Decider) applyPin(ctx context.Context, q Question, v Verdict) (Verdict, error) {
 	if q.Policy.Scope == "" {
 		return v, nil
 	}
-	// It can have been made, moved or removed while the registry was asked.
+	// The pin can be made, moved or removed during the request to the registry.
 	held, pinned := d.pins.Get(q.pinID())
 	if pinned {
 		v = d.follow(v, held)
@@ -155,18 +156,18 @@ func (d *Decider) applyPin(ctx context.Context, q Question, v Verdict) (Verdict,
 		if err := d.pins.Touch(ctx, held.ID); err != nil {
 			return v, err
 		}
-		_, pinned = d.pins.Get(held.ID) // one that has just expired is used, and made again
+		_, pinned = d.pins.Get(held.ID) // a pin that has just expired is used, and made again
 	}
 	if !pinned {
 		v.Pin, v.FirstUse = nil, q.firstUse()
 	}
 	if !pinned && q.DryRun {
-		v.Why += "; it would be pinned"
+		v.Why += "; a pull would pin it"
 	}
 	return v, nil
 }
 
-// follow gives a verdict the digest of a pin.
+// follow changes a verdict to the digest of a pin.
 func (d *Decider) follow(v Verdict, held pin.Pin) Verdict {
 	if v.Root.Digest != held.Root.Digest {
 		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
@@ -178,7 +179,7 @@ func (d *Decider) follow(v Verdict, held pin.Pin) Verdict {
 	return v
 }
 
-// noteDrift notes on every pin of a tag what its registry answers.
+// noteDrift records the digest that the registry returned for a tag on all pins of the tag.
 func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest.Digest) error {
 	for _, held := range d.pins.Scopes(ref.String()) {
 		if err := d.pins.Saw(ctx, held.ID, now); err != nil {
@@ -188,8 +189,8 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 	return nil
 }
 
-// withoutTag is the error of a tag that its registry does not have. Where the pinned digest is nowhere either, the error
-// says that: a registry that deletes a manifest deletes its tags too.
+// withoutTag returns the error for a tag that its registry does not have. If the pinned digest is gone as well, it
+// returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its tags too.
 func (d *Decider) withoutTag(ctx context.Context, q Question, pinned *pin.Pin, err error) error {
 	if pinned == nil || !errdefs.IsNotFound(err) {
 		return err

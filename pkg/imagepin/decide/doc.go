@@ -1,12 +1,12 @@
-// Package decide finds which digest a reference means for one call, and why.
+// Package decide decides which digest a reference resolves to for one call, and why.
 //
-// Four things decide, and each has a file:
+// Four inputs decide, each in its own file:
 //
-//	policy    the rule for the reference, what the pod overrides, and the scope (policy.go)
-//	pin       the digest that the scope is pinned to (pin.go)
-//	node      what is on the node, and who may have it (node.go)
-//	registry  what the registry answers (registry.go)
+//	policy    the rule for the reference, the pod's overrides, and the scope (policy.go)
+//	pin       the digest that the reference is pinned to in the scope (pin.go)
+//	node      the images on the node, and the credentials with a proof (node.go, proofs.go)
+//	registry  the answer of the registry (registry.go)
 //
-// decide.go puts them together. [Decider.Decide] returns a [Verdict], which package pull makes ready. The matrix of
-// docs/digest-policy.md is the table of decide_test.go. Package decide writes pins and nothing else.
+// [Decider.Decide] combines them and returns a [Verdict], which package pull makes ready. TestMatrix tests the matrix
+// of docs/digest-policy.md. The only state that package decide writes is pins.
 package decide

@@ -25,20 +25,20 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// The targets of the tests: the caller's own, and another.
+// The target of the caller in the tests, and another target.
 var (
 	ownTarget   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "own"}
 	otherTarget = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "other"}
 )
 
-// roots are the digests that the tag of the tests has meant.
+// roots are the digests of the tag in the tests.
 var roots = map[string]ocispec.Descriptor{"old": root("old"), "new": root("new")}
 
 func root(text string) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(text), Size: int64(len(text))}
 }
 
-// version is the name of a root.
+// version returns the name of a root.
 func version(d digest.Digest) string {
 	for name, r := range roots {
 		if r.Digest == d {
@@ -48,16 +48,16 @@ func version(d digest.Digest) string {
 	return d.String()
 }
 
-// answers is a registry that says what a tag means, and has every digest that it ever had.
-type answers struct {
+// fakeRegistry is a registry with one tag, which serves every digest that the tag ever had.
+type fakeRegistry struct {
 	*httptest.Server
-	status   atomic.Int32 // instead of an answer
-	tag      atomic.Value // the version that the tag means
+	status   atomic.Int32 // returned instead of an answer
+	tag      atomic.Value // the version that the tag resolves to
 	requests atomic.Int64
 }
 
-func newAnswers(t *testing.T) *answers {
-	a := &answers{}
+func newFakeRegistry(t *testing.T) *fakeRegistry {
+	a := &fakeRegistry{}
 	a.tag.Store("old")
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(a.Close)
@@ -65,7 +65,7 @@ func newAnswers(t *testing.T) *answers {
 }
 
 // ServeHTTP implements http.Handler.
-func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (a *fakeRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.requests.Add(1)
 	if status := int(a.status.Load()); status != 0 {
 		w.WriteHeader(status)
@@ -82,7 +82,7 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", fmt.Sprint(answer.Size))
 }
 
-// imageList is the images of a node, and the proofs on their records.
+// imageList has the images of a node, and the proofs on their records.
 type imageList struct {
 	entries []imagepin.Entry
 	proofs  []string
@@ -103,11 +103,11 @@ func (l *imageList) HasProof(proofs ...string) bool {
 	return slices.ContainsFunc(proofs, func(p string) bool { return slices.Contains(l.proofs, p) })
 }
 
-// retained is what pins retain, and how much room there is.
+// retained is the content that pins retain, and whether the limit is reached.
 type retained struct {
 	roots    map[digest.Digest]bool
 	full     bool
-	reserved int // that are not released
+	reserved int // not released
 	entries  []imagepin.Entry
 	freed    func(digest.Digest) bool
 }
@@ -132,7 +132,7 @@ func (s boltNamespaces) Create(ctx context.Context, name string, labels map[stri
 	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
-// env is a node that decides, with a registry: real pins, a real resolver, and a list of images.
+// env is a node with a registry: real pins, a real resolver, and a list of images.
 type env struct {
 	*Decider
 	ctx      context.Context
@@ -140,7 +140,7 @@ type env struct {
 	pins     *pin.Store
 	images   *imageList
 	retained *retained
-	registry *answers
+	registry *fakeRegistry
 	resolver *resolve.Resolver
 	ref      reference.Named
 }
@@ -153,7 +153,7 @@ func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {
 	rulebook, err := policy.New(rule, rules, []string{"revision"})
 	noError(t, err)
 	e := &env{
-		ctx: n.Context(t), node: n, images: &imageList{}, registry: newAnswers(t), retained: &retained{roots: map[digest.Digest]bool{}},
+		ctx: n.Context(t), node: n, images: &imageList{}, registry: newFakeRegistry(t), retained: &retained{roots: map[digest.Digest]bool{}},
 		pins:     pin.New(pin.Config{Images: n.Images, Namespaces: boltNamespaces{n.DB}}),
 		resolver: resolve.New(resolve.Config{Timeout: time.Minute, Prover: prover}),
 	}
@@ -188,7 +188,7 @@ func (e *env) byDigest(t *testing.T, version string) reference.Canonical {
 }
 
 // put makes a version of the tag ready for a target, under the tag and under its digest. by is the credential that was
-// accepted for it; nil is none. at orders what is put.
+// accepted for it, or nil. at is the order.
 func (e *env) put(t *testing.T, version string, target runtimeplatform.Target, source imagepin.Source, by *resolve.Credential, at int) {
 	t.Helper()
 	for _, ref := range []string{e.ref.String(), e.byDigest(t, version).String()} {
@@ -203,7 +203,7 @@ func (e *env) put(t *testing.T, version string, target runtimeplatform.Target, s
 
 func (e *env) id(scope policy.Scope) pin.ID { return pin.ID{Scope: scope, Ref: e.ref.String()} }
 
-// pinned is the version that the tag is pinned to in a scope; empty where it is not.
+// pinned returns the version that the tag is pinned to in a scope, or "".
 func (e *env) pinned(scope policy.Scope) string {
 	if held, ok := e.pins.Get(e.id(scope)); ok {
 		return version(held.Root.Digest)

@@ -12,11 +12,11 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// tagIsGone is what a tag means that its registry does not have.
-const tagIsGone = "nothing: the registry has no such tag either"
+// tagIsGone describes a tag that its registry does not have.
+const tagIsGone = "the registry does not have the tag either"
 
-// Gone returns the error of a verdict whose pinned digest cannot be had, for a target: [imagepin.PinnedDigestGone]
-// (ErrNotFound). It names what the tag means now, and asks the registry where that is not known.
+// Gone returns the error for a verdict whose pinned digest is gone: [imagepin.PinnedDigestGone] (ErrNotFound). Its
+// message includes the current digest of the tag. If that is not known, Gone asks the registry.
 func (d *Decider) Gone(ctx context.Context, v Verdict, target string, err error) error {
 	return goneError(v.Pin, target, d.tagNow(ctx, v), err)
 }
@@ -24,32 +24,32 @@ func (d *Decider) Gone(ctx context.Context, v Verdict, target string, err error)
 func goneError(held *pin.Pin, target, now string, err error) error {
 	return &imagepin.Error{
 		Reason: imagepin.PinnedDigestGone, Ref: held.Ref, Target: target, Class: errdefs.ErrNotFound, Err: err,
-		Message: fmt.Sprintf("it is pinned to %s since %s in scope %s, which is neither on the node nor in the registry; the tag means %s",
+		Message: fmt.Sprintf("pinned to %s since %s in scope %s, but this digest is neither on the node nor in the registry; %s",
 			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, now),
-		Hint: fmt.Sprintf("To run what the tag means now: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
+		Hint: fmt.Sprintf("To move the pin to the tag's current digest: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
 			held.Ref, held.Scope, held.Ref, held.Scope),
 	}
 }
 
-// tagNow says what the tag of a pinned verdict means, for an error.
+// tagNow describes the current state of a pinned tag, for an error.
 func (d *Decider) tagNow(ctx context.Context, v Verdict) string {
 	now := v.Registry
 	if now == nil {
 		tag, err := reference.ParseNamed(v.Pin.Ref)
 		if err != nil {
-			return "not known: " + err.Error()
+			return "the current digest of the tag is unknown: " + err.Error()
 		}
 		asked, err := d.ask(ctx, Question{Ref: tag, Credential: v.Credential}, tag, "")
 		switch {
 		case errdefs.IsNotFound(err):
 			return tagIsGone
 		case err != nil:
-			return "not known: the registry did not answer"
+			return "the current digest of the tag is unknown: the registry did not answer"
 		}
 		now = asked.Registry
 	}
 	if now.Digest == v.Root.Digest {
-		return "still this digest, but a part of it is missing there"
+		return "the tag still resolves to this digest, but a part of the image is missing in the registry"
 	}
-	return now.Digest.String()
+	return "the tag now resolves to " + now.Digest.String()
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// nodeStates are what a node can have of a tag. The caller has no credential.
+// nodeStates are the states of a tag on the node. The caller has no credential.
 var nodeStates = map[string]func(t *testing.T, e *env){
 	"absent": func(*testing.T, *env) {},
 	"pulled": func(t *testing.T, e *env) {
@@ -40,34 +40,34 @@ var nodeStates = map[string]func(t *testing.T, e *env){
 	},
 }
 
-// tagHere are the states in which kubelet finds the tag, which it looks for before it pulls with IfNotPresent.
+// tagHere are the states in which kubelet finds the tag. With IfNotPresent, kubelet looks for the tag before it pulls.
 var tagHere = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
 
-// registryStates are what a registry answers, in the order of the outcomes: the old digest, the new one, or a status.
+// registryStates are the answers of a registry, in the order of the outcomes: the old digest, the new one, or a status.
 var registryStates = []struct {
 	tag    string
 	status int
 }{{"old", 0}, {"new", 0}, {"old", 404}, {"old", 401}, {"old", 503}}
 
-// outcomes are what a container runs for each answer of the registry: a version, with "!" where no request is sent, or
-// the status that the call fails with. They are by the states of the node, which are separated by spaces.
+// outcomes maps states of the node, separated by spaces, to what a container runs for each answer of the registry: a
+// version, with "!" if no request is sent, or the status that the call fails with.
 type outcomes map[string]string
 
 const (
-	asked      = "old new 404 401 503" // the registry decides
-	fallback   = "old new 404 401 old" // it decides, or else what is here
-	oldAsked   = "old old 404 401 503" // it only lets the caller in
-	newAsked   = "new new 404 401 503"
-	oldIfAway  = "old old 404 401 old" // it lets the caller in, or is unavailable
-	newIfAway  = "new new 404 401 new"
-	oldUnasked = "old! old! old! old! old!"
-	newUnasked = "new! new! new! new! new!"
+	asked        = "old new 404 401 503" // the registry decides
+	fallback     = "old new 404 401 old" // the registry decides, or else the image on the node
+	oldAsked     = "old old 404 401 503" // the registry only accepts the caller
+	newAsked     = "new new 404 401 503"
+	oldIfDown    = "old old 404 401 old" // the registry accepts the caller, or is unavailable
+	newIfDown    = "new new 404 401 new"
+	oldNoRequest = "old! old! old! old! old!"
+	newNoRequest = "new! new! new! new! new!"
 
 	all = "absent pulled other-target split imported-split adopted imported unproved"
 )
 
-// cell is one of the matrix: the text in the document, and what happens. Where the text depends on the digest that is
-// pinned, other has the outcomes of the new one.
+// cell is one cell of the matrix: its text in the document, and the outcomes. If the outcomes depend on the pinned
+// digest, other has those of the new digest.
 type cell struct {
 	text  string
 	want  outcomes
@@ -76,81 +76,81 @@ type cell struct {
 
 type row struct {
 	pullPolicy string
-	behavior   policy.Behavior // empty is any
+	behavior   policy.Behavior // empty means any
 	off        cell
 	unpinned   cell
 	pinned     cell
 }
 
-// here is what happens where kubelet does not pull.
-var here = outcomes{strings.Join(tagHere, " "): oldUnasked}
+// here has the outcomes without a pull.
+var here = outcomes{strings.Join(tagHere, " "): oldNoRequest}
 
-// matrix is that of docs/digest-policy.md.
+// matrix is the matrix of docs/digest-policy.md.
 var matrix = []row{
 	{
 		"`Always`", policy.Default,
-		cell{text: "HEAD tag, runs the answer; without an answer, what is here", want: outcomes{
+		cell{text: "HEAD tag, runs the answer; without an answer, the image on the node", want: outcomes{
 			"absent adopted unproved": asked, "pulled other-target split imported-split imported": fallback,
 		}},
-		cell{text: "the same, and that is pinned"},
+		cell{text: "the same, and pins it"},
 		cell{text: "HEAD tag, runs the pinned digest, with or without an answer", want: outcomes{
-			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldIfAway,
+			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldIfDown,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newIfAway,
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newIfDown,
 		}},
 	},
 	{
 		"`Always`", policy.Always,
 		cell{text: "HEAD tag, runs the answer", want: outcomes{all: asked}},
-		cell{text: "the same, and that is pinned"},
-		cell{text: "HEAD tag, runs the pinned digest; without an answer fails", want: outcomes{all: oldAsked}, other: outcomes{all: newAsked}},
+		cell{text: "the same, and pins it"},
+		cell{text: "HEAD tag, runs the pinned digest; fails without an answer", want: outcomes{all: oldAsked}, other: outcomes{all: newAsked}},
 	},
 	{
 		"`Always`", policy.Once,
-		cell{text: "pulled here before: no request, runs that; else as `always`", want: outcomes{
-			"absent adopted imported": asked, "pulled other-target split": oldUnasked, "imported-split": newUnasked, "unproved": oldAsked,
+		cell{text: "pulled on this node before: no request, runs that image; else as `always`", want: outcomes{
+			"absent adopted imported": asked, "pulled other-target split": oldNoRequest, "imported-split": newNoRequest, "unproved": oldAsked,
 		}},
-		cell{text: "the same, and that is pinned"},
-		cell{text: "the pinned digest was pulled and is here: no request; else as `always`", want: outcomes{
-			"absent adopted imported imported-split unproved": oldAsked, "pulled other-target split": oldUnasked,
+		cell{text: "the same, and pins it"},
+		cell{text: "the pinned digest was pulled and is on the node: no request; else as `always`", want: outcomes{
+			"absent adopted imported imported-split unproved": oldAsked, "pulled other-target split": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newUnasked,
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newNoRequest,
 		}},
 	},
 	{
 		"`Always`", policy.PreferCached,
-		cell{text: "here: no request, runs that; else as `always`", want: outcomes{
-			"absent": asked, "pulled other-target split imported-split imported": oldUnasked, "adopted unproved": oldAsked,
+		cell{text: "on the node: no request, runs that image; else as `always`", want: outcomes{
+			"absent": asked, "pulled other-target split imported-split imported": oldNoRequest, "adopted unproved": oldAsked,
 		}},
-		cell{text: "the same, and that is pinned"},
-		cell{text: "the pinned digest is here: no request; else as `always`", want: outcomes{
-			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldUnasked,
+		cell{text: "the same, and pins it"},
+		cell{text: "the pinned digest is on the node: no request; else as `always`", want: outcomes{
+			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newUnasked,
+			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newNoRequest,
 		}},
 	},
 	{
-		"`IfNotPresent`, tag not here", "",
+		"`IfNotPresent`, tag not on the node", "",
 		cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"},
 	},
 	{
-		"`IfNotPresent`, tag here", "",
-		cell{text: "no pull, no request: what is here", want: here},
-		cell{text: "no pull: what is here is pinned in CreateContainer"},
+		"`IfNotPresent`, tag on the node", "",
+		cell{text: "no pull, no request: runs the image on the node", want: here},
+		cell{text: "no pull: CreateContainer pins the image on the node"},
 		cell{
 			text: "no pull: CreateContainer runs the pinned digest", want: here,
-			other: outcomes{strings.Join(tagHere, " "): newUnasked},
+			other: outcomes{strings.Join(tagHere, " "): newNoRequest},
 		},
 	},
 	{
 		"`Never`", "",
-		cell{text: "no pull, no request; kubelet fails where the tag is not here", want: here},
-		cell{text: "as `IfNotPresent`, tag here"},
-		cell{text: "as `IfNotPresent`, tag here", want: here, other: outcomes{strings.Join(tagHere, " "): newUnasked}},
+		cell{text: "no pull, no request; kubelet fails if the tag is not on the node", want: here},
+		cell{text: "as `IfNotPresent`, tag on the node"},
+		cell{text: "as `IfNotPresent`, tag on the node", want: here, other: outcomes{strings.Join(tagHere, " "): newNoRequest}},
 	},
 }
 
-// TestMatrix goes through every cell of the matrix, every state of the node and every answer of the registry.
+// TestMatrix tests every cell of the matrix with every state of the node and every answer of the registry.
 func TestMatrix(t *testing.T) {
 	for _, r := range matrix {
 		behaviors := []policy.Behavior{r.behavior}
@@ -168,7 +168,7 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// testCell tests one cell; pinned is the version that the node is pinned to.
+// testCell tests one cell. pinned is the version that the node is pinned to.
 func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, consistency policy.Consistency, pinned string, want outcomes) {
 	var tested []string
 	for states, results := range want {
@@ -187,7 +187,7 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 					e.registry.status.Store(int32(answer.status))
 					got, err := e.start(t, pulls)
 					if got != result {
-						t.Errorf("got %s, not %s: %v", got, result, err)
+						t.Errorf("got %s, want %s: %v", got, result, err)
 					}
 					e.checkPin(t, got, consistency, pinned)
 				})
@@ -200,11 +200,11 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 	}
 	slices.Sort(tested)
 	if slices.Sort(expected); len(want) > 0 && !slices.Equal(tested, expected) {
-		t.Errorf("%s: the table has the states %q, not %q", name, tested, expected)
+		t.Errorf("%s: the matrix has the states %q, want %q", name, tested, expected)
 	}
 }
 
-// start does what the start of a container does, and returns what it runs as the table has it.
+// start simulates the start of a container and returns the outcome in the notation of the matrix.
 func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	t.Helper()
 	var run digest.Digest
@@ -236,7 +236,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 		used, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots[version(run)])
 		noError(t, err)
 		if used != nil && used.Root.Digest != run {
-			t.Errorf("the pin is of %s, and %s runs", version(used.Root.Digest), version(run))
+			t.Errorf("pinned to %s, but %s runs", version(used.Root.Digest), version(run))
 		}
 	}
 	if e.registry.requests.Load() == 0 {
@@ -245,7 +245,8 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	return version(run), nil
 }
 
-// checkPin looks at the pin after a start: what ran is pinned where the policy pins it, and a pin stays as it was.
+// checkPin checks the pin after a start: a policy that pins has pinned the version that ran, and an existing pin has
+// not changed.
 func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency, before string) {
 	t.Helper()
 	want := before
@@ -253,11 +254,11 @@ func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency,
 		want = v
 	}
 	if got := e.pinned(policy.NodeScope); got != want {
-		t.Errorf("pinned to %q, not %q", got, want)
+		t.Errorf("pinned to %q, want %q", got, want)
 	}
 }
 
-// TestMatrixInTheDocument keeps the matrix of docs/digest-policy.md that of the test.
+// TestMatrixInTheDocument checks that docs/digest-policy.md has this matrix.
 func TestMatrixInTheDocument(t *testing.T) {
 	lines := []string{
 		"| imagePullPolicy | `pull_behavior` | `version_consistency = \"off\"` | `\"node\"` or `\"workload\"`, no pin yet | pinned |",
@@ -275,6 +276,6 @@ func TestMatrixInTheDocument(t *testing.T) {
 	_, section, _ := strings.Cut(string(doc), "\n## The matrix\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	if table := strings.Join(lines, "\n"); !strings.Contains(section, "\n"+table+"\n") {
-		t.Errorf("docs/digest-policy.md does not have the matrix as it is tested:\n%s", table)
+		t.Errorf("docs/digest-policy.md does not have the tested matrix:\n%s", table)
 	}
 }

@@ -17,7 +17,7 @@ import (
 type Images interface {
 	// ByRef returns the entries of a normalized reference, one for each target.
 	ByRef(ref string) []imagepin.Entry
-	// ByRoot returns the entries of a digest, of all references and targets.
+	// ByRoot returns the entries of a digest, for all references and targets.
 	ByRoot(root digest.Digest) []imagepin.Entry
 }
 
@@ -25,13 +25,13 @@ type Images interface {
 type Retained interface {
 	// HoldsRoot reports whether content of a digest is retained.
 	HoldsRoot(root digest.Digest) bool
-	// Reserve keeps room for what a pin is to retain until release is called. freed reports which digests are released
-	// by then. It fails with [imagepin.RetainLimitReached].
+	// Reserve reserves space for content that a pin will retain, until release is called. freed reports which digests
+	// will no longer be retained by then. It fails with [imagepin.RetainLimitReached].
 	Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error)
 }
 
-// OfDigest returns the entries of one digest of ref's repository: by the digest first, then by the tag, which is how
-// another tool records it.
+// OfDigest returns the entries of one digest of ref's repository: the entries under the digest, and then the entries
+// under the tag, which is how other tools record an image.
 func OfDigest(images interface {
 	ByRef(ref string) []imagepin.Entry
 }, ref reference.Named, root digest.Digest) []imagepin.Entry {
@@ -42,8 +42,8 @@ func OfDigest(images interface {
 	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
-// onNode returns the image that the node has of a reference: the pinned digest, or else what the reference means for the
-// question's target, or else for another. Of an image that was removed, the retained content is enough.
+// onNode returns the image of a reference on the node. This is the pinned digest, or the image for the question's
+// target, or the image for another target. For a removed image, retained content is enough.
 func (d *Decider) onNode(q Question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := d.images.ByRef(q.Ref.String())
 	if pinned != nil {
@@ -60,9 +60,8 @@ func (d *Decider) onNode(q Question, pinned *pin.Pin) (imagepin.Entry, bool) {
 	}, true
 }
 
-// compare orders the images that a reference means for several targets, the best one last: that of the question's own
-// target, then one that was pulled, then the newest. With pull_behavior "once", one that was pulled is better than all
-// others.
+// compare orders the images of a reference for several targets, best last: the image for the question's target, then a
+// pulled one, then the newest. With pull_behavior "once", a pulled image comes before all others.
 func (q Question) compare(a, b imagepin.Entry) int {
 	own := order.Bool(a.Target == q.Target, b.Target == q.Target)
 	pulled := order.Bool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull)
@@ -72,13 +71,13 @@ func (q Question) compare(a, b imagepin.Entry) int {
 	return cmp.Or(own, pulled, a.ReadyAt.Compare(b.ReadyAt))
 }
 
-// mayHave reports whether the caller gets an image without asking its registry: its credential, or none, was accepted
-// for it before, or the image was imported and has no registry.
+// mayHave reports whether the caller may use an image without a request to its registry: the image has a proof of its
+// credential, or of a pull without credentials, or it was imported and has no registry.
 func (d *Decider) mayHave(q Question, e imagepin.Entry) bool {
 	return e.Source == imagepin.SourceImported || d.proofs.Accepted(q.Ref, q.Credential, e.Root.Digest)
 }
 
-// inRepository returns the entries of one digest of ref's repository, of all its tags.
+// inRepository returns the entries of one digest of ref's repository, for all tags.
 func (d *Decider) inRepository(ref reference.Named, root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(d.images.ByRoot(root), func(e imagepin.Entry) bool {
 		of, err := reference.ParseNamed(e.Ref)

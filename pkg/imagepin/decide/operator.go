@@ -16,8 +16,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// Preview returns what [Decider.Decide] would for a call of no pod, and the rule that it follows. It changes nothing.
-// A scope other than the empty one is that of the pods it is for.
+// Preview returns the verdict of [Decider.Decide] for a call without a pod, and the rule that applies. It changes
+// nothing. If scope is not empty, it replaces the scope of the rule.
 func (d *Decider) Preview(ctx context.Context, q Question, scope policy.Scope) (Verdict, policy.Rule, error) {
 	q.Policy, _ = d.EffectivePolicy(q.Ref.String(), policy.Pod{})
 	if scope != "" {
@@ -37,11 +37,11 @@ type SetPin struct {
 	Credential resolve.Credential
 }
 
-// SetPin pins a tag to a digest. The registry is asked for the digest, unless it is on the node and the credential has a
-// proof. previous is the digest that the tag was pinned to; empty where it was not.
+// SetPin pins a tag to a digest. It asks the registry for the digest, unless the digest is on the node and the
+// credential has a proof. previous is the digest that the tag was pinned to, or "".
 //
-// It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), and with RetainLimitReached and
-// PinLimitReached (both ErrResourceExhausted): then the pin is as it was.
+// It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), and with RetainLimitReached
+// and PinLimitReached (both ErrResourceExhausted). The pin does not change if it fails.
 func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous digest.Digest, _ error) {
 	if err := onlyTag(s.Ref); err != nil {
 		return pin.Pin{}, "", err
@@ -73,20 +73,20 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	return held, previous, d.pins.Prove(ctx, s.Ref, s.Digest, v.Proof)
 }
 
-// Refresh is the current digest of a tag, and what is to move to it.
+// Refresh is the current digest of a tag, and the pins and images to move to it.
 type Refresh struct {
-	// Verdict is of the digest's own reference: the tag moves once it is ready.
+	// Verdict has the reference by digest: the tag moves after the digest is ready.
 	Verdict Verdict
 	Tag     reference.Named
 	Pins    []pin.Pin
-	// Images are what the tag means now for each target.
+	// Images are the current images of the tag, one for each target.
 	Images []imagepin.Entry
 }
 
-// Refresh asks the registry for the current digest of a tag. scope is that of the pins to move; empty is all.
+// Refresh resolves a tag at the registry. scope selects the pins to move; empty means all.
 //
 // It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), and with UnknownPin and
-// UnknownImage (both ErrNotFound) where the node has nothing to move.
+// UnknownImage (both ErrNotFound) if there is nothing to move on the node.
 func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy.Scope, c resolve.Credential) (Refresh, error) {
 	if err := onlyTag(tag); err != nil {
 		return Refresh{}, err
@@ -100,7 +100,7 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if len(r.Pins) == 0 && (scope != "" || len(r.Images) == 0) {
 		return r, nothingToRefresh(tag, scope)
 	}
-	v, err := d.ask(ctx, Question{Ref: tag, Credential: c}, tag, "the registry says so")
+	v, err := d.ask(ctx, Question{Ref: tag, Credential: c}, tag, "resolved by the registry")
 	if err != nil {
 		return r, err
 	}
@@ -109,11 +109,11 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	return r, err
 }
 
-// MovePins moves the pins of a refresh to its digest, of which images are ready, and returns the verdict of the tag
-// from then on. moved has the pins as they are now.
+// MovePins moves the pins of a refresh to its digest. images are the images of that digest, which are ready. It returns
+// the new verdict for the tag. moved has the pins after the move.
 //
-// It fails with RetainLimitReached (ErrResourceExhausted) before any pin has moved. What the pins let go of counts as
-// room.
+// It fails with RetainLimitReached (ErrResourceExhausted) before any pin has moved. Content that the pins release
+// counts as free space.
 func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Entry) (v Verdict, moved []pin.Pin, _ error) {
 	v = r.Verdict
 	v.Ref = r.Tag
@@ -127,7 +127,7 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 	for _, held := range r.Pins {
 		by := pin.ByRefresh
 		if held.By == pin.ByOperator {
-			by = held.By // it still holds whatever the rules say
+			by = held.By // it still applies whatever the rules say
 		}
 		now, err := d.pins.Move(ctx, held.ID, v.Root, by, held.Retain)
 		if err != nil {
@@ -139,7 +139,7 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 	return v, moved, nil
 }
 
-// freedBy reports which digests no pin retains once some pins have moved to another.
+// freedBy reports which digests no pin retains after some pins have moved to another digest.
 func (d *Decider) freedBy(moving []pin.Pin, to digest.Digest) func(root digest.Digest) bool {
 	freed := make(map[digest.Digest]bool)
 	for _, held := range moving {
@@ -162,7 +162,7 @@ func has(pins []pin.Pin, id pin.ID) bool {
 	return false
 }
 
-// retains reports whether one of some pins retains its content.
+// retains reports whether one of the pins retains its content.
 func retains(pins []pin.Pin) bool {
 	for _, held := range pins {
 		if held.Retain {
@@ -172,7 +172,7 @@ func retains(pins []pin.Pin) bool {
 	return false
 }
 
-var errDigest = errors.New("has a digest, and always means that: only a tag can be pinned or refreshed")
+var errDigest = errors.New("has a digest; only a tag can be pinned or refreshed")
 
 func onlyTag(ref reference.Named) error {
 	if _, ok := ref.(reference.Digested); ok {
@@ -190,6 +190,6 @@ func nothingToRefresh(tag reference.Named, scope policy.Scope) error {
 	}
 	return &imagepin.Error{
 		Reason: imagepin.UnknownImage, Ref: tag.String(), Class: errdefs.ErrNotFound,
-		Message: "it was never pulled on this node, and has no pin", Hint: "Pull it: imagepin pull " + tag.String(),
+		Message: "not on this node, and not pinned", Hint: "Pull it: imagepin pull " + tag.String(),
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Pins are the pins of the node. [pin.Store] is one.
+// Pins reads and writes the pins of the node. [pin.Store] implements it.
 type Pins interface {
 	PinReader
 	PinWriter
@@ -24,28 +24,28 @@ type PinReader interface {
 	Get(id pin.ID) (pin.Pin, bool)
 	// Scopes returns the pins of a reference.
 	Scopes(ref string) []pin.Pin
-	// CheckReadable fails with [imagepin.PinOfNewerRelease] where a pin cannot be read.
+	// CheckReadable fails with [imagepin.PinOfNewerRelease] if a pin cannot be read.
 	CheckReadable(id pin.ID) error
 	List() []pin.Pin
 }
 
 // PinWriter changes pins.
 type PinWriter interface {
-	// MakeFor pins a reference for a pod of a namespace, unless it is pinned.
+	// MakeFor pins a reference for a pod in a namespace, unless it is pinned.
 	MakeFor(ctx context.Context, namespace string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
 	Move(ctx context.Context, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
-	// Touch notes that a pin is used.
+	// Touch records the use of a pin.
 	Touch(ctx context.Context, id pin.ID) error
-	// Saw notes what the registry answers for a pinned tag.
+	// Saw records the digest that the registry returned for a pinned tag.
 	Saw(ctx context.Context, id pin.ID, now digest.Digest) error
-	// Prove notes, on the pins that retain a digest, that credentials were accepted for it.
+	// Prove records proofs on the pins that retain a digest.
 	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
 }
 
 // FirstUse is a pin that the first use of a reference makes.
 type FirstUse struct {
 	ID pin.ID
-	// Namespace is the Kubernetes namespace of the pod that the pin is made for; empty where there is none.
+	// Namespace is the Kubernetes namespace of the pod that the pin is made for. It is empty if there is no pod.
 	Namespace string
 	Retain    bool
 }
@@ -56,7 +56,7 @@ func (q Question) firstUse() *FirstUse {
 	return &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
 }
 
-// Pinned returns the digest that a question's scope is pinned to; empty where it is not.
+// Pinned returns the digest that a question's reference is pinned to, or "".
 func (d *Decider) Pinned(q Question) digest.Digest {
 	held, ok := d.pins.Get(q.pinID())
 	if !ok || q.Policy.Scope == "" {
@@ -65,7 +65,7 @@ func (d *Decider) Pinned(q Question) digest.Digest {
 	return held.Root.Digest
 }
 
-// pinOf returns the pin of a question's scope; nil where there is none.
+// pinOf returns the pin for a question, or nil.
 func (d *Decider) pinOf(q Question) (*pin.Pin, error) {
 	if q.Policy.Scope == "" {
 		return nil, nil
@@ -76,19 +76,19 @@ func (d *Decider) pinOf(q Question) (*pin.Pin, error) {
 	return nil, d.pins.CheckReadable(q.pinID())
 }
 
-// MovedError reports that a reference was pinned to another digest after it was decided.
+// MovedError means that a reference was pinned to another digest after the decision.
 type MovedError struct {
-	// Verdict is the one that holds now.
+	// Verdict is the current verdict.
 	Verdict Verdict
 }
 
 // Error implements error.
 func (e *MovedError) Error() string {
-	return fmt.Sprintf("%s was pinned to %s meanwhile", e.Verdict.Ref, e.Verdict.Root.Digest)
+	return fmt.Sprintf("%s was pinned to %s during the pull", e.Verdict.Ref, e.Verdict.Root.Digest)
 }
 
-// Reserve keeps room for what the pin of a verdict retains, until release is called. image is what is known of the
-// image: Key, Root, Manifest and Size. It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+// Reserve reserves space for the content that the pin of a verdict retains, until release is called. image is what is
+// known of the image: Key, Root, Manifest and Size. It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
 func (d *Decider) Reserve(v Verdict, image imagepin.Entry) (release func(), _ error) {
 	if v.FirstUse != nil && v.FirstUse.Retain || v.Pin != nil && v.Pin.Retain {
 		return d.retained.Reserve(nil, image)
@@ -96,11 +96,11 @@ func (d *Decider) Reserve(v Verdict, image imagepin.Entry) (release func(), _ er
 	return func() {}, nil
 }
 
-// PinFirstUse makes the pin of a verdict, if it is the first use of its reference. Call it once the image verifiers have
-// agreed and the manifest has been read, so that no digest is pinned that cannot run, and before layers are fetched.
+// PinFirstUse makes the pin of a verdict if this is the first use of its reference. Call it after the image verifiers
+// have allowed the image and the manifest has been read, so that no digest is pinned that cannot run, and before layers
+// are fetched.
 //
-// It fails with a *[MovedError] where another use was first, and with [imagepin.PinLimitReached]
-// (ErrResourceExhausted).
+// It fails with a *[MovedError] if another use was first, and with [imagepin.PinLimitReached] (ErrResourceExhausted).
 func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	use := v.FirstUse
 	if use == nil {
@@ -117,7 +117,7 @@ func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	return v, nil
 }
 
-// CheckPin fails with a *[MovedError] where the pin of a verdict has moved since it was read.
+// CheckPin fails with a *[MovedError] if the pin of a verdict has moved since it was read.
 func (d *Decider) CheckPin(v Verdict) error {
 	if _, ok := v.Ref.(reference.Digested); ok || v.Pin == nil {
 		return nil
@@ -129,8 +129,9 @@ func (d *Decider) CheckPin(v Verdict) error {
 	return &MovedError{Verdict: d.follow(v, now)}
 }
 
-// MovesTag reports whether a verdict decides what its tag means on the node: a pin of the node does, and else a pull
-// that no pin has sent to another digest than its registry names. Otherwise one workload would decide for the others.
+// MovesTag reports whether a verdict decides what its tag resolves to on the node. A pin of scope node decides if there
+// is one. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
+// must not decide for the others.
 func (d *Decider) MovesTag(v Verdict) bool {
 	if held, ok := d.pins.Get(pin.ID{Scope: policy.NodeScope, Ref: v.Ref.String()}); ok {
 		return held.Root.Digest == v.Root.Digest

@@ -11,15 +11,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Rule returns the rule of the policy for a normalized reference.
+// Rule returns the policy rule for a normalized reference.
 func (d *Decider) Rule(ref string) policy.Rule { return d.policy().Rule(ref) }
 
-// Scopes returns the scopes that pins of a pod can have, the narrowest first.
+// Scopes returns the scopes that pins of a pod can have, narrowest first.
 func (d *Decider) Scopes(pod policy.Pod) []policy.Scope { return d.policy().Scopes("", pod) }
 
-// EffectivePolicy returns what the policy and the pins of operators decide for a reference and a pod. A pin of an
-// operator holds also where no rule pins the reference, until the pod's own scope has a pin. ignored are the annotations
-// of the pod that are not allowed or not valid.
+// EffectivePolicy returns the policy for a reference and a pod, including pins that an operator has set. Such a pin
+// applies even if no rule pins the reference, until the pod's own scope has a pin. ignored lists the pod annotations
+// that are not allowed or not valid.
 func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string) {
 	effective, ignored = d.policy().Decide(ref, pod)
 	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned {
@@ -28,7 +28,7 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 	scopes := d.policy().Scopes(ref, pod)
 	for _, scope := range scopes {
 		if d.pins.CheckReadable(pin.ID{Scope: scope, Ref: ref}) != nil {
-			effective.Scope = scope // its digest is unknown, and must not be passed over
+			effective.Scope = scope // its digest is unknown, so it must not be skipped
 			return effective, ignored
 		}
 	}
@@ -41,12 +41,12 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 	return effective, ignored
 }
 
-// PolicyFor is [Decider.EffectivePolicy], and logs what of the pod's annotations is ignored.
+// PolicyFor is [Decider.EffectivePolicy]. It logs the ignored annotations.
 func (d *Decider) PolicyFor(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
 	effective, ignored := d.EffectivePolicy(ref.String(), pod)
 	if len(ignored) > 0 {
 		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).
-			Warnf("ignoring annotations of the pod that no rule allows, or that are not valid: %s", strings.Join(ignored, ", "))
+			Warnf("ignoring pod annotations that are not allowed or not valid: %s", strings.Join(ignored, ", "))
 	}
 	return effective
 }

@@ -7,30 +7,30 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// Proofs are notes that a registry has accepted a credential, see [resolve.Prover].
+// Proofs finds proofs. A proof records that a registry accepted a credential for a digest, see [resolve.Prover].
 type Proofs interface {
-	// Of returns the proof that a credential is accepted for a digest of ref's repository.
+	// Of returns the proof of a credential for a digest of ref's repository.
 	Of(ref reference.Named, c resolve.Credential, root digest.Digest) string
-	// Accepted reports whether a proof on the node lets a credential, or no credential at all, have a digest.
+	// Accepted reports whether the node has a proof for a digest, of this credential or of a pull without credentials.
 	Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) bool
 }
 
-// NodeProofs are the proofs on the records of images and of pins.
+// NodeProofs finds the proofs on the records of images and of pins.
 type NodeProofs struct {
 	Prover Prover
 	On     []Noted
 }
 
-// Prover derives proofs. [resolve.Resolver] does.
+// Prover derives proofs. [resolve.Resolver] implements it.
 type Prover interface {
 	Proof(ref reference.Named, c resolve.Credential, root digest.Digest) string
-	// Proofs returns all that let a credential have a digest.
+	// Proofs returns all proofs that allow a credential to use a digest.
 	Proofs(ref reference.Named, c resolve.Credential, root digest.Digest) []string
 }
 
-// Noted is where proofs are noted.
+// Noted is a place where proofs are recorded.
 type Noted interface {
-	// HasProof reports whether one of some proofs is noted.
+	// HasProof reports whether one of the proofs is recorded.
 	HasProof(proofs ...string) bool
 }
 

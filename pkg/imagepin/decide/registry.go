@@ -9,22 +9,22 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// Registry answers which digest a reference means. [resolve.Resolver] is one.
+// Registry resolves references. [resolve.Resolver] implements it.
 type Registry interface {
-	// Resolve asks for a tag or a digest.
+	// Resolve resolves a tag or a digest.
 	Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
-	// Authorize asks whether a credential may have a digest.
+	// Authorize checks whether a credential may pull a digest.
 	Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error)
 }
 
-// ask asks the registry for a reference.
+// ask resolves a reference at the registry.
 func (d *Decider) ask(ctx context.Context, q Question, ref reference.Named, why string) (Verdict, error) {
 	r, err := d.registry.Resolve(ctx, ref, q.Credential)
 	return d.answer(q, r, err, why)
 }
 
-// authorize takes an image that is on the node. Where the caller's credential has no proof, the registry is asked for
-// the digest, and has to accept the credential.
+// authorize returns the verdict for an image on the node. If the caller's credential has no proof, the registry must
+// accept it for the digest.
 func (d *Decider) authorize(ctx context.Context, q Question, local imagepin.Entry, why string) (Verdict, error) {
 	if d.mayHave(q, local) {
 		return q.verdict(local.Root, why), nil
@@ -35,11 +35,12 @@ func (d *Decider) authorize(ctx context.Context, q Question, local imagepin.Entr
 	}
 	r, err := d.registry.Authorize(ctx, byDigest, q.Credential)
 	v, err := d.answer(q, r, err, why)
-	v.Registry = nil // it was not asked what the tag means
+	v.Registry = nil // this request did not resolve the tag
 	return v, err
 }
 
-// answer makes a verdict of what a registry answered. The proof is that of a host that may resolve.
+// answer converts an answer of the registry to a verdict. Only an answer of a host with the capability resolve is a
+// proof.
 func (d *Decider) answer(q Question, r resolve.Resolved, err error, why string) (Verdict, error) {
 	if err != nil {
 		return Verdict{RegistryError: err}, err

@@ -11,64 +11,64 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// Report is what a check found.
+// Report is the result of a check.
 type Report struct {
-	// Checked is how many keys were looked at.
+	// Checked is the number of keys that were checked.
 	Checked  int
 	Findings []Finding
 	// Records are the image records that the keys were compared with.
 	Records []images.Image
 }
 
-// Finding is something that is not as it is recorded.
+// Finding is a difference between the recorded and the actual state.
 type Finding struct {
-	// Subject is the key or the record.
+	// Subject is a key, a record, or the digest of a blob.
 	Subject string
-	// Problem is what is wrong, in words.
+	// Problem describes the difference.
 	Problem string
 	Kind    Kind
-	// Loss says more of a LostKey and a DamagedBlob. Its Entry is the key of all kinds but Ignored.
+	// Loss has details of a LostKey or a DamagedBlob. Its Entry is set for all kinds except Ignored.
 	Loss Loss
 }
 
-// Kind is what a finding is about.
+// Kind is the kind of a finding.
 type Kind int
 
 const (
-	// Ignored is a label that cannot be read, is for a target that no handler has, or does not count where it is; or a
-	// record that belongs to no key.
+	// Ignored is a label that cannot be read, that is for a target without a handler, or that another record takes
+	// precedence over. It is also a record that belongs to no key.
 	Ignored Kind = iota
 	// LostKey is a key whose content or snapshot is gone.
 	LostKey
-	// WrongRecord is a key whose record is not as it should be.
+	// WrongRecord is a key whose record is wrong or missing.
 	WrongRecord
-	// DamagedBlob is a damaged file that the key can do without, as that of a layer.
+	// DamagedBlob is a damaged file that the key does not need to be ready, such as that of a layer.
 	DamagedBlob
 )
 
-// Ignore is a finding of something that nobody repairs.
+// Ignore returns a finding that is not repaired.
 func Ignore(subject, problem string) Finding {
 	return Finding{Subject: subject, Problem: problem, Kind: Ignored}
 }
 
-// Repair returns what would repair it, in words.
+// Repair describes how the finding would be repaired.
 func (f Finding) Repair() string {
 	switch f.Kind {
 	case LostKey:
 		if f.Loss.Wait {
 			return "wait until it can be read"
 		}
-		return "unpack it again from what is here, or else fetch it by its digest, or else drop the key"
+		return "unpack it again from local content; if that fails, fetch it by digest; if that fails, drop the key"
 	case WrongRecord:
-		return "restore its records and labels"
+		return "repair its records and labels"
 	case DamagedBlob:
-		return "fetch it again by its digest"
+		return "fetch it again by digest"
 	}
-	return "leave it alone"
+	return "ignore it"
 }
 
-// Check compares the keys with what there is: manifest, configuration, snapshot,
-// the records, and the layers that are kept. It writes nothing.
+// Check compares the keys with their manifests, configurations, snapshots and records, and with the layers that are
+// kept. It writes nothing.
 func (c *Checker) Check(ctx context.Context) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Checker) Check(ctx context.Context) (Report, error) {
 	return c.checkAgainst(ctx, have)
 }
 
-// checkAgainst is [Checker.Check] with what there is.
+// checkAgainst is [Checker.Check] with a given inventory.
 func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, error) {
 	broken, err := have.DamagedLayers(ctx, c.Content)
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 		records[img.Name] = img
 	}
 	r := Report{Records: all}
-	known := make(map[string]imagepin.Entry) // by the names of their labels
+	known := make(map[string]imagepin.Entry) // by label name
 	for _, img := range c.Images.Images() {
 		for _, e := range img.Entries {
 			r.Checked++
@@ -101,7 +101,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 			if loss, gone := c.Lost(e, have); gone {
 				r.lost(loss)
 			}
-			if why := misrecorded(e, label, records); why != "" {
+			if why := recordProblem(e, label, records); why != "" {
 				r.add(WrongRecord, e, why)
 			}
 		}
@@ -123,8 +123,8 @@ func (r *Report) add(kind Kind, e imagepin.Entry, problem string) {
 	r.Findings = append(r.Findings, Finding{Subject: e.Key.String(), Problem: problem, Kind: kind, Loss: Loss{Entry: e}})
 }
 
-// misrecorded says what is wrong with the records of an entry.
-func misrecorded(e imagepin.Entry, label string, records map[string]images.Image) string {
+// recordProblem describes what is wrong with the records of an entry. It returns "" if they are correct.
+func recordProblem(e imagepin.Entry, label string, records map[string]images.Image) string {
 	img, ok := records[e.Record]
 	switch {
 	case !ok:
@@ -140,7 +140,7 @@ func misrecorded(e imagepin.Entry, label string, records map[string]images.Image
 	return ""
 }
 
-// checkLabels reports the key labels of a record that are in no index.
+// checkLabels reports the key labels of a record that are not in the index.
 func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry, have *Inventory, r *Report) {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
@@ -159,11 +159,11 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		switch {
 		case ok && known.Record == img.Name:
 		case ok:
-			r.add(Ignored, e, fmt.Sprintf("record %s claims it too; %s is what counts", img.Name, known.Record))
+			r.add(Ignored, e, fmt.Sprintf("record %s carries it too; record %s takes precedence", img.Name, known.Record))
 		default:
 			loss, gone := c.Lost(e, have)
 			if !gone {
-				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in use", Unpackable: true}
+				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in the index", Unpackable: true}
 			}
 			r.lost(loss)
 		}

@@ -14,18 +14,18 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a Checker works with. All fields are required.
+// Config configures a Checker. All fields are required.
 type Config struct {
 	Images      Images
 	Records     images.Store
 	Content     content.Store
 	Leases      leases.Manager
 	Snapshotter func(name string) snapshots.Snapshotter
-	// Runtimes returns the runtime handlers that are configured now.
+	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 }
 
-// Images are the images that are ready. [store.Store] is one.
+// Images are the images that are ready. [store.Store] implements it.
 type Images interface {
 	Images() []store.Image
 	Get(k imagepin.Key) (imagepin.Entry, bool)
@@ -33,13 +33,13 @@ type Images interface {
 	Snapshots() []store.Snapshot
 	// HasSnapshot reports whether a snapshot is committed.
 	HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
-	// ReleaseSnapshot has nothing but its children keep a snapshot.
+	// ReleaseSnapshot removes all references to a snapshot except those of its children.
 	ReleaseSnapshot(ctx context.Context, sn store.Snapshot) error
 	// Collect runs containerd's garbage collection.
 	Collect(ctx context.Context) error
 }
 
-// Checker compares what is recorded with what there is.
+// Checker compares the recorded with the actual state.
 type Checker struct{ Config }
 
 // New returns a checker.

@@ -14,28 +14,27 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// Deep is how a deep check is made. The zero value reads as fast as it can.
+// Deep has the options of a deep check. The zero value reads without a rate limit.
 type Deep struct {
-	// BytesPerSecond bounds how fast content is read; zero does not.
+	// BytesPerSecond limits how fast content is read. Zero means no limit.
 	BytesPerSecond int64
-	// PinnedRef gives the reference of a pin of a digest, by which what it retains
-	// can be fetched again; it may be nil.
+	// PinnedRef returns the reference of a pin with the given root digest. It is used to fetch content that the pin
+	// retains again. It may be nil.
 	PinnedRef func(root digest.Digest) string
-	// Progress is told how far the check is; it may be nil.
+	// Progress is called with the progress of the check. It may be nil.
 	Progress func(DeepProgress)
 }
 
-// DeepProgress is how far a deep check is.
+// DeepProgress is the progress of a deep check.
 type DeepProgress struct {
 	Blobs, BlobsTotal         int
 	Bytes, BytesTotal         int64
 	Snapshots, SnapshotsTotal int
 }
 
-// DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it
-// with its digests, and looks whether the directories of snapshots are there. It
-// changes nothing. What is damaged is looked at again at the end, so that what was
-// replaced meanwhile is not reported. It ends when ctx does.
+// DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it with its digests, and
+// checks that the directories of snapshots exist. It changes nothing. At the end it checks damaged content again, so
+// that it does not report content that was replaced in the meantime. It stops when ctx is done.
 func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
@@ -46,16 +45,16 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 		return Report{}, err
 	}
 	snapshots := c.Images.Snapshots()
-	run := &deepRun{Deep: d, checker: c, pace: pace{rate: d.BytesPerSecond}}
+	run := &deepRun{Deep: d, checker: c, throttle: throttle{rate: d.BytesPerSecond}}
 	run.done.BlobsTotal, run.done.SnapshotsTotal = len(needed), len(snapshots)
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
 	}
-	damaged, err := run.read(ctx, needed)
+	damaged, err := run.verifyBlobs(ctx, needed)
 	if err != nil {
 		return Report{}, err
 	}
-	hollow, err := run.look(ctx, snapshots)
+	hollow, err := run.checkSnapshots(ctx, snapshots)
 	if err != nil {
 		return Report{}, err
 	}
@@ -80,12 +79,12 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 	return report, nil
 }
 
-// deepRun is one deep check.
+// deepRun is a single deep check.
 type deepRun struct {
 	Deep
-	checker *Checker
-	pace    pace
-	done    DeepProgress
+	checker  *Checker
+	throttle throttle
+	done     DeepProgress
 }
 
 func (r *deepRun) report() {
@@ -94,15 +93,15 @@ func (r *deepRun) report() {
 	}
 }
 
-// read reads blobs one after the other, and gives those that are damaged.
-func (r *deepRun) read(ctx context.Context, needed []blob) ([]blob, error) {
+// verifyBlobs reads blobs one by one, and returns the damaged ones.
+func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) ([]blob, error) {
 	var damaged []blob
 	for _, b := range needed {
 		before := r.done.Bytes
 		damage, err := r.verify(ctx, b, func(n int64) error {
 			r.done.Bytes += n
 			r.report()
-			return r.pace.wait(ctx, n)
+			return r.throttle.wait(ctx, n)
 		})
 		if err != nil {
 			return nil, err
@@ -117,8 +116,8 @@ func (r *deepRun) read(ctx context.Context, needed []blob) ([]blob, error) {
 	return damaged, nil
 }
 
-// verify reads one blob. What cannot be told is logged: the check of its file says
-// so where a key needs it.
+// verify reads one blob. If its state is unknown, verify logs the error. The check of its file reports this if a key
+// needs it.
 func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*blobs.Damage, error) {
 	err := blobs.Verify(ctx, r.checker.Content, b.Digest, b.Size, read)
 	damage := new(blobs.Damage)
@@ -127,17 +126,17 @@ func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*
 		return nil, ctx.Err()
 	case errors.As(err, &damage):
 		if _, err := r.checker.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
-			return nil, nil // it was removed meanwhile
+			return nil, nil // the blob was removed concurrently
 		}
 		return damage, nil
 	case err != nil:
-		log.G(ctx).WithError(err).Warn("cannot check content")
+		log.G(ctx).WithError(err).Warn("cannot verify content")
 	}
 	return nil, nil
 }
 
-// look looks at the directories of snapshots, and says which are gone.
-func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
+// checkSnapshots checks the directories of snapshots, and returns the problem of each snapshot without one.
+func (r *deepRun) checkSnapshots(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
 	hollow := make(map[store.Snapshot]string)
 	err := lease.With(ctx, r.checker.Leases, lease.Use, func(ctx context.Context) error {
 		for _, sn := range snapshots {
@@ -146,7 +145,7 @@ func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[sto
 			}
 			why, err := r.checker.Hollow(ctx, sn)
 			if err != nil && ctx.Err() == nil {
-				log.G(ctx).WithError(err).Warn("cannot check a snapshot")
+				log.G(ctx).WithError(err).Warn("cannot check snapshot")
 			}
 			if why != "" {
 				hollow[sn] = why
@@ -159,23 +158,23 @@ func (r *deepRun) look(ctx context.Context, snapshots []store.Snapshot) (map[sto
 	return hollow, err
 }
 
-// pace bounds how fast something is read.
-type pace struct {
-	rate int64 // bytes a second; zero does not bound it
-	free time.Time
+// throttle limits how fast content is read.
+type throttle struct {
+	rate int64 // bytes per second, zero means no limit
+	next time.Time
 }
 
 // wait waits until n more bytes may be read.
-func (p *pace) wait(ctx context.Context, n int64) error {
+func (p *throttle) wait(ctx context.Context, n int64) error {
 	if p.rate <= 0 {
 		return ctx.Err()
 	}
 	now := time.Now()
-	if p.free.Before(now) {
-		p.free = now
+	if p.next.Before(now) {
+		p.next = now
 	}
-	delay := p.free.Sub(now)
-	p.free = p.free.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	delay := p.next.Sub(now)
+	p.next = p.next.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
 	if delay <= 0 {
 		return ctx.Err()
 	}

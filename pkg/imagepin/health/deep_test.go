@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// The pace lets through what has been paid for, and no more.
-func TestPace(t *testing.T) {
-	p := pace{rate: 1 << 20}
+// The throttle delays a read until all bytes before it are within the rate.
+func TestThrottle(t *testing.T) {
+	p := throttle{rate: 1 << 20}
 	start := time.Now()
 	if err := p.wait(t.Context(), 4<<20); err != nil {
 		t.Fatal(err)
 	}
-	ahead := p.free.Sub(start)
+	ahead := p.next.Sub(start)
 	if ahead < 4*time.Second {
-		t.Errorf("4 MiB at 1 MiB a second are paid for after %s", ahead)
+		t.Errorf("4 MiB at 1 MiB per second delay the next read by %s", ahead)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

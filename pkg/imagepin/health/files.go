@@ -18,36 +18,36 @@ import (
 )
 
 const (
-	// contentRefPrefix begins the labels by which a blob keeps the blobs below it
-	// alive, layerRefPrefix those by which a manifest keeps its layers.
+	// contentRefPrefix is the prefix of the labels by which a blob references other blobs. layerRefPrefix is the prefix
+	// of those by which a manifest references its layers.
 	contentRefPrefix = "containerd.io/gc.ref.content"
 	layerRefPrefix   = contentRefPrefix + ".l."
-	// lookers is how many files are looked at at once.
-	lookers = 4
+	// concurrentChecks is the number of files that are checked concurrently.
+	concurrentChecks = 4
 )
 
-// files is what was found of the files of blobs. A blob that is in neither map has
-// a file, or was not looked at.
+// files are the results of the checks of blob files. A blob that is neither in damaged nor in unread has a file, or was
+// not checked.
 type files struct {
 	sizes map[digest.Digest]int64
-	// below are the blobs that each blob keeps alive.
-	below map[digest.Digest][]digest.Digest
-	// layers are the blobs that manifests keep as layers, and nothing as anything
-	// else. They are not needed to run what is unpacked, and looked at by themselves.
+	// children are the blobs that each blob references.
+	children map[digest.Digest][]digest.Digest
+	// layers are the blobs that manifests reference as layers, and that nothing references otherwise. An unpacked image
+	// does not need them to run, so they are checked separately.
 	layers  map[digest.Digest]bool
 	damaged map[digest.Digest]*blobs.Damage
-	unread  map[digest.Digest]error   // it cannot be told whether they are damaged
-	hollow  map[store.Snapshot]string // snapshots whose directory is gone, and that
+	unread  map[digest.Digest]error   // it is unknown whether they are damaged
+	hollow  map[store.Snapshot]string // snapshots whose directory is gone, with the problem
 }
 
 func newFiles() files {
 	return files{
-		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), below: make(map[digest.Digest][]digest.Digest),
+		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), children: make(map[digest.Digest][]digest.Digest),
 		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), hollow: make(map[store.Snapshot]string),
 	}
 }
 
-// note takes the record of a blob.
+// note adds the record of a blob.
 func (f *files) note(i content.Info) {
 	f.sizes[i.Digest] = i.Size
 	for label, value := range i.Labels {
@@ -55,19 +55,19 @@ func (f *files) note(i content.Info) {
 			continue
 		}
 		d := digest.Digest(value)
-		f.below[i.Digest] = append(f.below[i.Digest], d)
+		f.children[i.Digest] = append(f.children[i.Digest], d)
 		only, known := f.layers[d]
 		f.layers[d] = strings.HasPrefix(label, layerRefPrefix) && (only || !known)
 	}
 }
 
-// look looks at the files of all blobs that are layers, or of those that are not.
-func (f *files) look(ctx context.Context, contents content.Store, layers bool) error {
+// check checks the files of all layers, or of all other blobs.
+func (f *files) check(ctx context.Context, contents content.Store, layers bool) error {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
 	)
-	g.SetLimit(lookers)
+	g.SetLimit(concurrentChecks)
 	for _, d := range slices.Sorted(maps.Keys(f.sizes)) {
 		size := f.sizes[d]
 		if f.layers[d] != layers {
@@ -83,16 +83,16 @@ func (f *files) look(ctx context.Context, contents content.Store, layers bool) e
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			f.took(d, err)
+			f.noteResult(d, err)
 			return nil
 		})
 	}
-	_ = g.Wait() // none fails: what was found is in the maps
+	_ = g.Wait() // no function fails, the results are in the maps
 	return ctx.Err()
 }
 
-// took notes what looking at a file gave.
-func (f *files) took(d digest.Digest, err error) {
+// noteResult adds the error of a check.
+func (f *files) noteResult(d digest.Digest, err error) {
 	if damage := new(blobs.Damage); errors.As(err, &damage) {
 		f.damaged[d] = damage
 		return
@@ -100,8 +100,8 @@ func (f *files) took(d digest.Digest, err error) {
 	f.unread[d] = err
 }
 
-// lacks says what is wrong with a blob that a key needs; nothing where it is there.
-func (inv *Inventory) lacks(what string, d digest.Digest) string {
+// blobProblem describes what is wrong with a blob that a key needs. It returns "" if the blob is present.
+func (inv *Inventory) blobProblem(what string, d digest.Digest) string {
 	what += " " + d.String()
 	if _, recorded := inv.blobs[d]; !recorded {
 		return what + " is gone"
@@ -115,8 +115,8 @@ func (inv *Inventory) lacks(what string, d digest.Digest) string {
 	return ""
 }
 
-// unreadable reports whether all that keeps the content of an entry from being
-// taken for present is that nothing can be told of a file: it may be all right.
+// unreadable reports whether the state of at least one file of an entry's content is unknown, and no other content is
+// missing or damaged. The content may be present.
 func (inv *Inventory) unreadable(e imagepin.Entry) bool {
 	unread := false
 	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
@@ -131,10 +131,10 @@ func (inv *Inventory) unreadable(e imagepin.Entry) bool {
 	return unread
 }
 
-// DamagedLayers looks at the files of the layers that there are records of, and
-// gives those that are damaged. What cannot be told is left out.
+// DamagedLayers checks the files of all recorded layers, and returns the damaged ones. It leaves out files whose state
+// is unknown.
 func (inv *Inventory) DamagedLayers(ctx context.Context, contents content.Store) ([]*blobs.Damage, error) {
-	if err := inv.files.look(ctx, contents, true); err != nil {
+	if err := inv.files.check(ctx, contents, true); err != nil {
 		return nil, err
 	}
 	var found []*blobs.Damage
@@ -147,14 +147,14 @@ func (inv *Inventory) DamagedLayers(ctx context.Context, contents content.Store)
 	return found, nil
 }
 
-// Add has the inventory know of damage that was found otherwise.
+// Add adds damage that was found by other means.
 func (inv *Inventory) Add(damage ...*blobs.Damage) {
 	for _, d := range damage {
 		inv.files.damaged[d.Digest] = d
 	}
 }
 
-// AddHollow has the inventory know that the directory of a snapshot is gone.
+// AddHollow adds a snapshot whose directory is gone. why describes the problem.
 func (inv *Inventory) AddHollow(snapshotter string, chainID digest.Digest, why string) {
 	inv.files.hollow[store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}] = why
 }

@@ -21,29 +21,29 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// viewPrefix begins the names of the snapshots by which directories are looked at.
+// viewPrefix is the prefix of the names of the views that are used to check the directories of snapshots.
 const viewPrefix = "imagepin-check-"
 
-// Hollow says which directory a snapshot or one below it lacks; nothing where all
-// are there, or where that cannot be told. It makes a view of the snapshot, which
-// is removed again; the context carries a lease.
+// Hollow describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
+// if this is unknown. It creates a view of the snapshot and removes it again. The context must have a lease, or Hollow
+// returns ErrFailedPrecondition.
 func (c *Checker) Hollow(ctx context.Context, sn store.Snapshot) (why string, _ error) {
 	snapshotter := c.Snapshotter(sn.Snapshotter)
 	id, ok := leases.FromContext(ctx)
 	if !ok {
-		return "", fmt.Errorf("look at snapshot %s without a lease: %w", sn.ChainID, errdefs.ErrFailedPrecondition)
+		return "", fmt.Errorf("check snapshot %s: the context has no lease: %w", sn.ChainID, errdefs.ErrFailedPrecondition)
 	}
 	key := viewPrefix + id + "-" + sn.ChainID.Encoded()
 	mounts, err := snapshotter.View(ctx, key, sn.ChainID.String())
 	failpoint.Reach("check.viewed")
-	defer func() { _ = snapshotter.Remove(context.WithoutCancel(ctx), key) }() // or else the lease's end does
+	defer func() { _ = snapshotter.Remove(context.WithoutCancel(ctx), key) }() // if this fails, the end of the lease removes the view
 	switch {
 	case errdefs.IsNotFound(err):
-		return "", nil // the inventory says so
-	case err != nil && missing(err):
+		return "", nil // the inventory reports this
+	case err != nil && isNotExist(err):
 		return fmt.Sprintf("a directory of snapshot %s is gone: %v", sn.ChainID, err), nil
 	case err != nil:
-		return "", fmt.Errorf("look at snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
+		return "", fmt.Errorf("check snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
 	}
 	for _, path := range directories(mounts) {
 		if gone(path) {
@@ -53,14 +53,13 @@ func (c *Checker) Hollow(ctx context.Context, sn store.Snapshot) (why string, _ 
 	return "", nil
 }
 
-// missing reports whether an error says that a file is not there. What crosses
-// containerd's socket keeps only its text.
-func missing(err error) bool {
+// isNotExist reports whether an error means that a file does not exist. Errors from containerd's socket only keep their
+// text.
+func isNotExist(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), syscall.ENOENT.Error())
 }
 
-// directories are the paths of the host that mounts are made of. What a mount
-// manager is to fill in is left out.
+// directories returns the host paths in mounts. It leaves out paths with placeholders for a mount manager.
 func directories(mounts []mount.Mount) []string {
 	var all []string
 	add := func(path string) {
@@ -81,8 +80,8 @@ func directories(mounts []mount.Mount) []string {
 	return all
 }
 
-// gone reports whether a path is not there, though what is two levels above it,
-// where a snapshotter has all its snapshots, can be seen.
+// gone reports whether a path does not exist although the directory two levels above it does. The snapshotter has all
+// its snapshots there.
 func gone(path string) bool {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return false
@@ -91,10 +90,9 @@ func gone(path string) bool {
 	return err == nil
 }
 
-// RemoveHollow removes what cannot be used of an entry's snapshots: the lowest
-// whose directory is gone, and all that stand on it. It fails with
-// ErrFailedPrecondition, and removes nothing, where a container does. The context
-// carries a lease.
+// RemoveHollow removes the unusable snapshots of an entry: the lowest one whose directory is gone, and all its
+// descendants. If a container uses one of them, it removes nothing and returns ErrFailedPrecondition. The context must
+// have a lease.
 func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.Snapshotter(e.Target.Snapshotter)
 	parents, children := make(map[string]string), make(map[string][]string)
@@ -108,7 +106,7 @@ func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 	if err != nil {
 		return err
 	}
-	var chain []string // the lowest first
+	var chain []string // lowest first
 	for name := e.ChainID.String(); name != ""; name = parents[name] {
 		chain = append([]string{name}, chain...)
 	}
@@ -120,13 +118,13 @@ func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 		if why == "" {
 			continue
 		}
-		doomed := above(name, children)
-		for _, n := range doomed {
+		toRemove := withDescendants(name, children)
+		for _, n := range toRemove {
 			if inUse[n] {
 				return fmt.Errorf("%s, and %s uses it: %w", why, n, errdefs.ErrFailedPrecondition)
 			}
 		}
-		for _, n := range doomed {
+		for _, n := range toRemove {
 			failpoint.Reach("check.remove")
 			err := snapshotter.Remove(ctx, n)
 			if errdefs.IsFailedPrecondition(err) {
@@ -141,9 +139,8 @@ func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 	return nil
 }
 
-// collectSnapshot has the garbage collection remove a snapshot that refuses to be
-// removed: containerd may remember snapshots on it that it has collected itself.
-// refusal is the error where something needs it.
+// collectSnapshot removes a snapshot by garbage collection if a direct removal fails. containerd may still have records
+// of child snapshots that it has collected itself. collectSnapshot returns refusal if the snapshot is still needed.
 func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusal error) error {
 	if err := c.Images.ReleaseSnapshot(ctx, sn); err != nil {
 		return err
@@ -157,11 +154,11 @@ func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusa
 	return refusal
 }
 
-// above gives a snapshot and all that stand on it, the highest first.
-func above(name string, children map[string][]string) []string {
+// withDescendants returns a snapshot and all its descendants, highest first.
+func withDescendants(name string, children map[string][]string) []string {
 	var all []string
 	for _, child := range children[name] {
-		all = append(all, above(child, children)...)
+		all = append(all, withDescendants(child, children)...)
 	}
 	return append(all, name)
 }

@@ -19,30 +19,30 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// walkTimeout is how long a snapshotter may take to list its snapshots: 10,000
-// take containerd's own a second.
+// walkTimeout limits how long a snapshotter may take to list its snapshots. containerd's own snapshotters list 10,000
+// in a second.
 const walkTimeout = 10 * time.Second
 
-// snapshotRefPrefix begins the label by which an image's configuration keeps its snapshot in a snapshotter alive, as
-// containerd's unpacker sets it.
+// snapshotRefPrefix is the prefix of the label by which an image's configuration references its snapshot. containerd's
+// unpacker sets it.
 const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
-// Inventory is what content and which snapshots there are at one moment.
+// Inventory is the content and the snapshots of the node at one moment.
 type Inventory struct {
-	blobs     map[digest.Digest][]string     // the snapshotters that a blob names a snapshot in
-	snapshots map[string]map[string]struct{} // snapshotter -> committed names
-	silent    map[string]error               // snapshotters that do not answer
-	files     files
+	blobs       map[digest.Digest][]string     // digest -> snapshotters in which the blob references a snapshot
+	snapshots   map[string]map[string]struct{} // snapshotter -> committed names
+	unavailable map[string]error               // snapshotters that do not respond
+	files       files
 }
 
-// Inventory walks the content and the snapshotters of all handlers. A
-// snapshotter that does not answer has no snapshots.
+// Inventory walks the content and the snapshotters of all handlers. It treats a snapshotter that does not respond as
+// one without snapshots.
 func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
-		blobs:     make(map[digest.Digest][]string),
-		snapshots: make(map[string]map[string]struct{}),
-		silent:    make(map[string]error),
-		files:     newFiles(),
+		blobs:       make(map[digest.Digest][]string),
+		snapshots:   make(map[string]map[string]struct{}),
+		unavailable: make(map[string]error),
+		files:       newFiles(),
 	}
 	var (
 		walks   sync.WaitGroup
@@ -54,12 +54,12 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 		walks.Go(func() {
 			committed, err := c.committed(ctx, name)
 			if err != nil {
-				log.G(ctx).WithError(err).WithField("snapshotter", name).Error("its images are not available: cannot list snapshots")
+				log.G(ctx).WithError(err).WithField("snapshotter", name).Error("cannot list snapshots, images of this snapshotter are unavailable")
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			if inv.snapshots[name] = committed; err != nil {
-				inv.silent[name] = err
+				inv.unavailable[name] = err
 			}
 		})
 	}
@@ -84,10 +84,10 @@ func (c *Checker) walkContent(ctx context.Context, inv *Inventory) error {
 	if err != nil {
 		return err
 	}
-	return inv.files.look(ctx, c.Content, false)
+	return inv.files.check(ctx, c.Content, false)
 }
 
-// recovered makes a panic an error.
+// recovered converts a panic to an error.
 func recovered(call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -97,8 +97,8 @@ func recovered(call func() error) (err error) {
 	return call()
 }
 
-// committed walks a snapshotter. One that hangs must not keep the images of the
-// others from being served.
+// committed returns the committed snapshots of a snapshotter. It has a timeout, so that a snapshotter that hangs does
+// not make the images of others unavailable.
 func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string]struct{}, error) {
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
@@ -112,19 +112,19 @@ func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string
 		})
 	})
 	if errdefs.IsNotFound(err) {
-		err = nil // it has never had any
+		err = nil // the snapshotter has never had a snapshot
 	}
 	return names, err
 }
 
-// HasBlob tells whether the content store has a blob, as a record and as a file.
+// HasBlob reports whether the content store has a record of a blob and its file.
 func (inv *Inventory) HasBlob(d digest.Digest) bool {
 	_, ok := inv.blobs[d]
 	return ok && inv.files.damaged[d] == nil && inv.files.unread[d] == nil
 }
 
-// HasSnapshot tells whether chainID is committed in a snapshotter. An image
-// without layers has no chain ID, and needs no snapshot.
+// HasSnapshot reports whether chainID is committed in a snapshotter. It reports true for an empty chainID, because an
+// image without layers needs no snapshot.
 func (inv *Inventory) HasSnapshot(snapshotter string, chainID digest.Digest) bool {
 	if chainID == "" {
 		return true
@@ -133,17 +133,17 @@ func (inv *Inventory) HasSnapshot(snapshotter string, chainID digest.Digest) boo
 	return ok
 }
 
-// Missing says what an entry lacks to be ready; nothing where it is.
+// Missing describes what an entry lacks to be ready. It returns "" for an entry that is ready.
 func (inv *Inventory) Missing(e imagepin.Entry) string {
 	switch {
 	case !inv.HasBlob(e.RecordTarget.Digest):
-		return inv.lacks("index or manifest", e.RecordTarget.Digest)
+		return inv.blobProblem("index or manifest", e.RecordTarget.Digest)
 	case !inv.HasBlob(e.Manifest):
-		return inv.lacks("manifest", e.Manifest)
+		return inv.blobProblem("manifest", e.Manifest)
 	case !inv.HasBlob(e.ImageID):
-		return inv.lacks("configuration", e.ImageID)
-	case e.ChainID != "" && inv.silent[e.Target.Snapshotter] != nil:
-		return "snapshotter " + e.Target.Snapshotter + " does not answer"
+		return inv.blobProblem("configuration", e.ImageID)
+	case e.ChainID != "" && inv.unavailable[e.Target.Snapshotter] != nil:
+		return "snapshotter " + e.Target.Snapshotter + " does not respond"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
 	case inv.files.hollow[snapshotOf(e)] != "":
@@ -152,7 +152,7 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 	return ""
 }
 
-// Unpacked returns the images that are kept unpacked, in order.
+// Unpacked returns the images whose configuration references a snapshot, in order.
 func (inv *Inventory) Unpacked() []store.Unpacked {
 	var all []store.Unpacked
 	for d, snapshotters := range inv.blobs {
@@ -166,7 +166,7 @@ func (inv *Inventory) Unpacked() []store.Unpacked {
 	return all
 }
 
-// Knows reports whether a snapshotter is one of the node's.
+// Knows reports whether a runtime handler uses a snapshotter.
 func (inv *Inventory) Knows(snapshotter string) bool {
 	_, ok := inv.snapshots[snapshotter]
 	return ok

@@ -10,8 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// checkLayers reports the layers whose files are damaged, each once, of the first
-// key that has it.
+// checkLayers reports each layer with a damaged file once, for the first key that has it.
 func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Report) {
 	if len(damaged) == 0 {
 		return
@@ -19,7 +18,7 @@ func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Repor
 	users := make(map[digest.Digest][]imagepin.Entry)
 	for _, img := range c.Images.Images() {
 		for _, e := range img.Entries {
-			for _, d := range have.files.below[e.Manifest] {
+			for _, d := range have.files.children[e.Manifest] {
 				users[d] = append(users[d], e)
 			}
 		}
@@ -27,7 +26,7 @@ func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Repor
 	for _, damage := range damaged {
 		entries := users[damage.Digest]
 		if len(entries) == 0 {
-			continue // of an image without a key
+			continue // a layer of an image without a key
 		}
 		first := entries[0]
 		for _, e := range entries {
@@ -39,7 +38,7 @@ func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Repor
 		if len(entries) > 1 {
 			problem += fmt.Sprintf(" (%d keys have it)", len(entries))
 		}
-		r.add(DamagedBlob, first, problem+": pods run, but the image cannot be unpacked for another handler")
+		r.add(DamagedBlob, first, problem+": pods can use the image, but it cannot be unpacked for another handler")
 		r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
 	}
 }

@@ -6,21 +6,20 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Loss is a key that is recorded, and why it is not ready.
+// Loss is a recorded key, and the reason why it is not ready.
 type Loss struct {
 	Entry imagepin.Entry
 	Why   string
-	// Mendable tells that only the snapshot is gone: the layers may be here.
+	// Unpackable reports whether only the snapshot is missing. The layers may be on the node.
 	Unpackable bool
-	// Wait tells that it cannot be told now: the snapshotter does not answer, or a
-	// file of its content cannot be read.
+	// Wait reports whether the state of the key is unknown, because the snapshotter does not respond or a file cannot
+	// be read.
 	Wait bool
-	// Hollow tells that its snapshot is there without its directory.
+	// Hollow reports whether the snapshot exists but its directory is gone.
 	Hollow bool
-	// Blob is a layer whose file is damaged; empty where the key itself is lost.
+	// Blob is a layer with a damaged file. It is empty if the key itself is lost.
 	Blob digest.Digest
-	// Record is the record of another tool's image that is not a key yet and
-	// may become one. It is empty for what has been one.
+	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
 	Record string
 }
 
@@ -34,7 +33,7 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 		return Loss{}, false
 	}
 	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
-	_, silent := have.silent[e.Target.Snapshotter]
+	_, silent := have.unavailable[e.Target.Snapshotter]
 	return Loss{
 		Entry: e, Why: why, Unpackable: whole, Wait: whole && silent || have.unreadable(e),
 		Hollow: have.files.hollow[snapshotOf(e)] != "",

@@ -12,19 +12,19 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// retainLeases selects the leases of what pins retain.
-const retainLeases = "retain"
+// retainPurpose is the value of the label on leases that retain content for pins.
+const retainPurpose = "retain"
 
-// blob is one that a key or a pin needs.
+// blob is a blob that a key or a pin needs.
 type blob struct {
 	Digest digest.Digest
 	Size   int64 // bytes
-	// Retained is the digest of a pin that retains it; empty where none does.
+	// Retained is the root digest of a pin that retains the blob. It is empty without one.
 	Retained digest.Digest
 }
 
-// needed gives the blobs that there are records of and that keys need or pins
-// retain: indexes, manifests, configurations, and layers where they are kept.
+// needed returns the recorded blobs that keys need or pins retain: indexes, manifests, configurations, and layers if
+// they are kept.
 func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 	by := make(map[digest.Digest]digest.Digest)
 	var add func(d, retained digest.Digest)
@@ -34,7 +34,7 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 			return
 		}
 		by[d] = retained
-		for _, below := range have.files.below[d] {
+		for _, below := range have.files.children[d] {
 			add(below, retained)
 		}
 	}
@@ -60,17 +60,17 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 	return all, nil
 }
 
-// retained are the blobs that leases hold for pins, and the digests of these.
+// retained returns the blobs that pins retain, with the root digests of the pins.
 func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest, error) {
-	all, err := c.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainLeases))
+	all, err := c.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
-		return nil, fmt.Errorf("list what pins retain: %w", err)
+		return nil, fmt.Errorf("list retain leases: %w", err)
 	}
 	found := make(map[digest.Digest]digest.Digest)
 	for _, l := range all {
 		resources, err := c.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
 		if err != nil {
-			return nil, fmt.Errorf("list what lease %s retains: %w", l.ID, err)
+			return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
 		}
 		for _, r := range resources {
 			if d, err := digest.Parse(r.ID); err == nil && r.Type == "content" {
@@ -81,8 +81,8 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 	return found, nil
 }
 
-// checkRetained adds to a report each blob that is damaged, that a pin retains, and
-// that no finding is about yet. ref gives the reference of a pin of a digest.
+// checkRetained adds damaged blobs that a pin retains to a report, unless another finding is about them. ref returns
+// the reference of a pin with the given root digest.
 func checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) string, r *Report) {
 	for _, b := range needed {
 		damage := have.files.damaged[b.Digest]

@@ -14,7 +14,7 @@ import (
 
 const namespace = "imagepin"
 
-// Metrics counts what one node does. It implements [pull.Observer] and [resolve.Observer].
+// Metrics counts events of one node. It implements [pull.Observer] and [resolve.Observer].
 type Metrics struct {
 	resolves       *prometheus.CounterVec
 	resolveSeconds prometheus.Histogram
@@ -28,7 +28,7 @@ var (
 	_ resolve.Observer = (*Metrics)(nil)
 )
 
-// New returns metrics that nothing serves yet; see [Metrics.Register]. What has not happened is 0.
+// New returns metrics with all counters at 0. They are not served until [Metrics.Register].
 func New() *Metrics {
 	m := &Metrics{
 		resolves: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -38,7 +38,7 @@ func New() *Metrics {
 		resolveSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "resolve_seconds",
 			Help:    "Duration of digest lookups at registries.",
-			Buckets: prometheus.ExponentialBuckets(0.002, 2, 16), // to a little more than a minute, the default timeout
+			Buckets: prometheus.ExponentialBuckets(0.002, 2, 16), // up to a little more than a minute, the default timeout
 		}),
 		fallbacks: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "registry_fallbacks_total",
@@ -65,7 +65,7 @@ func New() *Metrics {
 	return m
 }
 
-// Register has the metrics served, and the state that read returns when they are asked for.
+// Register registers the metrics, and gauges of the state that read returns at each collection.
 func (m *Metrics) Register(r prometheus.Registerer, read func() State) error {
 	var errs []error
 	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.pinEvents, collector{read}} {

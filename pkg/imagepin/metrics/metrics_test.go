@@ -12,8 +12,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// gathered returns the values of counters by name and label.
-func gathered(t *testing.T, r *prometheus.Registry) map[string]float64 {
+// gather returns the values of metrics by name and label values.
+func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
 	if err != nil {
@@ -32,7 +32,7 @@ func gathered(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	return all
 }
 
-// TestTwoNodes has two nodes in one process: each counts what it does itself, from zero.
+// Two nodes in one process count separately, from zero.
 func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
@@ -60,14 +60,14 @@ func TestTwoNodes(t *testing.T) {
 	want["registry_fallbacks_total"], want["resolve_seconds"] = 0, 0
 	compare := func(who string, m *Metrics) {
 		t.Helper()
-		got := gathered(t, registries[m])
+		got := gather(t, registries[m])
 		for name, value := range want {
 			if v, ok := got[name]; !ok || v != value {
-				t.Errorf("%s: %s is %v (there: %v), not %v", who, name, v, ok, value)
+				t.Errorf("%s: %s is %v (present: %v), want %v", who, name, v, ok, value)
 			}
 		}
 		if len(got) != len(want) {
-			t.Errorf("%s: %d values, not %d: %v", who, len(got), len(want), got)
+			t.Errorf("%s: %d values, want %d: %v", who, len(got), len(want), got)
 		}
 	}
 	compare("the other node", other)

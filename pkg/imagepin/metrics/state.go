@@ -2,22 +2,22 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// State is what there is on a node now.
+// State is the current state of a node.
 type State struct {
-	// Keys are the keys that are ready, by target.
+	// Keys is the number of ready keys by target.
 	Keys map[Target]int
-	// Pins are the pins, by kind of scope: node or workload.
+	// Pins is the number of pins by kind of scope: node or workload.
 	Pins map[string]int
-	// Drifted are the pins whose tag has moved away.
+	// Drifted is the number of pins whose tag has moved in the registry.
 	Drifted int
-	// RetainedBytes is what pins retain.
+	// RetainedBytes is the size of the content that pins retain, in bytes, compressed as in the registry.
 	RetainedBytes int64
 }
 
-// Target labels the keys.
+// Target has the labels of the gauge of keys.
 type Target struct{ Platform, Snapshotter string }
 
-// collector serves the state that read returns.
+// collector collects the state that read returns.
 type collector struct{ read func() State }
 
 var (

@@ -1,6 +1,6 @@
-// Package node puts imagepin together for one node, out of containerd's services and what it is configured with. It is
-// the same within containerd and beside it; only where the services come from differs.
+// Package node assembles imagepin for one node from containerd's services and a configuration. It is the same as a
+// plugin of containerd and as a separate process; only the source of the services differs.
 //
-// [New] makes what there is before the CRI: keys, pins, and how registries are asked. [Node.Serve] puts that in front of
-// a CRI service. [Service.Run] keeps it in step with containerd.
+// [New] creates the parts that need no CRI service: keys, pins, and the access to registries. [Node.Serve] puts them in
+// front of a CRI service. [Service.Run] builds the index and follows containerd's events.
 package node

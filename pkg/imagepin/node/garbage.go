@@ -13,12 +13,12 @@ func (n *Node) Collect(ctx context.Context) error { return n.store.Collect(ctx) 
 func (n *Node) CollectLater() {
 	select {
 	case n.garbage <- struct{}{}:
-	default: // it is going to be collected already
+	default: // a collection is already pending
 	}
 }
 
-// collectGarbage collects what [Node.CollectLater] is called for until ctx ends. It waits for containerd's collection and
-// for its snapshotters, which no call should.
+// collectGarbage runs a collection for each call of [Node.CollectLater] until ctx ends. A collection waits for
+// containerd's garbage collection and for its snapshotters, and no other call should wait for them.
 func (n *Node) collectGarbage(ctx context.Context) {
 	for {
 		select {
@@ -27,7 +27,7 @@ func (n *Node) collectGarbage(ctx context.Context) {
 		case <-n.garbage:
 		}
 		if err := n.store.Collect(ctx); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).Warn("what was released is collected later")
+			log.G(ctx).WithError(err).Warn("garbage collection failed, released content stays until the next one")
 		}
 	}
 }

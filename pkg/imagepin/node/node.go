@@ -30,22 +30,22 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-var errNoCRI = errors.New("there is no CRI service yet")
+var errNoCRI = errors.New("the CRI service is not connected yet")
 
 // Namespace is containerd's namespace of the CRI.
 const Namespace = "k8s.io"
 
-// Containerd is the services of containerd that imagepin works on. All fields are required, but Differ.
+// Containerd has the services of containerd that imagepin uses. All fields are required, except Differ.
 type Containerd struct {
 	Records store.Records
-	// Pins is the image store without a namespace: pins have their own.
+	// Pins is the image store without a namespace: pins have their own namespace.
 	Pins       images.Store
 	Content    content.Store
 	Leases     leases.Manager
 	Namespaces namespaces.Store
 	Events     Events
 	Applier    diff.Applier
-	// Differ returns one of containerd's differs by name; nil where they cannot be told apart.
+	// Differ returns one of containerd's differs by name; nil if differs cannot be selected.
 	Differ    func(name string) (diff.Applier, error)
 	Snapshots func(snapshotter string) snapshots.Snapshotter
 }
@@ -56,22 +56,22 @@ type Events interface {
 	reconcile.Subscriber
 }
 
-// Config is what a Node is made of.
+// Config has the dependencies of a Node.
 type Config struct {
 	Containerd
 	Setup
-	// NodeKey is the file of the key for proofs that a registry has accepted a credential. It is created where it is
-	// missing.
+	// NodeKey is the file of the key for proofs that a registry has accepted a credential. It is created if it does not
+	// exist.
 	NodeKey string
-	// Transport sends the requests to registries; nil is containerd's own.
+	// Transport sends the requests to registries; nil is containerd's own transport.
 	Transport http.RoundTripper
-	// Metrics has the node's metrics registered; nil registers none.
+	// Metrics registers the node's metrics; nil registers none.
 	Metrics prometheus.Registerer
-	// KeysARecord is that of [store.Config].
+	// KeysARecord is [store.Config.KeysARecord].
 	KeysARecord int
 }
 
-// Node is what there is of imagepin before the CRI.
+// Node has the parts of imagepin that need no CRI service.
 type Node struct {
 	containerd Containerd
 	nodeKey    string
@@ -88,13 +88,14 @@ type Node struct {
 	retainer *retain.Retainer
 	decider  *decide.Decider
 	proofs   decide.Proofs
-	// inUse lists the pins that something on the node is made of; nil before there is a CRI service.
+	// inUse returns the pins that are in use on the node; nil before a CRI service is connected.
 	inUse func(ctx context.Context) (map[pin.ID]bool, error)
-	// garbage has an element where there is something to collect.
+	// garbage has an element if a collection is pending.
 	garbage chan struct{}
 }
 
-// New makes a node. It fails with ErrInvalidArgument where the configuration is wrong, and names section and key.
+// New returns a node. If the configuration is invalid, it fails with ErrInvalidArgument and names the section and the
+// key.
 func New(c Config) (*Node, error) {
 	n := &Node{
 		containerd: c.Containerd, nodeKey: c.NodeKey, transport: c.Transport, registerer: c.Metrics,
@@ -138,7 +139,7 @@ func New(c Config) (*Node, error) {
 // runtimes returns the runtime handlers that are configured now.
 func (n *Node) runtimes() *runtimeplatform.Set { return n.active.Load().runtimes }
 
-// pinsInUse lists the pins that something on the node is made of. It knows none before there is a CRI service.
+// pinsInUse returns the pins that are in use on the node. It fails before a CRI service is connected.
 func (n *Node) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	if n.inUse == nil {
 		return nil, errNoCRI

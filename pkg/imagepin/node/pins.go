@@ -14,21 +14,20 @@ import (
 )
 
 const (
-	// sweepPeriod is how often unused pins, and images that no key accounts for,
-	// are looked for.
+	// sweepPeriod is how often unused pins and images without a key are removed.
 	sweepPeriod = time.Hour
-	// untaggedGrace is how long an image stays that no key accounts for.
+	// untaggedGrace is how long an image without a key is kept.
 	untaggedGrace = time.Hour
 )
 
-// notify reports what happened to a pin: in the log, as a metric, and as an event of containerd.
+// notify reports an event of a pin in the log, as a metric, and as an event of containerd.
 func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
 	ctx = inNamespace(ctx)
 	n.metrics.PinEvent(e)
 	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
 	switch e {
 	case pin.Drifted:
-		entry.WithField("tag", p.Drift.Digest).Warn("a pinned tag has moved in its registry; the pin holds")
+		entry.WithField("tag", p.Drift.Digest).Warn("a pinned tag has moved in its registry, the pin is unchanged")
 	case pin.Moved:
 		entry.WithField("previous", previous).Info("pin is moved")
 	default:
@@ -36,11 +35,11 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	}
 	event := &api.PinEvent{Pin: control.Pin(p), Previous: previous.String()}
 	if err := n.containerd.Events.Publish(ctx, "/imagepin/pin/"+string(e), event); err != nil {
-		entry.WithError(err).Warn("cannot publish the event of a pin")
+		entry.WithError(err).Warn("failed to publish a pin event")
 	}
 }
 
-// sweep removes what nothing uses any more until ctx ends.
+// sweep removes unused pins, images and leases periodically until ctx ends.
 func (s *Service) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
@@ -51,18 +50,18 @@ func (s *Service) sweep(ctx context.Context) {
 		case <-tick.C:
 		}
 		if err := s.expirePins(ctx); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).Warn("cannot look for pins that nothing uses")
+			log.G(ctx).WithError(err).Warn("failed to remove expired pins")
 		}
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).Warn("cannot remove images that no key accounts for")
+			log.G(ctx).WithError(err).Warn("failed to remove images without a key")
 		}
 		if err := s.node.leases.Retry(ctx); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).Warn("cannot delete the leases of calls that are over")
+			log.G(ctx).WithError(err).Warn("failed to delete the leases of finished calls")
 		}
 	}
 }
 
-// expirePins removes the pins that nothing has used for their time to live.
+// expirePins removes the pins that were not used for their time to live.
 func (s *Service) expirePins(ctx context.Context) error {
 	ttl := s.node.active.Load().Settings.PinTTL
 	if ttl == 0 {
@@ -75,7 +74,7 @@ func (s *Service) expirePins(ctx context.Context) error {
 	return s.node.pins.Expire(ctx, time.Now().Add(-ttl), func(id pin.ID) bool { return used[id] })
 }
 
-// state is what the node's metrics say.
+// state returns the state that the node's metrics report.
 func (n *Node) state() metrics.State {
 	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
 	for _, t := range n.runtimes().Targets() {

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// registry asks registries as it is configured now.
+// registry accesses registries with the current configuration.
 type registry struct{ n *Node }
 
 func (r registry) now() *resolve.Resolver { return r.n.active.Load().resolver }

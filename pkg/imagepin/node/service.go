@@ -23,8 +23,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// retryAfter is how long to wait before the index is built again, where that
-// failed.
+// retryAfter is how long Follow waits before it builds the index again after a failure.
 const retryAfter = time.Second
 
 // Service is a node's imagepin in front of a CRI service.
@@ -34,22 +33,22 @@ type Service struct {
 	cri        *cri.Service
 	control    *control.Server
 	reconciler *reconcile.Reconciler
-	made       time.Time
-	loaded     context.Context // ends once what is recorded has been read
+	created    time.Time
+	loaded     context.Context // ends when the records have been read
 	markLoaded context.CancelFunc
-	ready      atomic.Pointer[chan struct{}] // closed once the index is built
+	ready      atomic.Pointer[chan struct{}] // closed when the index is built
 
 	running sync.Mutex         // held by Run
 	mu      sync.Mutex         // guards relist
-	relist  context.CancelFunc // has Run list images again; nil while it does not run
-	ending  context.Context    // done once nothing is to run any more
+	relist  context.CancelFunc // makes Run list images again; nil while it does not run
+	ending  context.Context    // done when the service is closed
 	end     context.CancelFunc
 }
 
-// Serve puts the node's imagepin in front of containerd's own CRI service. Its calls wait until [Service.Run] has
-// built the index. It is called once.
+// Serve puts the node's imagepin in front of containerd's own CRI service. Calls wait until [Service.Run] has built the
+// index. Serve is called once.
 func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
-	s := &Service{node: n, made: time.Now()}
+	s := &Service{node: n, created: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
 	s.loaded, s.markLoaded = context.WithCancel(context.Background())
 	s.ending, s.end = context.WithCancel(context.Background())
@@ -87,9 +86,9 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	return s, nil
 }
 
-// Reload replaces what of the configuration may change, and has the images listed again. Calls that are under way go on
-// with what they have read; later ones wait until the index is built. It fails with ErrInvalidArgument where the setup is
-// wrong: then nothing changes.
+// Reload replaces the setup and lists the images again. Calls in progress continue with the setup that they have read.
+// Later calls wait until the index is built. If the setup is invalid, Reload fails with ErrInvalidArgument and changes
+// nothing.
 func (s *Service) Reload(setup Setup) error {
 	next, err := s.node.activate(setup)
 	if err != nil {
@@ -101,7 +100,7 @@ func (s *Service) Reload(setup Setup) error {
 	select {
 	case <-s.Ready():
 		s.ready.Store(new(make(chan struct{})))
-	default: // calls wait already
+	default: // calls already wait
 	}
 	if s.relist != nil {
 		s.relist()
@@ -109,9 +108,8 @@ func (s *Service) Reload(setup Setup) error {
 	return nil
 }
 
-// remind makes containerd's CRI read a record once more. It does not for an image
-// that cannot be read: the CRI waits longer after each failure before it reads the
-// name again.
+// remind makes containerd's CRI read a record again. It does nothing for an image that cannot be read, because the CRI
+// waits longer after each failure before it reads the name again.
 func (n *Node) remind(ctx context.Context, name string) error {
 	ctx = inNamespace(ctx)
 	img, err := n.containerd.Records.Get(ctx, name)
@@ -119,30 +117,29 @@ func (n *Node) remind(ctx context.Context, name string) error {
 		return err
 	}
 	if _, _, err := pull.DescribeLocal(ctx, n.containerd.Content, img.Target, n.runtimes().Default()); err != nil {
-		return fmt.Errorf("it cannot be read: %w", err)
+		return fmt.Errorf("image cannot be read: %w", err)
 	}
 	return n.store.Republish(ctx, name)
 }
 
-// Loaded is closed once what is recorded has been read.
+// Loaded returns a channel that is closed when the records have been read.
 func (s *Service) Loaded() <-chan struct{} { return s.loaded.Done() }
 
-// Ready returns a channel that is closed once the index is built: what is recorded has been read, and what other tools
-// have put on the node is adopted. After [Service.Reload] it is another one.
+// Ready returns a channel that is closed when the index is built: the records have been read, and the images of other
+// tools have been adopted. After [Service.Reload] it returns another channel.
 func (s *Service) Ready() <-chan struct{} { return *s.ready.Load() }
 
-// Register makes the CRI and the control service those of a gRPC server.
+// Register registers the CRI and the control service with a gRPC server.
 func (s *Service) Register(g grpc.ServiceRegistrar) error {
 	s.control.Register(g)
 	return s.cri.Register(g)
 }
 
-// RegisterCRI is [Service.Register] without the control service, for where there
-// is nothing for operators.
+// RegisterCRI is [Service.Register] without the control service, for a server that operators do not use.
 func (s *Service) RegisterCRI(g grpc.ServiceRegistrar) error { return s.cri.Register(g) }
 
-// Run builds the index and follows what changes in containerd until ctx ends or [Service.Close] is called, when it
-// returns nil. An error is that the event stream was lost: calls are answered for what was known until it is run again.
+// Run builds the index and follows changes in containerd. It returns nil when ctx ends or [Service.Close] is called. An
+// error means that the event stream was lost: calls are answered from the last known state until Run is called again.
 func (s *Service) Run(ctx context.Context) error {
 	s.running.Lock()
 	defer s.running.Unlock()
@@ -154,7 +151,7 @@ func (s *Service) Run(ctx context.Context) error {
 	background.Go(func() { s.sweep(ctx) })
 	background.Go(func() { s.node.collectGarbage(ctx) })
 	for {
-		err := s.list(ctx)
+		err := s.listAndWatch(ctx)
 		if ctx.Err() != nil || s.ending.Err() != nil {
 			return nil
 		}
@@ -164,12 +161,12 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// errRelist is that the images are to be listed again.
+// errRelist means that the images must be listed again.
 var errRelist = errors.New("listing images again")
 
-// list builds the index and follows what changes in containerd until ctx ends, or [Service.Reload] is called, when it
-// fails with errRelist.
-func (s *Service) list(ctx context.Context) error {
+// listAndWatch builds the index and follows changes in containerd until ctx ends. It fails with errRelist when
+// [Service.Reload] is called.
+func (s *Service) listAndWatch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
@@ -194,25 +191,24 @@ func (s *Service) list(ctx context.Context) error {
 	return err
 }
 
-// markReady closes the channel of those that wait for the index.
+// markReady closes the channel that calls wait for.
 func (s *Service) markReady(ready chan struct{}) {
 	select {
 	case <-ready:
 	default:
-		log.L.WithField("took", time.Since(s.made)).Info("imagepin is ready")
+		log.L.WithField("took", time.Since(s.created)).Info("imagepin is ready")
 		close(ready)
 	}
 }
 
-// Follow runs the service until ctx ends or [Service.Close] is called, again
-// where it lost track.
+// Follow calls [Service.Run], again after each failure, until ctx ends or [Service.Close] is called.
 func (s *Service) Follow(ctx context.Context) {
 	for {
 		err := s.Run(ctx)
 		if err == nil {
 			return
 		}
-		log.G(ctx).WithError(err).Errorf("imagepin lost track of containerd's images, and lists them again in %s", retryAfter)
+		log.G(ctx).WithError(err).Errorf("event stream lost, listing images again in %s", retryAfter)
 		select {
 		case <-time.After(retryAfter):
 		case <-ctx.Done():
@@ -228,8 +224,8 @@ func (s *Service) Close() {
 	defer s.running.Unlock()
 }
 
-// uninstall takes everything of ours out of containerd's metadata, after all
-// that writes has stopped: what is removed would be written again.
+// uninstall removes all of imagepin's records from containerd's metadata. It stops all writers first, so that nothing
+// is written again.
 func (s *Service) uninstall(ctx context.Context, dry bool) (resp *api.UninstallResponse, err error) {
 	err = s.cri.GuardRetired(ctx, "Uninstall", func() (err error) {
 		resp, err = s.node.uninstall(ctx, dry, func(ctx context.Context) error {

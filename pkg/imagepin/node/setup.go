@@ -13,28 +13,28 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Setup is the part of a node's configuration that may change while it runs; see [Service.Reload].
+// Setup is the part of a node's configuration that can change while the node runs; see [Service.Reload].
 type Setup struct {
 	Settings config.Settings
 	CRI      config.CRI
-	// ContentDir is the directory of containerd's own content store: files are looked at there instead of being opened.
-	// Empty where it is not known.
+	// ContentDir is the directory of containerd's own content store, which makes it possible to check files without
+	// opening them. It is empty if not known.
 	ContentDir string
-	// Snapshotters are those that containerd has loaded, by name.
+	// Snapshotters has the snapshotters that containerd has loaded, by name.
 	Snapshotters map[string]Snapshotter
-	// Verifiers are the image verifier plugins by name.
+	// Verifiers has the image verifier plugins, by name.
 	Verifiers map[string]imageverifier.ImageVerifier
 }
 
-// Snapshotter is what containerd reports of a snapshotter.
+// Snapshotter is what containerd reports about a snapshotter.
 type Snapshotter struct {
-	// Root is the directory that it keeps its data in.
+	// Root is the data directory of the snapshotter.
 	Root         string
 	Exports      map[string]string
 	Capabilities []string
 }
 
-// active is what follows from a Setup. It does not change: another one takes its place.
+// active is a Setup and the values that are derived from it. It is immutable; Reload replaces it.
 type active struct {
 	Setup
 	runtimes     *runtimeplatform.Set
@@ -44,8 +44,8 @@ type active struct {
 	pinnedImages []string
 }
 
-// activate makes what follows from a setup. It fails with ErrInvalidArgument where that is wrong, and names section and
-// key. It changes nothing.
+// activate derives the values from a setup. If the setup is invalid, it fails with ErrInvalidArgument and names the
+// section and the key. It does not change the node.
 func (n *Node) activate(s Setup) (*active, error) {
 	a := &active{Setup: s, pinnedImages: s.CRI.PinnedImages()}
 	loaded := func(name string) bool { _, ok := s.Snapshotters[name]; return ok }

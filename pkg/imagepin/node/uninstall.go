@@ -18,20 +18,19 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// uninstall takes everything of ours out of containerd's metadata, and only
-// counts it where dry is set. quiet makes everything that writes stop first:
-// what is removed would be written again.
-func (n *Node) uninstall(ctx context.Context, dry bool, quiet func(context.Context) error) (*api.UninstallResponse, error) {
+// uninstall removes all of imagepin's records from containerd's metadata. With dry it only counts them. stopWriters
+// stops everything that writes, so that nothing is written again.
+func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context.Context) error) (*api.UninstallResponse, error) {
 	if !dry {
-		if err := quiet(ctx); err != nil {
+		if err := stopWriters(ctx); err != nil {
 			return nil, err
 		}
-		log.G(ctx).Warn("imagepin is being uninstalled: the CRI is containerd's own now, and imagepin writes nothing until containerd is restarted")
+		log.G(ctx).Warn("uninstalling imagepin: all calls are forwarded to containerd's own CRI, and imagepin writes nothing until containerd restarts")
 	}
 	resp := &api.UninstallResponse{}
 	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropLabels, n.dropPins, n.dropLeases} {
 		if err := step(ctx, dry, resp); err != nil {
-			return nil, fmt.Errorf("uninstall (call it again to go on): %w", err)
+			return nil, fmt.Errorf("uninstall (call it again to continue): %w", err)
 		}
 	}
 	if dry {
@@ -55,8 +54,7 @@ func ownLabels(labels map[string]string) []string {
 	return own
 }
 
-// dropLabels takes our labels off the image records. The records stay, as
-// those of stock.
+// dropLabels removes imagepin's labels from the image records. It keeps the records, as stock containerd has them.
 func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
 	all, err := n.containerd.Records.List(ctx)
 	if err != nil {
@@ -75,18 +73,17 @@ func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResp
 		without := images.Image{Name: img.Name, Labels: make(map[string]string, len(own))}
 		fields := make([]string, len(own))
 		for i, label := range own {
-			without.Labels[label] = "" // which removes it
+			without.Labels[label] = "" // removes the label
 			fields[i] = "labels." + label
 		}
 		if _, err := n.containerd.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("take labels off image record %s: %w", img.Name, err)
+			return fmt.Errorf("remove labels from image record %s: %w", img.Name, err)
 		}
 	}
 	return nil
 }
 
-// dropPins removes all pins, also those that could not be read, and their
-// namespace.
+// dropPins removes all pins, including unreadable ones, and their namespace.
 func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
 	ctx = namespaces.WithNamespace(ctx, pin.Namespace)
 	all, err := n.containerd.Pins.List(ctx)
@@ -108,7 +105,7 @@ func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallRespon
 	return nil
 }
 
-// dropLeases deletes our leases, and collects what only they held.
+// dropLeases deletes imagepin's leases, and collects the content that only they kept.
 func (n *Node) dropLeases(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
 	manager := n.containerd.Leases
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q", imagepin.LeaseLabel))

@@ -17,19 +17,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-// remoteAnnotations is what a snapshotter exports that fetches layers lazily
-// and wants to be told which.
+// remoteAnnotations is exported by a snapshotter that fetches layers lazily and needs annotations that identify them.
 const remoteAnnotations = "enable_remote_snapshot_annotations"
 
-// applier is one of containerd's differs, by name; the zero value is what its
-// diff service chooses.
+// applier is one of containerd's differs. The zero value is the differ that containerd's diff service selects.
 type applier struct {
 	diff.Applier
 	differ string
 }
 
-// appliers are what unpacks in each snapshotter for which containerd's transfer
-// service names a differ. What is configured and not done is logged by name.
+// appliers returns the applier for each snapshotter for which the configuration of containerd's transfer service names
+// a differ. It logs a warning for each entry that is ignored.
 func (n *Node) appliers(a *active) map[string]applier {
 	differs, ignored := a.CRI.Differs(a.runtimes)
 	for _, w := range ignored {
@@ -38,11 +36,11 @@ func (n *Node) appliers(a *active) map[string]applier {
 	all := make(map[string]applier)
 	for snapshotter, differ := range differs {
 		if differ == "" || (n.containerd.Differ == nil && differ == defaults.DefaultDiffer) {
-			continue // what containerd's diff service chooses
+			continue // containerd's diff service selects it
 		}
 		by, err := n.differ(differ)
 		if err != nil {
-			log.L.WithError(err).Warnf("[plugins.%q] unpack_config: differ %q is ignored for snapshotter %q, [plugins.\"io.containerd.service.v1.diff-service\"] default holds",
+			log.L.WithError(err).Warnf("[plugins.%q] unpack_config: differ %q is ignored for snapshotter %q, [plugins.\"io.containerd.service.v1.diff-service\"] default applies",
 				config.TransferSection, differ, snapshotter)
 			continue
 		}
@@ -58,22 +56,21 @@ func (n *Node) differ(name string) (diff.Applier, error) {
 	return n.containerd.Differ(name)
 }
 
-var errNoDiffer = errors.New("containerd's socket lets nobody choose a differ")
+var errNoDiffer = errors.New("containerd's API does not allow selecting a differ")
 
-// overlayfs is the snapshotter for which containerd's unpacker itself sees to
-// whiteouts in layers that are unpacked in parallel.
+// overlayfs is the snapshotter for which containerd's unpacker handles the whiteouts in layers that are unpacked in
+// parallel.
 const overlayfs = "overlayfs"
 
-// inParallel reports whether an applier may unpack the layers of an image at
-// once in a snapshotter that can put them together afterwards. Each of them then
-// looks like the lowest one. containerd's default differ removes what the
-// whiteouts of such a layer name, which is nothing, and what they hide in the
-// layers below would come back. The diff service may choose that one.
+// inParallel reports whether an applier may unpack the layers of an image in parallel, if the snapshotter can rebase
+// them afterwards. Each layer is then unpacked like the lowest one. containerd's default differ applies a whiteout by
+// removing the file that it names. In such a layer this file does not exist, so the whiteout is lost, and the file that
+// it hides in a lower layer reappears. The diff service may select that differ.
 func (a applier) inParallel(snapshotter string) bool {
 	return snapshotter == overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
 }
 
-// unpackPlatform is how layers are unpacked in a snapshotter by an applier.
+// unpackPlatform returns how an applier unpacks layers in a snapshotter.
 func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platform {
 	exports := maps.Clone(a.Snapshotters[name].Exports)
 	if exports == nil {
@@ -84,8 +81,7 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 		exports[remoteAnnotations] = "true"
 	}
 	if exports[remoteAnnotations] == "true" || !by.inParallel(name) {
-		// Unpacked in parallel, layers that are fetched lazily end up without
-		// parents, and nothing fails.
+		// If lazily fetched layers are unpacked in parallel, they end up without parents, without any error.
 		capabilities = nil
 	}
 	if by.Applier == nil {
@@ -99,7 +95,7 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 		apply = append(apply, decryptWithNodeKeys)
 	}
 	return unpack.Platform{
-		Platform:                platforms.All, // the manifest has been chosen
+		Platform:                platforms.All, // the manifest is already selected
 		SnapshotterKey:          name,
 		Snapshotter:             n.containerd.Snapshots(name),
 		SnapshotterExports:      exports,
@@ -109,8 +105,7 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 	}
 }
 
-// decryptWithNodeKeys lets the node's stream processors decrypt layers with the
-// keys they have.
+// decryptWithNodeKeys decrypts layers with the node's stream processors and their keys.
 func decryptWithNodeKeys(ctx context.Context, desc ocispec.Descriptor, c *diff.ApplyConfig) error {
 	return encryption.WithDecryptedUnpack(&imgcrypt.Payload{})(ctx, desc, c)
 }

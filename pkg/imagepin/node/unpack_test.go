@@ -16,15 +16,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// named is an applier that is told apart by its name.
-type named string
+// namedApplier is an applier that is identified by its name.
+type namedApplier string
 
-func (named) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+func (namedApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, errors.New("not called")
 }
 
-// The differ that containerd's transfer service names for a snapshotter unpacks there, and its diff service everywhere else: also
-// where there is no such differ, and where none can be chosen.
+// The differ that containerd's transfer service names for a snapshotter unpacks in it. containerd's diff service
+// unpacks in all other snapshotters, and also if that differ does not exist or cannot be selected.
 func TestAppliers(t *testing.T) {
 	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
 		{Name: "runc", Snapshotter: "overlayfs"}, {Name: "vm", Snapshotter: "erofs"}, {Name: "other", Snapshotter: "native"},
@@ -36,35 +36,35 @@ func TestAppliers(t *testing.T) {
 	transfer.Unpack = []config.Unpack{
 		{Platform: "linux/amd64", Snapshotter: "overlayfs", Differ: "walking"},
 		{Platform: "linux/amd64", Snapshotter: "erofs", Differ: "erofs"},
-		{Platform: "linux/amd64", Snapshotter: "native", Differ: "gone"},
+		{Platform: "linux/amd64", Snapshotter: "native", Differ: "missing"},
 	}
 	for name, c := range map[string]struct {
 		differ func(string) (diff.Applier, error)
 		want   map[string]diff.Applier
 	}{
-		"in containerd": {func(name string) (diff.Applier, error) {
-			if name == "gone" {
+		"plugin": {func(name string) (diff.Applier, error) {
+			if name == "missing" {
 				return nil, errors.New("no such differ")
 			}
-			return named(name), nil
-		}, map[string]diff.Applier{"overlayfs": named("walking"), "erofs": named("erofs"), "native": named("service")}},
-		"beside it": {nil, map[string]diff.Applier{"overlayfs": named("service"), "erofs": named("service"), "native": named("service")}},
+			return namedApplier(name), nil
+		}, map[string]diff.Applier{"overlayfs": namedApplier("walking"), "erofs": namedApplier("erofs"), "native": namedApplier("service")}},
+		"separate process": {nil, map[string]diff.Applier{"overlayfs": namedApplier("service"), "erofs": namedApplier("service"), "native": namedApplier("service")}},
 	} {
 		n := &Node{containerd: Containerd{
-			Applier: named("service"), Differ: c.differ, Snapshots: func(string) snapshots.Snapshotter { return nil },
+			Applier: namedApplier("service"), Differ: c.differ, Snapshots: func(string) snapshots.Snapshotter { return nil },
 		}}
 		a := &active{runtimes: handlers, Setup: Setup{CRI: config.CRI{Transfer: &transfer}}}
 		appliers := n.appliers(a)
 		for _, sn := range handlers.Snapshotters() {
 			if got := n.unpackPlatform(a, sn, appliers[sn]).Applier; got != c.want[sn] {
-				t.Errorf("%s: %v unpacks in %s, not %v", name, got, sn, c.want[sn])
+				t.Errorf("%s: %v unpacks in %s, want %v", name, got, sn, c.want[sn])
 			}
 		}
 	}
 }
 
-// Layers are unpacked in parallel only where whiteouts survive it: in overlayfs, whose mounts containerd's unpacker changes for it, and
-// by a differ that is not containerd's default one.
+// Layers are unpacked in parallel only if their whiteouts are kept: in overlayfs, whose mounts containerd's unpacker
+// changes for this, and by a differ other than containerd's default one.
 func TestUnpackInParallel(t *testing.T) {
 	rebase := []string{snapshots.RebaseCap}
 	for _, c := range []struct {
@@ -83,7 +83,7 @@ func TestUnpackInParallel(t *testing.T) {
 		{"erofs", "", rebase, nil, false}, // the diff service may choose the walking one
 	} {
 		n := &Node{containerd: Containerd{
-			Applier: named("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
+			Applier: namedApplier("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
 		}}
 		a := &active{Setup: Setup{
 			CRI:          config.CRI{Images: config.Images{DisableSnapshotAnnotations: true}},
@@ -91,7 +91,7 @@ func TestUnpackInParallel(t *testing.T) {
 		}}
 		by := applier{differ: c.differ}
 		if c.differ != "" {
-			by.Applier = named(c.differ)
+			by.Applier = namedApplier(c.differ)
 		}
 		if got := slices.Contains(n.unpackPlatform(a, c.snapshotter, by).SnapshotterCapabilities, snapshots.RebaseCap); got != c.parallel {
 			t.Errorf("%+v: in parallel: %v", c, got)

@@ -13,14 +13,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Payer is the Kubernetes namespace whose cap a pin counts against: that of its
-// scope or, in the node scope, that of the pod which made it. It is empty for
-// the cap of the node: pins of the node scope that an operator has set, or that
-// were made for no pod.
+// Payer returns the Kubernetes namespace whose cap a pin counts against. This is the namespace of its scope or, in the
+// node scope, that of the pod that made it. It returns "" for pins that count against the cap of the node: pins of the
+// node scope that an operator has set, or that were made without a pod.
 func (p Pin) Payer() string { return cmp.Or(p.Scope.Namespace(), p.For) }
 
-// madeFor is the For of a pin that is made or moved. The pins of an operator are
-// no tenant's.
+// madeFor returns the For field of a pin that is made or moved. Pins of an operator do not count against a tenant.
 func madeFor(id ID, namespace string, by By) string {
 	if by == ByOperator || id.Scope != policy.NodeScope {
 		return ""
@@ -28,8 +26,7 @@ func madeFor(id ID, namespace string, by By) string {
 	return namespace
 }
 
-// withRoom runs write, which makes one pin. Where it fails because a cap is
-// full, one pin is evicted and write is run again.
+// withRoom runs write, which makes one pin. If write fails because a cap is full, withRoom evicts one pin and retries.
 func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, error) {
 	for {
 		p, err := write()
@@ -47,11 +44,9 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 	}
 }
 
-// evict removes one pin, if there is any, that counts against a namespace, is in
-// use by nothing and was made by a use: first those that do not retain, then the one that was
-// used longest ago. It holds no lock while it asks what is in use: a pin that
-// is used meanwhile stays. again reports whether there was room after all, by
-// whomever: another may have taken it by now.
+// evict removes one pin that counts against a namespace, is not in use, and was not set by an operator. It prefers pins
+// that do not retain, and then the least recently used pin. It holds no lock while it queries what is in use, and keeps
+// pins that were used in the meantime. again reports whether there was room, which another caller may have taken since.
 func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
 	candidates, room := s.evictable(payer)
 	if room || len(candidates) == 0 || s.InUse == nil {
@@ -79,16 +74,14 @@ func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
 	return false, nil
 }
 
-// hasRoom reports whether the cap of a namespace is not full. The caller holds
-// the lock.
+// hasRoom reports whether the cap of a namespace is not full. The caller holds the lock.
 func (s *Store) hasRoom(payer string) bool {
 	limit := s.MaxPerNamespace()
-	return limit <= 0 || s.paid[payer] < limit
+	return limit <= 0 || s.perNamespace[payer] < limit
 }
 
-// evictable lists the pins that count against a namespace and that no operator
-// has set, in the order in which they are evicted, and reports whether there is
-// room without.
+// evictable returns the pins that count against a namespace and were not set by an operator, in the order of eviction.
+// room reports whether there is room without an eviction.
 func (s *Store) evictable(payer string) (_ []Pin, room bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -110,10 +103,9 @@ func (s *Store) evictable(payer string) (_ []Pin, room bool) {
 	return pins, s.hasRoom(payer)
 }
 
-// reserve makes sure that there is room for a pin that is about to be made, and
-// makes the caller the only one that makes a pin at the expense of its payer
-// until the returned function is called. It fails with
-// [imagepin.PinLimitReached] (ErrResourceExhausted).
+// reserve checks that there is room for a new pin. Until the returned function is called, no other caller can make a
+// pin that counts against the same namespace. reserve returns [imagepin.PinLimitReached] (ErrResourceExhausted) if
+// there is no room.
 func (s *Store) reserve(ctx context.Context, p Pin) (release func(), _ error) {
 	payer := p.Payer()
 	if err := s.makers.Lock(ctx, payer); err != nil {
@@ -123,12 +115,12 @@ func (s *Store) reserve(ctx context.Context, p Pin) (release func(), _ error) {
 	defer s.mu.RUnlock()
 	if !s.hasRoom(payer) {
 		s.makers.Unlock(payer)
-		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, s.paid[payer])}
+		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, s.perNamespace[payer])}
 	}
 	return func() { s.makers.Unlock(payer) }, nil
 }
 
-// fullError says whose cap is full.
+// fullError reports that the cap of a namespace is full.
 type fullError struct {
 	payer string
 	err   error
@@ -136,7 +128,7 @@ type fullError struct {
 
 func (e *fullError) Error() string { return e.err.Error() }
 
-// Unwrap gives the error that a caller sees.
+// Unwrap returns the error for the caller.
 func (e *fullError) Unwrap() error { return e.err }
 
 func limitReached(id ID, payer string, n int) error {
@@ -147,6 +139,6 @@ func limitReached(id ID, payer string, n int) error {
 	return &imagepin.Error{
 		Reason: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,
 		Message: fmt.Sprintf("%s has %d pins in use or set by an operator, and max_pins_per_namespace allows no more", of, n),
-		Hint:   "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
+		Hint:    "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
 	}
 }

@@ -23,19 +23,19 @@ func mustParse(t *testing.T, ref string) reference.Named {
 	return named
 }
 
-// capped is an env with a cap, that says what is in use.
+// capped is an env with a cap on pins, and a list of pins in use.
 type capped struct {
 	*env
 	used map[ID]bool
-	// asked is called while it is asked what is in use.
-	asked func()
+	// onInUse is called by each InUse call.
+	onInUse func()
 }
 
 func newCapped(t *testing.T, max int) *capped {
 	c := &capped{env: newEnv(t, max), used: make(map[ID]bool)}
 	c.InUse = func(context.Context) (map[ID]bool, error) {
-		if c.asked != nil {
-			c.asked()
+		if c.onInUse != nil {
+			c.onInUse()
 		}
 		return c.used, nil
 	}
@@ -58,22 +58,22 @@ func wantFull(t *testing.T, what string, err error) {
 	}
 }
 
-// wantPins fails the test unless these are the pins there are, also after a restart.
+// wantPins checks that the pins are those with ids, also after a restart.
 func (c *capped) wantPins(t *testing.T, ids ...ID) {
 	t.Helper()
 	for range 2 {
 		wantEqual(t, "pins", len(c.List()), len(ids))
 		for _, id := range ids {
 			if _, ok := c.Get(id); !ok {
-				t.Errorf("%s is gone", id)
+				t.Errorf("%s is missing", id)
 			}
 		}
 		c.reload(t)
 	}
 }
 
-// TestEvict makes room in a full cap: pins made by use that nothing uses go, the one that was used longest ago first and those that
-// retain last; those of an operator and those in use stay, and where there are no others the cap is full.
+// TestEvict makes pins while the cap is full. Unused pins made by use are evicted, least recently used first, and pins
+// that retain last. Pins of an operator and pins in use stay. If there are no others, no pin can be made.
 func TestEvict(t *testing.T) {
 	c := newCapped(t, 4)
 	for _, name := range []string{"operator", "kept", "old", "older"} {
@@ -86,7 +86,7 @@ func TestEvict(t *testing.T) {
 	for name, days := range map[string]int{"operator": 9, "kept": 8, "older": 3, "old": 2} {
 		c.age(t, nodeID(name), time.Duration(days)*24*time.Hour)
 	}
-	c.told = nil
+	c.notified = nil
 	make := func(name string) error {
 		_, err := c.Make(c.ctx, nodeID(name), root(name), ByUse, false)
 		return err
@@ -97,7 +97,7 @@ func TestEvict(t *testing.T) {
 		}
 		c.used[nodeID(name)] = true
 	}
-	wantEqual(t, "told", c.told, []string{
+	wantEqual(t, "notified", c.notified, []string{
 		"evicted registry.example/older:1", "made registry.example/a:1", "evicted registry.example/old:1", "made registry.example/b:1",
 	})
 	if err := make("c"); err != nil {
@@ -109,15 +109,15 @@ func TestEvict(t *testing.T) {
 	_, err := c.Move(c.ctx, nodeID("d"), root("d"), ByOperator, false)
 	wantFull(t, "the same for an operator", err)
 	if err := make("a"); err != nil {
-		t.Errorf("a pin that there is: %v", err)
+		t.Errorf("an existing pin: %v", err)
 	}
 	delete(c.used, nodeID("b"))
 	must(t)(c.Move(c.ctx, nodeID("d"), root("d"), ByOperator, false))
 	c.wantPins(t, nodeID("operator"), nodeID("a"), nodeID("c"), nodeID("d"))
 }
 
-// TestEvictOnlyOwn has tenants fill their caps by pins of workloads and of the node scope: neither takes room from the other, or from
-// the node.
+// TestEvictOnlyOwn has tenants fill their caps with pins of workloads and of the node scope. They do not take room from
+// other tenants or from the node.
 func TestEvictOnlyOwn(t *testing.T) {
 	c := newCapped(t, 2)
 	must(t)(c.Make(c.ctx, nodeID("system"), root("system"), ByUse, false))
@@ -130,45 +130,45 @@ func TestEvictOnlyOwn(t *testing.T) {
 	c.wantPins(t, nodeID("system"), nodeID("till"), workloadID("till", "t"), nodeID("shop4"), workloadID("shop", "w4"))
 	c.used[nodeID("shop4")], c.used[workloadID("shop", "w4")] = true, true
 	_, err := c.MakeFor(c.ctx, "shop", nodeID("more"), root("more"), ByUse, false)
-	wantFull(t, "a tenant that uses all of its pins", err)
+	wantFull(t, "a tenant whose pins are all in use", err)
 	must(t)(c.Make(c.ctx, nodeID("more"), root("more"), ByUse, false))
 	p, _ := c.Get(nodeID("shop4"))
 	wantEqual(t, "payer", p.Payer(), "shop")
 	p = must(t)(c.Move(c.ctx, nodeID("shop4"), root("by hand"), ByOperator, false))
-	wantEqual(t, "payer of what an operator has set", p.Payer(), "")
+	wantEqual(t, "payer of a pin of an operator", p.Payer(), "")
 	must(t)(c.MakeFor(c.ctx, "shop", nodeID("another"), root("another"), ByUse, false))
 }
 
-// TestEvictLooksAgain uses, and removes, pins while it is asked what is in use, with no lock held.
-func TestEvictLooksAgain(t *testing.T) {
+// TestEvictRechecks uses and removes pins while InUse is called without a lock.
+func TestEvictRechecks(t *testing.T) {
 	c := newCapped(t, 2)
 	must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false))
 	must(t)(c.Make(c.ctx, nodeID("b"), root("b"), ByUse, false))
-	c.asked = func() {
-		c.asked = nil
-		must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false)) // used, on the day that it was made
+	c.onInUse = func() {
+		c.onInUse = nil
+		must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false)) // used on the day that it was made
 	}
 	must(t)(c.Make(c.ctx, nodeID("c"), root("c"), ByUse, false))
 	c.wantPins(t, nodeID("a"), nodeID("c"))
-	c.asked = func() {
-		c.asked = nil
+	c.onInUse = func() {
+		c.onInUse = nil
 		must(t)(c.Remove(c.ctx, nodeID("a")))
 	}
 	must(t)(c.Make(c.ctx, nodeID("d"), root("d"), ByUse, false))
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 
-	failed := errors.New("the CRI does not answer")
+	failed := errors.New("the CRI is unavailable")
 	c.InUse = func(context.Context) (map[ID]bool, error) { return nil, failed }
 	_, err := c.Make(c.ctx, nodeID("e"), root("e"), ByUse, false)
-	wantFull(t, "without an answer", err)
+	wantFull(t, "without the CRI", err)
 	if !errors.Is(err, failed) {
-		t.Errorf("the cause is not said: %v", err)
+		t.Errorf("the error does not wrap its cause: %v", err)
 	}
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 }
 
-// TestCapHoldsAtOnce makes many pins at one time: there are never more than the cap allows.
-func TestCapHoldsAtOnce(t *testing.T) {
+// TestCapWithConcurrentMakes makes many pins concurrently. There are never more than the cap allows.
+func TestCapWithConcurrentMakes(t *testing.T) {
 	const most, makers = 5, 40
 	e := newEnv(t, most)
 	var wg sync.WaitGroup
@@ -199,18 +199,18 @@ func TestCapHoldsAtOnce(t *testing.T) {
 	wantEqual(t, "pins", len(c.List()), most)
 }
 
-// TestExpireLooksAgain uses a pin after the pins have been listed, and before it is removed: it stays.
-func TestExpireLooksAgain(t *testing.T) {
+// TestExpireRechecks uses a pin after the pins were listed and before it is removed. The pin stays.
+func TestExpireRechecks(t *testing.T) {
 	for _, use := range []string{"touch", "make", "in use"} {
 		t.Run(use, func(t *testing.T) {
 			e := newEnv(t, 0)
 			id := nodeID("a")
 			must(t)(e.Make(e.ctx, id, root("a"), ByUse, false))
 			e.age(t, id, 40*24*time.Hour)
-			// The first question is asked while the list is gone through, the second under the pin's lock.
-			asked := 0
+			// The first call is made with the listed pins, and the second one under the lock of the pin.
+			calls := 0
 			inUse := func(ID) bool {
-				if asked++; asked > 1 {
+				if calls++; calls > 1 {
 					return use == "in use"
 				}
 				switch use {

@@ -11,29 +11,29 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Finding is a pin whose record is not as it should be.
+// Finding is a pin with a wrong or missing record.
 type Finding struct {
 	// Record is the name of the record.
 	Record string
-	// Problem is what is wrong, in words.
+	// Problem describes what is wrong.
 	Problem string
-	// Repair is what [Store.Repair] would do, in words.
+	// Repair describes what [Store.Repair] would do.
 	Repair string
 
-	id ID // of a pin to write again; the zero value is none
+	id ID // the pin whose record to write again, zero for none
 }
 
 const (
 	writeAgain = "write its record again"
-	ignore = "leave it alone"
-	// WrittenAgain is what [Store.Repair] has done.
+	ignore     = "ignore it"
+	// WrittenAgain is the result of [Store.Repair] if it has written the record.
 	WrittenAgain = "record written again"
-	// LeftAlone says that [Store.Repair] has done nothing.
-	Ignored = "left alone"
+	// Ignored is the result of [Store.Repair] if it has done nothing.
+	Ignored = "ignored"
 )
 
-// Check compares the records of the pins with the pins that are in force, and
-// writes nothing. checked is how many pins and records it has looked at.
+// Check compares the records of the pins with the active pins, and writes nothing. checked is the number of pins and
+// records that it compared.
 func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ error) {
 	all, err := s.Images.List(namespaced(ctx))
 	if err != nil {
@@ -44,16 +44,16 @@ func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ e
 		names[p.ID.String()] = p.ID
 	}
 	unrecorded := maps.Clone(names)
-	var doubtful []string
+	var suspect []string
 	for _, img := range all {
 		if s.problem(img, names[img.Name]) != nil {
-			doubtful = append(doubtful, img.Name)
+			suspect = append(suspect, img.Name)
 		}
 		delete(unrecorded, img.Name)
 	}
-	doubtful = slices.AppendSeq(doubtful, maps.Keys(unrecorded))
-	for _, name := range doubtful {
-		found, err := s.again(ctx, name, names[name])
+	suspect = slices.AppendSeq(suspect, maps.Keys(unrecorded))
+	for _, name := range suspect {
+		found, err := s.recheck(ctx, name, names[name])
 		if err != nil {
 			return 0, nil, err
 		}
@@ -63,10 +63,9 @@ func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ e
 	return len(all) + len(unrecorded), findings, nil
 }
 
-// again looks at one record while nobody writes it: a pin may have changed since
-// the records were listed. id is that of the pin in force under its name; the
-// zero value is none.
-func (s *Store) again(ctx context.Context, name string, id ID) ([]Finding, error) {
+// recheck checks one record under the lock of its pin, which may have changed since the records were listed. id is the
+// active pin with the record's name, or the zero value.
+func (s *Store) recheck(ctx context.Context, name string, id ID) ([]Finding, error) {
 	if err := s.write.Lock(ctx, name); err != nil {
 		return nil, err
 	}
@@ -74,7 +73,7 @@ func (s *Store) again(ctx context.Context, name string, id ID) ([]Finding, error
 	img, err := s.Images.Get(namespaced(ctx), name)
 	if errdefs.IsNotFound(err) {
 		if _, ok := s.Get(id); !ok {
-			return nil, nil // removed meanwhile
+			return nil, nil // the pin was removed
 		}
 		return []Finding{{Record: name, Problem: "its record is gone", Repair: writeAgain, id: id}}, nil
 	}
@@ -87,7 +86,7 @@ func (s *Store) again(ctx context.Context, name string, id ID) ([]Finding, error
 	return nil, nil
 }
 
-// problem says what is wrong with a record; nil where nothing is.
+// problem returns what is wrong with a record, or nil.
 func (s *Store) problem(img images.Image, id ID) *Finding {
 	f := Finding{Record: img.Name, Repair: ignore}
 	p, err := read(img)
@@ -102,11 +101,11 @@ func (s *Store) problem(img images.Image, id ID) *Finding {
 			f.Repair, f.id = writeAgain, held.ID
 		}
 	case errdefs.IsNotImplemented(err):
-		f.Problem = err.Error() + "; what it pins is not pulled"
+		f.Problem = err.Error() + "; its reference is not pulled"
 	case err != nil:
-		f.Problem = err.Error() + "; it is ignored, and the next pin of this name replaces it"
+		f.Problem = err.Error() + "; it is ignored, and a new pin with this name replaces it"
 	case !inForce:
-		f.Problem = "it is not in force: another tool wrote it, and the next start reads it"
+		f.Problem = "it is not active: another tool wrote it, and the next start loads it"
 	case !images.IsIndexType(p.Root.MediaType) && !images.IsManifestType(p.Root.MediaType):
 		f.Problem = fmt.Sprintf("it targets %q (%s), which is neither an index nor a manifest", p.Root.MediaType, p.Root.Digest)
 	default:
@@ -118,22 +117,22 @@ func (s *Store) problem(img images.Image, id ID) *Finding {
 func differenceProblem(err error, recorded, held Pin) string {
 	switch {
 	case err != nil:
-		return err.Error() + "; the pin that is in force is another one"
+		return err.Error() + "; the active pin is different"
 	case recorded.Root.Digest != held.Root.Digest:
-		return fmt.Sprintf("its record says %s, and %s is in force", recorded.Root.Digest, held.Root.Digest)
+		return fmt.Sprintf("its record has digest %s, but the active pin has %s", recorded.Root.Digest, held.Root.Digest)
 	}
-	return "its record says something else than what is in force"
+	return "its record differs from the active pin"
 }
 
-// sameFacts reports whether a record that was read says what is in force.
+// sameFacts reports whether a pin that was read from its record equals the active pin.
 func sameFacts(recorded, held Pin) bool {
 	a, aerr := recorded.record()
 	b, berr := held.record()
 	return aerr == nil && berr == nil && sameRecord(a, b)
 }
 
-// Repair writes the record of a finding again, where a pin is in force that it
-// should be of, and says what it has done. It fails as [Store.MakeFor] does.
+// Repair writes the record of a finding again if there is an active pin for it. done describes what it has done. Repair
+// returns the same errors as [Store.MakeFor].
 func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	if f.id == (ID{}) {
 		return Ignored, nil
@@ -144,7 +143,7 @@ func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	defer s.write.Unlock(f.Record)
 	held, ok := s.Get(f.id)
 	if !ok {
-		return Ignored, nil // removed meanwhile
+		return Ignored, nil // the pin was removed
 	}
 	img, err := held.record()
 	if err == nil {

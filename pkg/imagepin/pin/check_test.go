@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// TestCheck finds what is wrong with the records of pins, and writes again what is in force.
+// TestCheck checks damaged records of pins, and repairs those of active pins.
 func TestCheck(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	for _, test := range []struct {
@@ -24,22 +24,22 @@ func TestCheck(t *testing.T) {
 		{name: "nothing"},
 		{
 			"damaged", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, true,
-			`pin node/registry.example/team/app:1: version "one": invalid argument; it is ignored, and the next pin of this name replaces it`,
+			`pin node/registry.example/team/app:1: version "one": invalid argument; it is ignored, and a new pin with this name replaces it`,
 			ignore, Ignored,
 		},
 		{
-			"damaged while it is in force", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, false,
-			`pin node/registry.example/team/app:1: version "one": invalid argument; the pin that is in force is another one`,
+			"damaged while it is active", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, false,
+			`pin node/registry.example/team/app:1: version "one": invalid argument; the active pin is different`,
 			writeAgain, WrittenAgain,
 		},
 		{
 			"newer", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, true,
-			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; what it pins is not pulled",
+			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; its reference is not pulled",
 			ignore, Ignored,
 		},
 		{
-			"newer while it is in force", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, false,
-			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; the pin that is in force is another one",
+			"newer while it is active", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, false,
+			"pin node/registry.example/team/app:1: version 2 is newer than 1: not implemented; the active pin is different",
 			ignore, Ignored,
 		},
 		{
@@ -54,11 +54,11 @@ func TestCheck(t *testing.T) {
 				if _, err := e.node.Images.Update(namespaced(e.ctx), images.Image{Name: id.String(), Target: root("two")}, "target"); err != nil {
 					t.Fatal(err)
 				}
-			}, false, fmt.Sprintf("its record says %s, and %s is in force", root("two").Digest, root("one").Digest), writeAgain, WrittenAgain,
+			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), writeAgain, WrittenAgain,
 		},
 		{
 			"a label", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelRetain: ""}) }, false,
-			"its record says something else than what is in force", writeAgain, WrittenAgain,
+			"its record differs from the active pin", writeAgain, WrittenAgain,
 		},
 		{
 			"no image", func(t *testing.T, e *env) {
@@ -74,7 +74,7 @@ func TestCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			e := newEnv(t, 0)
 			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
-			must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/sound:1"}, root("sound"), ByUse, false))
+			must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/intact:1"}, root("intact"), ByUse, false))
 			if test.damage != nil {
 				test.damage(t, e)
 			}

@@ -1,11 +1,9 @@
-// Package pin keeps the node's decisions on which digest a reference means.
+// Package pin keeps the digests that references are pinned to.
 //
-// A pin outlives the image it speaks of: it says what to run when the image is
-// gone from the node, and that it was pinned when it is gone from the registry.
-// So pins are image records in a containerd namespace of their own, whose
-// content need not be there: the record's name is scope and reference, its
-// target the descriptor that the registry gave, its labels the facts.
+// A pin outlives its image. It is needed to run the same digest after the image was removed from the node, and to
+// report that the digest was pinned after it was deleted from the registry. So pins are image records in a containerd
+// namespace of their own, whose content does not have to exist. The record's name is the scope and the reference, its
+// target is the descriptor from the registry, and its labels are the other fields.
 //
-// What a pin retains is held in the CRI's namespace by one lease per manifest,
-// see [Retainer].
+// The content that a pin retains is held by leases in the CRI's namespace, one per manifest, see package retain.
 package pin

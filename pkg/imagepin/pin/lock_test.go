@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// stuck is a call of containerd's that does not return until it is let go.
+// stuck is a containerd call that blocks until free is closed.
 type stuck struct{ reached, free chan struct{} }
 
 func newStuck() stuck { return stuck{make(chan struct{}), make(chan struct{})} }
@@ -30,8 +30,8 @@ func (i stuckImages) Create(ctx context.Context, img images.Image) (images.Image
 	return i.Store.Create(ctx, img)
 }
 
-// TestPinLockHonoursContext has the write of a pin hang.
-func TestPinLockHonoursContext(t *testing.T) {
+// TestPinLockHonorsContext blocks the write of a pin.
+func TestPinLockHonorsContext(t *testing.T) {
 	e := newEnv(t, 0)
 	hangs := newStuck()
 	e.Images = stuckImages{e.Images, hangs}
@@ -52,10 +52,10 @@ func TestPinLockHonoursContext(t *testing.T) {
 	}
 	var known *imagepin.Error
 	if _, err := e.Store.Remove(e.ctx, other); !errors.As(err, &known) || known.Reason != imagepin.UnknownPin {
-		t.Errorf("another pin waits for it: %v", err)
+		t.Errorf("another pin waits for the lock: %v", err)
 	}
 	if _, ok := e.Get(id); ok || len(e.List()) != 0 {
-		t.Error("a pin that is not written is there")
+		t.Error("a pin is visible before it is written")
 	}
 	close(hangs.free)
 	if err := <-made; err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// write changes labels of a pin's record as another tool, or another release, does.
+// write changes labels of a pin's record, as another tool or another release does.
 func (e *env) write(t *testing.T, id ID, labels map[string]string) {
 	t.Helper()
 	img := images.Image{Name: id.String(), Labels: labels}
@@ -31,15 +31,15 @@ func (e *env) labels(t *testing.T, id ID) map[string]string {
 	return img.Labels
 }
 
-// TestPinOfNewerRelease has a pin of a newer version: it retains, nothing writes over it, also where it came while this release ran,
-// and an operator can remove it.
+// TestPinOfNewerRelease has a pin of a newer version, which also appears while this release is running. The pin retains
+// its content, and is not overwritten. An operator can remove it.
 func TestPinOfNewerRelease(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
 	e.write(t, id, map[string]string{labelVersion: "2"})
 	if _, err := e.Move(e.ctx, id, root("two"), ByUse, false); !errdefs.IsNotImplemented(err) {
-		t.Errorf("a pin that became one of a newer release: %v", err)
+		t.Errorf("Move of a pin that a newer release has written: %v", err)
 	}
 	p, _ := e.Get(id)
 	wantEqual(t, "the pin in memory", p.Root.Digest, root("one").Digest)
@@ -49,10 +49,10 @@ func TestPinOfNewerRelease(t *testing.T) {
 	if scope, ok := e.Newer(ref, "workload/shop/a=b", policy.NodeScope); !ok || scope != policy.NodeScope {
 		t.Errorf("the newer pin is in scope %q, %t", scope, ok)
 	}
-	e.told = nil
+	e.notified = nil
 	p = must(t)(e.Remove(e.ctx, id))
 	wantEqual(t, "removed", p.Root.Digest, root("one").Digest)
-	wantEqual(t, "told", e.told, []string{"removed " + ref})
+	wantEqual(t, "notified", e.notified, []string{"removed " + ref})
 	wantEqual(t, "retains", e.Retains(root("one").Digest), false)
 	wantEqual(t, "unreadable", len(e.Unreadable()), 0)
 	if _, err := e.Remove(e.ctx, id); !errdefs.IsNotFound(err) {
@@ -61,8 +61,8 @@ func TestPinOfNewerRelease(t *testing.T) {
 	must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
 }
 
-// TestUnknownLabelsStay writes a pin in every way: what a later release, or another tool, has noted beside it stays, and of what is
-// ours nothing stays that no longer holds.
+// TestUnknownLabelsStay writes a pin in all ways. Labels of later releases and other tools stay. Labels of this release
+// that are not valid any more are removed.
 func TestUnknownLabelsStay(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -98,7 +98,7 @@ func TestUnknownLabelsStay(t *testing.T) {
 	after, _ := e.Get(id)
 	wantEqual(t, "read again", recordOf(t, after), recordOf(t, before))
 
-	// A damaged one is replaced, with what others noted.
+	// A damaged pin is replaced, and keeps the labels of others.
 	e.write(t, id, map[string]string{labelVersion: "one"})
 	e.reload(t)
 	must(t)(e.Make(e.ctx, id, root("three"), ByUse, false))
@@ -107,11 +107,11 @@ func TestUnknownLabelsStay(t *testing.T) {
 	after, _ = e.Get(id)
 	wantEqual(t, "root", after.Root.Digest, root("three").Digest)
 	if after.By != ByUse || len(after.History) > 0 {
-		t.Errorf("the damaged pin goes on: %+v", after)
+		t.Errorf("the new pin has fields of the damaged pin: %+v", after)
 	}
 }
 
-// recordOf is what a pin's record says.
+// recordOf returns the record of a pin.
 func recordOf(t *testing.T, p Pin) images.Image {
 	t.Helper()
 	img, err := p.record()

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// Namespace is the containerd namespace that pins are kept in.
+	// Namespace is the containerd namespace of pins.
 	Namespace = "imagepin"
 
 	labelVersion = imagepin.LabelPrefix + "pin.version"
@@ -33,70 +33,69 @@ const (
 	labelFor     = imagepin.LabelPrefix + "pin.namespace"
 
 	version = 1
-	// maxHistory is how many changes a pin remembers.
+	// maxHistory is how many earlier digests a pin keeps.
 	maxHistory = 16
 )
 
-// By says who decided.
+// By is what made or moved a pin.
 type By string
 
 const (
-	// ByUse is a pin made by the first pull or container.
+	// ByUse is the first pull or container.
 	ByUse By = "use"
-	// ByOperator is a pin set by hand.
+	// ByOperator is an operator.
 	ByOperator By = "operator"
-	// ByRefresh is a pin moved by a refresh.
+	// ByRefresh is a refresh.
 	ByRefresh By = "refresh"
 )
 
-// ID names a pin.
+// ID identifies a pin.
 type ID struct {
 	Scope policy.Scope
 	Ref   string // normalized, with a tag
 }
 
-// String is the name of the pin's record.
+// String returns the name of the pin's record.
 func (id ID) String() string { return string(id.Scope) + "/" + id.Ref }
 
-// Pin is a decision on which digest a reference means.
+// Pin pins a reference to a digest in a scope.
 type Pin struct {
 	ID
-	// Root is what the registry gave: an index or a manifest.
+	// Root is the descriptor of the index or manifest from the registry.
 	Root ocispec.Descriptor
-	// MadeAt is since when the reference means Root, and By who decided it.
+	// MadeAt is when the reference was pinned to Root, and By is what pinned it.
 	MadeAt time.Time
 	By     By
-	// UsedAt is when the pin last mattered; its record says the day.
+	// UsedAt is when the pin was last used. Its record only has the day.
 	UsedAt time.Time
-	// For is the Kubernetes namespace of the pod that made a pin of the node
-	// scope; empty where none did, and in other scopes. See [Pin.Payer].
+	// For is the Kubernetes namespace of the pod that made a pin of the node scope. It is empty without a pod, and in
+	// other scopes. See [Pin.Payer].
 	For string
-	// Retain keeps the content.
+	// Retain reports whether the pin retains the content of its digest.
 	Retain bool
-	// Drift is what the registry's tag has moved to; nil where it has not.
+	// Drift is the digest of the registry's tag if it differs from the pin, or nil.
 	Drift *Drift
-	// History is what the reference meant before, oldest first.
+	// History has the earlier digests of the pin, oldest first.
 	History []Change
-	// Proofs are of what the pin retains, oldest first.
+	// Proofs are the proofs for the content that the pin retains, oldest first.
 	Proofs []Proof
 }
 
-// Drift is a tag that has moved away from its pin.
+// Drift is a registry tag that has moved away from its pin.
 type Drift struct {
 	Digest digest.Digest `json:"digest"`
 	Since  time.Time     `json:"since"`
 }
 
-// Change is a digest that a pin once had.
+// Change is an earlier digest of a pin.
 type Change struct {
 	Digest digest.Digest `json:"digest"`
 	From   time.Time     `json:"from"`
 	By     By            `json:"by"`
 }
 
-// record makes the image record of a pin. Labels that are empty are those to be
-// dropped. It fails with ErrInvalidArgument where a label cannot hold the scope,
-// whose name comes from a pod.
+// record returns the image record of a pin. Empty labels are to be removed. record returns ErrInvalidArgument if the
+// scope is too long for a label, because parts of it come from a pod.
 func (p Pin) record() (images.Image, error) {
 	if err := labels.Validate(labelScope, string(p.Scope)); err != nil {
 		return images.Image{}, fmt.Errorf("pin %s in scope %.100q…: %w", p.Ref, p.Scope, err)
@@ -139,9 +138,8 @@ func (p Pin) record() (images.Image, error) {
 	return img, nil
 }
 
-// read makes a pin of its image record. It fails with ErrNotImplemented for a
-// newer version. A label that says nothing about the decision itself and cannot
-// be read is left out: the decision is what counts.
+// read returns the pin of an image record. It returns ErrNotImplemented for a newer version, and ErrInvalidArgument for
+// a damaged record. It ignores unreadable labels that do not affect which digest is pinned.
 func read(img images.Image) (Pin, error) {
 	v, err := strconv.Atoi(img.Labels[labelVersion])
 	if err != nil {
@@ -161,7 +159,7 @@ func read(img images.Image) (Pin, error) {
 		Proofs: readProofs(img),
 	}
 	if p.ID.String() != img.Name {
-		return Pin{}, fmt.Errorf("pin %s: is of %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)
+		return Pin{}, fmt.Errorf("pin %s: its labels are for %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)
 	}
 	if _, err := policy.ParseScope(string(p.Scope)); err != nil {
 		return Pin{}, fmt.Errorf("pin %s: %w", img.Name, err)
@@ -176,7 +174,7 @@ func read(img images.Image) (Pin, error) {
 		p.UsedAt = t
 	}
 	if p.UsedAt.Before(p.MadeAt) {
-		p.UsedAt = p.MadeAt // the label is of the day
+		p.UsedAt = p.MadeAt // the label only has the day
 	}
 	var drift Drift
 	if json.Unmarshal([]byte(img.Labels[labelDrift]), &drift) == nil && drift.Digest.Validate() == nil {

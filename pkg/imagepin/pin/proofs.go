@@ -14,17 +14,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// maxProofs is how many proofs a pin has at most; the oldest go.
+// maxProofs is the maximum number of proofs of a pin. The oldest proofs are removed first.
 const maxProofs = 16
 
-// Proof says that a credential has been accepted for what a pin retains, see
-// package resolve. It outlives the records of the image, as the content does.
+// Proof is the proof that the registry accepted a credential for the content that a pin retains, see package resolve.
+// Like the content, it outlives the records of the image.
 type Proof struct {
 	MAC string
 	At  time.Time
 }
 
-// readProofs reads the proofs on a record, oldest first.
+// readProofs returns the proofs on a record, oldest first.
 func readProofs(img images.Image) []Proof {
 	var proofs []Proof
 	for label, value := range img.Labels {
@@ -32,15 +32,14 @@ func readProofs(img images.Image) []Proof {
 		if !ok {
 			continue
 		}
-		at, _ := time.Parse(time.RFC3339, value) // when is only for which go first
+		at, _ := time.Parse(time.RFC3339, value) // the time only determines which proofs are removed first
 		proofs = append(proofs, Proof{MAC: mac, At: at})
 	}
 	slices.SortFunc(proofs, func(a, b Proof) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.MAC, b.MAC)) })
 	return proofs
 }
 
-// withProofs gives a pin's proofs with more, which are new; ok is false where
-// none is.
+// withProofs returns a pin's proofs together with new ones. ok is false if none of macs is new.
 func (p Pin) withProofs(macs []string) (proofs []Proof, ok bool) {
 	proofs = slices.Clone(p.Proofs)
 	now := time.Now().UTC().Truncate(time.Second)
@@ -53,12 +52,11 @@ func (p Pin) withProofs(macs []string) (proofs []Proof, ok bool) {
 	return proofs[max(0, len(proofs)-maxProofs):], ok
 }
 
-// Prove notes, on the pins that retain a digest of ref's repository, that
-// credentials have been accepted for it. It writes only what is news.
+// Prove adds proofs to the pins that retain a digest of ref's repository. It only writes if a proof is new.
 func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Digest, macs ...string) error {
 	for _, id := range s.retaining(ref, root) {
 		if p, ok := s.Get(id); ok {
-			if _, news := p.withProofs(macs); !news {
+			if _, isNew := p.withProofs(macs); !isNew {
 				continue
 			}
 		}
@@ -66,8 +64,8 @@ func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Dige
 			if old == nil || !old.Retain || old.Root.Digest != root {
 				return old, "", nil
 			}
-			proofs, news := old.withProofs(macs)
-			if !news {
+			proofs, isNew := old.withProofs(macs)
+			if !isNew {
 				return old, "", nil
 			}
 			p := *old
@@ -80,7 +78,7 @@ func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Dige
 	return nil
 }
 
-// retaining gives the pins that retain a digest of ref's repository.
+// retaining returns the pins that retain a digest of ref's repository.
 func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -100,7 +98,7 @@ func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
 	return ids
 }
 
-// HasProof tells whether any of the given proofs stands on a pin.
+// HasProof reports whether any pin has any of the given proofs.
 func (s *Store) HasProof(macs ...string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

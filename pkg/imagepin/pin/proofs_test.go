@@ -7,8 +7,8 @@ import (
 	"github.com/distribution/reference"
 )
 
-// TestProofs notes proofs on what retains, once, and keeps them over a restart
-// until the pin means something else or retains no more.
+// TestProofs adds proofs to a pin that retains. Each proof is written once, and kept over a restart until the pin has
+// another digest or does not retain any more.
 func TestProofs(t *testing.T) {
 	e := newEnv(t, 0)
 	repo, err := reference.ParseNamed("registry.example/team/app")
@@ -58,7 +58,7 @@ func TestProofs(t *testing.T) {
 	}
 	has("moved", false, false)
 	prove(repo, "two", "bob")
-	has("proved anew", false, true)
+	has("proved again", false, true)
 	for range 2 {
 		if _, err := e.Move(e.ctx, retaining, two, ByOperator, false); err != nil {
 			t.Fatal(err)

@@ -22,15 +22,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
-// Namespaces is what a Store needs of containerd's namespaces.
+// Namespaces creates containerd namespaces.
 type Namespaces interface {
 	Create(ctx context.Context, namespace string, labels map[string]string) error
 }
 
-// Event is what happened to a pin.
+// Event is a change of a pin.
 type Event string
 
-// What can happen to a pin.
+// These are the events of pins.
 const (
 	Made    Event = "made"
 	Moved   Event = "moved"
@@ -40,44 +40,44 @@ const (
 	Drifted Event = "drifted"
 )
 
-// Events are all events.
+// Events lists all events.
 var Events = []Event{Made, Moved, Removed, Expired, Evicted, Drifted}
 
-// Config is what a Store works on.
+// Config configures a Store.
 type Config struct {
 	Images     images.Store
 	Namespaces Namespaces
-	// MaxPerNamespace returns how many pins one Kubernetes namespace may have, and the node; zero is no limit, as nil is.
-	// See [Pin.Payer].
+	// MaxPerNamespace returns how many pins a Kubernetes namespace or the node may have. Zero means no limit, and so
+	// does a nil function. See [Pin.Payer].
 	MaxPerNamespace func() int
-	// InUse lists the pins that something on the node is made of. It is called where a namespace has no room, with no lock
-	// held. Without it no pin is evicted.
+	// InUse returns the pins that containers on the node use. It is called without locks when a namespace has no room.
+	// If it is nil, no pin is evicted.
 	InUse func(ctx context.Context) (map[ID]bool, error)
-	// Changed is called after a pin has changed, with no lock held, so that what pins retain is brought into line. roots
-	// are the digests that it had and has. The call that changed the pin fails with its error. Nil does nothing.
+	// Changed is called without locks after a pin has changed, to update what pins retain. roots are the old and the
+	// new digest of the pin. The call that changed the pin returns its error. It may be nil.
 	Changed func(ctx context.Context, roots ...digest.Digest) error
-	// Notify is told what happens, after it is durable. previous is the digest
-	// that a moved pin had.
+	// Notify is called for each event after it is durable. previous is the old digest of a pin that was moved. It may
+	// be nil.
 	Notify func(ctx context.Context, e Event, p Pin, previous digest.Digest)
 }
 
-// Store is the pins of a node. Every pin is also in memory: this process is the
-// only one that writes them. It is safe for concurrent use.
+// Store has the pins of a node. It keeps every pin in memory, because this process is the only one that writes them. It
+// is safe for concurrent use.
 type Store struct {
 	Config
-	write  keyed.Mutex // by pin: reading, deciding and writing is one step
-	makers keyed.Mutex // by payer, after write: counting and writing a new pin is one step
+	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
+	makers keyed.Mutex // by payer, locked after write, makes counting and writing a new pin one step
 
-	mu       sync.RWMutex
-	pins     map[ID]Pin
-	byRef    map[string]map[ID]struct{}
-	retained map[digest.Digest]int // how many records retain each
-	proofs   map[string]int        // how many pins have each
-	paid     map[string]int        // how many pins count against each namespace
-	ignored  map[string]Unreadable // records that are not read as pins, by name
+	mu           sync.RWMutex
+	pins         map[ID]Pin
+	byRef        map[string]map[ID]struct{}
+	retained     map[digest.Digest]int // number of records that retain each digest
+	proofs       map[string]int        // number of pins with each proof
+	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
+	ignored      map[string]Unreadable // unreadable records, by name
 }
 
-// New makes a store; [Store.Load] fills it.
+// New returns an empty store. [Store.Load] fills it.
 func New(c Config) *Store {
 	if c.Notify == nil {
 		c.Notify = func(context.Context, Event, Pin, digest.Digest) {}
@@ -91,19 +91,18 @@ func New(c Config) *Store {
 	return &Store{
 		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
 		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
-		paid: make(map[string]int), ignored: make(map[string]Unreadable),
+		perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
 	}
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
 
-// Load reads all pins. A record that cannot be read is ignored and logged, and
-// [Store.Unreadable] lists it. What it targets stays retained if its label says
-// so.
+// Load reads all pins. It logs and ignores records that it cannot read, and [Store.Unreadable] lists them. The target
+// of such a record stays retained if its label says so.
 func (s *Store) Load(ctx context.Context) error {
 	err := s.Namespaces.Create(ctx, Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
-		return fmt.Errorf("namespace of the pins: %w", err)
+		return fmt.Errorf("create the namespace of pins: %w", err)
 	}
 	all, err := s.Images.List(namespaced(ctx))
 	if err != nil {
@@ -115,12 +114,12 @@ func (s *Store) Load(ctx context.Context) error {
 	clear(s.byRef)
 	clear(s.retained)
 	clear(s.proofs)
-	clear(s.paid)
+	clear(s.perNamespace)
 	clear(s.ignored)
 	for _, img := range all {
 		p, err := read(img)
 		if err != nil {
-			log.G(ctx).WithError(err).Warn("ignoring a pin that cannot be read")
+			log.G(ctx).WithError(err).Warn("ignoring unreadable pin")
 			s.ignore(img, err)
 			continue
 		}
@@ -129,7 +128,7 @@ func (s *Store) Load(ctx context.Context) error {
 	return nil
 }
 
-// Get gives a pin.
+// Get returns a pin.
 func (s *Store) Get(id ID) (Pin, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -144,7 +143,7 @@ func (s *Store) Pinned(ref string) bool {
 	return len(s.byRef[ref]) > 0
 }
 
-// List gives all pins, by reference and scope.
+// List returns all pins, ordered by reference and scope.
 func (s *Store) List() []Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -153,7 +152,7 @@ func (s *Store) List() []Pin {
 	})
 }
 
-// Scopes gives the pins of a reference, by scope.
+// Scopes returns the pins of a reference, ordered by scope.
 func (s *Store) Scopes(ref string) []Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -179,19 +178,18 @@ func (s *Store) Retains(root digest.Digest) bool {
 	return s.retained[root] > 0
 }
 
-// Make pins a reference unless it is pinned already: the first use decides, and
-// whoever comes second gets what the first decided. A pin that exists counts as
-// used now. It is [Store.MakeFor] for no pod.
+// Make pins a reference if it has no pin, and returns its pin. With concurrent calls the first one decides, and the
+// others return its pin. Make marks an existing pin as used now. It is [Store.MakeFor] without a pod.
 func (s *Store) Make(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
 	return s.MakeFor(ctx, "", id, root, by, retain)
 }
 
-// MakeFor is [Store.Make] for a pod of a Kubernetes namespace, whose cap a new
-// pin of the node scope counts against. Where the cap is full, the pin that was
-// made by a use, is not in use and was used longest ago is evicted.
+// MakeFor is [Store.Make] for a pod of a Kubernetes namespace. A new pin of the node scope counts against the cap of
+// that namespace. If the cap is full, MakeFor evicts the least recently used pin that is not in use and was not set by
+// an operator.
 //
-// It fails with [imagepin.PinLimitReached] (ErrResourceExhausted) where no pin
-// can be evicted, and with [imagepin.PinOfNewerRelease] (ErrNotImplemented).
+// It returns [imagepin.PinLimitReached] (ErrResourceExhausted) if no pin can be evicted, and
+// [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin.
 func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
 	return s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
@@ -208,8 +206,8 @@ func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocisp
 	})
 }
 
-// Move makes a reference mean another digest. Where it had no pin, it gets one.
-// It fails as [Store.MakeFor] does.
+// Move pins a reference to another digest, and creates the pin if there is none. It returns the same errors as
+// [Store.MakeFor].
 func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
 	p, err := s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) { return moved(old, id, root, by, retain) })
@@ -217,10 +215,10 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 	if err != nil || !retain {
 		return p, err
 	}
-	return p, s.Changed(ctx, p.Root.Digest) // what there was no room for when it was pinned
+	return p, s.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
 }
 
-// moved decides what a pin is after [Store.Move].
+// moved returns the pin after [Store.Move].
 func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, Event, error) {
 	now := time.Now()
 	if old == nil {
@@ -229,7 +227,7 @@ func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, 
 	p := *old
 	p.For = madeFor(id, old.For, by)
 	if p.Retain, p.Drift = retain, nil; !retain {
-		p.Proofs = nil // they go with what they are of
+		p.Proofs = nil // proofs are only for retained content
 	}
 	if old.Root.Digest == root.Digest {
 		if by == ByOperator {
@@ -243,7 +241,7 @@ func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, 
 	return &p, Moved, nil
 }
 
-// Touch notes that a pin is used; at most one write a day.
+// Touch marks a pin as used now. It writes at most once a day.
 func (s *Store) Touch(ctx context.Context, id ID) error {
 	if _, ok := s.Get(id); !ok {
 		return nil
@@ -259,8 +257,8 @@ func (s *Store) Touch(ctx context.Context, id ID) error {
 	return err
 }
 
-// Saw notes what the registry's tag means now: drift where it is not the pin's
-// digest. It writes only where that is news.
+// Saw notes the current digest of the registry's tag. The pin has drifted if it differs from the pinned digest. Saw
+// only writes changes.
 func (s *Store) Saw(ctx context.Context, id ID, now digest.Digest) error {
 	p, ok := s.Get(id)
 	if !ok {
@@ -287,8 +285,8 @@ func (s *Store) Saw(ctx context.Context, id ID, now digest.Digest) error {
 	return err
 }
 
-// Remove lets a reference mean again what its registry says. It removes also a
-// record that cannot be read. It fails with ErrNotFound.
+// Remove removes a pin, so that the tag follows the registry again. It also removes a record that cannot be read. It
+// returns ErrNotFound if there is no pin.
 func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 	p, _, err := s.removeIf(ctx, id, Removed, func(Pin) bool { return true })
 	if errdefs.IsNotFound(err) {
@@ -299,9 +297,8 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 	return p, err
 }
 
-// Expire removes the pins that were not used since before, unless inUse says
-// that something on the node is made of them. Both are looked at again under
-// the lock of the pin.
+// Expire removes the pins that were not used since before, unless inUse reports that something on the node uses them.
+// Both are checked again under the lock of the pin.
 func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
 	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
 	for _, p := range s.List() {
@@ -321,8 +318,8 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 	return nil
 }
 
-// removeIf removes a pin for which still, asked under the lock of the pin,
-// reports true. It fails with [imagepin.UnknownPin] (ErrNotFound).
+// removeIf removes a pin if still reports true for it. still is called under the lock of the pin. removeIf returns
+// [imagepin.UnknownPin] (ErrNotFound) if there is no pin.
 func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (p Pin, removed bool, err error) {
 	if p, removed, err = s.removeLocked(ctx, id, why, still); removed {
 		err = s.Changed(ctx, p.Root.Digest)
@@ -330,7 +327,7 @@ func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) 
 	return p, removed, err
 }
 
-// removeLocked is removeIf, and locks the pin meanwhile.
+// removeLocked is removeIf without the call to Changed. It locks the pin.
 func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return Pin{}, false, err
@@ -356,10 +353,9 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 	return p, true, nil
 }
 
-// change reads, decides and writes one pin in one step. decide gets the pin as
-// it is, or nil, and returns it as it should be: the same pointer to leave it.
-// A change that the record would not show, as of the hour of use, is of the
-// memory only.
+// change reads, decides and writes one pin in one step. decide receives the current pin or nil, and returns the new
+// pin. If it returns the same pointer, the pin stays as it is. A change that the record does not show, such as the hour
+// of use, is only made in memory.
 func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (Pin, error) {
 	was, now, err := s.changeLocked(ctx, id, decide)
 	if err != nil || was != nil && was.Root.Digest == now.Root.Digest && was.Retain == now.Retain {
@@ -372,7 +368,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	return now, s.Changed(ctx, roots...)
 }
 
-// changeLocked is change, and locks the pin meanwhile.
+// changeLocked is change without the call to Changed. It locks the pin.
 func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return nil, Pin{}, err
@@ -418,17 +414,17 @@ func (s *Store) set(id ID, p *Pin) {
 	if p != nil {
 		s.add(*p)
 	}
-	s.recognize(id.String())
+	s.clearIgnored(id.String())
 }
 
-// add notes a pin that there is none of. The caller holds the lock.
+// add adds a new pin. The caller holds the lock.
 func (s *Store) add(p Pin) {
 	s.pins[p.ID] = p
 	if s.byRef[p.Ref] == nil {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
-	count(s.paid, p.Payer(), 1)
+	count(s.perNamespace, p.Payer(), 1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -437,13 +433,13 @@ func (s *Store) add(p Pin) {
 	}
 }
 
-// drop is the opposite of add.
+// drop removes a pin. The caller holds the lock.
 func (s *Store) drop(p Pin) {
 	delete(s.pins, p.ID)
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
-	count(s.paid, p.Payer(), -1)
+	count(s.perNamespace, p.Payer(), -1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}
@@ -458,7 +454,7 @@ func count[K comparable](of map[K]int, key K, n int) {
 	}
 }
 
-// plain is a descriptor as an image record keeps it.
+// plain returns a descriptor with only the fields that an image record keeps.
 func plain(d ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }

@@ -25,15 +25,14 @@ import (
 
 const ref = "registry.example/team/app:1"
 
-// env is a Store on a real metadata database, what it has told, and how often
-// it wrote.
+// env is a Store on a real metadata database. It records notifications, and counts writes.
 type env struct {
 	*Store
-	node  *ctdtest.Node
-	ctx   context.Context
-	mu    sync.Mutex
-	told  []string
-	wrote int
+	node     *ctdtest.Node
+	ctx      context.Context
+	mu       sync.Mutex
+	notified []string
+	wrote    int
 }
 
 // counting counts the writes of an image store.
@@ -56,7 +55,7 @@ func (c counting) Update(ctx context.Context, img images.Image, fields ...string
 	return c.Store.Update(ctx, img, fields...)
 }
 
-// spaces makes namespaces in a metadata database.
+// spaces creates namespaces in a metadata database.
 type spaces struct{ db *metadata.DB }
 
 func (s spaces) Create(ctx context.Context, name string, labels map[string]string) error {
@@ -72,14 +71,14 @@ func newEnv(t *testing.T, maxPerNamespace int) *env {
 		Notify: func(_ context.Context, ev Event, p Pin, previous digest.Digest) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			e.told = append(e.told, string(ev)+" "+p.Ref)
+			e.notified = append(e.notified, string(ev)+" "+p.Ref)
 		},
 	})
 	e.reload(t)
 	return e
 }
 
-// reload is what a restart does.
+// reload loads the pins, as a restart does.
 func (e *env) reload(t *testing.T) {
 	t.Helper()
 	if err := e.Load(e.ctx); err != nil {
@@ -110,8 +109,8 @@ func wantEqual(t *testing.T, what string, got, want any) {
 
 var scopes = []policy.Scope{policy.NodeScope, policy.WorkloadScope("shop", "pod-template-hash", "5f4d")}
 
-// TestScopeThatNoLabelHolds is of a pod whose label is longer than Kubernetes would have it.
-func TestScopeThatNoLabelHolds(t *testing.T) {
+// TestScopeTooLongForLabel uses a pod label that is longer than Kubernetes allows.
+func TestScopeTooLongForLabel(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.WorkloadScope("shop", "pod-template-hash", strings.Repeat("x", 64<<10)), Ref: ref}
 	_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
@@ -119,11 +118,11 @@ func TestScopeThatNoLabelHolds(t *testing.T) {
 		t.Errorf("a pin in a scope of 64 KiB: %.2000v", err)
 	}
 	if all := e.List(); len(all) != 0 {
-		t.Errorf("it is there: %d pins", len(all))
+		t.Errorf("there are %d pins", len(all))
 	}
 }
 
-// TestRoundTrip reads every fact of a pin back as it was written.
+// TestRoundTrip writes and reads every field of a pin.
 func TestRoundTrip(t *testing.T) {
 	e := newEnv(t, 0)
 	for _, scope := range scopes {
@@ -137,7 +136,7 @@ func TestRoundTrip(t *testing.T) {
 		e.reload(t)
 		after, ok := e.Get(id)
 		if !ok {
-			t.Fatalf("%s is lost", id)
+			t.Fatalf("%s is missing", id)
 		}
 		wantEqual(t, "root", after.Root, before.Root)
 		wantEqual(t, "made", after.MadeAt.Unix(), before.MadeAt.Unix())
@@ -152,19 +151,19 @@ func TestRoundTrip(t *testing.T) {
 	wantEqual(t, "pins of others", len(e.Scopes("registry.example/other:1")), 0)
 	wantEqual(t, "pinned", e.Pinned(ref), true)
 	wantEqual(t, "retains", e.Retains(root("two").Digest), true)
-	wantEqual(t, "retains what was before", e.Retains(root("one").Digest), false)
+	wantEqual(t, "retains the old digest", e.Retains(root("one").Digest), false)
 	for _, scope := range scopes {
 		must(t)(e.Remove(e.ctx, ID{Scope: scope, Ref: ref}))
 	}
 	wantEqual(t, "pinned", e.Pinned(ref), false)
 	if _, err := e.Remove(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}); !errdefs.IsNotFound(err) {
-		t.Errorf("removing what is not there: %v", err)
+		t.Errorf("removing a missing pin: %v", err)
 	}
 	e.reload(t)
 	wantEqual(t, "pins", len(e.List()), 0)
 }
 
-// TestPinsOutliveGarbageCollection although their content is not there.
+// TestPinsOutliveGarbageCollection collects garbage. Pins stay although their content does not exist.
 func TestPinsOutliveGarbageCollection(t *testing.T) {
 	e := newEnv(t, 0)
 	must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, false))
@@ -172,17 +171,17 @@ func TestPinsOutliveGarbageCollection(t *testing.T) {
 	e.reload(t)
 	wantEqual(t, "pins", len(e.List()), 1)
 	if len(e.node.Records(t)) != 0 {
-		t.Error("a pin is a record among the images of the CRI")
+		t.Error("a pin is a record in the CRI's namespace")
 	}
 }
 
-// TestDamagedRecords ignores what cannot be read, reads what can be, and writes
-// a decision over what is damaged, but not over what a newer release wrote.
+// TestDamagedRecords ignores records that cannot be read, and reads records with damaged optional labels. A new pin
+// replaces a damaged record, but not a record of a newer release.
 func TestDamagedRecords(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	for _, test := range []struct {
 		label, value string
-		class        func(error) bool // nil where the pin is read
+		class        func(error) bool // nil if the pin is readable
 	}{
 		{labelVersion, "", errdefs.IsInvalidArgument},
 		{labelVersion, "one", errdefs.IsInvalidArgument},
@@ -241,8 +240,7 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// wantRefused fails the test unless the pin called id, which a newer release
-// wrote, stays as it is.
+// wantRefused checks that this release does not change a pin that a newer release wrote.
 func wantRefused(t *testing.T, e *env, id ID) {
 	t.Helper()
 	before, err := e.node.Images.Get(namespaced(e.ctx), id.String())
@@ -264,7 +262,7 @@ func wantRefused(t *testing.T, e *env, id ID) {
 	wantEqual(t, "the record", after, before)
 }
 
-// TestMakeRace has many make one pin: the first decides, and all get it.
+// TestMakeRace makes one pin concurrently. The first call decides, and all calls return its pin.
 func TestMakeRace(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -281,14 +279,14 @@ func TestMakeRace(t *testing.T) {
 	}
 	wg.Wait()
 	wantEqual(t, "different pins", len(slices.Compact(slices.Sorted(slices.Values(got)))), 1)
-	wantEqual(t, "told", e.told, []string{"made " + ref})
+	wantEqual(t, "notified", e.notified, []string{"made " + ref})
 	wantEqual(t, "writes", e.wrote, 1)
 	e.reload(t)
 	p, _ := e.Get(id)
 	wantEqual(t, "after a restart", p.Root.Digest, got[0])
 }
 
-// TestMove remembers what was before, and no more of it than it has room for.
+// TestMove keeps a limited number of earlier digests.
 func TestMove(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.WorkloadScope(strings.Repeat("n", 63), "controller-revision-hash", strings.Repeat("v", 63)), Ref: "registry.example/" + strings.Repeat("a", 200) + ":" + strings.Repeat("t", 128)}
@@ -300,21 +298,21 @@ func TestMove(t *testing.T) {
 	wantEqual(t, "is there", ok, true)
 	wantEqual(t, "root", p.Root.Digest, root("39").Digest)
 	wantEqual(t, "history", len(p.History), maxHistory)
-	wantEqual(t, "the last before", p.History[maxHistory-1].Digest, root("38").Digest)
-	wantEqual(t, "the first that is remembered", p.History[0].Digest, root("23").Digest)
+	wantEqual(t, "last earlier digest", p.History[maxHistory-1].Digest, root("38").Digest)
+	wantEqual(t, "first earlier digest", p.History[0].Digest, root("23").Digest)
 	if err := e.Saw(e.ctx, id, root("drift").Digest); err != nil {
 		t.Fatal(err)
 	}
-	told := len(e.told)
+	before := len(e.notified)
 	p = must(t)(e.Move(e.ctx, id, root("39"), ByOperator, true))
 	wantEqual(t, "history", len(p.History), maxHistory)
 	wantEqual(t, "retain", p.Retain, true)
-	if p.Drift != nil || p.By != ByOperator || len(e.told) != told {
-		t.Errorf("a move to the same digest made %+v, and told %q", p, e.told[told:])
+	if p.Drift != nil || p.By != ByOperator || len(e.notified) != before {
+		t.Errorf("a move to the same digest made %+v, and notified %q", p, e.notified[before:])
 	}
 }
 
-// TestSaw notes a drift once for each change, and the end of it.
+// TestSaw notes each change of a drift once, and its end.
 func TestSaw(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -328,17 +326,17 @@ func TestSaw(t *testing.T) {
 		}
 		p, _ := e.Get(id)
 		if drifted := p.Drift != nil; drifted != (tag != "one") || drifted && p.Drift.Digest != root(tag).Digest {
-			t.Errorf("the drift to %s is %v", tag, p.Drift)
+			t.Errorf("after tag %s the drift is %v", tag, p.Drift)
 		}
 	}
-	wantEqual(t, "told", e.told, []string{"made " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref})
+	wantEqual(t, "notified", e.notified, []string{"made " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref})
 	wantEqual(t, "writes", e.wrote, 6)
 	e.reload(t)
 	p, _ := e.Get(id)
 	wantEqual(t, "after a restart", p.Drift.Digest, root("two").Digest)
 }
 
-// age makes a pin look as if it was made, and used last, so long ago.
+// age makes a pin look as if it was made and last used that long ago.
 func (e *env) age(t *testing.T, id ID, ago time.Duration) {
 	t.Helper()
 	when := time.Now().Add(-ago).UTC()
@@ -371,13 +369,13 @@ func TestTouch(t *testing.T) {
 	wantEqual(t, "writes two days later", touch(), 1)
 	e.reload(t)
 	wantEqual(t, "writes after a restart", touch(), 0)
-	wantEqual(t, "told", e.told, []string{"made " + ref})
+	wantEqual(t, "notified", e.notified, []string{"made " + ref})
 	if err := e.Touch(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/none:1"}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestExpire removes what was not used for long and is not in use.
+// TestExpire removes pins that are unused for a long time and not in use.
 func TestExpire(t *testing.T) {
 	e := newEnv(t, 0)
 	pins := map[string]time.Duration{"old": 40 * 24 * time.Hour, "used": 40 * 24 * time.Hour, "new": time.Hour}
@@ -388,7 +386,7 @@ func TestExpire(t *testing.T) {
 	for name, ago := range pins {
 		e.age(t, idOf(name), ago)
 	}
-	e.told = nil
+	e.notified = nil
 	inUse := map[ID]bool{idOf("used"): true}
 	expire := func() {
 		t.Helper()
@@ -397,19 +395,19 @@ func TestExpire(t *testing.T) {
 		}
 	}
 	expire()
-	wantEqual(t, "told", e.told, []string{"expired " + idOf("old").Ref})
+	wantEqual(t, "notified", e.notified, []string{"expired " + idOf("old").Ref})
 	e.reload(t)
 	for name, want := range map[string]bool{"old": false, "used": true, "new": true} {
 		_, ok := e.Get(idOf(name))
 		wantEqual(t, name+" is there", ok, want)
 	}
-	// Having been in use counts as use.
+	// Expire has marked the pin in use as used.
 	inUse = nil
 	expire()
 	wantEqual(t, "pins", len(e.List()), 2)
 }
 
-// TestRoom bounds the pins of each Kubernetes namespace, and of the node.
+// TestRoom limits the pins of each Kubernetes namespace, and of the node.
 func TestRoom(t *testing.T) {
 	e := newEnv(t, 2)
 	id := func(namespace, name string) ID {

@@ -15,20 +15,19 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Unreadable is a record among the pins that is not read as one.
+// Unreadable is a record in the namespace of pins that cannot be read as a pin.
 type Unreadable struct {
-	// Record is its name.
+	// Record is the name of the record.
 	Record string
-	// Err is why: ErrNotImplemented for a record of a newer version, which is
-	// never written over, and ErrInvalidArgument for a damaged one, which a new
-	// pin replaces.
+	// Err is the reason. It is ErrNotImplemented for a record of a newer version, which is never overwritten, and
+	// ErrInvalidArgument for a damaged one, which a new pin replaces.
 	Err error
 
 	target  ocispec.Descriptor
 	retains bool
 }
 
-// Unreadable lists the records that are not read as pins, by name.
+// Unreadable returns the unreadable records, ordered by name.
 func (s *Store) Unreadable() []Unreadable {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -40,9 +39,8 @@ func (s *Store) Unreadable() []Unreadable {
 	return all
 }
 
-// CheckReadable fails with [imagepin.PinOfNewerRelease] (ErrNotImplemented)
-// where the pin called id was written by a newer release: what it decides is
-// not known, and it is not written over.
+// CheckReadable returns [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin. Its digest
+// is unknown, and it must not be overwritten.
 func (s *Store) CheckReadable(id ID) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -56,12 +54,11 @@ func newerError(id ID, err error) error {
 	return &imagepin.Error{
 		Reason: imagepin.PinOfNewerRelease, Ref: id.Ref, Class: errdefs.ErrNotImplemented, Err: err,
 		Message: fmt.Sprintf("its pin in scope %s was written by a newer release of imagepin, and this one cannot read it", id.Scope),
-		Hint:   fmt.Sprintf("Install the newer release again, or remove the pin: imagepin pin rm %s --scope %s", id.Ref, id.Scope),
+		Hint:    fmt.Sprintf("Install the newer release again, or remove the pin: imagepin pin rm %s --scope %s", id.Ref, id.Scope),
 	}
 }
 
-// ignore notes a record that is not read as a pin. What it retains stays. The
-// caller holds the lock.
+// ignore adds an unreadable record. Its target stays retained. The caller holds the lock.
 func (s *Store) ignore(img images.Image, err error) {
 	u := Unreadable{
 		Record: img.Name, Err: err, target: plain(img.Target),
@@ -73,9 +70,8 @@ func (s *Store) ignore(img images.Image, err error) {
 	}
 }
 
-// recognize forgets that a record is not read as a pin. The caller holds the
-// lock.
-func (s *Store) recognize(record string) {
+// clearIgnored removes an unreadable record from memory. The caller holds the lock.
+func (s *Store) clearIgnored(record string) {
 	u, ok := s.ignored[record]
 	if !ok {
 		return
@@ -86,8 +82,7 @@ func (s *Store) recognize(record string) {
 	}
 }
 
-// removeUnreadable removes the record called id that is not read as a pin.
-// Where there is none, it fails with unknown.
+// removeUnreadable removes the unreadable record of a pin. It returns unknown if there is none.
 func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin, error) {
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return Pin{}, err
@@ -108,8 +103,7 @@ func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin
 	return p, nil
 }
 
-// Newer gives the first of some scopes in which a reference has a pin of a newer
-// release.
+// Newer returns the first of the given scopes in which a newer release wrote the pin of a reference.
 func (s *Store) Newer(ref string, scopes ...policy.Scope) (policy.Scope, bool) {
 	for _, scope := range scopes {
 		if s.CheckReadable(ID{Scope: scope, Ref: ref}) != nil {

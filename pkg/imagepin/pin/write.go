@@ -14,12 +14,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// record writes a pin, unless its record would say the same as that of old,
-// which is nil for a new pin. A record that is there is changed field by field,
-// so that labels of others, and those of a later release, stay.
+// record writes the record of a pin if it differs from that of old. old is nil for a new pin. record updates single
+// fields of an existing record, so that labels of others and of later releases stay.
 //
-// It fails with [imagepin.PinOfNewerRelease] (ErrNotImplemented) where the
-// record is of a newer version, and then changes nothing.
+// It returns [imagepin.PinOfNewerRelease] (ErrNotImplemented) and writes nothing if the record is of a newer version.
 func (s *Store) record(ctx context.Context, old *Pin, want Pin) error {
 	img, err := want.record()
 	if err != nil {
@@ -41,7 +39,7 @@ func (s *Store) record(ctx context.Context, old *Pin, want Pin) error {
 	return nil
 }
 
-// put creates a record, or brings the one that is there into line.
+// put creates or updates a record.
 func (s *Store) put(ctx context.Context, id ID, img images.Image) error {
 	current, err := s.Images.Get(ctx, img.Name)
 	switch {
@@ -64,8 +62,8 @@ func (s *Store) put(ctx context.Context, id ID, img images.Image) error {
 	return nil
 }
 
-// difference gives the fields in which a record is not yet as it should be. Of
-// the labels that are not wanted, only proofs go.
+// difference returns the update that turns current into want. Of the labels that want does not have, it only removes
+// proofs.
 func difference(current, want images.Image) (change images.Image, fields []string) {
 	change = images.Image{Name: want.Name, Target: want.Target, Labels: make(map[string]string)}
 	if !sameTarget(current, want) {

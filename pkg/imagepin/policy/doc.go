@@ -1,8 +1,6 @@
-// Package policy says how a reference is treated: what a pull does
-// ([Behavior]), whether the first digest sticks and for whom ([Consistency],
-// [Scope]), and whether its content is kept. It performs no I/O.
+// Package policy decides how a reference is treated: what a pull does ([Behavior]), whether and for which scope the
+// first digest is pinned ([Consistency], [Scope]), and whether its content is retained. It performs no I/O.
 //
-// The defaults of the node hold unless a [Rule] matches the reference; the
-// first that matches wins. A pod may change behavior and consistency by
-// annotations where its rule allows that.
+// The first [Rule] that matches the reference applies, or else the defaults of the node. A pod may override behavior
+// and consistency by annotations if its rule allows it.
 package policy

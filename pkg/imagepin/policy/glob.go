@@ -7,16 +7,14 @@ import (
 	"strings"
 )
 
-// Glob matches normalized references. "*" stands for any text without a slash,
-// "**" for any text, "?" for one character that is no slash; everything else
-// stands for itself.
+// Glob matches normalized references. "*" matches any text without a slash, "**" any text, and "?" one character other
+// than a slash. All other characters match themselves.
 type Glob struct {
 	re *regexp.Regexp
 }
 
-// ParseGlob compiles a glob. One that no normalized reference can match is an
-// error: references begin with their registry, as in
-// docker.io/library/busybox:1.
+// ParseGlob compiles a glob. It returns an error for a glob that cannot match any normalized reference. References
+// begin with their registry, as in docker.io/library/busybox:1.
 func ParseGlob(pattern string) (*Glob, error) {
 	if pattern == "" {
 		return nil, errors.New("is empty")
@@ -27,9 +25,9 @@ func ParseGlob(pattern string) (*Glob, error) {
 	case !slash && !strings.Contains(pattern, "**"):
 		return nil, fmt.Errorf("can never match: a reference begins with its registry, as in %q", "docker.io/library/"+pattern)
 	case slash && !wild && !strings.ContainsAny(first, ".:") && first != "localhost":
-		return nil, fmt.Errorf("can never match: %q is no registry; write %q", first, "docker.io/"+pattern)
+		return nil, fmt.Errorf("can never match: %q is not a registry; write %q", first, "docker.io/"+pattern)
 	case slash && rest == "":
-		return nil, errors.New("can never match: there is no repository")
+		return nil, errors.New("can never match: it has no repository")
 	case strings.ContainsAny(pattern, " \t\n"):
 		return nil, errors.New("can never match: references have no spaces")
 	}
@@ -37,7 +35,7 @@ func ParseGlob(pattern string) (*Glob, error) {
 		return nil, fmt.Errorf("can never match: a reference has a tag or a digest; write %q", pattern+":*")
 	}
 	if repository, _, _ := strings.Cut(rest, ":"); repository != strings.ToLower(repository) {
-		return nil, errors.New("can never match: repositories are lower case")
+		return nil, errors.New("can never match: repository names are lowercase")
 	}
 	var b strings.Builder
 	b.WriteString("^")
@@ -62,5 +60,5 @@ func ParseGlob(pattern string) (*Glob, error) {
 	return &Glob{re: re}, nil
 }
 
-// Match tells whether a normalized reference matches.
+// Match reports whether a normalized reference matches.
 func (g *Glob) Match(ref string) bool { return g.re.MatchString(ref) }

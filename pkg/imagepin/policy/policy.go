@@ -8,51 +8,44 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Behavior is what a pull does when it is called. Whether it is called is up to
-// kubelet's imagePullPolicy. The names are those of the ECS agent's image pull
-// behavior.
+// Behavior is what a pull does. kubelet's imagePullPolicy decides whether there is a pull. The names are those of the
+// ECS agent's image pull behavior.
 type Behavior string
 
 const (
-	// Default asks the registry, and uses what is on the node where that cannot
-	// be reached.
+	// Default queries the registry, and uses the image on the node if the registry cannot be reached.
 	Default Behavior = "default"
-	// Always asks the registry, and fails where it cannot be reached.
+	// Always queries the registry, and fails if it cannot be reached.
 	Always Behavior = "always"
-	// Once asks the registry unless this node has pulled the reference before
-	// and still has it.
+	// Once queries the registry unless this node has pulled the reference before and still has it.
 	Once Behavior = "once"
-	// PreferCached asks the registry only where the node does not have the
-	// reference.
+	// PreferCached queries the registry only if the node does not have the reference.
 	PreferCached Behavior = "prefer-cached"
 )
 
-// Consistency is for whom the first digest that a reference resolves to
-// sticks.
+// Consistency is the scope for which the first digest of a reference is pinned.
 type Consistency string
 
 const (
-	// Off: a reference means what its registry says at each pull.
+	// Off does not pin. Each pull uses the registry's current digest.
 	Off Consistency = "off"
-	// Node: the first digest sticks for the whole node.
+	// Node pins the first digest for the whole node.
 	Node Consistency = "node"
-	// Workload: it sticks for each revision of a workload.
+	// Workload pins the first digest for each revision of a workload.
 	Workload Consistency = "workload"
 )
 
-// The annotations of a pod that override its rule, where that allows it.
+// These pod annotations override the rule of an image, if the rule allows it.
 const (
 	BehaviorAnnotation    = "io.imagepin.pull-behavior"
 	ConsistencyAnnotation = "io.imagepin.version-consistency"
 )
 
-// Rule is how matching references are treated.
+// Rule configures how matching references are treated.
 type Rule struct {
-	// Match is a glob over normalized references, see [Glob]. It is empty for
-	// the defaults of the node.
+	// Match is a glob over normalized references, see [Glob]. It is empty for the defaults of the node.
 	Match string
-	// Number is which rule of the configuration it is, counted from 1, for
-	// errors to say.
+	// Number is the position of the rule in the configuration, counted from 1. Errors include it.
 	Number           int
 	Behavior         Behavior
 	Consistency      Consistency
@@ -62,16 +55,15 @@ type Rule struct {
 	glob *Glob
 }
 
-// Policy is the rules of a node. It does not change after [New].
+// Policy is the rules of a node. It is immutable.
 type Policy struct {
 	defaults Rule
 	rules    []Rule
 	labels   []string
 }
 
-// New checks and compiles a policy. workloadLabels are the pod labels that name
-// a revision, in order of preference. A field of a rule that is empty is that
-// of the defaults. Errors are *[Error].
+// New validates and compiles a policy. workloadLabels are the pod labels that identify a revision, in order of
+// preference. Empty fields of a rule are those of the defaults. Errors are of type *[Error].
 func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) {
 	defaults.Match = ""
 	if err := defaults.check(); err != nil {
@@ -79,7 +71,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 	}
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if defaults.Consistency == Workload && len(workloadLabels) == 0 {
-		return nil, &Error{Key: "workload_labels", Err: fmt.Errorf("must name a label where version_consistency is %q", Workload)}
+		return nil, &Error{Key: "workload_labels", Err: fmt.Errorf("must name a label if version_consistency is %q", Workload)}
 	}
 	for i, r := range rules {
 		if r.Number == 0 {
@@ -117,7 +109,7 @@ func (r Rule) check() *Error {
 	return nil
 }
 
-// Error says which key of a policy is wrong. It is an ErrInvalidArgument.
+// Error is an invalid field of a policy. It is an ErrInvalidArgument.
 type Error struct {
 	Rule  int // counted from 1; 0 for the defaults
 	Key   string
@@ -133,31 +125,29 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s %q: %v", where, e.Value, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is tells that an Error is an ErrInvalidArgument.
+// Is reports whether target is ErrInvalidArgument.
 func (e *Error) Is(target error) bool { return target == errdefs.ErrInvalidArgument }
 
-// Pod is what a policy needs to know of the pod that a call is for. The zero
-// value is no pod.
+// Pod has the fields of the pod of a call that a policy needs. The zero value means that there is no pod.
 type Pod struct {
 	Namespace   string
 	Labels      map[string]string
 	Annotations map[string]string
 }
 
-// Decision is how one call about one reference is treated.
+// Decision is how a call for a reference is treated.
 type Decision struct {
 	Rule
-	// Scope is for whom the digest sticks; it is empty where none does.
+	// Scope is the scope for which the digest is pinned. It is empty if it is not pinned.
 	Scope Scope
-	// Namespace is the Kubernetes namespace of the pod; empty where there is
-	// none.
+	// Namespace is the Kubernetes namespace of the pod. It is empty without a pod.
 	Namespace string
 }
 
-// Rule gives the rule for a normalized reference.
+// Rule returns the rule for a normalized reference.
 func (p *Policy) Rule(ref string) Rule {
 	for _, r := range p.rules {
 		if r.glob.Match(ref) {
@@ -167,9 +157,8 @@ func (p *Policy) Rule(ref string) Rule {
 	return p.defaults
 }
 
-// Decide gives the treatment of a reference for a pod. A reference with a
-// digest says itself what it means, and has no scope. An annotation that is not
-// allowed, or not a known word, changes nothing; ignored says which.
+// Decide returns how a reference is treated for a pod. A reference with a digest is not pinned, and has no scope.
+// Decide ignores annotations that are not allowed or have an unknown value, and returns their names in ignored.
 func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
 	d.Rule, d.Namespace = p.Rule(ref), pod.Namespace
 	if b, ok := pod.Annotations[BehaviorAnnotation]; ok {
@@ -195,8 +184,8 @@ func (d Decision) overridden(by Rule, annotation string, ignored []string) (Rule
 	return by, ignored
 }
 
-// Scopes are those that a pin set by an operator may have for a call, the
-// narrowest first, whatever the rule says of consistency.
+// Scopes returns the scopes in which an operator's pin applies to a call, narrowest first. They do not depend on the
+// consistency of the rule. A reference with a digest has none.
 func (p *Policy) Scopes(ref string, pod Pod) []Scope {
 	if strings.Contains(ref, "@") {
 		return nil
@@ -207,8 +196,7 @@ func (p *Policy) Scopes(ref string, pod Pod) []Scope {
 	return []Scope{NodeScope}
 }
 
-// scope derives for whom a digest sticks. A pod that names no revision, and a
-// call that is for no pod, have no workload.
+// scope returns the scope for a pod. A pod without a revision label, and a call without a pod, have no workload scope.
 func (p *Policy) scope(c Consistency, pod Pod) Scope {
 	switch c {
 	case Node:

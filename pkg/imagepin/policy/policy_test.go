@@ -74,7 +74,7 @@ func TestOverridesOnlyWhereAllowed(t *testing.T) {
 	}
 }
 
-func TestNewNamesWhatIsWrong(t *testing.T) {
+func TestNewErrorNamesField(t *testing.T) {
 	ok := Rule{Behavior: Default, Consistency: Off}
 	for _, tc := range []struct {
 		defaults Rule
@@ -90,7 +90,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 	} {
 		_, err := New(tc.defaults, tc.rules, tc.labels)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("got %v, want an invalid argument that names %s", err, tc.want)
+			t.Errorf("got %v, want an invalid argument error with %s", err, tc.want)
 		}
 	}
 }

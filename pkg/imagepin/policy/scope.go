@@ -7,8 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Scope is for whom a pin holds: "node", or
-// "workload/<namespace>/<label>=<value>".
+// Scope is where a pin applies: "node", or "workload/<namespace>/<label>=<value>".
 type Scope string
 
 // NodeScope is the whole node.
@@ -16,13 +15,13 @@ const NodeScope Scope = "node"
 
 const workloadPrefix = "workload/"
 
-// WorkloadScope is one revision of a workload.
+// WorkloadScope returns the scope of one revision of a workload.
 func WorkloadScope(namespace, label, value string) Scope {
 	return Scope(workloadPrefix + namespace + "/" + label + "=" + value)
 }
 
-// ParseScope reads a scope as an operator writes it; empty is the node. It
-// fails with ErrInvalidArgument.
+// ParseScope parses a scope that an operator enters. An empty text is the node scope. ParseScope returns
+// ErrInvalidArgument for an invalid scope.
 func ParseScope(text string) (Scope, error) {
 	if text == "" || text == string(NodeScope) {
 		return NodeScope, nil
@@ -36,8 +35,7 @@ func ParseScope(text string) (Scope, error) {
 	return Scope(text), nil
 }
 
-// Namespace is the Kubernetes namespace of a workload; it is empty for the
-// node.
+// Namespace returns the Kubernetes namespace of a workload scope. It returns "" for the node scope.
 func (s Scope) Namespace() string {
 	rest, ok := strings.CutPrefix(string(s), workloadPrefix)
 	if !ok {

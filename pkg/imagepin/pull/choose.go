@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// maxNesting is how deep indexes may stand in indexes.
+	// maxNesting is the maximum depth of nested indexes.
 	maxNesting = 8
-	// maxWalked is how many indexes and platform-less manifests of one image
-	// are opened in search of a platform.
+	// maxWalked is the maximum number of indexes, and of manifests without a platform, that the search for one image
+	// opens.
 	maxWalked = 64
-	// attestationAnnotation marks what BuildKit puts beside an image in its
-	// index: a manifest that is not an image.
+	// attestationAnnotation marks an attestation manifest, which BuildKit adds to the index of an image. It is not an
+	// image.
 	attestationAnnotation = "vnd.docker.reference.type"
 )
 
-// errNoMatch is what a search that found no manifest for its platform returns.
+// errNoMatch is the error of a search that found no manifest for the platform.
 var errNoMatch = errors.New("no manifest matches")
 
-// ensure puts the content of a descriptor into the content store.
+// ensure writes the content of a descriptor to the content store.
 type ensure func(context.Context, ocispec.Descriptor) error
 
-// chooser finds a target's manifest below a root.
+// chooser finds the manifest for a target, starting at a root descriptor.
 type chooser struct {
 	content content.Provider
 	ensure  ensure
@@ -45,27 +45,25 @@ type chooser struct {
 	offered []string
 }
 
-// choose gives the path of descriptors from root to the manifest for the
-// target: root itself where it is a manifest. The best match wins, and where a
-// nested index turns out to have none, the next candidate is looked at.
+// choose returns the descriptors from root to the manifest for the target, which is root itself if root is a manifest.
+// The best match wins. If a nested index has no match, the search continues with the next candidate.
 //
-// A root that is a manifest is taken as it is for the node's own platform, as
-// containerd does: what it says of its platform is often wrong. For a platform
-// that was configured it has to match.
+// For the node's own platform, a root that is a manifest is accepted without a platform check, as in containerd: its
+// platform is often wrong. For a configured platform it must match.
 func (c *chooser) choose(ctx context.Context, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	path, err := c.search(ctx, root, 0)
 	if errors.Is(err, errNoMatch) {
 		return nil, &imagepin.Error{
 			Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound,
 			Message: fmt.Sprintf("%s offers %s", root.Digest, listed(c.offered)),
-			Hint:    "Publish the image for this platform, or run the pod with a runtime class whose platform is offered.",
+			Hint:    "Publish the image for this platform, or use a runtime class with one of the offered platforms.",
 		}
 	}
 	return path, err
 }
 
-// listed names platforms that an index offers, each once, and no more than an
-// error has room for: an index can offer any number, with names of any length.
+// listed lists the platforms that an index offers, each once, up to the length that fits in an error: an index can have
+// any number of platforms, with names of any length.
 func listed(offered []string) string {
 	const (
 		most    = 16
@@ -74,7 +72,7 @@ func listed(offered []string) string {
 	slices.Sort(offered)
 	offered = slices.Compact(offered)
 	if len(offered) == 0 {
-		return "no platform at all"
+		return "no platform"
 	}
 	var names []string
 	for _, platform := range offered[:min(len(offered), most)] {
@@ -98,7 +96,7 @@ func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int
 		return c.manifest(ctx, desc)
 	}
 	if !images.IsIndexType(desc.MediaType) {
-		return nil, errNoMatch // an artifact of some other kind
+		return nil, errNoMatch // another kind of artifact
 	}
 	if err := c.ensure(ctx, desc); err != nil {
 		return nil, err
@@ -112,7 +110,7 @@ func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int
 			return nil, malformed("index", desc, err)
 		}
 		if isManifest := images.IsManifestType(child.MediaType) || images.IsIndexType(child.MediaType); isManifest && child.Size > docker.MaxManifestSize {
-			return nil, malformed("index", desc, fmt.Errorf("%s is to have %d bytes, and a manifest may have %d", child.Digest, child.Size, docker.MaxManifestSize))
+			return nil, malformed("index", desc, fmt.Errorf("descriptor of %s has a size of %d bytes, the maximum for a manifest is %d", child.Digest, child.Size, docker.MaxManifestSize))
 		}
 		if images.IsManifestType(child.MediaType) && child.Platform != nil {
 			return []ocispec.Descriptor{desc, child}, nil
@@ -129,8 +127,7 @@ func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int
 	return nil, errNoMatch
 }
 
-// candidates are the children worth looking at, best match first and those
-// that name no platform last.
+// candidates returns the children to search, best match first. Those without a platform come last.
 func (c *chooser) candidates(children []ocispec.Descriptor) []ocispec.Descriptor {
 	var found []ocispec.Descriptor
 	for _, d := range children {
@@ -162,7 +159,7 @@ func (c *chooser) candidates(children []ocispec.Descriptor) []ocispec.Descriptor
 	return found
 }
 
-// manifest accepts a manifest whose configuration names a matching platform.
+// manifest accepts a manifest if the platform in its configuration matches.
 func (c *chooser) manifest(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	if err := c.ensure(ctx, desc); err != nil {
 		return nil, err
@@ -179,7 +176,7 @@ func (c *chooser) manifest(ctx context.Context, desc ocispec.Descriptor) ([]ocis
 		return nil, malformed("image configuration", m.Config, err)
 	}
 	if p.Architecture == "" {
-		return nil, errNoMatch // it names no platform, as that of an artifact
+		return nil, errNoMatch // no platform, as in an artifact
 	}
 	if !c.runtime.Matcher.Match(p) {
 		c.offered = append(c.offered, platforms.FormatAll(p))
@@ -192,6 +189,6 @@ func malformed(what string, desc ocispec.Descriptor, err error) error {
 	return &imagepin.Error{
 		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition, Err: err,
 		Message: fmt.Sprintf("%s %s cannot be read", what, desc.Digest),
-		Hint:    "Push the image again, or use another one: the registry serves what it was given.",
+		Hint:    "Push the image again, or use another one. The registry serves the content as it was pushed.",
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// provider has blobs in memory: a fuzzer has no time for a database.
+// provider has blobs in memory, because a database is too slow for fuzzing.
 type provider ctdtest.Blobs
 
 type blobReader struct {
@@ -27,7 +27,7 @@ type blobReader struct {
 
 func (r blobReader) ReadAt(p []byte, off int64) (int, error) {
 	if off >= int64(len(r.b)) {
-		return 0, errors.New("read behind the end")
+		return 0, errors.New("read past the end")
 	}
 	return copy(p, r.b[off:]), nil
 }
@@ -43,8 +43,8 @@ func (p provider) ReaderAt(_ context.Context, d ocispec.Descriptor) (content.Rea
 	return blobReader{b}, nil
 }
 
-// Whatever an index says, choosing from it does not panic, ends, and gives
-// nothing but a manifest whose platform matches, and no attestation.
+// For any index, choose terminates without a panic. It returns only a manifest with a matching platform, and no
+// attestation.
 func FuzzChoose(f *testing.F) {
 	blobs := ctdtest.Blobs{}
 	amd64, arm64 := blobs.Image("linux/amd64", "app", nil).Manifest, blobs.Image("linux/arm64", "app", nil).Manifest
@@ -97,8 +97,7 @@ func FuzzChoose(f *testing.F) {
 	})
 }
 
-// wantConfigPlatform checks the platform of a manifest that nothing above it
-// names one for.
+// wantConfigPlatform checks the platform of a manifest whose descriptor has none.
 func wantConfigPlatform(t *testing.T, have ctdtest.Blobs, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) {
 	t.Helper()
 	var m ocispec.Manifest
@@ -111,8 +110,7 @@ func wantConfigPlatform(t *testing.T, have ctdtest.Blobs, manifest ocispec.Descr
 	}
 }
 
-// A reference that is accepted has a form that stays, and a name for the record
-// of every digest.
+// A valid reference has a stable normalized form, and a record name for every digest.
 func FuzzParseReference(f *testing.F) {
 	for _, s := range []string{
 		"busybox", "busybox:1", "docker.io/library/busybox@sha256:" + digest.FromString("x").Encoded(), "localhost:5000/a/b:c", "UPPER",

@@ -17,7 +17,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// runtimes are those of an amd64 node: "" is native, the others configured.
+// runtimes returns the runtimes of an amd64 node. "" is the native one, the others are configured.
 func runtimes(t testing.TB, configured ...string) *runtimeplatform.Set {
 	t.Helper()
 	handlers := []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}
@@ -74,25 +74,25 @@ func TestChoose(t *testing.T) {
 		want     ocispec.Descriptor
 		path     int // descriptors from the root to it
 	}{
-		"one of an index":                      {blobs.Index(arm64, amd64, windows), "", amd64, 2},
-		"another platform of it":               {blobs.Index(amd64, arm64), "linux/arm64", arm64, 2},
-		"best match first":                     {blobs.Index(i386, amd64), "", amd64, 2},
-		"386 where there is no amd64":          {blobs.Index(arm64, i386), "", i386, 2},
-		"best arm variant":                     {blobs.Index(armv6, armv7), "linux/arm/v7", armv7, 2},
-		"older arm variant":                    {blobs.Index(armv6, amd64), "linux/arm/v7", armv6, 2},
-		"arm64 can run arm":                    {blobs.Index(amd64, armv7), "linux/arm64", armv7, 2},
-		"attestation beside it":                {blobs.Index(attestation, amd64), "", amd64, 2},
-		"nested index":                         {blobs.Index(blobs.Index(arm64, amd64)), "", amd64, 3},
-		"deeply nested":                        {deep, "", amd64, 4},
-		"nested index that names its platform": {blobs.Index(named(onlyArm, "linux/arm64"), named(blobs.Index(amd64), "linux/amd64")), "", amd64, 3},
-		"back from a nested index":             {blobs.Index(onlyArm, blobs.Index(amd64)), "", amd64, 3},
-		"back from one that lies":              {blobs.Index(named(onlyArm, "linux/amd64"), blobs.Index(amd64)), "", amd64, 3},
-		"back from a nested artifact":          {blobs.Index(artifact, signature, amd64), "", amd64, 2},
-		"entry without platform":               {blobs.Index(plain(arm64), plain(amd64)), "", amd64, 2},
-		"entry without platform comes last":    {blobs.Index(plain(amd64), i386), "", i386, 2},
-		"manifest, native":                     {plain(amd64), "", amd64, 1},
-		"manifest of another platform, native": {plain(arm64), "", arm64, 1},
-		"manifest, configured and right":       {plain(arm64), "linux/arm64", arm64, 1},
+		"platform of an index":                           {blobs.Index(arm64, amd64, windows), "", amd64, 2},
+		"another platform of an index":                   {blobs.Index(amd64, arm64), "linux/arm64", arm64, 2},
+		"best match first":                               {blobs.Index(i386, amd64), "", amd64, 2},
+		"386 where there is no amd64":                    {blobs.Index(arm64, i386), "", i386, 2},
+		"best arm variant":                               {blobs.Index(armv6, armv7), "linux/arm/v7", armv7, 2},
+		"older arm variant":                              {blobs.Index(armv6, amd64), "linux/arm/v7", armv6, 2},
+		"arm64 can run arm":                              {blobs.Index(amd64, armv7), "linux/arm64", armv7, 2},
+		"attestation in the index":                       {blobs.Index(attestation, amd64), "", amd64, 2},
+		"nested index":                                   {blobs.Index(blobs.Index(arm64, amd64)), "", amd64, 3},
+		"deeply nested":                                  {deep, "", amd64, 4},
+		"nested index with a platform":                   {blobs.Index(named(onlyArm, "linux/arm64"), named(blobs.Index(amd64), "linux/amd64")), "", amd64, 3},
+		"back from a nested index":                       {blobs.Index(onlyArm, blobs.Index(amd64)), "", amd64, 3},
+		"back from a nested index with a wrong platform": {blobs.Index(named(onlyArm, "linux/amd64"), blobs.Index(amd64)), "", amd64, 3},
+		"back from a nested artifact":                    {blobs.Index(artifact, signature, amd64), "", amd64, 2},
+		"entry without platform":                         {blobs.Index(plain(arm64), plain(amd64)), "", amd64, 2},
+		"entry without platform comes last":              {blobs.Index(plain(amd64), i386), "", i386, 2},
+		"manifest, native":                               {plain(amd64), "", amd64, 1},
+		"manifest of another platform, native":           {plain(arm64), "", arm64, 1},
+		"manifest, configured, match":                    {plain(arm64), "linux/arm64", arm64, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t)
@@ -136,26 +136,26 @@ func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {
 		root     ocispec.Descriptor
 		platform string
-		name     imagepin.Reason // none: an error of another kind
+		name     imagepin.Reason // empty for an error of another type
 		class    error
-		says     string
+		text     string
 	}{
-		"no match":                     {blobs.Index(windows, arm64, arm64), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/arm64, windows/amd64"},
-		"no match in nested ones":      {blobs.Index(onlyArm, windows), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "linux/arm/v7, linux/arm64, windows/amd64"},
-		"only attestations":            {blobs.Index(attestation), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
-		"empty index":                  {noPlatforms, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
-		"manifest, configured, wrong":  {plain(amd64), "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/amd64"},
-		"artifact, configured":         {artifact, "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
-		"root of another kind":         {signature, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform at all"},
-		"too deep":                     {loop, "", "", errdefs.ErrResourceExhausted, "too many levels"},
-		"too many":                     {blobs.Index(append(many, plain(amd64))...), "", "", errdefs.ErrResourceExhausted, "too many levels"},
-		"index that is no JSON":        {blobs.Add(ocispec.MediaTypeImageIndex, []byte("<html>")), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
-		"index that is a manifest":     {blobs.AddJSON(ocispec.MediaTypeImageIndex, map[string]any{"config": map[string]any{}, "layers": []any{}}), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
-		"manifest that is no JSON":     {blobs.Add(ocispec.MediaTypeImageManifest, []byte("<html>")), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "manifest"},
-		"configuration that is none":   {blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add(ocispec.MediaTypeImageConfig, []byte("!"))}), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "configuration"},
-		"entry with a damaged digest":  {blobs.Index(noDigest), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
-		"root that cannot be had":      {missing, "", "", errdefs.ErrNotFound, "missing"},
-		"nested one that can't be had": {blobs.Index(missing, blobs.Index(amd64)), "", "", errdefs.ErrNotFound, "missing"},
+		"no match":                       {blobs.Index(windows, arm64, arm64), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/arm64, windows/amd64"},
+		"no match in nested indexes":     {blobs.Index(onlyArm, windows), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "linux/arm/v7, linux/arm64, windows/amd64"},
+		"only attestations":              {blobs.Index(attestation), "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform"},
+		"empty index":                    {noPlatforms, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform"},
+		"manifest, configured, no match": {plain(amd64), "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "offers linux/amd64"},
+		"artifact, configured":           {artifact, "linux/arm64", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform"},
+		"root of another media type":     {signature, "", imagepin.NoMatchingPlatform, errdefs.ErrNotFound, "no platform"},
+		"too deep":                       {loop, "", "", errdefs.ErrResourceExhausted, "too many levels"},
+		"too many":                       {blobs.Index(append(many, plain(amd64))...), "", "", errdefs.ErrResourceExhausted, "too many levels"},
+		"index is not JSON":              {blobs.Add(ocispec.MediaTypeImageIndex, []byte("<html>")), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"index is a manifest":            {blobs.AddJSON(ocispec.MediaTypeImageIndex, map[string]any{"config": map[string]any{}, "layers": []any{}}), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"manifest is not JSON":           {blobs.Add(ocispec.MediaTypeImageManifest, []byte("<html>")), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "manifest"},
+		"configuration is not JSON":      {blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: blobs.Add(ocispec.MediaTypeImageConfig, []byte("!"))}), "linux/arm64", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "configuration"},
+		"entry with an invalid digest":   {blobs.Index(noDigest), "", imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition, "index"},
+		"missing root":                   {missing, "", "", errdefs.ErrNotFound, "missing"},
+		"missing nested index":           {blobs.Index(missing, blobs.Index(amd64)), "", "", errdefs.ErrNotFound, "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t)
@@ -170,14 +170,14 @@ func TestChoose(t *testing.T) {
 			}}
 			path, err := ch.choose(ctx, c.root)
 			var e *imagepin.Error
-			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Reason != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, %v\nwant %s, %v that says %q", path, err, c.name, c.class, c.says)
+			if err == nil || errors.As(err, &e) != (c.name != "") || (e != nil && e.Reason != c.name) || errdefs.Resolve(err) != c.class || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("got %v, %v\nwant %s, %v with %q", path, err, c.name, c.class, c.text)
 			}
 		})
 	}
 }
 
-// An index of many platforms, or of long ones, does not make a long error.
+// The error stays short for an index with many platforms, or with long ones.
 func TestOfferedPlatformsAreBounded(t *testing.T) {
 	entry := func(architecture string) ocispec.Descriptor {
 		return ocispec.Descriptor{
@@ -194,7 +194,7 @@ func TestOfferedPlatformsAreBounded(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		entries []ocispec.Descriptor
-		says    []string
+		texts   []string
 	}{
 		"many": {many, []string{"offers linux/a0000, linux/a0001, ", ", linux/a0015 and 4984 more\n"}},
 		"long": {long, []string{"offers linux/b00", ", linux/b15", "bytes cut", " and 34 more\n"}},
@@ -212,9 +212,9 @@ func TestOfferedPlatformsAreBounded(t *testing.T) {
 			if err == nil || len(err.Error()) > imagepin.MaxErrorText {
 				t.Fatalf("got %.300v", err)
 			}
-			for _, says := range c.says {
-				if !strings.Contains(err.Error(), says) {
-					t.Errorf("does not say %q: %v", says, err)
+			for _, text := range c.texts {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("does not contain %q: %v", text, err)
 				}
 			}
 		})
@@ -234,7 +234,7 @@ func TestChooseLocalNeedsTheManifest(t *testing.T) {
 		t.Errorf("%s, %v", got.Digest, err)
 	}
 	if _, err := ChooseLocal(ctx, n.Content, root, runtimeOf(t, "linux/arm64")); !errdefs.IsNotFound(err) {
-		t.Errorf("a manifest that is not here: %v", err)
+		t.Errorf("missing manifest: %v", err)
 	}
 }
 

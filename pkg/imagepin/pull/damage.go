@@ -21,7 +21,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// damage finds and replaces blobs whose file on the node is not what its digest says.
+// damage finds and replaces blobs whose file on the node does not match their digest.
 type damage struct {
 	content content.Store
 	leases  leases.Manager
@@ -30,8 +30,8 @@ type damage struct {
 	locks   *Locks
 }
 
-// verify compares a blob that the node has a record of with its digest, and fetches it again where it differs. It does
-// nothing where there is no record.
+// verify compares a blob in the content store with its digest, and fetches it again if it differs. It does nothing if
+// the blob is not in the store.
 func (d *damage) verify(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
 	unlock, err := d.locks.blob(ctx, desc.Digest)
 	if err != nil {
@@ -59,15 +59,15 @@ func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Des
 		return false, err
 	}
 	log.G(ctx).WithField("ref", src.name).WithField("digest", desc.Digest).
-		Warnf("content of the node is damaged and is fetched again: its file %s", found.Problem)
+		Warnf("content on the node is damaged, fetching it again: its file %s", found.Problem)
 	if err := d.replace(ctx, src, desc, found); err != nil {
 		return false, fmt.Errorf("%w; it cannot be fetched again: %w", found, err)
 	}
 	return true, nil
 }
 
-// verifyManifest verifies the manifest that a pull has chosen, and its
-// configuration. Both are read before it is known whether they are to be fetched.
+// verifyManifest verifies the manifest that a pull has chosen, and its configuration. Both are read before it is known
+// whether they must be fetched.
 func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if _, err := d.verify(ctx, src, manifest); err != nil {
 		return err
@@ -84,8 +84,8 @@ func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocisp
 	return err
 }
 
-// verifyAll verifies all blobs of a manifest, and reports whether one was fetched
-// again. It is for an image that could not be unpacked: it reads all of it.
+// verifyAll verifies all blobs of a manifest, and reports whether it replaced one. It reads all layers, so it is only
+// for an image that could not be unpacked.
 func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.Descriptor) (replaced bool, _ error) {
 	if here, err := blobs.Here(ctx, d.content, manifest.Digest); err != nil || !here {
 		return false, err
@@ -104,28 +104,25 @@ func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.De
 	return replaced, nil
 }
 
-// mayBeDamage reports whether an error can come of content of the node that is not
-// as it is recorded.
+// mayBeDamage reports whether damaged content on the node can be the reason for an error.
 func mayBeDamage(err error) bool {
 	var known *imagepin.Error
 	return !errors.As(err, &known) && (corrupt(err) || errdefs.IsNotFound(err) && !atRegistry(err))
 }
 
-// replace writes a damaged blob again, from the registry. The context carries a
-// lease, and the caller holds the blob's lock.
+// replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock.
 //
-// Nothing is deleted before the new content is here and verified. Where the file
-// is gone, it is put back under the record that there is. Where it is damaged, the
-// record has to go first, and the file with it: containerd writes no content that
-// it has. What only that record keeps alive is held by the lease meanwhile, and the
-// new record has its labels from the start. A kill in between leaves content that
-// is not there, and no lease: the next start drops the keys that need it.
+// It deletes nothing before the new content is on the node and verified. If only the file is missing, it restores the
+// file under the existing record. If the file is damaged, it deletes the record and the file first, because containerd
+// does not write content that it has. Meanwhile the lease holds what only that record keeps, and the new record gets
+// its labels when it is created. A kill in between leaves neither content nor lease: the next start drops the keys that
+// need the content.
 func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descriptor, found *blobs.Damage) (err error) {
 	info, err := d.content.Info(ctx, desc.Digest)
 	if err != nil {
 		return err
 	}
-	if err := d.holdBelow(ctx, info); err != nil {
+	if err := d.leaseChildren(ctx, info); err != nil {
 		return err
 	}
 	failpoint.Reach("replace.held")
@@ -135,8 +132,7 @@ func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descript
 	}
 	defer w.Close()
 	failpoint.Reach("replace.fetched")
-	// Where the record stays, containerd must not be told the digest: it would
-	// answer that it has the content.
+	// If the record stays, containerd must not get the digest: it would answer that it has the content.
 	expected := digest.Digest("")
 	if !found.Gone || desc.Digest.Algorithm() != digest.Canonical {
 		expected = desc.Digest
@@ -147,24 +143,24 @@ func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descript
 		}
 		failpoint.Reach("replace.deleted")
 		if err := d.garbage.Collect(context.WithoutCancel(ctx)); err != nil {
-			log.G(ctx).WithError(err).WithField("digest", desc.Digest).Warn("cannot collect the file of damaged content")
+			log.G(ctx).WithError(err).WithField("digest", desc.Digest).Warn("cannot collect garbage to delete the file of damaged content")
 		}
 		failpoint.Reach("replace.collected")
 	}
-	// The caller may have gone: without its record the content is lost.
+	// This must not stop if the caller has gone: without its record the content is lost.
 	if err := w.Commit(context.WithoutCancel(ctx), desc.Size, expected, content.WithLabels(info.Labels)); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("write %s again: %w", desc.Digest, err)
 	}
 	failpoint.Reach("replace.written")
 	if err := blobs.Verify(ctx, d.content, desc.Digest, desc.Size, nil); err != nil {
-		return fmt.Errorf("it is damaged still, which it stays while another namespace of containerd has it: %w", err)
+		return fmt.Errorf("the content is still damaged, it cannot be replaced while another containerd namespace has it: %w", err)
 	}
 	return nil
 }
 
-// holdBelow adds to the context's lease what only the record of a blob may keep
-// alive: the content and the snapshots that its labels name.
-func (d *damage) holdBelow(ctx context.Context, info content.Info) error {
+// leaseChildren adds to the context's lease what the labels of a blob's record reference: content and snapshots that
+// nothing else may keep.
+func (d *damage) leaseChildren(ctx context.Context, info content.Info) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return fmt.Errorf("replace %s without a lease: %w", info.Digest, errdefs.ErrFailedPrecondition)
@@ -180,13 +176,13 @@ func (d *damage) holdBelow(ctx context.Context, info content.Info) error {
 			continue
 		}
 		if err := d.leases.AddResource(ctx, leases.Lease{ID: id}, r); err != nil {
-			return fmt.Errorf("hold %s: %w", r.ID, err)
+			return fmt.Errorf("add %s to lease: %w", r.ID, err)
 		}
 	}
 	return nil
 }
 
-// ingest fetches a blob into a writer, verified and not yet committed.
+// ingest fetches a blob into a writer and verifies it. It does not commit the writer.
 func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descriptor) (_ content.Writer, err error) {
 	f, err := src.Fetcher(ctx, src.name)
 	if err != nil {
@@ -197,14 +193,14 @@ func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
 	defer body.Close()
-	// Without the digest, as in replace.
+	// No digest, as in replace.
 	w, err := d.content.Writer(ctx, content.WithRef("replace-"+desc.Digest.String()), content.WithDescriptor(ocispec.Descriptor{Size: desc.Size}))
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			_ = w.Close() // the lease's end takes what was written
+			_ = w.Close() // the end of the lease deletes what was written
 		}
 	}()
 	if err := w.Truncate(0); err != nil {
@@ -218,16 +214,15 @@ func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 	case n != desc.Size:
 		return nil, fmt.Errorf("fetch %s: unexpected commit size %d, expected %d: %w", desc.Digest, n, desc.Size, errdefs.ErrFailedPrecondition)
 	case !verifier.Verified():
-		return nil, fmt.Errorf("fetch %s: unexpected commit digest of what the registry sent: %w", desc.Digest, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("fetch %s: unexpected digest of the content from the registry: %w", desc.Digest, errdefs.ErrFailedPrecondition)
 	}
 	return w, nil
 }
 
-// fromRegistry is an error that a registry's answer made, and not the node's own
-// content.
+// fromRegistry marks an error of a registry, as opposed to an error of content on the node.
 type fromRegistry struct{ error }
 
-// Unwrap gives the error.
+// Unwrap returns the error.
 func (e fromRegistry) Unwrap() error { return e.error }
 
 // atRegistry reports whether an error came from a registry.
@@ -236,8 +231,7 @@ func atRegistry(err error) bool {
 	return errors.As(err, &r)
 }
 
-// body is what a registry sends. No request is sent before the first Read, so that
-// its errors come from there.
+// body is a response of a registry. The request is sent by the first Read, so errors come from there.
 type body struct{ io.ReadCloser }
 
 // Read implements io.Reader.
@@ -249,7 +243,7 @@ func (b body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Seek implements io.Seeker, by which a download is resumed.
+// Seek implements io.Seeker, which is used to resume a download.
 func (b body) Seek(offset int64, whence int) (int64, error) {
 	s, ok := b.ReadCloser.(io.Seeker)
 	if !ok {

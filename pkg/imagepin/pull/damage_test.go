@@ -35,7 +35,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// damaged is a node with one image, and a registry that has it.
+// damaged is a node with one image, and a registry that has the image.
 type damaged struct {
 	*ctdtest.Node
 	ctx    context.Context
@@ -49,7 +49,7 @@ type damaged struct {
 	mu       sync.Mutex
 	requests []string
 	blobs    ctdtest.Blobs
-	// during, where it is set, runs while the registry answers.
+	// during, if set, runs while the registry answers.
 	during func()
 }
 
@@ -60,7 +60,7 @@ func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context,
 	return fn(ctx, a)
 }
 
-// storeGarbage is collected by the store, at once.
+// storeGarbage collects garbage at once, through the store.
 type storeGarbage struct{ *store.Store }
 
 func (g storeGarbage) CollectLater() {}
@@ -92,7 +92,7 @@ func newDamaged(t *testing.T) *damaged {
 	return d
 }
 
-// pull puts an image on the node as a pull leaves it.
+// pull puts an image on the node, in the state that a pull leaves.
 func (d *damaged) pull(t *testing.T, ref string) {
 	t.Helper()
 	d.img = d.blobs.Image("linux/amd64", "app", nil)
@@ -123,7 +123,7 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// ServeHTTP implements the part of a registry that gives blobs by their digests.
+// ServeHTTP implements the part of a registry that serves blobs by digest.
 func (d *damaged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -140,22 +140,22 @@ func (d *damaged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(data)
 }
 
-// serve has the registry have other blobs, and do something meanwhile.
+// serve sets the blobs of the registry, and the function that runs while it answers.
 func (d *damaged) serve(all ctdtest.Blobs, during func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.blobs, d.during = all, during
 }
 
-// asked gives the number of requests.
-func (d *damaged) asked() int {
+// requestCount returns the number of requests.
+func (d *damaged) requestCount() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.requests)
 }
 
-// spoilings are what a disk does to the file of a blob.
-var spoilings = map[string]func(t *testing.T, path string){
+// faults are the ways in which a disk damages the file of a blob.
+var faults = map[string]func(t *testing.T, path string){
 	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
 	"cut": func(t *testing.T, path string) {
 		noError(t, os.Chmod(path, 0o600))
@@ -177,7 +177,7 @@ func (d *damaged) parts() map[string]ocispec.Descriptor {
 	}
 }
 
-// labels are those of a blob, but for when they were written.
+// labels returns the labels of a blob, without those that have the time of writing.
 func (d *damaged) labels(t *testing.T, desc ocispec.Descriptor) map[string]string {
 	t.Helper()
 	info, err := d.Content.Info(d.ctx, desc.Digest)
@@ -185,9 +185,8 @@ func (d *damaged) labels(t *testing.T, desc ocispec.Descriptor) map[string]strin
 	return info.Labels
 }
 
-// whole checks that everything of the image is there, outlives a collection, and
-// that no lease is left.
-func (d *damaged) whole(t *testing.T) {
+// checkIntact checks that all parts of the image exist and survive a collection, and that no lease is left.
+func (d *damaged) checkIntact(t *testing.T) {
 	t.Helper()
 	d.Collect(t)
 	for what, desc := range d.parts() {
@@ -215,11 +214,10 @@ func (d *damaged) noLease(t *testing.T) {
 	}
 }
 
-// Every blob of an image is replaced, whatever has happened to it, while the
-// garbage collection runs: what only its record keeps alive stays, and nothing
-// else of it changes.
+// Every blob of an image is replaced after any damage, while garbage collection runs. What only its record keeps stays,
+// and its labels do not change.
 func TestReplaceDamagedBlob(t *testing.T) {
-	for name, spoil := range spoilings {
+	for name, spoil := range faults {
 		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
 			t.Run(part+" "+name, func(t *testing.T) {
 				d := newDamaged(t)
@@ -231,17 +229,17 @@ func TestReplaceDamagedBlob(t *testing.T) {
 				if after := d.labels(t, desc); !maps.Equal(after, before) {
 					t.Errorf("labels %v, before %v", after, before)
 				}
-				if n := d.asked(); n != 1 {
+				if n := d.requestCount(); n != 1 {
 					t.Errorf("%d requests", n)
 				}
-				d.whole(t)
+				d.checkIntact(t)
 			})
 		}
 	}
 }
 
-// Content that is all right is neither fetched nor written.
-func TestReplaceNothingThatIsWhole(t *testing.T) {
+// Intact content is neither fetched nor written.
+func TestReplaceSkipsIntactBlobs(t *testing.T) {
 	d := newDamaged(t)
 	before := make(map[string]os.FileInfo)
 	for part, desc := range d.parts() {
@@ -256,20 +254,20 @@ func TestReplaceNothingThatIsWhole(t *testing.T) {
 			t.Errorf("%s was written: %v", part, err)
 		}
 	}
-	if n := d.asked(); n != 0 {
+	if n := d.requestCount(); n != 0 {
 		t.Errorf("%d requests", n)
 	}
-	d.whole(t)
+	d.checkIntact(t)
 }
 
-// Where the registry does not give what is damaged, or something else, the record
-// stays as it is, and the error says that it is the node's content.
-func TestReplaceWithoutTheRegistry(t *testing.T) {
-	for name, spoil := range spoilings {
+// If the registry does not serve the damaged blob, or serves other content, the record stays as it is, and the error
+// reports damage on the node.
+func TestReplaceFailsWithoutRegistry(t *testing.T) {
+	for name, spoil := range faults {
 		for answer, wrong := range map[string]func(ctdtest.Blobs, digest.Digest){
-			"it is gone":    func(all ctdtest.Blobs, d digest.Digest) { delete(all, d) },
-			"it is another": func(all ctdtest.Blobs, d digest.Digest) { all[d] = []byte(strings.Repeat("x", len(all[d]))) },
-			"it is longer":  func(all ctdtest.Blobs, d digest.Digest) { all[d] = append(slices.Clone(all[d]), 'x') },
+			"missing":        func(all ctdtest.Blobs, d digest.Digest) { delete(all, d) },
+			"other content":  func(all ctdtest.Blobs, d digest.Digest) { all[d] = []byte(strings.Repeat("x", len(all[d]))) },
+			"longer content": func(all ctdtest.Blobs, d digest.Digest) { all[d] = append(slices.Clone(all[d]), 'x') },
 		} {
 			t.Run(name+", "+answer, func(t *testing.T) {
 				d := newDamaged(t)
@@ -291,7 +289,7 @@ func TestReplaceWithoutTheRegistry(t *testing.T) {
 				d.noLease(t)
 				d.serve(good, nil)
 				noError(t, d.maker.RepairBlob(d.ctx, d.entry, config.Digest))
-				d.whole(t)
+				d.checkIntact(t)
 			})
 		}
 	}
@@ -304,18 +302,18 @@ func (d *damaged) named(t *testing.T) reference.Named {
 	return ref
 }
 
-// Another containerd namespace has the same damaged content: it cannot be
-// replaced, and nothing of this one is lost.
-func TestReplaceWhatAnotherNamespaceHas(t *testing.T) {
+// If another containerd namespace has the same damaged content, the content cannot be replaced, and nothing in this
+// namespace is lost.
+func TestReplaceSharedWithAnotherNamespace(t *testing.T) {
 	d := newDamaged(t)
 	other := d.InNamespace(t, "other")
 	desc := d.img.Config
 	noError(t, content.WriteBlob(other, d.Content, "other", strings.NewReader(string(d.blobs[desc.Digest])), desc,
 		content.WithLabels(map[string]string{"containerd.io/gc.root": "theirs"})))
 	before := d.labels(t, desc)
-	spoilings["one bit flipped"](t, d.File(desc.Digest))
+	faults["one bit flipped"](t, d.File(desc.Digest))
 	err := d.maker.RepairBlob(d.ctx, d.entry, desc.Digest)
-	if err == nil || !strings.Contains(err.Error(), "another namespace") {
+	if err == nil || !strings.Contains(err.Error(), "another containerd namespace") {
 		t.Errorf("%v", err)
 	}
 	if after := d.labels(t, desc); !maps.Equal(after, before) {
@@ -328,10 +326,9 @@ func TestReplaceWhatAnotherNamespaceHas(t *testing.T) {
 	d.noLease(t)
 }
 
-// A kill at any write of a replacement leaves no key that is taken for ready and
-// is not, and nothing that stays.
+// After a kill at any write of a replacement, no incomplete key is ready, and nothing is left behind.
 func TestReplaceKilled(t *testing.T) {
-	for name, spoil := range spoilings {
+	for name, spoil := range faults {
 		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
 			for _, at := range []string{"delete", "commit"} {
 				t.Run(part+" "+name+", killed at "+at, func(t *testing.T) {
@@ -348,7 +345,7 @@ func TestReplaceKilled(t *testing.T) {
 
 var errKilled = errors.New("killed")
 
-// killing is a content store whose process ends at a write.
+// killing is a content store that simulates a kill at a write.
 type killing struct {
 	content.Store
 	at   string
@@ -381,10 +378,10 @@ func (w killingWriter) Commit(ctx context.Context, size int64, expected digest.D
 	return w.Writer.Commit(ctx, size, expected, opts...)
 }
 
-// killedAt replaces a blob, and ends at a write without any cleaning up.
+// killedAt replaces a blob and stops at a write, without cleanup.
 func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	t.Helper()
-	ctx, _ := d.Lease(t) // which nothing deletes
+	ctx, _ := d.Lease(t) // nothing deletes it
 	ctx = log.WithLogger(ctx, log.G(d.ctx))
 	dead := false
 	config := d.config
@@ -396,7 +393,7 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	}
 }
 
-// checkerOf checks the keys of a store.
+// checkerOf returns a checker for the keys of a store.
 func checkerOf(s *store.Store) *health.Checker {
 	return health.New(health.Config{
 		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
@@ -415,8 +412,8 @@ func load(ctx context.Context, s *store.Store) ([]imagepin.Entry, error) {
 	return loaded.Lost, nil
 }
 
-// restarted starts anew: keys are ready with all of their content or not at all,
-// and what is dropped leaves nothing.
+// restarted simulates a restart: a key is ready with all of its content or not at all, and what is dropped leaves
+// nothing behind.
 func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	t.Helper()
 	all, err := d.Leases.List(d.ctx)

@@ -15,14 +15,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Describe reads what an entry says of an image from its manifest and
-// configuration: Manifest, ImageID, ChainID, Size and User. The size is without
-// the indexes above the manifest. What has a configuration of another kind than
-// an image's (WebAssembly, artifacts) is not unpacked and has no ChainID.
+// Describe reads the Manifest, ImageID, ChainID, Size and User of an image from its manifest and configuration. The
+// size does not include indexes. An image whose configuration has another media type (WebAssembly, artifacts) is not
+// unpacked and has no ChainID.
 //
-// It fails with ErrNotFound where content is missing and with
-// ErrFailedPrecondition ([imagepin.ContentCorrupt]) where the configuration is
-// not a JSON object.
+// It fails with ErrNotFound if content is missing, and with ErrFailedPrecondition ([imagepin.ContentCorrupt]) if the
+// configuration is not a JSON object.
 func Describe(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (imagepin.Entry, error) {
 	m, err := images.Manifest(ctx, provider, manifest, platforms.All)
 	if err != nil {
@@ -46,18 +44,19 @@ func Describe(ctx context.Context, provider content.Provider, manifest ocispec.D
 		e.Size += l.Size
 	}
 	if images.IsConfigType(m.Config.MediaType) && len(config.RootFS.DiffIDs) > 0 {
-		// ChainID works in place.
+		// ChainID overwrites its argument.
 		e.ChainID = identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
 	}
 	return e, nil
 }
 
-// RecordTarget is what the records of an image target, see package store. That
-// of a native image is its root, so that a rollback finds what stock would have
-// written; unless containerd's own way of reading that index would choose
-// another manifest (it does not look into a second nested index where the first
-// has no match, and orders Windows builds as text). An image of another
-// platform is read by containerd only where a record targets its manifest.
+// RecordTarget returns the target for the records of an image, see package store.
+//
+// For a native image this is the root, so that a rollback finds the records that stock containerd would have written.
+// It is the manifest if containerd itself would choose another manifest from that index: containerd does not search a
+// second nested index if the first has no match, and it orders Windows builds as text.
+//
+// For an image of another platform it is the manifest, because containerd can read such an image only then.
 func RecordTarget(ctx context.Context, provider content.Provider, root, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) ocispec.Descriptor {
 	if !rt.Native || images.IsManifestType(root.MediaType) {
 		return manifest

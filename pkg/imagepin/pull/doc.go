@@ -1,15 +1,26 @@
-// Package pull makes keys ready.
+// Package pull pulls and unpacks images for a target, and records them as ready keys.
 //
-// A pull goes down these steps, each of which is one file:
+// A [Puller] serves requests. It normalizes the reference, merges concurrent identical requests, asks package decide
+// which digest the reference resolves to, and passes the result to a [Maker] as a [Job]. A Maker runs these steps:
 //
-//	resolve   which digest does the reference mean?      (package resolve)
-//	verify    do the image verifier plugins allow it?    verify.go
-//	choose    which manifest is the target's?            choose.go
-//	fetch     what is missing, and unpack it             transfer.go
-//	record    the records and the key's label            record.go, package store
-//	show      wait until the CRI service behind knows    job.go, which goes down them
+//   - verify: every image verifier plugin must allow the image (verify.go).
+//   - choose: find the target's manifest in the index (choose.go).
+//   - fetch and unpack: the unpacker runs containerd's transfer service for the blobs and the snapshot that the node
+//     does not have (unpacker.go). The fetcher reads from registries (fetcher.go).
+//   - record: write the image records and the label of the key (record.go, package store).
+//   - wait until upstream, containerd's own CRI service, has the image ([Maker.Show]).
 //
-// Everything between the first blob and the record is held by a lease of the
-// pull's own (lease.go), so that a pull that fails, is cancelled or is killed
-// leaves nothing.
+// For a key that is ready, the Maker skips the steps that are not needed, see [Outcome]. If a part of the image is
+// removed or the reference is pinned during a pull, the Maker tries again.
+//
+// A lease of the pull holds everything from the first blob to the record. A pull that fails, is canceled or is killed
+// leaves nothing behind.
+//
+// Two checks apply to content that is on the node already:
+//
+//   - vouching: a caller gets content of the node only if its own registry serves it, or if its credential was accepted
+//     for it (vouching.go).
+//   - damage: a blob whose file does not match its digest is fetched again (damage.go).
+//
+// [Settings] is the configuration of one pull. [Locks] keeps pulls, uses and removals on the node apart.
 package pull

@@ -20,14 +20,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// complete makes err an [imagepin.Error] that says which reference and target
-// it is about. name is for an error that has none yet.
-func complete(err error, name imagepin.Reason, ref string, t runtimeplatform.Target) error {
-	if errors.Is(err, errStalled) { // whatever else its end has caused
+// complete converts err to an [imagepin.Error] with the reference and the target. reason is for an error that is not
+// one yet.
+func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.Target) error {
+	if errors.Is(err, errStalled) { // takes precedence over errors that the cancellation caused
 		return &imagepin.Error{
 			Reason: imagepin.PullStalled, Ref: ref, Target: t.String(), Class: context.DeadlineExceeded,
-			Message: "the registry sent nothing for as long as image_pull_progress_timeout",
-			Hint:    "Check the network to the registry and its mirrors; what was fetched is not kept.",
+			Message: "the registry sent no data for image_pull_progress_timeout",
+			Hint:    "Check the network to the registry and its mirrors. The fetched content is not kept.",
 		}
 	}
 	var known *imagepin.Error
@@ -39,20 +39,20 @@ func complete(err error, name imagepin.Reason, ref string, t runtimeplatform.Tar
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	e := &imagepin.Error{Reason: name, Ref: ref, Target: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
+	e := &imagepin.Error{Reason: reason, Ref: ref, Target: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
 	damage := new(blobs.Damage)
 	switch {
 	case errors.As(err, &damage):
 		e.Reason, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
-		e.Hint = "The disk of the node has lost or altered a part of the image. Run imagepin check --deep --repair when the registry can be reached."
+		e.Hint = "The node's disk lost or changed a part of the image. Run imagepin check --deep --repair when the registry is reachable."
 	case corrupt(err):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
-		e.Hint = "Check the registry and any proxy before it; pull again, or push the image again if it stays."
+		e.Hint = "Check the registry and any proxy in front of it. Pull again. If the error persists, push the image again."
 	case errors.Is(err, syscall.ENOSPC):
 		e.Class = errdefs.ErrResourceExhausted
 		e.Hint = "Free space on the filesystem of containerd's root."
 	case errdefs.IsNotFound(err) && !atRegistry(err):
-		e.Hint = "The node has lost a part of the image: run imagepin check --repair."
+		e.Hint = "A part of the image is missing on the node: run imagepin check --repair."
 	case errdefs.IsNotFound(err):
 		e.Hint = "The registry no longer has a part of the image: push it again, or use another digest."
 	case unreachable(err):
@@ -62,7 +62,7 @@ func complete(err error, name imagepin.Reason, ref string, t runtimeplatform.Tar
 	return e
 }
 
-// corrupt reports whether an error is that content is not what it is said to be.
+// corrupt reports whether an error means that content is malformed or does not match its descriptor.
 func corrupt(err error) bool {
 	for _, known := range []error{gzip.ErrHeader, gzip.ErrChecksum, tar.ErrHeader, io.ErrUnexpectedEOF} {
 		if errors.Is(err, known) {
@@ -76,19 +76,19 @@ func corrupt(err error) bool {
 	if errors.As(err, &syntax) || errors.As(err, &kind) {
 		return true
 	}
-	// The class of digests and sizes that do not match (core/content, core/metadata, plugins/content/local).
+	// The class of a digest or size mismatch (core/content, core/metadata, plugins/content/local).
 	if errdefs.IsFailedPrecondition(err) {
 		return true
 	}
 	text := err.Error()
-	return slices.ContainsFunc(untyped, func(part string) bool { return strings.Contains(text, part) })
+	return slices.ContainsFunc(corruptTexts, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// untyped are parts of the errors of corrupt images that have no type in containerd.
-var untyped = []string{
+// corruptTexts are parts of errors about corrupt images that have no type in containerd.
+var corruptTexts = []string{
 	// core/unpack/unpacker.go and core/remotes/handlers.go
 	"wrong diff id", "number of layers and diffIDs don't match", "reports content size of zero", "reports negative content size",
-	// What crosses the diff service keeps its text only: archive/tar, compress/gzip, io, and zstd.
+	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, io and zstd.
 	"invalid tar header", "gzip: invalid", "unexpected EOF", "magic number mismatch",
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-func TestErrorsOfAPull(t *testing.T) {
+func TestPullErrors(t *testing.T) {
 	target := runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "native"}
 	const ref = "registry.example/app:1"
 	noJSON := json.Unmarshal([]byte("<html>"), &struct{}{})
@@ -32,14 +32,14 @@ func TestErrorsOfAPull(t *testing.T) {
 		"gzip checksum":         {gzip.ErrChecksum, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"tar header":            {tar.ErrHeader, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"cut layer":             {io.ErrUnexpectedEOF, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
-		"of the diff service":   {errors.New("rpc error: code = Unknown desc = failed to extract: gzip: invalid header"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"text only":             {errors.New("rpc error: code = Unknown desc = failed to extract: gzip: invalid header"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"digest of content":     {fmt.Errorf("unexpected commit digest sha256:1, expected sha256:2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"size of content":       {fmt.Errorf("unexpected commit size 1, expected 2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"wrong diff ID":         {errors.New("wrong diff id calculated on extraction"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"layers and diff IDs":   {errors.New("number of layers and diffIDs don't match: 1 != 2"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
-		"no JSON":               {fmt.Errorf("manifest: %w", noJSON), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"not JSON":              {fmt.Errorf("manifest: %w", noJSON), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"disk full":             {fmt.Errorf("write: %w", syscall.ENOSPC), imagepin.CannotPullImage, errdefs.ErrResourceExhausted},
-		"blob is gone":          {fmt.Errorf("content: %w", errdefs.ErrNotFound), imagepin.CannotPullImage, errdefs.ErrNotFound},
+		"missing blob":          {fmt.Errorf("content: %w", errdefs.ErrNotFound), imagepin.CannotPullImage, errdefs.ErrNotFound},
 		"network":               {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"anything else":         {errors.New("what"), imagepin.CannotPullImage, errdefs.ErrUnknown},
 		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrUnavailable},
@@ -57,38 +57,38 @@ func TestErrorsOfAPull(t *testing.T) {
 				t.Errorf("got %s, %v: %v", e.Reason, e.Class, e)
 			}
 			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
-				t.Errorf("does not say what to do: %v", e)
+				t.Errorf("no hint: %v", e)
 			}
 		})
 	}
 
 	if err := complete(context.Canceled, imagepin.CannotPullImage, ref, target); err != context.Canceled {
-		t.Errorf("a caller that left gets %v", err)
+		t.Errorf("canceled: got %v", err)
 	}
 	known := &imagepin.Error{Reason: imagepin.NoMatchingPlatform}
 	if _ = complete(known, imagepin.CannotPullImage, ref, target); known.Ref != "" {
-		t.Error("an error that callers may share was written to")
+		t.Error("a shared error was modified")
 	}
 	leaky := complete(errors.New(`Get "https://h/p?sig=hush": EOF`), imagepin.CannotPullImage, ref, target)
 	if strings.Contains(leaky.Error(), "hush") {
-		t.Errorf("repeats a signature: %v", leaky)
+		t.Errorf("contains a signature: %v", leaky)
 	}
 }
 
-func TestBecause(t *testing.T) {
+func TestWithCause(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	err := errors.New("came of it")
-	if because(ctx, err) != err {
-		t.Error("an error of a live context changed")
+	err := errors.New("consequence")
+	if withCause(ctx, err) != err {
+		t.Error("the error of a context that is not canceled changed")
 	}
 	cancel(errStalled)
-	if got := because(ctx, err); !errors.Is(got, errStalled) || !errors.Is(got, err) {
+	if got := withCause(ctx, err); !errors.Is(got, errStalled) || !errors.Is(got, err) {
 		t.Errorf("got %v", got)
 	}
 	left, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)
-	if because(left, err) != err {
-		t.Error("the caller's leaving became a stall")
+	if withCause(left, err) != err {
+		t.Error("a caller's cancellation became a stall")
 	}
 }
 

@@ -36,8 +36,7 @@ func newFetcher(c Config) *fetcher {
 	}
 }
 
-// sourceOf is where the content of a job comes from. end is called where a
-// session that was opened makes no progress.
+// sourceOf returns the source for the content of a job. end is called if an open session makes no progress.
 func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFunc) *source {
 	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: f.vouching.trusts(j)}
 	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
@@ -53,7 +52,7 @@ func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFu
 	return s
 }
 
-// endStalled ends a pull whose session makes no progress.
+// endStalled calls end if a session makes no progress.
 func (f *fetcher) endStalled(ctx context.Context, session *resolve.Session, end context.CancelCauseFunc) {
 	timeout := f.settings().ProgressTimeout
 	if timeout <= 0 {
@@ -69,8 +68,8 @@ func (f *fetcher) endStalled(ctx context.Context, session *resolve.Session, end 
 	}()
 }
 
-// fetchBlob puts the content of desc into the content store, from the registry where it is not there yet. Concurrent
-// identical calls fetch once. What is there has to be what this registry serves, see [vouching.vouch].
+// fetchBlob fetches desc from the registry if it is not in the content store. Concurrent identical calls fetch once.
+// Content that is on the node must be content that this registry serves, see [vouching.vouch].
 func (f *fetcher) fetchBlob(ctx context.Context, src *source, desc ocispec.Descriptor) error {
 	unlock, err := f.locks.blob(ctx, desc.Digest)
 	if err != nil {
@@ -84,15 +83,15 @@ func (f *fetcher) fetchBlob(ctx context.Context, src *source, desc ocispec.Descr
 	if err := remotes.Fetch(ctx, f.content, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
-	// What was here already may be damaged, with or without a record.
+	// Content on the node may be damaged, with or without a record.
 	if _, err := f.damage.verifyLocked(ctx, src, desc); err != nil {
 		return err
 	}
 	return f.vouching.vouch(ctx, src, from, desc)
 }
 
-// keepIndexes makes each index on the path to a native manifest keep the next
-// one alive, and no other manifest, and notes where they came from.
+// keepIndexes labels each index on the path to a native manifest, so that it keeps the next descriptor on the path and
+// no other manifest. It also labels the indexes with their distribution source.
 func (f *fetcher) keepIndexes(ctx context.Context, name string, path []ocispec.Descriptor) error {
 	note, err := docker.AppendDistributionSourceLabel(f.content, name)
 	if err != nil {
@@ -103,11 +102,11 @@ func (f *fetcher) keepIndexes(ctx context.Context, name string, path []ocispec.D
 			return path[i+1 : i+2], nil
 		})
 		if _, err := images.SetChildrenLabels(f.content, next)(ctx, desc); err != nil {
-			return fmt.Errorf("keep manifest of %s: %w", desc.Digest, err)
+			return fmt.Errorf("label children of %s: %w", desc.Digest, err)
 		}
 		failpoint.Reach("pull.kept")
 		if _, err := note(ctx, desc); err != nil {
-			return fmt.Errorf("note source of %s: %w", desc.Digest, err)
+			return fmt.Errorf("label source of %s: %w", desc.Digest, err)
 		}
 	}
 	return nil

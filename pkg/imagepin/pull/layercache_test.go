@@ -28,8 +28,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// layerCache is a snapshotter that has layers by their diff IDs, as containerd's EROFS one with layer_content_caches: such a layer
-// is in a prepared snapshot already, which is read-only, and containerd's unpacker neither fetches nor applies it.
+// layerCache is a snapshotter that has layers by their diff IDs, like containerd's EROFS snapshotter with
+// layer_content_caches. A prepared snapshot then already has the layer and is read-only, and containerd's unpacker
+// neither fetches nor applies the layer.
 type layerCache struct {
 	snapshots.Snapshotter
 	layers map[digest.Digest][]byte
@@ -57,21 +58,21 @@ func (c *layerCache) Prepare(ctx context.Context, key, parent string, opts ...sn
 	return mounts, os.WriteFile(filepath.Join(m.Source, "layer"), layer, 0o600)
 }
 
-// noApplier unpacks nothing.
+// noApplier fails to unpack layers.
 type noApplier struct{}
 
 func (noApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	return ocispec.Descriptor{}, errors.New("a layer is unpacked that the cache has")
+	return ocispec.Descriptor{}, errors.New("unpacked a layer that is in the cache")
 }
 
-// unsafely are records that change one by one.
-type unsafely struct{ images.Store }
+// nonAtomic is an image store without transactions.
+type nonAtomic struct{ images.Store }
 
-func (u unsafely) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+func (u nonAtomic) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	return fn(ctx, u)
 }
 
-// pinned are digests that a pin retains.
+// pinned is a set of digests that a pin retains.
 type pinned []digest.Digest
 
 func (p pinned) Retains(root digest.Digest) bool { return slices.Contains(p, root) }
@@ -80,8 +81,9 @@ func (p pinned) Retained() []digest.Digest { return p }
 
 func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
 
-// TestLayerCache makes an image ready whose layers a cache of the snapshotter has. They are never in the content store, and nothing
-// takes that for damage: it is made ready, checked, loaded again, retained, and made ready once more when its snapshot is gone.
+// TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. Nothing
+// reports that as damage: the image is checked, loaded again, retained, and made ready again after its snapshot is
+// removed.
 func TestLayerCache(t *testing.T) {
 	n := ctdtest.New(t, "cached")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "cached"}},
@@ -95,7 +97,7 @@ func TestLayerCache(t *testing.T) {
 	delete(blobs, img.Layer.Digest)
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
-	s := store.New(store.Config{Records: unsafely{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)})
+	s := store.New(store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)})
 	retainer := retain.New(retain.Config{
 		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
@@ -103,7 +105,7 @@ func TestLayerCache(t *testing.T) {
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}}
 	p := New(Config{
 		Content: n.Content, Leases: n.Leases, Images: s, Runtimes: ctdtest.Always(runtimes), Retained: retainer, Locks: locks,
-		Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s}), Garbage: &laterGarbage{},
+		Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s}), Garbage: &fakeGarbage{},
 		Settings: ctdtest.Always(&Settings{
 			UnpackPlatforms: unpackers, Transfer: NewTransfer(n.Content, n.Leases, unpackers, Limits{Unpacks: 4}, locks),
 		}),
@@ -127,7 +129,7 @@ func TestLayerCache(t *testing.T) {
 	}
 
 	ctx = n.Context(t)
-	sound := func(when string) {
+	checkIntact := func(when string) {
 		t.Helper()
 		lost, err := load(ctx, s)
 		if err != nil || len(lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
@@ -142,12 +144,12 @@ func TestLayerCache(t *testing.T) {
 		}
 		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
 		if err != nil || len(lack.Blobs) > 0 {
-			t.Errorf("%s: it lacks %+v, %v", when, lack.Blobs, err)
+			t.Errorf("%s: missing %+v, %v", when, lack.Blobs, err)
 		}
 	}
-	sound("when it was made ready")
+	checkIntact("when it was made ready")
 
-	// A snapshot that is gone is made again of the cache, with no registry.
+	// A removed snapshot is created again from the cache, without a registry.
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
 		t.Fatal(err)
 	}
@@ -156,16 +158,16 @@ func TestLayerCache(t *testing.T) {
 		t.Fatalf("lost %+v, %v", lost, err)
 	}
 	if err := p.Unpack(ctx, e, func(ctx context.Context) error {
-		if restored, err := s.PutIf(ctx, e, e.Record); err != nil || !restored {
-			t.Errorf("restored %v, %v", restored, err)
+		if repaired, err := s.PutIf(ctx, e, e.Record); err != nil || !repaired {
+			t.Errorf("repaired %v, %v", repaired, err)
 		}
 		return nil
 	}); err != nil || cache.hits != 2 {
 		t.Fatalf("the cache was used %d times, %v", cache.hits, err)
 	}
-	sound("when its snapshot was made again")
+	checkIntact("when its snapshot was made again")
 
-	// What a pin retains of it stays when its key goes.
+	// Retained content stays when its key is removed.
 	if err := retainer.Sync(ctx, e.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
@@ -174,10 +176,10 @@ func TestLayerCache(t *testing.T) {
 	}
 	n.Collect(t)
 	if !retainer.Holds(e) || !n.HasBlob(t, e.Manifest) || !n.HasSnapshot(t, "cached", img.ChainID) {
-		t.Error("what is retained is gone")
+		t.Error("retained content is gone")
 	}
 
-	// A layer that the cache does not have is what it is without one.
+	// A layer that is in neither cache nor content store is missing.
 	cache.layers = nil
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
 		t.Fatal(err)

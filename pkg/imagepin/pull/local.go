@@ -10,9 +10,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// ChooseLocal finds a target's manifest below root as [Puller.Pull] does, but
-// looks only at what is on the node. It fails with ErrNotFound where that has
-// no such manifest.
+// ChooseLocal finds a target's manifest below root as [Puller.Pull] does, but only in the content on the node. It fails
+// with ErrNotFound if that has no such manifest.
 func ChooseLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (ocispec.Descriptor, error) {
 	path, err := choosePathLocal(ctx, store, root, rt)
 	if err != nil {
@@ -34,9 +33,8 @@ func choosePathLocal(ctx context.Context, store content.Store, root ocispec.Desc
 	return path, here(ctx, path[len(path)-1])
 }
 
-// DescribeLocal is [ChooseLocal] and then [Describe]. For the node's own
-// platform the entry's size counts the indexes above the manifest: a record of
-// such an image keeps them.
+// DescribeLocal is [ChooseLocal] followed by [Describe]. For the node's own platform the size of the entry includes the
+// indexes above the manifest, because a record of such an image keeps them.
 func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (imagepin.Entry, ocispec.Descriptor, error) {
 	path, err := choosePathLocal(ctx, store, root, rt)
 	if err != nil {

@@ -8,24 +8,24 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
-// Locks keep pulls, uses and removals of one node apart. The zero value is ready for use.
+// Locks keeps pulls, uses and removals on the node apart. The zero value is ready for use.
 type Locks struct {
-	blobs  keyed.Mutex   // of blobs and snapshots that are being written
-	images keyed.RWMutex // by reference: read while in use, written to remove
+	blobs  keyed.Mutex   // blobs and snapshots that are being written
+	images keyed.RWMutex // by reference: read lock for use, write lock for removal
 }
 
-// ForUse keeps what references mean from removal until unlock is called.
+// ForUse prevents the removal of what references resolve to, until unlock is called.
 func (l *Locks) ForUse(ctx context.Context, refs ...string) (unlock func(), _ error) {
 	return l.images.RLock(ctx, refs...)
 }
 
-// ForRemoval waits until nothing uses or pulls references, and keeps it so until unlock is called.
+// ForRemoval waits until no reference is in use or being pulled, and prevents both until unlock is called.
 func (l *Locks) ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error) {
 	return l.images.Lock(ctx, refs...)
 }
 
-// blob makes the caller the only one that writes a blob until unlock is called. The key is the one of containerd's
-// unpacker (core/unpack/unpacker.go).
+// blob locks a blob for writing until unlock is called. The key is the same as in containerd's unpacker
+// (core/unpack/unpacker.go).
 func (l *Locks) blob(ctx context.Context, d digest.Digest) (unlock func(), _ error) {
 	key := "blob://" + d.String()
 	if err := l.blobs.Lock(ctx, key); err != nil {

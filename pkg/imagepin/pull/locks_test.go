@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestUseHonoursContext has a removal wait for a use, and a use for a removal.
-func TestUseHonoursContext(t *testing.T) {
+// TestLocksHonorContext waits for a lock with a canceled context.
+func TestLocksHonorContext(t *testing.T) {
 	var l Locks
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -26,7 +26,7 @@ func TestUseHonoursContext(t *testing.T) {
 	if _, err := l.ForUse(gone, "c"); !errors.Is(err, context.Canceled) {
 		t.Errorf("a use: %v", err)
 	}
-	// Of content and snapshots that are being made, which containerd's unpacker locks too.
+	// The locks of blobs and snapshots, which containerd's unpacker uses too.
 	excluded()
 	if err := l.blobs.Lock(t.Context(), "blob"); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config is what a [Maker] works with. All fields are required.
+// Config has the dependencies of a [Maker]. All fields are required.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -36,17 +36,17 @@ type Config struct {
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
-	// Settings returns the settings of a pull that begins now.
+	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
 	Runtimes func() *runtimeplatform.Set
 }
 
-// Images are the images of the node. [store.Store] is one.
+// Images provides the images of the node. [store.Store] implements it.
 type Images interface {
 	Index
 	Records
-	// Replacing notes that a blob is deleted and written again; done is called when it is there.
+	// Replacing records that a blob is about to be deleted and written again. Call done when it is written.
 	Replacing(d digest.Digest) (done func(context.Context) error)
 }
 
@@ -59,19 +59,20 @@ type Index interface {
 
 // Records records which images are ready.
 type Records interface {
-	// AddToLease makes the lease in ctx hold what entries need. It fails with ErrNotFound where a part is gone.
+	// AddToLease adds what entries need to the lease in ctx. It fails with ErrNotFound if a part is gone.
 	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 	Put(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
 	// Recorded reports whether Put has nothing to write.
 	Recorded(proof string, entries ...imagepin.Entry) bool
-	// ReleaseUnpacked has an image's configuration not keep a snapshot any more, unless a key needs it.
+	// ReleaseUnpacked removes the reference from an image's configuration to its snapshot, unless a key needs the
+	// snapshot.
 	ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error
-	// Unseen returns the records of an entry that upstream may not know yet, and Seen notes that it does.
+	// Unseen returns the records of an entry that upstream may not have yet. Seen marks records that it has.
 	Unseen(e imagepin.Entry) []string
 	Seen(names ...string)
 }
 
-// Pins has the part of [decide.Decider] that a pull needs after the decision.
+// Pins is the part of [decide.Decider] that a pull needs after the decision.
 type Pins interface {
 	CheckPin(v decide.Verdict) error
 	Reserve(v decide.Verdict, image imagepin.Entry) (release func(), _ error)
@@ -80,67 +81,66 @@ type Pins interface {
 	Gone(ctx context.Context, v decide.Verdict, target string, err error) error
 }
 
-// Sessions opens sessions with registries. [resolve.Resolver] does.
+// Sessions opens sessions with registries. [resolve.Resolver] implements it.
 type Sessions interface {
 	Session(ref reference.Named, c resolve.Credential) *resolve.Session
 }
 
-// Retained is the content that pins retain. [retain.Retainer] is one.
+// Retained keeps the content that pins retain. [retain.Retainer] implements it.
 type Retained interface {
-	// Sync brings what is retained of digests into line with pins and images.
+	// Sync updates what is retained of digests from pins and images.
 	Sync(ctx context.Context, roots ...digest.Digest) error
-	// Synced reports whether there is nothing to do for a digest.
+	// Synced reports whether Sync has nothing to do for a digest.
 	Synced(root digest.Digest) bool
 }
 
 // Upstream is containerd's own CRI service.
 type Upstream interface {
-	// WaitVisible waits until upstream knows an image ID under every name, as long as it is wanted under that name. It
-	// fails with [imagepin.UpstreamNotSynced].
+	// WaitVisible waits until upstream has an image ID under every name. It stops waiting for a name when wanted
+	// returns false. It fails with [imagepin.UpstreamNotSynced].
 	WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error
 }
 
-// Garbage collects what nothing holds.
+// Garbage runs containerd's garbage collection.
 type Garbage interface {
 	Collect(ctx context.Context) error
 	// CollectLater does not wait for the collection.
 	CollectLater()
 }
 
-// Maker pulls and unpacks images, once it is decided which digest a reference means, and records them. It is safe for
-// concurrent use.
+// Maker pulls, unpacks and records images whose digest is decided. It is safe for concurrent use.
 type Maker struct {
 	c        Config
 	unpacker *unpacker
 }
 
-// New returns a maker.
+// New returns a Maker.
 func New(c Config) *Maker { return &Maker{c: c, unpacker: newUnpacker(c)} }
 
 // Job is an image to make ready.
 type Job struct {
 	decide.Verdict
 	Runtime runtimeplatform.Runtime
-	// Progress is notified of how far the pull is; nil is nobody.
+	// Progress is called with the progress of the pull. It may be nil.
 	Progress transfer.ProgressFunc
-	// Force makes the image also where it is recorded as ready.
+	// Force fetches and unpacks the image even if it is recorded as ready.
 	Force bool
 
 	verified bool // by the image verifiers
-	retry    bool // an earlier try has found the image ready, or made it
+	retry    bool // an earlier attempt found the image ready, or made it ready
 }
 
-// byDigest is the reference of the job's root.
+// byDigest returns the reference of the job's root by digest.
 func (j Job) byDigest() (reference.Canonical, error) {
 	return reference.WithDigest(reference.TrimNamed(j.Ref), j.Root.Digest)
 }
 
-// maxTries is how often an image is made because something that it needs was removed, or its reference was pinned, in
-// between.
+// maxTries is the maximum number of attempts for an image. A new attempt is needed if something that the image needs
+// was removed, or its reference was pinned, during the last one.
 const maxTries = 5
 
-// Make fetches and unpacks the image of a verdict for a runtime, as far as it is not ready, records it, and returns once
-// containerd's CRI service knows it.
+// Make fetches, unpacks and records the image of a verdict, and returns once containerd's CRI service has it. It skips
+// what is ready.
 //
 // Errors are [imagepin.Error]: ImageVerificationFailed (ErrPermissionDenied), NoMatchingPlatform and PinnedDigestGone
 // (ErrNotFound), ContentCorrupt (ErrFailedPrecondition), ContentDamaged (ErrDataLoss), PullStalled
@@ -159,7 +159,7 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 	return entry, outcome, err
 }
 
-// tryMake makes the image of a job, again where the node has changed meanwhile.
+// tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
 func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
 	for range maxTries {
 		entry, outcome, err = m.makeOnce(ctx, j)
@@ -168,23 +168,24 @@ func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outco
 		case errors.As(err, &moved):
 			j.Verdict, j.verified = moved.Verdict, false
 		case errors.Is(err, errRemoved):
-			j.retry = true // not Force, which trusts what is on the node
+			j.retry = true // not Force: it trusts the content on the node
 		default:
 			return entry, outcome, err
 		}
 	}
-	m.collect(ctx) // no further try needs what the last one has left
+	m.collect(ctx) // no further attempt needs what the last one left
 	return entry, outcome, complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
 }
 
-// triedAgain reports whether a job that err has ended is tried again. What it has left is not collected before that: it
-// is most of what the next try needs.
-func triedAgain(err error) bool {
+// retryable reports whether a job that failed with err is tried again. Its content is not collected before the next
+// attempt, which needs most of it.
+func retryable(err error) bool {
 	var moved *decide.MovedError
 	return errors.As(err, &moved) || errors.Is(err, errRemoved)
 }
 
-// makeOnce verifies, makes, records and shows the image of a job. Nothing removes its digest meanwhile.
+// makeOnce makes one attempt: it verifies the image of a job, makes and records it, and waits for upstream. The digest
+// cannot be removed meanwhile.
 func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, _ error) {
 	if !j.verified {
 		if err := verify(ctx, m.c.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
@@ -207,7 +208,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	entry, wrote, outcome, err := m.makeAndRecord(ctx, j)
 	if err != nil {
 		unlock() // a collection waits for every snapshotter
-		if !triedAgain(err) {
+		if !retryable(err) {
 			m.collect(ctx)
 		}
 		return imagepin.Entry{}, "", m.failed(ctx, j, err)
@@ -224,7 +225,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	return entry, outcome, nil
 }
 
-// makeAndRecord makes what the job's key needs, as far as it is not ready, and records the key.
+// makeAndRecord makes and records the key of a job. It skips what is ready.
 func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
@@ -235,7 +236,7 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 		return entry, wrote, outcome, err
 	}
 	if j.Session != nil {
-		known.Source = imagepin.SourcePull // whoever brought it: its registry has given it now
+		known.Source = imagepin.SourcePull // whichever tool pulled it: its registry has returned it now
 	}
 	if entry, ok = m.recorded(j, known); ok {
 		return entry, false, UpToDate, nil
@@ -261,11 +262,11 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job) (entry imagepin.Entry
 	defer cancel(nil)
 	img, err := m.unpacker.choose(fetching, j, cancel)
 	if err != nil {
-		return entry, false, "", asRemoved(because(fetching, err))
+		return entry, false, "", asRemoved(withCause(fetching, err))
 	}
 	defer func() {
 		if err != nil {
-			m.letGo(ctx, img)
+			m.releaseUnpacked(ctx, img)
 		}
 	}()
 	release, err := m.usePin(ctx, &j, img.measured)
@@ -275,7 +276,7 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job) (entry imagepin.Entry
 	defer release()
 	made, err := m.unpacker.unpack(fetching, img)
 	if err != nil {
-		return entry, false, "", asRemoved(because(fetching, err))
+		return entry, false, "", asRemoved(withCause(fetching, err))
 	}
 	failpoint.Reach("pull.made")
 	entry, wrote, err = m.record(ctx, j, made)
@@ -285,9 +286,9 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job) (entry imagepin.Entry
 	return entry, wrote, outcome, err
 }
 
-// letGo has the configuration of an image that could not be recorded not keep the snapshot that unpacking has made: a
-// key of another target may keep the configuration.
-func (m *Maker) letGo(ctx context.Context, img *chosen) {
+// releaseUnpacked removes the reference from an image's configuration to the snapshot that a failed job unpacked.
+// Another target's key may keep the configuration, and with it the snapshot.
+func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	id, err := m.unpacker.imageID(ctx, img.manifest())
@@ -295,11 +296,11 @@ func (m *Maker) letGo(ctx context.Context, img *chosen) {
 		return // it was not fetched
 	}
 	if err := m.c.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
-		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("what a failed pull has unpacked stays until the next start")
+		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("cannot release the snapshot of a failed pull, it stays until the next start")
 	}
 }
 
-// usePin reserves room for what the pin of a job retains, until release is called, and makes the pin where this is the
+// usePin reserves space for the content that the job's pin retains, until release is called. It makes the pin on the
 // first use of the reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does,
 // and as [decide.Decider.PinFirstUse] does.
 func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
@@ -313,7 +314,7 @@ func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (relea
 	return release, nil
 }
 
-// ready finds a digest of ref's repository that is ready for a target, under whatever reference.
+// ready finds a digest of ref's repository that is ready for a target, under ref or under its digest.
 func (m *Maker) ready(ref reference.Named, root digest.Digest, t runtimeplatform.Target) (imagepin.Entry, bool) {
 	if e, ok := m.c.Images.Get(imagepin.Key{Ref: ref.String(), Target: t}); ok && e.Root.Digest == root {
 		return e, true
@@ -325,8 +326,8 @@ func (m *Maker) ready(ref reference.Named, root digest.Digest, t runtimeplatform
 	return m.c.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: t})
 }
 
-// Show waits until containerd's CRI service knows an image as it is recorded, whoever has recorded it. It asks nothing
-// where that is known. It fails with [imagepin.UpstreamNotSynced] (ErrUnavailable).
+// Show waits until containerd's CRI service has an image as it is recorded. It sends no request if that is known. It
+// fails with [imagepin.UpstreamNotSynced] (ErrUnavailable).
 func (m *Maker) Show(ctx context.Context, e imagepin.Entry) error {
 	names := m.c.Images.Unseen(e)
 	if len(names) == 0 {
@@ -343,32 +344,32 @@ func (m *Maker) Show(ctx context.Context, e imagepin.Entry) error {
 	})
 }
 
-// failed returns the error of a job that err has ended.
+// failed returns the error of a job that failed with err.
 func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 	switch {
-	case triedAgain(err):
+	case retryable(err):
 		return err
-	case j.Pin != nil && gone(err):
+	case j.Pin != nil && missingAtRegistry(err):
 		return m.c.Pins.Gone(ctx, j.Verdict, j.Runtime.Target.String(), err)
 	}
 	return complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
 }
 
-// gone reports whether content that a pull needs is not to be had.
-func gone(err error) bool {
+// missingAtRegistry reports whether the registry does not have content that a pull needs.
+func missingAtRegistry(err error) bool {
 	var e *imagepin.Error
 	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Reason == imagepin.NoMatchingPlatform)
 }
 
 const (
-	// cleanupTimeout bounds what is done after the caller has gone.
+	// cleanupTimeout bounds cleanup after the caller has gone.
 	cleanupTimeout = 30 * time.Second
-	// collectWait bounds how long a pull that has failed waits for what it has left to be collected.
+	// collectWait bounds how long a failed pull waits for garbage collection.
 	collectWait = 2 * time.Second
 )
 
-// withLease runs fn under a lease that holds everything fn fetches and unpacks. Where fn fails, what it left is collected
-// later: the caller may hold a lock.
+// withLease runs fn under a lease that holds everything that fn fetches and unpacks. If fn fails, garbage is collected
+// later, because the caller may hold a lock.
 func (m *Maker) withLease(ctx context.Context, fn func(context.Context) error) error {
 	err := lease.With(ctx, m.c.Leases, lease.Pull, fn)
 	if err != nil {
@@ -377,9 +378,9 @@ func (m *Maker) withLease(ctx context.Context, fn func(context.Context) error) e
 	return err
 }
 
-// collect collects garbage, and waits a moment for it: a collection takes as long as the slowest snapshotter. The caller
-// holds no lock of its own; CreateContainer and RunPodSandbox hold the digest for use meanwhile, which keeps it from
-// removal.
+// collect collects garbage and waits up to collectWait: a collection takes as long as the slowest snapshotter. The
+// caller must not hold a lock of its own. CreateContainer and RunPodSandbox hold the digest for use meanwhile, which
+// prevents its removal.
 func (m *Maker) collect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectWait)
 	defer cancel()

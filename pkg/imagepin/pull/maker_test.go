@@ -8,25 +8,25 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// laterGarbage is not collected.
-type laterGarbage struct{ later bool }
+// fakeGarbage records whether CollectLater was called.
+type fakeGarbage struct{ later bool }
 
-func (*laterGarbage) Collect(context.Context) error { return nil }
+func (*fakeGarbage) Collect(context.Context) error { return nil }
 
-func (g *laterGarbage) CollectLater() { g.later = true }
+func (g *fakeGarbage) CollectLater() { g.later = true }
 
-// TestGarbageOfAFailedPull has what a pull left collected where it fails, and only there.
-func TestGarbageOfAFailedPull(t *testing.T) {
+// TestFailedPullCollectsGarbage checks that garbage is collected after a failed pull, and only then.
+func TestFailedPullCollectsGarbage(t *testing.T) {
 	for name, fails := range map[string]error{"success": nil, "failure": errors.New("no")} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t)
-			g := &laterGarbage{}
+			g := &fakeGarbage{}
 			m := New(Config{Leases: n.Leases, Garbage: g})
 			if err := m.withLease(n.Context(t), func(context.Context) error { return fails }); !errors.Is(err, fails) {
 				t.Errorf("got %v", err)
 			}
 			if g.later != (fails != nil) {
-				t.Errorf("garbage is collected: %v", g.later)
+				t.Errorf("collected garbage: %v", g.later)
 			}
 		})
 	}

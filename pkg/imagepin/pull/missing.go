@@ -15,28 +15,25 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Lack is what a pull would have to get.
+// Lack is what a pull would have to fetch or unpack.
 type Lack struct {
-	// Manifest is the target's; empty where that cannot be told from what is on
-	// the node.
+	// Manifest is the digest of the target's manifest. It is empty if the content on the node does not determine it.
 	Manifest digest.Digest
 	Blobs    []LackedBlob
 }
 
-// LackedBlob is one thing that is not on the node: an index, a manifest, a
-// configuration, a layer (with its size in bytes), or a snapshot, by its digest
-// or chain ID.
+// LackedBlob is a part of an image that is not on the node: an index, a manifest, a configuration, a layer (with its
+// size in bytes) or a snapshot. Name is its digest or chain ID.
 type LackedBlob struct {
 	What string
 	Name string
 	Size int64
 }
 
-// Missing finds what a target lacks to run root. What lies behind something that
-// is missing is not known, and left out.
+// Missing returns what a target lacks to run root. It cannot look below a missing part, and omits what that references.
 func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, root ocispec.Descriptor, rt runtimeplatform.Runtime) (Lack, error) {
 	var l Lack
-	lacks := func(what string, d ocispec.Descriptor) bool {
+	missing := func(what string, d ocispec.Descriptor) bool {
 		if here, err := blobs.Here(ctx, store, d.Digest); here || err != nil {
 			return false
 		}
@@ -47,7 +44,7 @@ func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter,
 	if images.IsManifestType(root.MediaType) {
 		kind = "manifest"
 	}
-	if lacks(kind, root) {
+	if missing(kind, root) {
 		return l, nil
 	}
 	nothing := func(context.Context, ocispec.Descriptor) error { return nil }
@@ -57,14 +54,14 @@ func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter,
 	}
 	manifest := path[len(path)-1]
 	l.Manifest = manifest.Digest
-	if manifest.Digest != root.Digest && lacks("manifest", manifest) {
+	if manifest.Digest != root.Digest && missing("manifest", manifest) {
 		return l, nil
 	}
 	m, err := images.Manifest(ctx, store, manifest, platforms.All)
 	if err != nil {
 		return l, err
 	}
-	if lacks("configuration", m.Config) {
+	if missing("configuration", m.Config) {
 		return l, nil
 	}
 	e, err := Describe(ctx, store, manifest)
@@ -78,7 +75,7 @@ func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter,
 	}
 	l.Blobs = append(l.Blobs, LackedBlob{What: "snapshot", Name: e.ChainID.String()})
 	for _, d := range m.Layers {
-		lacks("layer", d)
+		missing("layer", d)
 	}
 	return l, nil
 }

@@ -13,22 +13,22 @@ type Outcome string
 
 // The outcomes of a pull.
 const (
-	// UpToDate is an image that was ready under its reference.
+	// UpToDate: the image was ready under its reference.
 	UpToDate Outcome = "nothing"
-	// Recorded is an image that was ready under another reference.
+	// Recorded: the image was ready under another reference.
 	Recorded Outcome = "recorded"
-	// Unpacked is an image whose content was on the node.
+	// Unpacked: the content was on the node.
 	Unpacked Outcome = "unpacked"
 	Fetched  Outcome = "fetched"
 	Failed   Outcome = "failed"
-	// Canceled is a pull whose callers have all gone before its end.
+	// Canceled: all callers had gone before the end of the pull.
 	Canceled Outcome = "canceled"
 )
 
-// Outcomes are all outcomes.
+// Outcomes lists all outcomes.
 var Outcomes = []Outcome{UpToDate, Recorded, Unpacked, Fetched, Failed, Canceled}
 
-// failure returns the outcome of a pull that failed. The context of one whose callers have all gone has ended.
+// failure returns the outcome of a failed pull. Its context is canceled if all callers have gone.
 func failure(ctx context.Context) Outcome {
 	if ctx.Err() != nil {
 		return Canceled
@@ -38,13 +38,13 @@ func failure(ctx context.Context) Outcome {
 
 // Observer is notified of pulls.
 type Observer interface {
-	// Pulled is called at the end of every pull. Concurrent identical pulls are one.
+	// Pulled is called at the end of every pull. Concurrent identical pulls count once.
 	Pulled(Outcome)
-	// FellBack is called where a pull uses the image on the node, because the registry did not answer.
+	// FellBack is called when a pull uses the image on the node because the registry did not answer.
 	FellBack()
 }
 
-// traced runs a step of a pull in a span of its own, which ends with the step's error.
+// traced runs a step of a pull in a span. The span ends with the step's error.
 func traced(ctx context.Context, step string, do func(context.Context) error, opts ...tracing.SpanOpt) error {
 	ctx, span := tracing.StartSpan(ctx, tracing.Name("imagepin", step), opts...)
 	defer span.End()

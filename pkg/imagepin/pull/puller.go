@@ -22,13 +22,13 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Puller answers requests for images: it has decided which digest a reference means, and has that made. Concurrent
-// identical requests are one. It is safe for concurrent use.
+// Puller serves requests for images: it resolves a reference to a digest, and has its Maker pull and unpack that
+// digest. It merges concurrent identical requests. It is safe for concurrent use.
 type Puller struct {
 	decider  *decide.Decider
 	maker    *Maker
 	observer Observer
-	// identity tells credentials apart, see [resolve.Prover.Identity].
+	// identity distinguishes credentials, see [resolve.Prover.Identity].
 	identity func(resolve.Credential) string
 
 	pulls    flight.Group[Pulled]
@@ -36,36 +36,36 @@ type Puller struct {
 	unshared atomic.Uint64
 }
 
-// NewPuller returns a puller. identity returns a text that is the same for equal credentials only.
+// NewPuller returns a Puller. identity must return the same text only for equal credentials.
 func NewPuller(d *decide.Decider, m *Maker, o Observer, identity func(resolve.Credential) string) *Puller {
 	return &Puller{decider: d, maker: m, observer: o, identity: identity}
 }
 
-// Request is one pull.
+// Request is a request for a pull.
 type Request struct {
-	// Ref is the reference as the caller wrote it.
+	// Ref is the reference in the form that the caller used.
 	Ref string
-	// Runtime is the one whose target the image is made ready for.
+	// Runtime has the target to unpack the image for.
 	Runtime runtimeplatform.Runtime
-	// Credential is the caller's; none is the node's own.
+	// Credential is the caller's. The zero value means the node's own credentials.
 	Credential resolve.Credential
-	// Pod is the pod that the pull is for; the zero value is none.
+	// Pod is the pod that the pull is for. The zero value means no pod.
 	Pod policy.Pod
-	// Progress is notified of how far the pull is. A pull with it is not shared.
+	// Progress is called with the progress of the pull. A pull with Progress is not merged with others.
 	Progress transfer.ProgressFunc
 }
 
 // Pulled is an image that is ready.
 type Pulled struct {
 	imagepin.Entry
-	// Outcome is what had to be done.
+	// Outcome is what the pull had to do.
 	Outcome Outcome
 }
 
-// Pull makes what a reference means now ready for a target, and returns once containerd's CRI service knows it. A pull
-// whose callers have all gone stops and leaves nothing.
+// Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
+// image. It stops and leaves nothing behind when all its callers have gone.
 //
-// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), those of [decide.Decider.Decide] and of
+// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), and the errors of [decide.Decider.Decide] and
 // [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.question(ctx, r)
@@ -75,7 +75,7 @@ func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 	return p.pulls.Do(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
-// PullDetached is [Puller.Pull] for a caller that will call again: the pull goes on when its callers have gone, and a
+// PullDetached is [Puller.Pull] for a caller that will call again: the pull continues when its callers have gone, and a
 // later call joins it.
 func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.question(ctx, r)
@@ -85,7 +85,7 @@ func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
 	return p.pulls.DoDetached(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
-// question is what a request asks to be decided.
+// question returns the question that a request asks the decider.
 func (p *Puller) question(ctx context.Context, r Request) (decide.Question, error) {
 	ref, err := imagepin.ParseReference(r.Ref)
 	if err != nil {
@@ -96,7 +96,8 @@ func (p *Puller) question(ctx context.Context, r Request) (decide.Question, erro
 	}, nil
 }
 
-// key tells pulls apart that are not identical. A pull that begins after a pin has moved does not join one from before.
+// key returns the same text for identical pulls only. A pull that begins after a pin has moved does not join a pull
+// that began before.
 func (p *Puller) key(q decide.Question, r Request) string {
 	key := []string{
 		q.Ref.String(), q.Target.String(), p.identity(q.Credential),
@@ -108,7 +109,7 @@ func (p *Puller) key(q decide.Question, r Request) string {
 	return strings.Join(key, "\x00")
 }
 
-// pull decides and makes, and has that observed.
+// pull runs a pull and reports its outcome to the observer.
 func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (pulled Pulled, err error) {
 	err = traced(ctx, "pull", func(ctx context.Context) error {
 		pulled, err = p.decideAndMake(ctx, q, r)
@@ -121,7 +122,7 @@ func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (pulled
 	return pulled, err
 }
 
-// decideAndMake finds out what a reference means, and makes that ready. Nothing removes the reference meanwhile.
+// decideAndMake resolves a reference and makes the result ready. The reference cannot be removed meanwhile.
 func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request) (Pulled, error) {
 	unlock, err := p.maker.c.Locks.ForUse(ctx, q.Ref.String())
 	if err != nil {
@@ -142,22 +143,23 @@ func pulledOf(e imagepin.Entry, o Outcome, err error) (Pulled, error) {
 	return Pulled{Entry: e, Outcome: o}, err
 }
 
-// Need is an image that something on the node is about to use.
+// Need describes an image that a call on the node is about to use.
 type Need struct {
-	// Ref is the reference under which it is wanted.
+	// Ref is the reference to record the image under.
 	Ref reference.Named
-	// Root is what the reference means: the descriptor that the registry once gave.
+	// Root is the descriptor that the reference resolves to, as the registry returned it.
 	Root ocispec.Descriptor
-	// Runtime is the one whose target it is needed for.
+	// Runtime has the target to unpack the image for.
 	Runtime runtimeplatform.Runtime
-	// Pin is what decided Root; nil where none did.
+	// Pin is the pin that decided Root, or nil.
 	Pin *pin.Pin
 }
 
-// MakeReady makes an image ready for another target: from what is on the node, and else from the registry, by digest and
-// with the node's own credentials only. It goes on when its callers have gone, and a later call joins it.
+// MakeReady makes an image ready for a target. It uses the content on the node, and otherwise fetches from the
+// registry, by digest and with the node's own credentials only. It continues when its callers have gone, and a later
+// call joins it.
 //
-// Errors are those of [Maker.Make].
+// It fails as [Maker.Make] does.
 func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) {
 	if e, ok := p.maker.ready(n.Ref, n.Root.Digest, n.Runtime.Target); ok && e.Ref == n.Ref.String() {
 		return e, nil
@@ -169,25 +171,25 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 	return made.Entry, err
 }
 
-// make has a job made, and observed as a pull.
+// make runs a job and reports its outcome to the observer.
 func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
 	made, err := pulledOf(p.maker.Make(ctx, j))
 	p.observer.Pulled(made.Outcome)
 	return made, err
 }
 
-// Remake is [Maker.Remake], observed as a pull.
+// Repair is [Maker.Repair]. It reports the outcome to the observer.
 func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	outcome, err := p.maker.Repair(ctx, e)
 	p.observer.Pulled(outcome)
 	return outcome, err
 }
 
-// errEnded is what pulls fail with after the end.
-var errEnded = fmt.Errorf("imagepin makes no more images ready until containerd is restarted: %w", errdefs.ErrFailedPrecondition)
+// errEnded is the error of pulls after [Puller.End].
+var errEnded = fmt.Errorf("imagepin does not pull images until containerd restarts: %w", errdefs.ErrFailedPrecondition)
 
-// End makes every later pull fail with ErrFailedPrecondition, cancels those that are under way, also those whose callers
-// have gone, and waits until nothing of them is left.
+// End makes every later pull fail with ErrFailedPrecondition, cancels running pulls, also those whose callers have
+// gone, and waits for them.
 func (p *Puller) End(ctx context.Context) error {
 	return errors.Join(p.pulls.End(ctx, errEnded), p.makes.End(ctx, errEnded))
 }

@@ -12,21 +12,21 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// errRemoved says that something else removed what a key was to be made of.
-var errRemoved = fmt.Errorf("a part of the image was removed while it was made ready: %w", errdefs.ErrUnavailable)
+// errRemoved means that another client removed a part of the image during the pull.
+var errRemoved = fmt.Errorf("a part of the image was removed during the pull: %w", errdefs.ErrUnavailable)
 
-// removed is an error of content that was on the node and is not any more: where it
-// was removed meanwhile, another try finds it missing and fetches it.
+// removed is an error about content that was on the node and is gone. If it was removed meanwhile, another attempt
+// finds it missing and fetches it.
 type removed struct{ error }
 
-// Is implements the interface that errors.Is looks for.
+// Is makes errors.Is match errRemoved.
 func (removed) Is(target error) bool { return target == errRemoved }
 
-// Unwrap gives the error.
+// Unwrap returns the error.
 func (r removed) Unwrap() error { return r.error }
 
-// asRemoved makes an error of missing content errRemoved, unless a registry or the
-// image itself lacks it.
+// asRemoved converts an error about missing content to errRemoved, unless the content is missing in the registry or in
+// the image itself.
 func asRemoved(err error) error {
 	var known *imagepin.Error
 	if errdefs.IsNotFound(err) && !atRegistry(err) && !errors.As(err, &known) {
@@ -35,10 +35,8 @@ func asRemoved(err error) error {
 	return err
 }
 
-// record writes an image that is in place under the job's reference and under
-// its digest, so that it is found by either. The context carries a lease, which
-// holds the image from then on. It fails with errRemoved where a part of it is
-// not there any more.
+// record records an image under the job's reference and under its digest, so that both find it. The lease in ctx holds
+// the image from then on. It fails with errRemoved if a part of the image is gone.
 func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
 	entries, err := m.entries(j, e)
 	if err != nil {
@@ -64,8 +62,7 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 	return e, wrote, err
 }
 
-// recorded reports whether record has nothing to do for an image that is ready,
-// and gives its entry.
+// recorded reports whether record has nothing to do for an image that is ready, and returns its entry.
 func (m *Maker) recorded(j Job, e imagepin.Entry) (imagepin.Entry, bool) {
 	entries, err := m.entries(j, e)
 	if err != nil || j.FirstUse != nil || !m.c.Images.Recorded(j.Proof, entries...) {
@@ -75,15 +72,15 @@ func (m *Maker) recorded(j Job, e imagepin.Entry) (imagepin.Entry, bool) {
 	return e, m.c.Retained.Synced(e.Root.Digest)
 }
 
-// entries are the keys of a job's image: that of its digest, and that of its
-// reference where the job decides what that means on the node.
+// entries returns the keys of a job's image: the key of its digest, and the key of its reference if the job decides
+// what the reference resolves to on the node.
 func (m *Maker) entries(j Job, e imagepin.Entry) ([]imagepin.Entry, error) {
 	byDigest, err := j.byDigest()
 	if err != nil {
 		return nil, err
 	}
 	e.Ref = byDigest.String()
-	// What was found ready can be carried by the record of another tag.
+	// An image that is ready can be on the record of another tag.
 	if e.Record, err = store.RecordName(j.Ref, e.RecordTarget.Digest); err != nil {
 		return nil, err
 	}

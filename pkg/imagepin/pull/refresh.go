@@ -16,29 +16,29 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Refreshed is what a refresh did.
+// Refreshed is the result of a refresh.
 type Refreshed struct {
 	Ref      reference.Named
-	Registry ocispec.Descriptor // what the tag means now
+	Registry ocispec.Descriptor // what the tag resolves to now
 	Pins     []RefreshedPin
 	Targets  []RefreshedTarget
 }
 
-// RefreshedPin is a pin before and after.
+// RefreshedPin is a pin before and after a refresh.
 type RefreshedPin struct {
 	ID            pin.ID
 	Before, After digest.Digest
 }
 
-// RefreshedTarget is what a reference means for a target before and after. Err
-// is why it could not be made ready.
+// RefreshedTarget is the digest that a reference resolves to for a target, before and after a refresh. Err is the
+// reason why the new digest could not be made ready.
 type RefreshedTarget struct {
 	Target        runtimeplatform.Target
 	Before, After digest.Digest
 	Err           error
 }
 
-// Changed reports whether a digest is another one than before.
+// Changed reports whether a digest changed.
 func (r Refreshed) Changed() bool {
 	for _, p := range r.Pins {
 		if p.Before != p.After {
@@ -63,9 +63,9 @@ func (r Refreshed) Failed() error {
 	return nil
 }
 
-// Refresh asks the registry for the current digest of a tag, makes it ready for every target that has the tag, and then
-// moves its pins: those of one scope, or all where scope is empty. Where a target cannot be made ready, or there is no
-// room for what its pins retain, no pin moves, and nothing on the node is lost.
+// Refresh resolves a tag at the registry, makes the result ready for every target that has the tag, and then moves the
+// tag's pins: those of one scope, or all if scope is empty. If a target fails, or there is no space for what the pins
+// retain, no pin moves and the content on the node stays.
 //
 // It fails as [decide.Decider.Refresh] and [decide.Decider.MovePins] do.
 func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c resolve.Credential) (Refreshed, error) {
@@ -99,7 +99,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	return done, p.moveTo(ctx, r, ready, &done)
 }
 
-// moveTo moves the pins of a refresh, and what its tag means for each target, to its digest, which is ready.
+// moveTo moves the pins of a refresh, and the tag's key for each target, to the new digest, which is ready.
 func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.Entry, done *Refreshed) error {
 	v, moved, err := p.decider.MovePins(ctx, r, ready)
 	for i, held := range moved {
@@ -109,7 +109,7 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 		return err
 	}
 	for i, e := range r.Images {
-		// Its pull is observed already.
+		// The observer already has this pull.
 		made, err := p.makeFor(ctx, e.Target, v, func(ctx context.Context, j Job) (Pulled, error) { return pulledOf(p.maker.Make(ctx, j)) })
 		if err != nil {
 			return err
@@ -120,7 +120,7 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 	return nil
 }
 
-// makeFor makes a verdict for a target. It fails with ErrNotFound where no runtime handler has the target any more.
+// makeFor makes a verdict ready for a target. It fails with ErrNotFound if no runtime handler has the target.
 func (p *Puller) makeFor(ctx context.Context, t runtimeplatform.Target, v decide.Verdict, with func(context.Context, Job) (Pulled, error)) (Pulled, error) {
 	rt, err := p.maker.runtimeOf(t)
 	if err != nil {

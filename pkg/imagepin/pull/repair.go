@@ -17,8 +17,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Remake makes an image ready that has lost something: from what is on the node, and else from the registry with the
-// node's own credentials. It fails as [Maker.Make] does, and with ErrNotFound where no runtime handler has the target.
+// Repair makes an image ready that has lost a part. It uses the content on the node, and otherwise fetches from the
+// registry with the node's own credentials. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler
+// has the target.
 func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
@@ -32,7 +33,7 @@ func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	return outcome, err
 }
 
-// runtimeOf returns the runtime of a target. It fails with ErrNotFound where no runtime handler has it any more.
+// runtimeOf returns the runtime of a target. It fails with ErrNotFound if no runtime handler has the target.
 func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, error) {
 	rt, ok := m.c.Runtimes().ForTarget(t)
 	if !ok {
@@ -41,8 +42,8 @@ func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, er
 	return rt, nil
 }
 
-// Hold runs fn under a lease that holds what entries need. Where a part of that is gone fn is not run, and nothing
-// fails.
+// WithLease runs fn under a lease that holds what entries need. If a part of that is gone, it does not run fn and
+// returns nil.
 func (m *Maker) WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
 	return m.withLease(ctx, func(ctx context.Context) error {
 		err := m.c.Images.AddToLease(ctx, entries...)
@@ -56,8 +57,9 @@ func (m *Maker) WithLease(ctx context.Context, entries []imagepin.Entry, fn func
 	})
 }
 
-// Unpack unpacks an image whose layers are on the node for e's target, and runs record while a lease holds it. It fails
-// with ErrNotFound where a layer is not here, and asks no registry. What it unpacks is kept by the image's configuration.
+// Unpack unpacks an image whose layers are on the node for e's target, and runs record while a lease holds the result.
+// It sends no request to a registry and fails with ErrNotFound if a layer is missing. The image's configuration keeps
+// the snapshot.
 func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error {
 	rt, err := m.runtimeOf(e.Target)
 	if err != nil {
@@ -82,9 +84,9 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 	})
 }
 
-// RepairBlob verifies one blob of an image that is on the node, and fetches it again where its file is damaged, by its
-// digest and with the node's own credentials. It fails with ContentDamaged (ErrDataLoss) where the registry does not have
-// it.
+// RepairBlob verifies one blob of an image on the node. If its file is damaged, it fetches the blob again, by digest
+// and with the node's own credentials. It fails with ContentDamaged (ErrDataLoss) if the registry does not have the
+// blob.
 func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
@@ -102,17 +104,17 @@ func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Diges
 		if _, err = m.unpacker.fetcher.damage.verify(ctx, src, desc); err == nil {
 			return nil
 		}
-		err = complete(because(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
+		err = complete(withCause(ctx, err), imagepin.CannotPullImage, e.Ref, e.Target)
 		var typed *imagepin.Error
 		if e.Target == (runtimeplatform.Target{}) && errors.As(err, &typed) {
-			typed.Target = "" // what a pin retains is for none
+			typed.Target = "" // content that a pin retains has no target
 		}
 		return err
 	})
 }
 
-// mediaTypeOf returns a media type by which a registry is asked for a blob in the right place: what keeps other blobs
-// alive is a manifest or an index.
+// mediaTypeOf returns a media type that selects the right registry endpoint for a blob: a blob that references others
+// is a manifest or an index.
 func mediaTypeOf(info content.Info) string {
 	for label := range info.Labels {
 		if strings.HasPrefix(label, "containerd.io/gc.ref.content") {

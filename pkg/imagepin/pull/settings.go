@@ -11,31 +11,32 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 )
 
-// Settings is the configuration of pulls. It does not change; see [Config.Settings].
+// Settings is the configuration of pulls. It is immutable; see [Config.Settings].
 type Settings struct {
-	// Verifiers are the image verifier plugins by name.
+	// Verifiers has the image verifier plugins by name.
 	Verifiers map[string]imageverifier.ImageVerifier
-	// UnpackPlatforms has one entry for each snapshotter; its Platform has to match all.
+	// UnpackPlatforms has one entry for each snapshotter. Its Platform must match all platforms.
 	UnpackPlatforms []unpack.Platform
-	// Transfer fetches and unpacks, see [NewTransfer].
+	// Transfer fetches and unpacks images, see [NewTransfer].
 	Transfer transfer.Transferrer
-	// DiscardLayers removes layers once they are unpacked.
+	// DiscardLayers removes layers after unpacking.
 	DiscardLayers bool
-	// ProgressTimeout ends a pull that makes no progress for so long; zero never does.
+	// ProgressTimeout cancels a pull that makes no progress for this duration. Zero means no timeout.
 	ProgressTimeout time.Duration
 }
 
-// Limits bound what one node fetches and unpacks at a time.
+// Limits bounds concurrent fetches and unpacks on the node.
 type Limits struct {
-	// Downloads is how many layers are fetched at a time; zero is no limit.
+	// Downloads is the maximum number of concurrent layer downloads. Zero means no limit.
 	Downloads int
-	// Unpacks is how many layers of one image are unpacked at a time in a snapshotter that can rebase.
+	// Unpacks is the maximum number of layers of one image that are unpacked concurrently, in a snapshotter that
+	// supports rebase.
 	Unpacks int
-	// LayerFetchBuffer is the size, in bytes, of the pieces that a layer is fetched in; zero fetches it whole.
+	// LayerFetchBuffer is the chunk size, in bytes, of a layer download. Zero fetches a layer in one request.
 	LayerFetchBuffer int
 }
 
-// NewTransfer returns containerd's transfer service. Locks are those of the node, whatever its settings are.
+// NewTransfer returns containerd's transfer service. locks must be the same for all settings of the node.
 func NewTransfer(c content.Store, l leases.Manager, platforms []unpack.Platform, limits Limits, locks *Locks) transfer.Transferrer {
 	return local.NewTransferService(c, nil, local.TransferConfig{
 		Leases:                     l,

@@ -22,19 +22,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// source is one image for containerd's transfer service: it is resolved
-// already, and fetched in a session that may be opened late or never, because
-// most of the content may be here.
+// source is the source of one image for containerd's transfer service. The image is resolved already. The session with
+// the registry is opened when the first blob is needed, because most of the content may be on the node.
 type source struct {
 	name    string
 	ref     reference.Named
 	root    ocispec.Descriptor
 	session func() (*resolve.Session, error)
-	opened  atomic.Bool // the session was
-	// trusted says that what is on the node may be used without the registry,
-	// see [vouching.trusts].
+	opened  atomic.Bool // the session is open
+	// trusted is true if content on the node may be used without the registry, see [vouching.trusts].
 	trusted bool
-	// served is told which blobs, other than layers, the registry has served.
+	// served is called with each blob that the registry has served, except layers.
 	served  func(digest.Digest)
 	options []transfer.ImageResolverOption
 }
@@ -44,7 +42,7 @@ var (
 	_ transfer.ImageResolverOptionSetter = (*source)(nil)
 )
 
-// Resolve implements transfer.ImageResolver. It sends nothing.
+// Resolve implements transfer.ImageResolver. It sends no request.
 func (s *source) Resolve(context.Context) (string, ocispec.Descriptor, error) {
 	return s.name, s.root, nil
 }
@@ -64,7 +62,7 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 	})
 	return fetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (rc io.ReadCloser, err error) {
 		defer func() {
-			// The transfer service calls from goroutines of its own.
+			// The transfer service calls this in its own goroutines.
 			if p := recover(); p != nil {
 				err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 			}
@@ -93,12 +91,12 @@ func (f fetcherFunc) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.Rea
 	return f(ctx, desc)
 }
 
-// destination is one target for containerd's transfer service: a manifest that
-// is unpacked in a snapshotter. Records are not its business.
+// destination is the destination of one image for containerd's transfer service: a manifest that is unpacked in a
+// snapshotter. It writes no image records.
 type destination struct {
 	runtime       runtimeplatform.Runtime
 	discardLayers bool
-	manifest      ocispec.Descriptor // as the transfer service leaves it
+	manifest      ocispec.Descriptor // the manifest after the transfer
 }
 
 var (
@@ -107,8 +105,8 @@ var (
 	_ transfer.ImageUnpacker = (*destination)(nil)
 )
 
-// ImageFilter implements transfer.ImageFilterer: the manifest keeps its
-// configuration alive, and its layers unless they are discarded.
+// ImageFilter implements transfer.ImageFilterer. The manifest keeps its configuration, and its layers unless they are
+// discarded.
 func (d *destination) ImageFilter(h images.HandlerFunc, cs content.Store) images.HandlerFunc {
 	labels := images.ChildGCLabels
 	if d.discardLayers {
@@ -122,14 +120,14 @@ func (d *destination) UnpackPlatforms() []transfer.UnpackConfiguration {
 	return []transfer.UnpackConfiguration{{Platform: d.runtime.Spec, Snapshotter: d.runtime.Target.Snapshotter}}
 }
 
-// Store implements transfer.ImageStorer. The descriptor differs from what was
-// asked for where a Docker manifest had to be converted.
+// Store implements transfer.ImageStorer. The descriptor differs from the requested one if a Docker manifest was
+// converted.
 func (d *destination) Store(_ context.Context, desc ocispec.Descriptor, _ images.Store) ([]images.Image, error) {
 	d.manifest = desc
 	return nil, nil
 }
 
-// localSource is a source that has no registry: what has to be fetched fails with ErrNotFound.
+// localSource returns a source without a registry. Every fetch fails with ErrNotFound.
 func localSource(name string, manifest ocispec.Descriptor) *source {
 	s := &source{name: name, root: manifest}
 	s.session = func() (*resolve.Session, error) {

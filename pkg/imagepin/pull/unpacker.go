@@ -23,8 +23,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// unpacker puts what an image needs in place: manifest, configuration, layers unless they are discarded, and the
-// committed snapshot. All of it is under the lease of the context.
+// unpacker provides what an image needs: manifest, configuration, layers unless they are discarded, and the committed
+// snapshot. The lease in the context holds all of it.
 type unpacker struct {
 	content  content.Store
 	index    Index
@@ -41,13 +41,13 @@ type chosen struct {
 	job    Job
 	path   []ocispec.Descriptor // from the job's root to the manifest
 	source *source
-	// measured has the Key, Root, Manifest and Size of the image, where the pin of the job needs them.
+	// measured has the Key, Root, Manifest and Size of the image. It is set only if the job's pin needs them.
 	measured imagepin.Entry
 }
 
 func (c *chosen) manifest() ocispec.Descriptor { return c.path[len(c.path)-1] }
 
-// choose finds the manifest for the target of a job. end is called where the registry makes no progress, then or later.
+// choose finds the manifest for the target of a job. end is called if the registry makes no progress, now or later.
 func (u *unpacker) choose(ctx context.Context, j Job, end context.CancelCauseFunc) (*chosen, error) {
 	img := &chosen{job: j, source: u.fetcher.sourceOf(ctx, j, end)}
 	if err := traced(ctx, "choose", func(ctx context.Context) (err error) {
@@ -65,9 +65,9 @@ func (u *unpacker) choose(ctx context.Context, j Job, end context.CancelCauseFun
 	return img, err
 }
 
-// findPath returns the descriptors from a job's root to the manifest for its target: as [chooser.choose] does, or, for a
-// platform that is not the node's, the manifest alone that was chosen for another snapshotter. The index of such an image
-// is not kept, and would have to be fetched again.
+// findPath returns the descriptors from a job's root to the manifest for its target, as [chooser.choose] does. For a
+// platform other than the node's own it returns only the manifest, if it is ready for another snapshotter: the index of
+// such an image is not kept, and would have to be fetched again.
 func (u *unpacker) findPath(ctx context.Context, img *chosen) ([]ocispec.Descriptor, error) {
 	rt := img.job.Runtime
 	if !rt.Native {
@@ -85,7 +85,7 @@ func (u *unpacker) findPath(ctx context.Context, img *chosen) ([]ocispec.Descrip
 	return c.choose(ctx, img.job.Root)
 }
 
-// measure returns what the indexes and the manifest say of an image: Key, Root, Manifest and Size.
+// measure returns the Key, Root, Manifest and Size of an image, from its indexes and manifest.
 func (u *unpacker) measure(ctx context.Context, img *chosen) (imagepin.Entry, error) {
 	manifest := img.manifest()
 	if err := u.fetcher.fetchBlob(ctx, img.source, manifest); err != nil {
@@ -100,12 +100,12 @@ func (u *unpacker) measure(ctx context.Context, img *chosen) (imagepin.Entry, er
 		Root: img.job.Root, Manifest: manifest.Digest, Size: manifest.Size + m.Config.Size + sizeOf(m.Layers),
 	}
 	if img.job.Runtime.Native {
-		e.Size += sizeOf(img.path[:len(img.path)-1]) // its records keep them
+		e.Size += sizeOf(img.path[:len(img.path)-1]) // the image's records keep the indexes
 	}
 	return e, nil
 }
 
-// unpack fetches and unpacks what is missing of an image, and returns the entry to record.
+// unpack fetches and unpacks the missing parts of an image, and returns the entry to record.
 func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, error) {
 	manifest, err := u.transfer(ctx, img)
 	if err != nil {
@@ -132,8 +132,8 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 	return e, u.checkCommitted(ctx, e)
 }
 
-// transfer has containerd's transfer service fetch and unpack what is missing of an image. It returns the manifest, which
-// differs from the chosen one where a Docker manifest was converted.
+// transfer fetches and unpacks the missing parts of an image with containerd's transfer service. It returns the
+// manifest, which differs from the chosen one if a Docker manifest was converted.
 func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descriptor, error) {
 	img.source.root = img.manifest()
 	if err := u.fetcher.damage.verifyManifest(ctx, img.source, img.source.root); err != nil {
@@ -147,7 +147,7 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 		if err := u.transferAll(ctx, img.source, dst, img.job.Progress); err != nil {
 			return err
 		}
-		return u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root) // what came from elsewhere meanwhile
+		return u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root) // content that another pull wrote meanwhile
 	}, tracing.WithAttribute("image.digest", img.source.root.Digest.String()))
 	if len(img.path) == 1 {
 		return dst.manifest, err
@@ -155,8 +155,8 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 	return img.source.root, err
 }
 
-// transferAll runs the transfer. Where it fails in a way that damaged content of the node can explain, it runs once more
-// when that has been replaced.
+// transferAll runs the transfer. If the error can be a result of damaged content on the node, it replaces that content
+// and runs the transfer once more.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
 	service := u.settings().Transfer
 	err := service.Transfer(ctx, src, dst, transfer.WithProgress(progress))
@@ -173,8 +173,8 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 	return service.Transfer(ctx, src, dst, transfer.WithProgress(progress))
 }
 
-// unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound where a layer is not, and with
-// ErrUnavailable where somebody else removed a snapshot that it was unpacked to: then it can be tried again.
+// unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails
+// with ErrUnavailable if another client removed a snapshot during unpacking; the caller can try again.
 func (u *unpacker) unpackLocal(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) error {
 	src := localSource(e.Ref, manifest)
 	err := u.settings().Transfer.Transfer(ctx, src, &destination{runtime: rt, discardLayers: u.settings().DiscardLayers})
@@ -182,12 +182,13 @@ func (u *unpacker) unpackLocal(ctx context.Context, e imagepin.Entry, manifest o
 		err = u.checkCommitted(ctx, e)
 	}
 	if errdefs.IsNotFound(err) && !src.opened.Load() {
-		return fmt.Errorf("a snapshot was removed while it was unpacked: %v: %w", err, errdefs.ErrUnavailable)
+		return fmt.Errorf("a snapshot was removed while the image was unpacked: %v: %w", err, errdefs.ErrUnavailable)
 	}
 	return err
 }
 
-// checkCommitted checks that the image's top snapshot is there: the transfer service only warns when it could not unpack.
+// checkCommitted checks that the image's top snapshot exists: the transfer service only logs a warning if it cannot
+// unpack.
 func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil
@@ -208,8 +209,8 @@ func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 	return fmt.Errorf("snapshotter %s: %w", e.Target.Snapshotter, errdefs.ErrNotFound)
 }
 
-// sourceOf is how a job's image came to the node. One that is made ready for one more target came as it did for the
-// others.
+// sourceOf returns the source of a job's image. A further target of an image has the same source as the targets that
+// are ready.
 func (u *unpacker) sourceOf(j Job) imagepin.Source {
 	byDigest, err := store.RecordName(j.Ref, j.Root.Digest)
 	if err != nil || j.Session != nil {
@@ -225,21 +226,21 @@ func (u *unpacker) sourceOf(j Job) imagepin.Source {
 	return imagepin.SourcePull
 }
 
-// imageID reads the image ID of a manifest that is on the node.
+// imageID returns the image ID of a manifest that is on the node.
 func (u *unpacker) imageID(ctx context.Context, manifest ocispec.Descriptor) (digest.Digest, error) {
 	m, err := images.Manifest(ctx, u.content, manifest, platforms.All)
 	return m.Config.Digest, err
 }
 
-// because prefers the reason for which a context was ended to the error that came of it.
-func because(ctx context.Context, err error) error {
+// withCause adds the cause of a stalled pull's context to the resulting error.
+func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errStalled) {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }
 
-// sizeOf is the size of descriptors together, in bytes.
+// sizeOf returns the total size of descriptors, in bytes.
 func sizeOf(descs []ocispec.Descriptor) int64 {
 	var size int64
 	for _, d := range descs {

@@ -14,9 +14,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// verify asks every image verifier plugin, as containerd's transfer service
-// does (core/transfer/local/pull.go), with the reference and the descriptor
-// that the registry gave. One that refuses or fails ends the pull.
+// verify calls every image verifier plugin with the reference and the descriptor from the registry, as containerd's
+// transfer service does (core/transfer/local/pull.go). The pull fails if a verifier blocks the image or returns an
+// error.
 func verify(ctx context.Context, verifiers map[string]imageverifier.ImageVerifier, ref string, root ocispec.Descriptor) error {
 	for _, name := range slices.Sorted(maps.Keys(verifiers)) {
 		judgement, err := verifiers[name].VerifyImage(ctx, ref, root)
@@ -26,12 +26,12 @@ func verify(ctx context.Context, verifiers map[string]imageverifier.ImageVerifie
 		}
 		e := &imagepin.Error{
 			Reason: imagepin.ImageVerificationFailed, Ref: ref, Class: errdefs.ErrPermissionDenied, Err: err,
-			Hint: "Sign the image, or change what the verifier plugins of containerd's image-verifier directory allow.",
+			Hint: "Sign the image, or change the policy of the image verifier plugins in containerd's image verifier directory.",
 		}
 		if err == nil {
 			e.Message = fmt.Sprintf("image verifier %s blocked %s: %s", name, root.Digest, judgement.Reason)
 		} else {
-			e.Message = fmt.Sprintf("image verifier %s gave no judgement of %s", name, root.Digest)
+			e.Message = fmt.Sprintf("image verifier %s could not verify %s", name, root.Digest)
 		}
 		return e
 	}

@@ -24,13 +24,13 @@ func (f verifierFunc) VerifyImage(_ context.Context, name string, desc ocispec.D
 func TestVerify(t *testing.T) {
 	const ref = "registry.example/app:1"
 	root := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("root"), Size: 4}
-	var asked []string
-	says := func(who string, ok bool, err error) imageverifier.ImageVerifier {
+	var called []string
+	verifier := func(who string, ok bool, err error) imageverifier.ImageVerifier {
 		return verifierFunc(func(name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error) {
 			if name != ref || desc.Digest != root.Digest {
-				t.Errorf("%s was asked about %s, %s", who, name, desc.Digest)
+				t.Errorf("%s was called with %s, %s", who, name, desc.Digest)
 			}
-			asked = append(asked, who)
+			called = append(called, who)
 			if err != nil {
 				return nil, err
 			}
@@ -40,28 +40,28 @@ func TestVerify(t *testing.T) {
 	broken := errors.New("no answer")
 	for name, c := range map[string]struct {
 		verifiers map[string]imageverifier.ImageVerifier
-		asked     []string
-		says      string
+		called    []string
+		text      string
 	}{
 		"none":       {nil, nil, ""},
-		"all allow":  {map[string]imageverifier.ImageVerifier{"b": says("b", true, nil), "a": says("a", true, nil)}, []string{"a", "b"}, ""},
-		"one blocks": {map[string]imageverifier.ImageVerifier{"b": says("b", false, nil), "a": says("a", true, nil), "c": says("c", true, nil)}, []string{"a", "b"}, "because of b"},
-		"one fails":  {map[string]imageverifier.ImageVerifier{"a": says("a", true, broken)}, []string{"a"}, "no judgement"},
+		"all allow":  {map[string]imageverifier.ImageVerifier{"b": verifier("b", true, nil), "a": verifier("a", true, nil)}, []string{"a", "b"}, ""},
+		"one blocks": {map[string]imageverifier.ImageVerifier{"b": verifier("b", false, nil), "a": verifier("a", true, nil), "c": verifier("c", true, nil)}, []string{"a", "b"}, "because of b"},
+		"one fails":  {map[string]imageverifier.ImageVerifier{"a": verifier("a", true, broken)}, []string{"a"}, "could not verify"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			asked = nil
+			called = nil
 			err := verify(t.Context(), c.verifiers, ref, root)
-			if !slices.Equal(asked, c.asked) {
-				t.Errorf("asked %v", asked)
+			if !slices.Equal(called, c.called) {
+				t.Errorf("called %v", called)
 			}
-			if c.says == "" {
+			if c.text == "" {
 				if err != nil {
 					t.Error(err)
 				}
 				return
 			}
 			var e *imagepin.Error
-			if !errors.As(err, &e) || e.Reason != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.says) {
+			if !errors.As(err, &e) || e.Reason != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("got %v", err)
 			}
 		})

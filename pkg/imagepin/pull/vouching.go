@@ -20,11 +20,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 )
 
-// maxServed bounds how many blobs are remembered as served by a repository. One
-// that is forgotten costs a request.
+// maxServed is the maximum number of blobs that are remembered as served by a repository. A forgotten blob costs one
+// request.
 const maxServed = 2048
 
-// vouching makes sure that a caller gets nothing from the node that its own registry would not give it.
+// vouching ensures that a caller gets only content that its own registry would serve, even if the content is on the
+// node.
 type vouching struct {
 	content content.Store
 	index   Index
@@ -33,11 +34,9 @@ type vouching struct {
 	served  served
 }
 
-// trusts reports whether a job may use the indexes, manifest and configuration
-// that are on the node without having them from its registry: the node has the
-// image of this very repository already, or the credential has been accepted for
-// it. Otherwise a registry that only names a digest would be given what another
-// registry's pull has left on the node.
+// trusts reports whether a job may use the indexes, manifest and configuration on the node without fetching them from
+// its registry. It may if the node has the image from the same repository, or if the credential was accepted for it.
+// Without this check, a registry that only names a digest could get content that the node pulled from another registry.
 func (v *vouching) trusts(j Job) bool {
 	if j.Force || len(decide.OfDigest(v.index, j.Ref, j.Root.Digest)) > 0 {
 		return true
@@ -45,33 +44,31 @@ func (v *vouching) trusts(j Job) bool {
 	return v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
 }
 
-// vouch makes sure that the registry of a source serves a blob that is on the
-// node: by what is known, and else by fetching it. It fails as a pull does to
-// which the blob cannot be given.
+// vouch ensures that the registry of a source serves a blob that is on the node. It uses what is known, and otherwise
+// fetches the blob. It fails like a pull from a registry without the blob.
 func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
 	if src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc) {
 		return nil
 	}
 	rc, err := f.Fetch(ctx, desc)
 	if err != nil {
-		return fmt.Errorf("fetch %s, which another registry has served: %w", desc.Digest, err)
+		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
 	}
 	defer rc.Close()
 	if _, err := io.Copy(io.Discard, io.LimitReader(rc, desc.Size+1)); err != nil {
-		return fmt.Errorf("fetch %s, which another registry has served: %w", desc.Digest, err)
+		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
 	}
 	if !v.served.has(src.ref, desc.Digest) {
 		return &imagepin.Error{
 			Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
-			Message: fmt.Sprintf("the registry sent something else than %s", desc.Digest),
-			Hint:    "Check the registry and any proxy before it.",
+			Message: fmt.Sprintf("the registry sent content that does not match %s", desc.Digest),
+			Hint:    "Check the registry and any proxy in front of it.",
 		}
 	}
 	return nil
 }
 
-// vouchImage is [vouching.vouch] for what is on the node of a manifest and its
-// configuration.
+// vouchImage calls [vouching.vouch] for a manifest and its configuration, if they are on the node.
 func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if src.trusted {
 		return nil
@@ -110,8 +107,7 @@ func (v *vouching) vouchHere(ctx context.Context, src *source, f transfer.Fetche
 	return v.vouch(ctx, src, f, desc)
 }
 
-// hasOf reports whether a manifest or a configuration is that of an image which
-// the node has of a reference's repository.
+// hasOf reports whether the node has an image with this manifest or configuration from the reference's repository.
 func (v *vouching) hasOf(ctx context.Context, ref reference.Named, desc ocispec.Descriptor) bool {
 	id, manifest := desc.Digest, digest.Digest("")
 	if images.IsManifestType(desc.MediaType) {
@@ -127,14 +123,14 @@ func (v *vouching) hasOf(ctx context.Context, ref reference.Named, desc ocispec.
 	})
 }
 
-// embedded reports whether a descriptor carries its content: who serves the
-// descriptor has it.
+// embedded reports whether a descriptor contains its content. A registry that serves the descriptor then has the
+// content.
 func embedded(desc ocispec.Descriptor) bool {
 	return len(desc.Data) > 0 && int64(len(desc.Data)) == desc.Size && digest.FromBytes(desc.Data) == desc.Digest
 }
 
-// served is which blobs repositories have served in this process: the last
-// maxServed. The zero value is ready to use.
+// served is the set of the last maxServed blobs that repositories served in this process. The zero value is ready for
+// use.
 type served struct {
 	mu    sync.Mutex
 	blobs map[servedBlob]struct{}
@@ -171,24 +167,22 @@ func (s *served) has(ref reference.Named, d digest.Digest) bool {
 	return ok
 }
 
-// verifier is a body that is hashed while it is read, from its beginning to its
-// end.
+// verifier hashes a body while it is read from beginning to end.
 type verifier struct {
 	io.ReadCloser
-	hash   digest.Verifier
-	left   int64
-	broken bool // not read in one go
-	whole  func()
+	hash     digest.Verifier
+	left     int64
+	broken   bool // not read in one pass
+	verified func()
 }
 
-// verifying gives a body that calls whole once all of it has been read and is
-// what desc says.
-func verifying(rc io.ReadCloser, desc ocispec.Descriptor, whole func(digest.Digest)) io.ReadCloser {
+// verifying returns a body that calls verified when it has been read completely and matches desc.
+func verifying(rc io.ReadCloser, desc ocispec.Descriptor, verified func(digest.Digest)) io.ReadCloser {
 	if desc.Digest.Validate() != nil {
 		return rc
 	}
 	return &verifier{
-		ReadCloser: rc, hash: desc.Digest.Verifier(), left: desc.Size, whole: func() { whole(desc.Digest) },
+		ReadCloser: rc, hash: desc.Digest.Verifier(), left: desc.Size, verified: func() { verified(desc.Digest) },
 	}
 }
 
@@ -198,12 +192,12 @@ func (v *verifier) Read(b []byte) (int, error) {
 		v.broken = true
 	}
 	if v.left -= int64(n); n > 0 && v.left == 0 && !v.broken && v.hash.Verified() {
-		v.whole()
+		v.verified()
 	}
 	return n, err
 }
 
-// Seek implements io.Seeker, by which a download is resumed.
+// Seek implements io.Seeker, which is used to resume a download.
 func (v *verifier) Seek(offset int64, whence int) (int64, error) {
 	s, ok := v.ReadCloser.(io.Seeker)
 	if !ok {

@@ -22,7 +22,7 @@ func named(t *testing.T, ref string) reference.Named {
 	return n
 }
 
-// TestServed remembers by repository, with its port and without its tag, and only the last.
+// TestServed checks that blobs are remembered by repository, with the port and without the tag, and only the last ones.
 func TestServed(t *testing.T) {
 	var s served
 	d := digest.FromString("blob")
@@ -41,10 +41,10 @@ func TestServed(t *testing.T) {
 		s.note(ref, digest.FromString(fmt.Sprint(i)))
 	}
 	if len(s.blobs) != maxServed || len(s.order) != maxServed {
-		t.Errorf("%d blobs are remembered, in an order of %d", len(s.blobs), len(s.order))
+		t.Errorf("got %d blobs, and an order of %d", len(s.blobs), len(s.order))
 	}
 	if !s.has(ref, digest.FromString(fmt.Sprint(2*maxServed))) || s.has(ref, digest.FromString(fmt.Sprint(2*maxServed-1))) {
-		t.Error("not the last are remembered")
+		t.Error("the wrong blobs are remembered")
 	}
 }
 
@@ -52,7 +52,8 @@ type seekable struct{ *bytes.Reader }
 
 func (seekable) Close() error { return nil }
 
-// TestVerifying tells that a body was whole once all of it has been read, however it comes, and never where it is not.
+// TestVerifying checks that a complete and matching body is reported exactly once, for any way of reading, and another
+// body never.
 func TestVerifying(t *testing.T) {
 	text := strings.Repeat("content ", 1000)
 	desc := ocispec.Descriptor{Digest: digest.FromString(text), Size: int64(len(text))}
@@ -74,29 +75,29 @@ func TestVerifying(t *testing.T) {
 		"of another size": {strings.NewReader(text), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size + 1}, 0},
 		"no digest":       {strings.NewReader(text), ocispec.Descriptor{Digest: "none", Size: desc.Size}, 0},
 	} {
-		whole := 0
-		if err := read(verifying(io.NopCloser(test.body), test.desc, func(digest.Digest) { whole++ })); err != nil {
+		verified := 0
+		if err := read(verifying(io.NopCloser(test.body), test.desc, func(digest.Digest) { verified++ })); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if whole != test.want {
-			t.Errorf("%s: %d times whole", name, whole)
+		if verified != test.want {
+			t.Errorf("%s: %d times verified", name, verified)
 		}
 	}
-	// What is taken up in its middle was not hashed.
-	whole := 0
-	body := verifying(seekable{bytes.NewReader([]byte(text))}, desc, func(digest.Digest) { whole++ })
+	// A body that is read from its middle is not hashed.
+	verified := 0
+	body := verifying(seekable{bytes.NewReader([]byte(text))}, desc, func(digest.Digest) { verified++ })
 	if _, err := body.(io.Seeker).Seek(10, io.SeekStart); err != nil {
 		t.Fatal(err)
 	}
-	if err := read(body); err != nil || whole != 0 {
-		t.Errorf("from the middle: %d times whole, %v", whole, err)
+	if err := read(body); err != nil || verified != 0 {
+		t.Errorf("from the middle: %d times verified, %v", verified, err)
 	}
 	if _, err := verifying(io.NopCloser(strings.NewReader(text)), desc, nil).(io.Seeker).Seek(0, io.SeekStart); err == nil {
-		t.Error("a body that cannot seek does")
+		t.Error("Seek succeeded on a body that cannot seek")
 	}
 }
 
-// TestEmbedded takes content of a descriptor only where it is what the descriptor says.
+// TestEmbedded checks that embedded content counts only if it matches its descriptor.
 func TestEmbedded(t *testing.T) {
 	data := []byte("{}")
 	good := ocispec.Descriptor{Digest: digest.FromBytes(data), Size: 2, Data: data}

@@ -25,11 +25,11 @@ import (
 // adoptBatch is how many images are adopted in one transaction.
 const adoptBatch = 50
 
-// hasSnapshot tells whether an image is unpacked in a snapshotter.
+// hasSnapshot reports whether an image is unpacked in a snapshotter.
 type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
 
-// adoptAll gives keys to the images that others have put on the node before the
-// start. No call is answered yet, and their records hold them.
+// adoptAll adopts the images that other tools put on the node before the start. It needs no leases, because no calls
+// are served yet, and the records of the images hold them.
 func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := func(snapshotter string, chainID digest.Digest) (bool, error) {
 		return have.HasSnapshot(snapshotter, chainID), nil
@@ -53,8 +53,7 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 	return ctx.Err()
 }
 
-// adoptEach is adoptAll while calls are answered: what was found at the beginning
-// may have changed since.
+// adoptEach is adoptAll while calls are served, when images may change after they were listed.
 func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image) error {
 	for _, img := range unknown {
 		if err := r.adoptNow(ctx, img); err != nil {
@@ -64,8 +63,8 @@ func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image) erro
 	return ctx.Err()
 }
 
-// adoptNow gives keys to an image while others may remove it: it is held, looked
-// at again, and then recorded.
+// adoptNow adopts an image while others may remove it. It adds the image to a lease, checks it again, and then records
+// it.
 func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	entries := r.adopt(ctx, img, func(snapshotter string, chainID digest.Digest) (bool, error) {
 		return r.Store.HasSnapshot(ctx, snapshotter, chainID)
@@ -84,9 +83,8 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	})
 }
 
-// noteUntagged notes an image that has a record of its ID and no key, and writes
-// that record where it is gone. containerd's CRI lists such an image where it can be
-// read.
+// noteUntagged notes an image that has a record of its ID but no key. containerd's CRI lists it without a tag if it can
+// read it. If the image has no record of its ID, noteUntagged creates that record.
 func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	_, err := digest.Parse(img.Name)
 	isID := err == nil
@@ -99,35 +97,34 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	case e.ImageID.String() == img.Name:
 		r.Store.NoteUntagged(store.Untagged{Entry: e})
 	case !isID:
-		if err := r.Store.NameID(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot write the record of an image's ID")
+		if err := r.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")
 		}
 	}
 }
 
-// adopt finds the targets that an image is unpacked for. Where it is not
-// unpacked for the default target but could be, that is done behind: it is where
-// stock would start it. What cannot be read or recorded must not keep the others
-// from being adopted, and the CRI from starting.
+// adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
+// but can be, adopt queues that, because stock containerd starts it there. Images that cannot be read or recorded are
+// logged and ignored, so that they do not block the adoption of others and the start of the CRI.
 func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {
 		return nil
 	}
-	delete(r.awaited, img.Name)
+	delete(r.awaitingUnpack, img.Name)
 	var entries []imagepin.Entry
 	entry := log.G(ctx).WithField("image", img.Name)
 	found, refused := r.candidates(ctx, img, ref)
 	for _, err := range refused {
-		entry.WithError(err).Warn("an image is left alone")
+		entry.WithError(err).Warn("ignoring image that cannot be adopted")
 	}
 	for _, e := range found {
 		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
 		if err != nil {
-			entry.WithError(err).Warn("cannot tell whether an image is unpacked")
+			entry.WithError(err).Warn("cannot check whether image is unpacked")
 		}
 		if !unpacked {
-			r.awaited[img.Name] = append(r.awaited[img.Name], place{e.Target.Snapshotter, e.ChainID.String()})
+			r.awaitingUnpack[img.Name] = append(r.awaitingUnpack[img.Name], snapshot{e.Target.Snapshotter, e.ChainID.String()})
 			if e.Target == r.Runtimes().Default().Target {
 				r.repairs.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Unpackable: true, Record: img.Name})
 			}
@@ -138,8 +135,8 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 	return entries
 }
 
-// candidates are the keys that an image could have with the content that is on
-// the node, and why it cannot have others that it should.
+// candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that
+// it cannot have although its platform is on the node.
 func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
 	for _, t := range r.Runtimes().Targets() {
 		rt, ok := r.Runtimes().ForTarget(t)
@@ -168,8 +165,8 @@ func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref refer
 	return all, refused
 }
 
-// source tells whether another tool pulled an image or loaded it from a file:
-// containerd notes on every blob which registry it came from.
+// source returns whether another tool pulled an image or imported it from a file. containerd labels each blob with the
+// registry that it came from.
 func source(ctx context.Context, provider content.InfoProvider, manifest ocispec.Descriptor) imagepin.Source {
 	info, err := provider.Info(ctx, manifest.Digest)
 	if err != nil {

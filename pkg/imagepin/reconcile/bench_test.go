@@ -19,8 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// adopted is a node with images that another tool has put there, and their
-// names.
+// adopted returns a node with adopted images, and their names.
 func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	n := ctdtest.New(b, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
@@ -65,8 +64,8 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	return ctx, r, names
 }
 
-// BenchmarkNotice is an event of an image record that is as it should be.
-func BenchmarkNotice(b *testing.B) {
+// BenchmarkHandleEvent measures an event of an image record without differences.
+func BenchmarkHandleEvent(b *testing.B) {
 	const count = 100
 	ctx, r, names := adopted(b, count)
 	var all []*events.Envelope
@@ -80,13 +79,12 @@ func BenchmarkNotice(b *testing.B) {
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		r.notice(ctx, all[i%count])
+		r.handleEvent(ctx, all[i%count])
 		i++
 	}
 }
 
-// BenchmarkAdopt reads what is to be known of an image of another tool, and
-// finds that it is recorded.
+// BenchmarkAdopt measures the adoption of an image that is already recorded.
 func BenchmarkAdopt(b *testing.B) {
 	const count = 100
 	ctx, r, names := adopted(b, count)

@@ -17,7 +17,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
 
-// Check compares what is recorded with what there is: the keys, and the images of other tools that have none. It writes
+// Check compares the recorded with the actual state: the keys, and the images of other tools without a key. It writes
 // nothing.
 func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
 	report, err := r.Checker.Check(ctx)
@@ -36,11 +36,11 @@ func (r *Reconciler) DeepCheck(ctx context.Context, d health.Deep) (health.Repor
 	return r.withUnadopted(ctx, report)
 }
 
-// withUnadopted adds the images of other tools that have no key to a report.
+// withUnadopted adds the images of other tools without a key to a report.
 func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (health.Report, error) {
 	var unexplained []images.Image
 	for _, img := range report.Records {
-		_, err := digest.Parse(img.Name) // an image ID goes with its references
+		_, err := digest.Parse(img.Name) // image IDs are adopted with their references
 		if err != nil && !r.Store.Accounted(img) {
 			unexplained = append(unexplained, img)
 		}
@@ -49,7 +49,7 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 		return report, nil
 	}
 	slices.SortFunc(unexplained, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
-	ours := recorded(report.Records)
+	ours := keyRecords(report.Records)
 	for _, img := range unexplained {
 		if ours[img.Name] {
 			continue
@@ -65,22 +65,20 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 	return report, nil
 }
 
-// warnOfLayers looks at the files of layers, and says in the log which are damaged.
-// Nothing is done about them: what has them runs, and a pull that needs one fetches
-// it again.
-func warnOfLayers(ctx context.Context, contents content.Store, have *health.Inventory) {
+// warnAboutLayers checks the files of layers, and logs the damaged ones. It does not repair them: containers of the
+// image still run, and a pull that needs the layer fetches it again.
+func warnAboutLayers(ctx context.Context, contents content.Store, have *health.Inventory) {
 	damaged, err := have.DamagedLayers(ctx, contents)
 	if err != nil {
-		return // the process ends
+		return // the process is stopping
 	}
 	for _, d := range damaged {
-		log.G(ctx).WithField("digest", d.Digest).Warnf("a layer on the node is damaged: its file %s; imagepin check --repair fetches it again", d.Problem)
+		log.G(ctx).WithField("digest", d.Digest).Warnf("layer is damaged: its file %s; run imagepin check --repair to fetch it again", d.Problem)
 	}
 }
 
-// recorded gives the records that are those of keys, ready or not: what is the
-// matter with them is said of the keys.
-func recorded(all []images.Image) map[string]bool {
+// keyRecords returns the names of the records of keys, ready or not. Findings about these are reported for the keys.
+func keyRecords(all []images.Image) map[string]bool {
 	names := make(map[string]bool)
 	for _, img := range all {
 		for name, value := range img.Labels {
@@ -96,8 +94,7 @@ func recorded(all []images.Image) map[string]bool {
 	return names
 }
 
-// unadopted says why an image of another tool has no key. It says nothing where
-// it is about to have one.
+// unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
 func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why string, _ error) {
 	ref, err := adoptable(img)
 	if err != nil {
@@ -108,7 +105,7 @@ func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why strin
 		return refused[0].Error(), nil
 	}
 	if len(found) == 0 {
-		return "the node has none of its platforms for a runtime handler", nil
+		return "the node has no content for the platforms of its runtime handlers", nil
 	}
 	var without []string
 	for _, e := range found {
@@ -125,8 +122,8 @@ func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why strin
 	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", "), nil
 }
 
-// adoptable gives the reference that a record's name is, where a pod could use
-// it. An image ID is none: it goes with its references.
+// adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is
+// adopted with its references.
 func adoptable(img images.Image) (reference.Named, error) {
 	if _, err := digest.Parse(img.Name); err == nil {
 		return nil, errors.New("its name is an image ID")
@@ -136,11 +133,11 @@ func adoptable(img images.Image) (reference.Named, error) {
 		return nil, fmt.Errorf("its name is not a reference: %w", err)
 	}
 	if ref.String() != img.Name {
-		return nil, fmt.Errorf("its name is not a normalized reference, which would be %s", ref)
+		return nil, fmt.Errorf("its name is not a normalized reference; use %s", ref)
 	}
-	// A record can be made to target anything; a digest means what it says.
+	// A record can target any digest, but a reference with a digest must target that digest.
 	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
-		return nil, fmt.Errorf("it targets %s, not the digest of its name", img.Target.Digest)
+		return nil, fmt.Errorf("it targets %s, not the digest in its name", img.Target.Digest)
 	}
 	return ref, nil
 }

@@ -68,7 +68,7 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// check makes a deep check as fast as it can, and gives the problems.
+// check runs a deep check without a rate limit, and returns the problems.
 func (d *deepNode) check(t *testing.T) []string {
 	t.Helper()
 	report, err := d.DeepCheck(d.ctx, health.Deep{})
@@ -89,8 +89,7 @@ func (d *deepNode) flip(t *testing.T, dgst digest.Digest) {
 	noError(t, os.WriteFile(d.File(dgst), b, 0o600))
 }
 
-// A deep check reads every blob of every key once, says how far it is, and leaves
-// nothing.
+// A deep check reads every blob of every key once, reports its progress, and leaves no leases or snapshots.
 func TestDeepCheckReadsAll(t *testing.T) {
 	d := newDeepNode(t)
 	var all []health.DeepProgress
@@ -100,16 +99,15 @@ func TestDeepCheckReadsAll(t *testing.T) {
 	}
 	last := all[len(all)-1]
 	if want := (health.DeepProgress{Blobs: 6, BlobsTotal: 6, Bytes: last.BytesTotal, BytesTotal: last.BytesTotal, Snapshots: 2, SnapshotsTotal: 2}); last != want {
-		t.Errorf("at the end %+v, want %+v", last, want)
+		t.Errorf("final progress %+v, want %+v", last, want)
 	}
 	if !slices.IsSortedFunc(all, func(a, b health.DeepProgress) int { return int(a.Bytes - b.Bytes) }) {
-		t.Errorf("progress goes back: %+v", all)
+		t.Errorf("progress decreases: %+v", all)
 	}
 	d.wantNothingLeft(t)
 }
 
-// wantNothingLeft checks that there are no leases, and no snapshots but those of
-// images.
+// wantNothingLeft checks that there are no leases, and only the snapshots of images.
 func (d *deepNode) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	if left, err := d.Leases.List(d.ctx); err != nil || len(left) > 0 {
@@ -123,7 +121,7 @@ func (d *deepNode) wantNothingLeft(t *testing.T) {
 	}))
 }
 
-// A flipped bit is found wherever it is; and only a deep check finds it.
+// A deep check finds a flipped bit in any blob. A check that does not read content does not find it.
 func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 	for what, of := range map[string]func(ctdtest.Image) digest.Digest{
 		"manifest":      func(i ctdtest.Image) digest.Digest { return i.Manifest.Digest },
@@ -144,8 +142,8 @@ func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 	}
 }
 
-// What is whole again when all is read is not reported.
-func TestDeepCheckLooksAgain(t *testing.T) {
+// A blob that was damaged, and is repaired before the end of the deep check, is not reported.
+func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 	d := newDeepNode(t)
 	layer := d.images[0].Layer.Digest
 	d.flip(t, layer)
@@ -159,7 +157,7 @@ func TestDeepCheckLooksAgain(t *testing.T) {
 	}
 }
 
-// What only a pin retains is read too.
+// A deep check also reads content that only a pin retains.
 func TestDeepCheckOfRetained(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -183,8 +181,7 @@ func TestDeepCheckOfRetained(t *testing.T) {
 	}
 }
 
-// The directory of a snapshot that is gone is found, and the snapshot removed
-// unless something stands on it.
+// A deep check finds a snapshot whose directory is gone. RemoveHollow removes it unless a container uses it.
 func TestDeepCheckOfSnapshots(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -211,14 +208,13 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 	noError(t, sn.Remove(ctx, "container"))
 	noError(t, d.Checker.RemoveHollow(ctx, e))
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
-		t.Error("it was not removed, or another was")
+		t.Error("the snapshot was not removed, or another one was")
 	}
 	done()
 	d.wantNothingLeft(t)
 }
 
-// A deep check ends when its caller goes, however slowly it reads, and leaves
-// nothing.
+// A deep check with a rate limit ends when its context does, and leaves no leases or snapshots.
 func TestDeepCheckCancelled(t *testing.T) {
 	d := newDeepNode(t)
 	ctx, cancel := context.WithCancel(d.ctx)

@@ -1,7 +1,7 @@
-// Package reconcile makes labels, content and snapshots agree: when imagepin
-// starts, and whenever another tool changes an image record.
+// Package reconcile makes labels, content and snapshots agree when imagepin starts, and when another tool changes an
+// image record.
 //
-// Images that nobody pulled through imagepin (with stock containerd before an
-// upgrade, with ctr, or preloaded) are adopted: they get keys for the targets
-// they are unpacked for. Nothing of this asks a registry.
+// It adopts images that were not pulled through imagepin (by stock containerd before an upgrade, with ctr, or
+// preloaded). Adopted images get keys for the targets that they are unpacked for. Reconciling sends no requests to
+// registries.
 package reconcile

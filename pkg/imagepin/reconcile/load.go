@@ -12,14 +12,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// found is what a start finds besides the keys that are ready.
+// found is the result of load besides the keys that are ready.
 type found struct {
 	have   *health.Inventory
 	lost   []imagepin.Entry
 	losses []health.Loss // of lost
-	// unaccounted are the records that no key accounts for: what another tool put on the node. Where an image is kept
-	// unpacked in a snapshotter that no key needs it in, the records of adopted images are among them too: it may be one of
-	// those, for one more target.
+	// unaccounted are the records without a key, which another tool put on the node. They include records of adopted
+	// images if any image is unpacked in a snapshotter for which no key needs it. That may be an adopted image that is
+	// now unpacked for one more target.
 	unaccounted []images.Image
 }
 
@@ -45,16 +45,16 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 		f.losses = append(f.losses, loss)
 		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
-	news := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
+	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
 		return f.have.Knows(u.Snapshotter) && r.Store.Unclaimed(u)
 	})
 	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
-		return ofLost[img.Name] || r.Store.Accounted(img) && !(news && r.Store.Adopted(img.Name))
+		return ofLost[img.Name] || r.Store.Accounted(img) && !(claimable && r.Store.Adopted(img.Name))
 	})
 	return f, nil
 }
 
-// snapshotGone hides the keys that need a snapshot that may have been removed, and has them repaired.
+// snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.
 func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string) error {
 	hidden, err := r.Store.HideSnapshot(ctx, snapshotter, name)
 	for _, e := range hidden {
@@ -67,7 +67,7 @@ func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string)
 	return err
 }
 
-// blobGone hides the keys that need a blob that may have been deleted, and has them repaired.
+// blobGone hides and queues for repair the keys that need a blob, if it was deleted.
 func (r *Reconciler) blobGone(ctx context.Context, d digest.Digest) error {
 	hidden, err := r.Store.HideBlob(ctx, d)
 	for _, e := range hidden {

@@ -16,26 +16,24 @@ import (
 )
 
 const (
-	// healers is how many keys of a snapshotter are healed at once.
+	// repairers is how many keys of a snapshotter are repaired concurrently.
 	repairers = 2
-	// healFirst and healLast bound how long to wait before what could not be
-	// healed is tried again: twice as long each time.
+	// repairFirst and repairLast are the first and the longest delay before a repair is retried. The delay doubles with
+	// each retry.
 	repairFirst = 250 * time.Millisecond
 	repairLast  = 10 * time.Second
 )
 
-// healing sees to the keys that were recorded but are not ready. It goes on
-// behind the service: a key is reported as present when it is.
+// repairs repairs keys that were recorded but are not ready. It runs in the background. A key is only reported as
+// present when it is ready.
 //
-//   - Where only the snapshot is gone and the layers are here, it is unpacked
-//     again.
-//   - Where that cannot be told or done now (a snapshotter that does not answer,
-//     a disk that is full), it is tried again until it can.
-//   - Everything else is dropped: what is gone is fetched, by digest, when it is
-//     next asked for. So is a key whose target no runtime handler has any more.
+//   - If only the snapshot is missing and the layers are on the node, the key is unpacked again.
+//   - If the state is unknown or the repair fails for now (a snapshotter does not respond, a disk is full), it is
+//     retried.
+//   - All other keys are dropped, and missing content is fetched by digest with the next request. This includes keys
+//     for a target without a runtime handler.
 //
-// Each snapshotter is seen to by itself: one that hangs does not keep the keys
-// of another from being healed.
+// Each snapshotter has its own queue, so one that hangs does not block repairs in another.
 type repairs struct {
 	r      *Reconciler
 	mu     sync.Mutex
@@ -43,20 +41,19 @@ type repairs struct {
 	owned  sync.WaitGroup
 }
 
-// queue is what there is to heal in one snapshotter.
+// queue has the keys to repair in one snapshotter.
 type queue struct {
 	repairs *repairs
-	losses  []health.Loss // guarded by the healing's lock
-	more    chan struct{} // has one element where there are new losses
+	losses  []health.Loss // guarded by repairs.mu
+	more    chan struct{} // has one element if there are new losses
 }
 
 func newRepairs(r *Reconciler) *repairs { return &repairs{r: r, queues: make(map[string]*queue)} }
 
-// wait waits until what add started has ended, which the end of its context
-// brings about.
+// wait waits until all queues have ended. They end with the context of add.
 func (h *repairs) wait() { h.owned.Wait() }
 
-// add has losses healed until ctx ends.
+// add queues losses for repair until ctx ends.
 func (h *repairs) add(ctx context.Context, losses ...health.Loss) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -108,7 +105,7 @@ func (q *queue) run(ctx context.Context) {
 	}
 }
 
-// recheck looks whether what had to wait still has to.
+// recheck updates the losses that have to wait.
 func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []health.Loss {
 	have, err := r.Checker.Inventory(ctx)
 	if err != nil {
@@ -117,7 +114,7 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 	for i, w := range waiting {
 		loss, lost := r.Checker.Lost(w.Entry, have)
 		if !lost {
-			loss = health.Loss{Entry: w.Entry, Why: w.Why, Unpackable: true} // its snapshot is there after all
+			loss = health.Loss{Entry: w.Entry, Why: w.Why, Unpackable: true} // its snapshot exists now
 		}
 		loss.Record = w.Record
 		waiting[i] = loss
@@ -125,7 +122,7 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 	return waiting
 }
 
-// healAll heals what it can, and gives what has to be tried again.
+// repairAll repairs losses, and returns those to retry.
 func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) []health.Loss {
 	var (
 		g     errgroup.Group
@@ -143,17 +140,17 @@ func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) []heal
 			return nil
 		})
 	}
-	_ = g.Wait() // none fails: what has to be tried again is in the list
+	_ = g.Wait() // no function fails, again has the losses to retry
 	return again
 }
 
-// healOne sees to one key. It is not done where the cause may go away.
+// repairOne repairs or drops one key. It reports false if the repair has to be retried.
 func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool) {
 	e := loss.Entry
 	entry := log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
 	defer func() {
 		if p := recover(); p != nil {
-			entry.Errorf("panic while healing: %v\n%s", p, debug.Stack())
+			entry.Errorf("panic while repairing: %v\n%s", p, debug.Stack())
 			done = true
 		}
 	}()
@@ -161,34 +158,34 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 		restored, err := r.unpack(ctx, loss)
 		if err == nil {
 			if restored {
-				entry.Infof("a key is ready again: %s, and it was unpacked from what is here", loss.Why)
+				entry.Infof("repaired key from local content: %s", loss.Why)
 			}
 			return true
 		}
 		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warnf("a key is not ready: %s; it is tried again", loss.Why)
+				entry.WithError(err).Warnf("cannot repair key yet, retrying: %s", loss.Why)
 			}
 			return false
 		}
 	}
-	if moved, ok := r.toDefault(e); ok {
+	if moved, ok := r.forDefaultTarget(e); ok {
 		_, err := r.unpack(ctx, moved)
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warn("an image cannot be unpacked where the default runtime handler wants it now; it is tried again")
+				entry.WithError(err).Warn("cannot unpack image for the default runtime handler yet, retrying")
 			}
 			return false
 		}
 	}
 	if loss.Record != "" {
-		return true // another tool's image, which is none of ours without its layers
+		return true // an image of another tool that cannot be adopted without its layers
 	}
-	entry.Warnf("a key is dropped: %s, and cannot be made ready from what is here", loss.Why)
+	entry.Warnf("dropping key that cannot be repaired from local content: %s", loss.Why)
 	failpoint.Reach("repair.drop")
 	if err := r.Store.Drop(ctx, e); err != nil {
 		if ctx.Err() == nil {
-			entry.WithError(err).Warn("cannot drop a key; it is tried again")
+			entry.WithError(err).Warn("cannot drop key yet, retrying")
 		}
 		return false
 	}
@@ -196,21 +193,19 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 	return true
 }
 
-// toDefault gives what becomes of a key whose target no runtime handler has any
-// more: where the node's images go into another snapshotter now, it goes there
-// too, before what it held is let go of.
-func (r *Reconciler) toDefault(e imagepin.Entry) (health.Loss, bool) {
+// forDefaultTarget returns the loss of the same key for the default target, if no runtime handler has the key's own
+// target any more. If the default snapshotter changed, the image is unpacked there before its old content is released.
+func (r *Reconciler) forDefaultTarget(e imagepin.Entry) (health.Loss, bool) {
 	to := r.Runtimes().Default().Target
 	if _, ok := r.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
 		return health.Loss{}, false
 	}
 	e.Target = to
 	_, ready := r.Store.Get(e.Key)
-	return health.Loss{Entry: e, Why: "the default snapshotter is another one", Unpackable: true}, !ready
+	return health.Loss{Entry: e, Why: "the default snapshotter changed", Unpackable: true}, !ready
 }
 
-// unpack makes a key ready from what is here. It is not restored where nobody
-// wants it any more.
+// unpack makes a key ready from local content. restored is false if the image was removed.
 func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
 	witness := loss.Record
 	if witness == "" {

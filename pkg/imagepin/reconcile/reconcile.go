@@ -31,13 +31,13 @@ type Subscriber interface {
 	Subscribe(ctx context.Context, filters ...string) (ch <-chan *events.Envelope, errs <-chan error)
 }
 
-// topics are the events that can make labels, content and snapshots disagree.
-// There is none of content that is collected: a record that goes comes first.
+// topics are the events after which labels, content and snapshots can disagree. Garbage collection of content publishes
+// no event, but the deletion of its record does so before.
 var topics = []string{
 	`topic~="^/images/"`, `topic=="/snapshot/commit"`, `topic=="/snapshot/remove"`, `topic=="/content/delete"`,
 }
 
-// Config is what a Reconciler works with.
+// Config configures a Reconciler.
 type Config struct {
 	Store    Store
 	Records  images.Store
@@ -48,35 +48,35 @@ type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
 	Events   Subscriber
-	// Runtimes returns the runtime handlers that are configured now.
+	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
-	// Namespace is that of the CRI's images; events of others are ignored.
+	// Namespace is the containerd namespace of the CRI's images. Events of other namespaces are ignored.
 	Namespace string
 }
 
-// Store is the images of the node. [store.Store] is one.
+// Store has the images of the node. [store.Store] implements it.
 type Store interface {
 	Index
 	Repairs
-	// Load builds the index from what is recorded.
+	// Load builds the index from the labels on the image records.
 	Load(ctx context.Context, look store.Look) (*store.Loaded, error)
-	// Sync follows a record that may have changed. It returns one that no key accounts for.
+	// Sync updates the keys after a record may have changed. It returns the record if it has no key.
 	Sync(ctx context.Context, name string) (*images.Image, error)
 	// Adopt records the keys of images of other tools.
 	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
 	NoteUntagged(u store.Untagged)
-	// Unsee notes that upstream may not know a record as it is.
+	// Unsee notes that containerd's CRI may not know the current state of a record.
 	Unsee(img images.Image, entries ...imagepin.Entry)
 }
 
-// Index looks at what is recorded and at what there is.
+// Index reads the recorded and the actual state.
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
-	// Explained reports whether the keys in the index account for a record.
+	// Accounted reports whether a record belongs to keys in the index.
 	Accounted(img images.Image) bool
-	// Adopted reports whether another tool brought the image of a reference, and a target may yet get it.
+	// Adopted reports whether another tool put the image of a reference on the node, and a target has no key yet.
 	Adopted(ref string) bool
-	// Unclaimed reports whether no key needs an image that is kept unpacked.
+	// Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
 	Unclaimed(u store.Unpacked) bool
 	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)
 	HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
@@ -84,66 +84,66 @@ type Index interface {
 
 // Repairs hides and repairs keys.
 type Repairs interface {
-	// HideBlob and HideSnapshot take the keys that need something that is gone out of the index.
+	// HideBlob and HideSnapshot remove the keys that need something that is gone from the index, and return them.
 	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
 	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
-	// Restore records a key that was made ready again, if the record called witness still means it.
+	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
-	// Realign writes the records of an entry again.
+	// RepairRecords writes the records of an entry again.
 	RepairRecords(ctx context.Context, e imagepin.Entry) error
-	// Drop takes a key off its record that is not in the index, and Remove one that is.
+	// Drop removes a key that is not in the index from its record. Remove removes a key that is in the index.
 	Drop(ctx context.Context, e imagepin.Entry) error
 	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
-	// ReleaseOrphans has images not kept unpacked where no key needs them.
+	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
 
-// Maker makes images ready from what is on the node. [pull.Maker] does.
+// Maker makes images ready from local content. [pull.Maker] implements it.
 type Maker interface {
-	// Hold runs fn under a lease that holds what entries need. Where a part of that is gone fn is not run, and nothing
-	// fails.
+	// WithLease runs fn with a lease that holds the content and snapshots of entries. If any of these is gone, it does
+	// not run fn, and returns nil.
 	WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
-	// Unpack unpacks an image and runs record while a lease holds it. It fails with ErrNotFound where a layer is not here.
+	// Unpack unpacks an image, and runs record while a lease holds it. It returns ErrNotFound if a layer is missing.
 	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error
-	// RepairBlob fetches a blob of an image again where its file is damaged.
+	// RepairBlob fetches a blob of an image again if its file is damaged.
 	RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error
 }
 
-// Puller makes images ready, also from their registries. [pull.Puller] does.
+// Puller makes images ready from local content or from their registries. [pull.Puller] implements it.
 type Puller interface {
 	Repair(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
 }
 
-// Retained is the content that pins retain. [retain.Retainer] is one.
+// Retained is the content that pins retain. [retain.Retainer] implements it.
 type Retained interface {
-	// Sync brings what is retained of digests into line with pins and images, and SyncAll of all digests.
+	// Sync updates the leases of digests after pins or images have changed. SyncAll does so for all digests.
 	Sync(ctx context.Context, roots ...digest.Digest) error
 	SyncAll(ctx context.Context) error
 }
 
-// Reconciler keeps the index in step with containerd.
+// Reconciler keeps the index up to date with containerd.
 type Reconciler struct {
 	Config
 	started bool
-	// awaited are the snapshots that images of other tools have not been
-	// unpacked to yet, by record.
-	awaited map[string][]place
-	repairs *repairs
+	// awaitingUnpack are the snapshots that images of other tools have not been unpacked to yet, by record.
+	awaitingUnpack map[string][]snapshot
+	repairs        *repairs
 }
 
-// place is where an image of another tool may yet be unpacked.
-type place struct {
+// snapshot identifies a snapshot that another tool may create for its image.
+type snapshot struct {
 	snapshotter string
 	chainID     string
 }
 
-// New makes a reconciler.
-func New(c Config) *Reconciler { return &Reconciler{Config: c, awaited: make(map[string][]place)} }
+// New returns a reconciler.
+func New(c Config) *Reconciler {
+	return &Reconciler{Config: c, awaitingUnpack: make(map[string][]snapshot)}
+}
 
-// Run builds the index and calls loaded, adopts what other tools have put on the
-// node and calls ready, and follows their changes until ctx ends. It subscribes before it
-// lists, so that nothing falls between. It is run again, one after the other,
-// where it lost track.
+// Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
+// ends. It subscribes to events before it lists images, so that it misses no change. It returns an error if the event
+// stream fails, and can then be called again, but not concurrently.
 func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -159,7 +159,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	changes, failed := r.Events.Subscribe(ctx, topics...)
 	first := !r.started
 	if first {
-		// Later, there are the leases of calls that are under way.
+		// Only delete leases at the first start. Later there are leases of calls that are still running.
 		if err := lease.DeleteLeftovers(ctx, r.Leases); err != nil {
 			return err
 		}
@@ -189,7 +189,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		if err := r.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
-		warnOfLayers(ctx, r.Content, found.have)
+		warnAboutLayers(ctx, r.Content, found.have)
 	})
 	r.repairs.add(ctx, found.losses...)
 	for {
@@ -200,18 +200,18 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("follow containerd's events: %w", err)
+			return fmt.Errorf("containerd event stream: %w", err)
 		case e := <-changes:
 			if e != nil && e.Namespace == r.Namespace {
-				r.notice(ctx, e)
+				r.handleEvent(ctx, e)
 			}
 		}
 	}
 }
 
-// notice looks at what an event is about, as it is now. It does not fail: what
-// cannot be mended is logged, and looked at again with the next change or start.
-func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
+// handleEvent reconciles the current state of the object of an event. It logs errors, and the object is checked again
+// with its next event or at the next start.
+func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.G(ctx).WithField("topic", e.Topic).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
@@ -219,32 +219,32 @@ func (r *Reconciler) notice(ctx context.Context, e *events.Envelope) {
 	}()
 	v, err := typeurl.UnmarshalAny(e.Event)
 	if err != nil {
-		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot read an event of containerd's")
+		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot decode containerd event")
 		return
 	}
 	about := ""
 	switch event := v.(type) {
 	case *eventsapi.ImageCreate:
-		about, err = event.Name, r.record(ctx, event.Name)
+		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.ImageUpdate:
-		about, err = event.Name, r.record(ctx, event.Name)
+		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.ImageDelete:
-		delete(r.awaited, event.Name)
-		about, err = event.Name, r.record(ctx, event.Name)
+		delete(r.awaitingUnpack, event.Name)
+		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.SnapshotCommit:
-		about, err = event.Name, r.committed(ctx, place{event.Snapshotter, event.Name})
+		about, err = event.Name, r.snapshotCommitted(ctx, snapshot{event.Snapshotter, event.Name})
 	case *eventsapi.SnapshotRemove:
 		about, err = event.Key, r.snapshotGone(ctx, event.Snapshotter, event.Key)
 	case *eventsapi.ContentDelete:
 		about, err = event.Digest, r.blobGone(ctx, digest.Digest(event.Digest))
 	}
 	if err != nil && ctx.Err() == nil {
-		log.G(ctx).WithError(err).WithField("topic", e.Topic).WithField("about", about).Error("cannot reconcile what another tool has changed")
+		log.G(ctx).WithError(err).WithField("topic", e.Topic).WithField("about", about).Error("cannot reconcile change by another tool")
 	}
 }
 
-// record looks at one image record.
-func (r *Reconciler) record(ctx context.Context, name string) error {
+// syncRecord updates the keys of an image record, or adopts it.
+func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 	unknown, err := r.Store.Sync(ctx, name)
 	if err != nil || unknown == nil {
 		return err
@@ -253,16 +253,16 @@ func (r *Reconciler) record(ctx context.Context, name string) error {
 	return r.adoptNow(ctx, *unknown)
 }
 
-// committed looks at the images of other tools that a snapshot may be the top
-// of: ctr unpacks an image after it has made its record.
-func (r *Reconciler) committed(ctx context.Context, p place) error {
-	for _, name := range slices.Sorted(maps.Keys(r.awaited)) {
-		if !slices.Contains(r.awaited[name], p) {
+// snapshotCommitted adopts the images of other tools for which a snapshot may be the last one. ctr unpacks an image
+// after it creates its record.
+func (r *Reconciler) snapshotCommitted(ctx context.Context, p snapshot) error {
+	for _, name := range slices.Sorted(maps.Keys(r.awaitingUnpack)) {
+		if !slices.Contains(r.awaitingUnpack[name], p) {
 			continue
 		}
 		img, err := r.Records.Get(ctx, name)
 		if errdefs.IsNotFound(err) {
-			delete(r.awaited, name)
+			delete(r.awaitingUnpack, name)
 			continue
 		}
 		if err != nil {

@@ -32,10 +32,9 @@ func (r records) Atomically(ctx context.Context, fn func(context.Context, images
 	return fn(ctx, r)
 }
 
-// One image that cannot be read does not keep the others from being adopted.
-// One whose user no label has room for is adopted, and its user known again
-// after a restart.
-func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
+// An image that cannot be read does not block the adoption of others. An image whose user is too long for a label is
+// adopted, and its user is known after a restart.
+func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -86,7 +85,7 @@ func TestAdoptionGoesOnWithoutWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// reconcilerOf reconciles the images of a store, and pulls none.
+// reconcilerOf returns a reconciler for the images of a store, without a puller.
 func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
 	r := New(Config{
 		Store: s, Records: s.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: s.Runtimes, Namespace: ctdtest.Namespace,
@@ -98,9 +97,8 @@ func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
 	return r
 }
 
-// A check says of every image of another tool that has no key why it has none,
-// and a repair leaves it alone.
-func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
+// A check reports for each image of another tool without a key why it has none. A repair ignores these findings.
+func TestCheckReportsUnadoptedImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	if err != nil {
@@ -123,12 +121,12 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 		goodRef:                          "",
 		good.Config.Digest.String():      "",
 		badRef:                           "it cannot be read: ",
-		"busybox":                        "its name is not a normalized reference, which would be docker.io/library/busybox:latest",
+		"busybox":                        "its name is not a normalized reference; use docker.io/library/busybox:latest",
 		"Not/A/Reference":                "its name is not a reference: ",
-		other:                            "it targets " + garbage.Digest.String() + ", not the digest of its name",
+		other:                            "it targets " + garbage.Digest.String() + ", not the digest in its name",
 		"registry.example/packed:1":      "it is not unpacked in first",
-		"registry.example/riscv:1":       "the node has none of its platforms for a runtime handler",
-		"registry.example/gone:1":        "the node has none of its platforms for a runtime handler",
+		"registry.example/riscv:1":       "the node has no content for the platforms of its runtime handlers",
+		"registry.example/gone:1":        "the node has no content for the platforms of its runtime handlers",
 		"registry.example/newer-label:1": "",
 	}
 	targets := map[string]ocispec.Descriptor{
@@ -173,7 +171,7 @@ func TestCheckTellsWhatIsNotAdopted(t *testing.T) {
 		delete(got, name)
 	}
 	if len(got) > 0 {
-		t.Errorf("the check finds %v besides", got)
+		t.Errorf("the check has other findings: %v", got)
 	}
 }
 

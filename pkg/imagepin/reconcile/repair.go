@@ -12,29 +12,29 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
-// Repaired is what was done about a finding, in words.
+// Repaired describes what was done about a finding.
 type Repaired string
 
-// What can be done about a finding.
+// These are the possible results of a repair.
 const (
-	Unpacked  Repaired = "unpacked again from what is here"
-	Fetched   Repaired = "fetched again by its digest"
-	Recorded  Repaired = "recorded again: what it needs is here"
-	Restored  Repaired = "records and labels restored"
-	Dropped   Repaired = "key dropped"
-	Unwanted  Repaired = "nothing: it was removed meanwhile"
-	Ignored Repaired = "left alone"
+	Unpacked Repaired = "unpacked again from local content"
+	Fetched  Repaired = "fetched again by digest"
+	Recorded Repaired = "recorded again: its content and snapshot are on the node"
+	Restored Repaired = "records and labels repaired"
+	Dropped  Repaired = "key dropped"
+	Unwanted Repaired = "not needed: the image was removed"
+	Ignored  Repaired = "ignored"
 )
 
-// Repair repairs a finding, and returns how. What cannot be made ready from what is on the node is fetched by its digest.
-// Where that fails too, the key is dropped, so that the image is not reported as present, and the error says why.
+// Repair repairs a finding, and returns how. It fetches an image by digest if local content is not sufficient. If that
+// fails too, it drops the key, so that the image is not reported as present, and returns the error of the fetch.
 func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, error) {
 	switch f.Kind {
 	case health.LostKey:
 		return r.repairKey(ctx, f.Loss)
 	case health.DamagedBlob:
 		if err := r.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
-			return Ignored, err // the key runs without it
+			return Ignored, err // the key is ready without the blob
 		}
 		return Fetched, nil
 	case health.WrongRecord:
@@ -53,7 +53,7 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 		return done, nil
 	}
 	if loss.Wait || loss.Hollow && errdefs.IsFailedPrecondition(err) {
-		return Ignored, err // it may be there when its snapshotter answers, or a container goes
+		return Ignored, err // a repair may succeed after the snapshotter responds, or a container is removed
 	}
 	if derr := r.drop(ctx, loss.Entry); derr != nil {
 		return Ignored, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
@@ -61,7 +61,7 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 	return Dropped, err
 }
 
-// drop drops a key, whether it is in the index or only recorded.
+// drop drops a key that is in the index, or only recorded.
 func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) error {
 	if _, err := r.Store.Remove(ctx, e.Key); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) error {
 	return r.Store.Drop(ctx, e)
 }
 
-// remake makes a lost key ready: from what is on the node, and else from its registry.
+// repairLost makes a lost key ready from local content or, if that fails, from its registry.
 func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
 	if loss.Hollow {
 		err := lease.With(ctx, r.Leases, lease.Use, func(ctx context.Context) error { return r.Checker.RemoveHollow(ctx, loss.Entry) })

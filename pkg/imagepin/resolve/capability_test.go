@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// pullOnly is a hosts.toml of a mirror that may only pull and a registry.
+// pullOnly returns a hosts.toml with a mirror that has the capability pull only, and a registry.
 func pullOnly(mirror, origin *registry) string {
 	return server(origin) + fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\"]\n", mirror.URL)
 }
@@ -26,14 +26,13 @@ func byDigest(t *testing.T, r *registry) reference.Canonical {
 	return d
 }
 
-// A mirror that may only pull lets nobody have anything in the registry's name,
-// and content comes from it all the same.
+// A mirror with the capability pull only does not prove credentials, but serves content.
 func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		origin func(http.ResponseWriter, *http.Request) bool
 		class  error
 	}{
-		"lets in":     {nil, nil},
+		"accepts":     {nil, nil},
 		"401":         {status(401), errdefs.ErrUnauthenticated},
 		"403":         {status(403), errdefs.ErrPermissionDenied},
 		"404":         {status(404), errdefs.ErrNotFound},
@@ -51,7 +50,7 @@ func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 				t.Errorf("authorize: %v, %+v", err, granted)
 			}
 			if seen := mirror.seen(); len(seen) != 0 {
-				t.Errorf("the mirror was asked what a credential may have: %v", seen)
+				t.Errorf("the mirror was asked to authorize: %v", seen)
 			}
 
 			found, err := r.Resolve(quiet(t), d, Credential{})
@@ -68,15 +67,14 @@ func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 				if _, err := fetch(quiet(t), f, origin.image.Layer); err != nil || len(mirror.seen()) != 1 {
-					t.Errorf("the layer does not come from the mirror: %v", err)
+					t.Errorf("the mirror did not serve the layer: %v", err)
 				}
 			}
 		})
 	}
 }
 
-// Where a mirror that may only pull does not have a digest, the registry says
-// so, and that proves the credential.
+// If a mirror with the capability pull only does not have a digest, the answer comes from the registry and is a proof.
 func TestPullOnlyMirrorWithoutTheDigest(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	mirror.answer = status(404)
@@ -86,7 +84,7 @@ func TestPullOnlyMirrorWithoutTheDigest(t *testing.T) {
 	}
 }
 
-// A tag is not resolved by a host that may only pull.
+// A host with the capability pull only does not resolve tags.
 func TestNoHostMayResolve(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a)+"capabilities = [\"pull\"]\n")
@@ -102,7 +100,7 @@ func TestNoHostMayResolve(t *testing.T) {
 		}
 	}
 	if seen := a.seen(); len(seen) != 0 {
-		t.Errorf("it was asked: %v", seen)
+		t.Errorf("unexpected requests: %v", seen)
 	}
 	if found, err := r.Resolve(quiet(t), byDigest(t, a), Credential{}); err != nil || found.Proves {
 		t.Errorf("by digest: %v, %+v", err, found)

@@ -8,25 +8,24 @@ import (
 	"strings"
 )
 
-// Credential is what a caller gives to be let in by a registry, as the CRI's
-// AuthConfig has it. The zero value is no credential.
+// Credential is a caller's credential for a registry, with the fields of the CRI's AuthConfig. The zero value means no
+// credential.
 type Credential struct {
 	Username      string
 	Password      string
 	Auth          string // base64 of username:password
-	ServerAddress string // the registry it is meant for; empty means any
+	ServerAddress string // the registry that it is for; empty means any
 	IdentityToken string
 }
 
-// Empty tells whether c proves nothing to anybody.
+// Empty reports whether c has neither a user nor a secret.
 func (c Credential) Empty() bool {
 	return c.Username == "" && c.Password == "" && c.Auth == "" && c.IdentityToken == ""
 }
 
-// For gives the user name and the secret for a registry host, as containerd's
-// docker resolver takes them. A credential for another server gives neither.
-// The rules are those of ParseAuth in containerd's
-// internal/cri/server/images/image_pull.go. Errors do not repeat the secret.
+// For returns the user name and the secret for a registry host, in the form of containerd's docker resolver. Both are
+// empty if c is for another server. The rules are those of ParseAuth in containerd's
+// internal/cri/server/images/image_pull.go. Errors do not contain the secret.
 func (c Credential) For(host string) (username, secret string, _ error) {
 	if c.ServerAddress != "" {
 		address := c.ServerAddress
@@ -64,7 +63,7 @@ func decodeAuth(auth string) (username, password string, _ error) {
 	return username, strings.Trim(password, "\x00"), nil
 }
 
-// String keeps a credential out of logs that print one by accident.
+// String does not return the secret, so that a log cannot leak it.
 func (c Credential) String() string {
 	if c.Empty() {
 		return "no credential"
@@ -72,5 +71,5 @@ func (c Credential) String() string {
 	return "a credential"
 }
 
-// GoString is String, for %#v.
+// GoString is String for the verb %#v.
 func (c Credential) GoString() string { return fmt.Sprintf("resolve.Credential(%s)", c) }

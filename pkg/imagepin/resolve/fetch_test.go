@@ -17,9 +17,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Where one host does not have content and another cannot say, it may be there:
-// the image is not gone from the registry.
-func TestFetchThatNotAllHostsCanAnswer(t *testing.T) {
+// If one host does not have the content and another is unavailable, the content may exist: the error is not "not
+// found".
+func TestFetchWithUnavailableHost(t *testing.T) {
 	for name, other := range map[string]func(http.ResponseWriter, *http.Request) bool{
 		"503": status(503), "429": status(429), "cut": func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) },
 	} {
@@ -48,8 +48,8 @@ func TestFetchThatNotAllHostsCanAnswer(t *testing.T) {
 	}
 }
 
-// A connection that is cut wherever it is taken up again.
-func TestFetchThatIsCutForGood(t *testing.T) {
+// The connection is interrupted at every attempt to resume.
+func TestFetchInterrupted(t *testing.T) {
 	a := newRegistry(t)
 	layer := a.blobs[a.image.Layer.Digest]
 	a.answer = func(w http.ResponseWriter, _ *http.Request) bool {
@@ -69,7 +69,7 @@ func TestFetchThatIsCutForGood(t *testing.T) {
 	}
 }
 
-// A download is resumed by seeking.
+// Seek resumes a download.
 func TestFetchSeeks(t *testing.T) {
 	a := newRegistry(t)
 	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
@@ -95,8 +95,8 @@ func TestFetchSeeks(t *testing.T) {
 	}
 }
 
-// A registry's configuration that cannot be read fails what needs it.
-func TestConfigurationThatCannotBeRead(t *testing.T) {
+// An invalid registry configuration fails fetches and resolves.
+func TestInvalidConfiguration(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, name), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -114,8 +114,8 @@ func TestConfigurationThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Headers of a host are sent to it, and to its token service, and to no other.
-func TestHeadersOfAHost(t *testing.T) {
+// The headers of a host are sent to it and its token service, and to no other host.
+func TestHostHeaders(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	tokens(mirror)
 	with := strings.Replace(mirrors(mirror, origin), "\"resolve\"]\n", "\"resolve\"]\n  [host.\""+mirror.URL+"\".header]\n  x-key = \"k\"\n", 1)
@@ -127,12 +127,12 @@ func TestHeadersOfAHost(t *testing.T) {
 	}
 	for _, h := range mirror.headers {
 		if h.Get("X-Key") != "k" || h.Get("X-Node") != "n1" {
-			t.Errorf("the mirror got %v", h)
+			t.Errorf("headers at the mirror: %v", h)
 		}
 	}
 	for _, h := range origin.headers {
 		if h.Get("X-Key") != "" || h.Get("X-Node") != "n1" {
-			t.Errorf("the registry got %v", h)
+			t.Errorf("headers at the registry: %v", h)
 		}
 	}
 	if len(mirror.headers) < 2 || len(origin.headers) == 0 {
@@ -140,7 +140,7 @@ func TestHeadersOfAHost(t *testing.T) {
 	}
 }
 
-// A certificate that nobody trusts is no refusal.
+// An untrusted certificate is not a denied access.
 func TestUntrustedCertificate(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(token))
 	t.Cleanup(s.Close)
@@ -160,7 +160,7 @@ func TestUntrustedCertificate(t *testing.T) {
 	}
 }
 
-// realm sends challenges to another token service.
+// realm replaces the token service in challenges.
 type realm struct {
 	http.ResponseWriter
 	to string

@@ -16,35 +16,32 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// hostsMaxAge is how long a registry's configuration is used without reading
-// it again: files outside its directory (a CA bundle) may have changed.
+// hostsMaxAge is how long a registry's configuration is used before it is read again: files outside its directory (a CA
+// bundle) may have changed.
 const hostsMaxAge = 5 * time.Minute
 
-// maxKnownHosts is how many registries' configurations are kept. A reference
-// can name any registry, also one that does not exist.
+// maxKnownHosts is the maximum number of registries whose configuration is kept. A reference can have any registry,
+// including one that does not exist.
 const maxKnownHosts = 128
 
-// RegistryConfig is how registries are reached. It is what containerd's CRI
-// has under [plugins."io.containerd.cri.v1.images".registry].
+// RegistryConfig configures the access to registries. It has the settings of
+// [plugins."io.containerd.cri.v1.images".registry] in containerd's CRI.
 type RegistryConfig struct {
-	// ConfigPath are the directories that are searched for
-	// <host>/hosts.toml, in order.
+	// ConfigPath has the directories to search for <host>/hosts.toml, in order.
 	ConfigPath []string
 	// Headers are sent with every request.
 	Headers http.Header
-	// Mirrors maps a registry host, or "*", to the endpoints that stand in
-	// for it. It is used only where ConfigPath is empty.
+	// Mirrors maps a registry host, or "*", to its mirror endpoints. It is used only if ConfigPath is empty.
 	Mirrors map[string][]string
-	// Auths maps a registry host to the node's own credential for it, used
-	// where the caller brings none.
+	// Auths maps a registry host to the node's own credential for it, which is used if the caller has none.
 	Auths map[string]Credential
 }
 
-// hosts finds the hosts that serve a registry. It keeps one client, and so one
-// pool of connections, per host, for the registries that were asked for last.
+// hosts finds the hosts that serve a registry. It keeps one client, with one connection pool, for each host of the most
+// recently used registries.
 type hosts struct {
 	config  RegistryConfig
-	timeout time.Duration // of a resolve
+	timeout time.Duration // for resolving a reference
 
 	mu      sync.Mutex
 	known   map[string]knownHosts
@@ -55,20 +52,19 @@ type knownHosts struct {
 	hosts       []docker.RegistryHost
 	fingerprint string
 	read        time.Time
-	used        uint64 // the look-up that asked for it last
+	used        uint64 // number of the last lookup
 }
 
-// lookup gives the hosts of a registry in the order they are to be asked.
-// Authorizers are left to the caller.
+// lookup returns the hosts of a registry in the order of use. It does not set authorizers.
 func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryHost, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	print, err := h.fingerprint(registry)
+	fingerprint, err := h.fingerprint(registry)
 	if err != nil {
 		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
 	}
 	h.lookups++
-	if k, ok := h.known[registry]; ok && k.fingerprint == print && time.Since(k.read) < hostsMaxAge {
+	if k, ok := h.known[registry]; ok && k.fingerprint == fingerprint && time.Since(k.read) < hostsMaxAge {
 		k.used = h.lookups
 		h.known[registry] = k
 		return k.hosts, nil
@@ -79,16 +75,16 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	}
 	h.forget(registry)
 	for len(h.known) >= maxKnownHosts {
-		h.forget(h.unused())
+		h.forget(h.leastRecentlyUsed())
 	}
 	if h.known == nil {
 		h.known = make(map[string]knownHosts)
 	}
-	h.known[registry] = knownHosts{hosts: found, fingerprint: print, read: time.Now(), used: h.lookups}
+	h.known[registry] = knownHosts{hosts: found, fingerprint: fingerprint, read: time.Now(), used: h.lookups}
 	return found, nil
 }
 
-// forget lets go of a registry's configuration. Requests under way go on.
+// forget removes a registry's configuration. Requests in progress continue.
 func (h *hosts) forget(registry string) {
 	for _, o := range h.known[registry].hosts {
 		o.Client.CloseIdleConnections()
@@ -96,8 +92,8 @@ func (h *hosts) forget(registry string) {
 	delete(h.known, registry)
 }
 
-// unused gives the registry that was asked for longest ago.
-func (h *hosts) unused() (registry string) {
+// leastRecentlyUsed returns the registry whose last lookup is the oldest.
+func (h *hosts) leastRecentlyUsed() (registry string) {
 	for name, k := range h.known {
 		if registry == "" || k.used < h.known[registry].used {
 			registry = name
@@ -117,23 +113,21 @@ func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHos
 		}
 		return nil
 	}})(registry)
-	h.wait(len(found), transports...)
+	h.setTimeouts(len(found), transports...)
 	return found, err
 }
 
-// wait gives each of n hosts its share of the time for a resolve. containerd's
-// own limit of 30s would make a longer manifest_pull_timeout mean nothing; the
-// whole of it for each would let a host that hangs keep the next from being
-// asked.
-func (h *hosts) wait(n int, transports ...*http.Transport) {
+// setTimeouts gives each of n hosts an equal share of the time for resolving. containerd's own limit of 30s would make
+// a longer manifest_pull_timeout ineffective. The full time for each host would let a host that hangs use up the time
+// of the next.
+func (h *hosts) setTimeouts(n int, transports ...*http.Transport) {
 	for _, t := range transports {
 		t.ResponseHeaderTimeout = max(t.ResponseHeaderTimeout, h.timeout/time.Duration(max(n, 1)))
 	}
 }
 
-// dir finds a registry's directory in the first root that has one.
-// registry.NewOCIRegistry takes a list of roots for the name of one, and so
-// finds nothing.
+// dir returns a registry's directory in the first root that has one. registry.NewOCIRegistry would take the list of
+// roots for the name of one root, and find nothing.
 func (h *hosts) dir(registry string) (string, error) {
 	for _, root := range h.config.ConfigPath {
 		dir, err := config.HostDirFromRoot(root)(registry)
@@ -147,7 +141,7 @@ func (h *hosts) dir(registry string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// fingerprint changes when a file in the registry's directory does.
+// fingerprint returns a text that changes when a file in the registry's directory changes.
 func (h *hosts) fingerprint(registry string) (string, error) {
 	dir, err := h.dir(registry)
 	if errdefs.IsNotFound(err) {
@@ -172,8 +166,8 @@ func (h *hosts) fingerprint(registry string) (string, error) {
 	return b.String(), nil
 }
 
-// mirrors are the hosts of a registry by the CRI's older configuration:
-// registry.mirrors.<host>.endpoint, and the registry itself last.
+// mirrors returns the hosts of a registry from the CRI's older configuration: registry.mirrors.<host>.endpoint, and the
+// registry itself last.
 func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 	endpoints, ok := h.config.Mirrors[registry]
 	if !ok {
@@ -203,7 +197,7 @@ func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 			Capabilities: docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers,
 		})
 	}
-	h.wait(len(found), transports...)
+	h.setTimeouts(len(found), transports...)
 	return found, nil
 }
 

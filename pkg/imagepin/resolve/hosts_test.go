@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// resolveOnce asks what ref means and fails the test where that fails.
+// resolveOnce resolves ref. The test fails if that fails.
 func resolveOnce(t *testing.T, r *Resolver) Resolved {
 	t.Helper()
 	resolved, err := r.Resolve(quiet(t), named(t, ref), Credential{})
@@ -31,14 +31,14 @@ func TestSeveralConfigPaths(t *testing.T) {
 	writeHosts(t, second, server(inSecond))
 	r := withConfig(t, RegistryConfig{ConfigPath: []string{first, second}})
 	if got := resolveOnce(t, r); got.Host != hostOf(inSecond) || got.Root.Digest != inSecond.root.Digest {
-		t.Errorf("%s said %s", got.Host, got.Root.Digest)
+		t.Errorf("%s resolved to %s", got.Host, got.Root.Digest)
 	}
 
-	// The first root that has the registry wins, once it has.
+	// A root that comes first takes precedence as soon as it has the registry.
 	inFirst := newRegistry(t)
 	writeHosts(t, first, server(inFirst))
 	if got := resolveOnce(t, r); got.Host != hostOf(inFirst) {
-		t.Errorf("%s was asked, not the first root's", got.Host)
+		t.Errorf("resolved by %s, want the host in the first root", got.Host)
 	}
 }
 
@@ -50,20 +50,20 @@ func TestHostsFileChanges(t *testing.T) {
 	resolveOnce(t, r)
 	writeHosts(t, root, "# moved\n"+server(b))
 	if got := resolveOnce(t, r); got.Host != hostOf(b) {
-		t.Errorf("%s was asked after the file changed", got.Host)
+		t.Errorf("resolved by %s after the file changed", got.Host)
 	}
 	if err := os.WriteFile(filepath.Join(root, name, "hosts.toml"), []byte("not = [toml"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), name) {
-		t.Errorf("a damaged file: %v", err)
+		t.Errorf("invalid file: %v", err)
 	}
 	writeHosts(t, root, server(a))
 	resolveOnce(t, r)
 }
 
-// What hosts.toml refers to may change without it.
-func TestHostsAreReadAgainInTime(t *testing.T) {
+// Files that hosts.toml references can change without it.
+func TestHostsExpire(t *testing.T) {
 	a := newRegistry(t)
 	root := t.TempDir()
 	writeHosts(t, root, server(a))
@@ -78,17 +78,17 @@ func TestHostsAreReadAgainInTime(t *testing.T) {
 	}
 	first := lookup()
 	if lookup() != first {
-		t.Error("every look-up makes a client")
+		t.Error("a lookup created a new client")
 	}
 	k := h.known[name]
 	k.read = time.Now().Add(-hostsMaxAge)
 	h.known[name] = k
 	if lookup() == first {
-		t.Error("an old configuration is not read again")
+		t.Error("an expired configuration was not read again")
 	}
 }
 
-// Registries that do not exist are forgotten, and those in use are not.
+// Registries that do not exist are removed from the known ones. Registries in use are not.
 func TestKnownHostsAreBounded(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
@@ -96,33 +96,33 @@ func TestKnownHostsAreBounded(t *testing.T) {
 	client := r.hosts.known[name].hosts[0].Client
 	for n := range 10 * maxKnownHosts {
 		if _, err := r.Resolve(quiet(t), named(t, fmt.Sprintf("127.%d.%d.1:1/app", n/250, n%250)), Credential{}); err == nil {
-			t.Fatal("it was resolved")
+			t.Fatal("a registry that does not exist was resolved")
 		}
 		if n%50 == 0 {
 			resolveOnce(t, r)
 		}
 		if known := len(r.hosts.known); known > maxKnownHosts {
-			t.Fatalf("%d registries are known after %d", known, n)
+			t.Fatalf("%d known registries after %d lookups", known, n)
 		}
 	}
 	if r.hosts.known[name].hosts[0].Client != client || a.tcp() != 1 {
-		t.Errorf("the registry in use was forgotten; %d connections to it", a.tcp())
+		t.Errorf("the registry in use was removed; it has %d connections", a.tcp())
 	}
-	// One that was forgotten is read again.
+	// A removed registry is read again.
 	for n := range maxKnownHosts {
 		if _, err := r.hosts.lookup(t.Context(), fmt.Sprintf("other-%d.invalid", n)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, ok := r.hosts.known[name]; ok {
-		t.Error("the registry that was asked for longest ago is still known")
+		t.Error("the least recently used registry was not removed")
 	}
 	f, err := first.Session.Fetcher(quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := fetch(quiet(t), f, a.image.Layer); err != nil {
-		t.Errorf("a session of a registry that was forgotten: %v", err)
+		t.Errorf("session with a removed registry: %v", err)
 	}
 	resolveOnce(t, r)
 }
@@ -167,10 +167,10 @@ func TestMirrorsConfiguration(t *testing.T) {
 
 	h = hosts{config: RegistryConfig{Mirrors: map[string][]string{"*": {"https://u:hush@h\x7f"}}}}
 	if _, err := h.lookup(t.Context(), name); err == nil || strings.Contains(err.Error(), "hush") {
-		t.Errorf("an endpoint that is no URL: %v", err)
+		t.Errorf("endpoint is not a URL: %v", err)
 	}
 
-	// config_path outweighs mirrors, as in containerd.
+	// config_path takes precedence over mirrors, as in containerd.
 	a := newRegistry(t)
 	root := t.TempDir()
 	writeHosts(t, root, server(a))
@@ -182,6 +182,6 @@ func TestMirrorsAreUsed(t *testing.T) {
 	a := newRegistry(t)
 	r := withConfig(t, RegistryConfig{Mirrors: map[string][]string{name: {a.URL}}})
 	if got := resolveOnce(t, r); got.Host != hostOf(a) {
-		t.Errorf("%s was asked", got.Host)
+		t.Errorf("resolved by %s", got.Host)
 	}
 }

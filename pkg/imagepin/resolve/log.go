@@ -16,23 +16,20 @@ import (
 )
 
 const (
-	// maxLogged is how long the message and the fields of a line of
-	// containerd's resolver may be together, in bytes: it logs what a registry
-	// says, headers and all.
+	// maxLogged is the maximum length, in bytes, of the message and the fields of one log entry of containerd's
+	// resolver. The resolver logs what a registry returns, including headers.
 	maxLogged = 3 << 10
-	// maxMessage is how much of that the message may be.
+	// maxMessage is the part of maxLogged that the message may use.
 	maxMessage = 1 << 10
-	// cutField counts the fields that a line has no room for.
+	// cutField is the field with the number of omitted fields.
 	cutField = "fields.cut"
 )
 
-// withRedactedLog gives containerd's resolver a logger that passes the values
-// of everything it logs through [Redact] and hands them on to the logger of the
-// context: the resolver logs the errors of every host that it tries.
+// withRedactedLog sets a logger for containerd's resolver that redacts all values with [Redact], and then logs them
+// with the logger of ctx. The resolver logs the errors of every host that it tries.
 //
-// The context's logger formats and writes what it is given, by its own hooks
-// and settings, which can change meanwhile. A change of its level counts from
-// the next request on.
+// The logger of ctx formats and writes the entries with its own hooks and settings, which can change meanwhile. A
+// change of its level applies from the next request on.
 func withRedactedLog(ctx context.Context) context.Context {
 	to := log.G(ctx)
 	logger := &logrus.Logger{
@@ -43,25 +40,25 @@ func withRedactedLog(ctx context.Context) context.Context {
 		ReportCaller: to.Logger.ReportCaller,
 		ExitFunc:     to.Logger.Exit,
 	}
-	logger.AddHook(handOn{to.Logger})
+	logger.AddHook(forwardHook{to.Logger})
 	entry := to.Dup()
 	entry.Logger = logger
 	return log.WithLogger(ctx, entry)
 }
 
-// unformatted is the format of a logger that writes nothing by itself.
+// unformatted is the formatter of a logger that writes nothing itself.
 type unformatted struct{}
 
 func (unformatted) Format(*logrus.Entry) ([]byte, error) { return nil, nil }
 
-// handOn is a hook that logs every entry, redacted, with another logger.
-type handOn struct {
+// forwardHook is a hook that redacts every entry and logs it with another logger.
+type forwardHook struct {
 	to *logrus.Logger
 }
 
-func (handOn) Levels() []logrus.Level { return logrus.AllLevels }
+func (forwardHook) Levels() []logrus.Level { return logrus.AllLevels }
 
-func (h handOn) Fire(e *logrus.Entry) error {
+func (h forwardHook) Fire(e *logrus.Entry) error {
 	clean := e.Dup()
 	clean.Logger = h.to
 	message := imagepin.Bound(Redact(e.Message), maxMessage)
@@ -70,15 +67,14 @@ func (h handOn) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// field is a field whose value is fit to be logged.
+// field is a redacted log field.
 type field struct {
 	key   string
 	value any
-	size  int // of key and value, in bytes
+	size  int // key and value, in bytes
 }
 
-// cleanFields redacts fields, and bounds what they are together. The smallest
-// ones are kept whole.
+// cleanFields redacts fields and limits their total size to room bytes. It shortens or omits the largest fields.
 func cleanFields(data logrus.Fields, room int) logrus.Fields {
 	fields := make([]field, 0, len(data))
 	for key, value := range data {
@@ -104,8 +100,7 @@ func cleanFields(data logrus.Fields, room int) logrus.Fields {
 	return clean
 }
 
-// cleanValue redacts the value of a field. What is neither a text nor a number
-// becomes the text that it has in a log.
+// cleanValue redacts the value of a field. It converts values other than text, numbers, times and errors to text.
 func cleanValue(value any) (clean any, size int) {
 	switch v := value.(type) {
 	case nil:

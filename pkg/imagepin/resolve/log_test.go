@@ -20,7 +20,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// formats are containerd's.
+// formats are the log formats of containerd.
 var formats = map[string]func() logrus.Formatter{
 	"text": func() logrus.Formatter {
 		return &logrus.TextFormatter{TimestampFormat: log.RFC3339NanoFixed, FullTimestamp: true, DisableColors: true}
@@ -28,11 +28,10 @@ var formats = map[string]func() logrus.Formatter{
 	"json": func() logrus.Formatter { return &logrus.JSONFormatter{TimestampFormat: log.RFC3339NanoFixed} },
 }
 
-// logfmt is a line of the text format.
+// logfmt matches a line of the text format.
 var logfmt = regexp.MustCompile(`^(?:[\w.-]+=(?:"(?:[^"\\]|\\.)*"|[^\s"=]*) ?)+$`)
 
-// wellFormed fails the test where a line of a log is not of its format. It gives
-// the lines.
+// wellFormed checks that all lines of a log match its format, and returns them.
 func wellFormed(t *testing.T, format, text string) []string {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
@@ -40,18 +39,18 @@ func wellFormed(t *testing.T, format, text string) []string {
 		var fields map[string]any
 		if format == "json" {
 			if err := json.Unmarshal([]byte(line), &fields); err != nil {
-				t.Errorf("no JSON: %v\n%s", err, line)
+				t.Errorf("not JSON: %v\n%s", err, line)
 			}
 		} else if !logfmt.MatchString(line) {
-			t.Errorf("not of the text format:\n%s", line)
+			t.Errorf("not in the text format:\n%s", line)
 		}
 	}
 	return lines
 }
 
-// A registry redirects to a signed URL that cannot be reached: neither the
-// error nor what containerd's resolver logs repeats the signature.
-func TestNoSignatureInErrorsAndLogs(t *testing.T) {
+// If a registry redirects to a signed URL that cannot be reached, neither the error nor the log of containerd's
+// resolver contains the signature.
+func TestErrorsAndLogsHaveNoSignatures(t *testing.T) {
 	for name, f := range formats {
 		t.Run(name, func(t *testing.T) {
 			mirror, origin := newRegistry(t), newRegistry(t)
@@ -82,9 +81,8 @@ func TestNoSignatureInErrorsAndLogs(t *testing.T) {
 	}
 }
 
-// The resolver logs the error of a request that ends with its caller, which has
-// a URL in quotes.
-func TestLogOfAResolveWhoseCallerHasGone(t *testing.T) {
+// The resolver logs the error of a canceled request, which has a URL in quotes.
+func TestLogOfCanceledResolve(t *testing.T) {
 	for name, f := range formats {
 		t.Run(name, func(t *testing.T) {
 			r, asked := hanging(t)
@@ -110,7 +108,7 @@ type stringer struct{ text string }
 
 func (n stringer) String() string { return n.text }
 
-// Values of every kind are redacted before they are formatted.
+// Values of all types are redacted before they are formatted.
 func TestLoggedValues(t *testing.T) {
 	u, err := url.Parse("https://user:hush@h/p?sig=hush#hush")
 	if err != nil {
@@ -141,14 +139,14 @@ func TestLoggedValues(t *testing.T) {
 				"status": 307.0, "took": 1e9, "done": true, "nothing": nil, "a": "field", "level": "warning", "escaped": `"Get \"https://h/p\""`,
 			} {
 				if fields[key] != want {
-					t.Errorf("%s: %#v, not %#v", key, fields[key], want)
+					t.Errorf("%s: got %#v, want %#v", key, fields[key], want)
 				}
 			}
 		})
 	}
 }
 
-// countHook counts what it is fired for, and keeps the last context.
+// countHook records the entries that it is called with, and the last context.
 type countHook struct {
 	mu      sync.Mutex
 	entries []*logrus.Entry
@@ -164,9 +162,8 @@ func (h *countHook) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// The context's logger keeps its level, its hooks and its caller reports; what
-// it logs itself is not touched.
-func TestLoggerOfTheContextStays(t *testing.T) {
+// The context's logger keeps its level, its hooks and its caller reports. Its own entries are not changed.
+func TestContextLoggerIsUnchanged(t *testing.T) {
 	ctx, text := logged(t, formats["json"]())
 	to := log.G(ctx).Logger
 	to.SetLevel(logrus.InfoLevel)
@@ -178,9 +175,9 @@ func TestLoggerOfTheContextStays(t *testing.T) {
 	ctx = log.WithLogger(context.WithValue(ctx, key{}, "value"), log.G(ctx))
 	ctx = log.WithLogger(ctx, log.G(ctx).WithContext(ctx))
 	redacted := withRedactedLog(ctx)
-	log.G(redacted).Debug("not at this level")
+	log.G(redacted).Debug("below the level")
 	log.G(redacted).WithField("url", "https://h/?sig=hush").Info("at https://h/?sig=hush")
-	log.G(redacted).Error("no hook is for this level")
+	log.G(redacted).Error("without a hook")
 	log.G(ctx).Info("at https://h/?sig=kept")
 
 	lines := wellFormed(t, "json", text())
@@ -189,20 +186,19 @@ func TestLoggerOfTheContextStays(t *testing.T) {
 	}
 	for _, line := range lines {
 		if !strings.Contains(line, "log_test.go") {
-			t.Errorf("the caller is lost:\n%s", line)
+			t.Errorf("no caller:\n%s", line)
 		}
 	}
 	if len(h.entries) != 2 || h.entries[0].Message != "at https://h/" || h.entries[0].Context.Value(key{}) != "value" {
-		t.Errorf("the hook got %+v", h.entries)
+		t.Errorf("entries of the hook: %+v", h.entries)
 	}
 	if to.Formatter != formatter || len(to.Hooks[logrus.InfoLevel]) != 1 {
-		t.Error("the logger of the context is not what it was")
+		t.Error("the logger of the context changed")
 	}
 }
 
-// The logger of the context changes while the resolver logs. Run with the race
-// detector.
-func TestLoggerOfTheContextChanges(t *testing.T) {
+// The logger of the context changes while the resolver logs. Run this test with the race detector.
+func TestContextLoggerChangesConcurrently(t *testing.T) {
 	ctx, text := logged(t, formats["json"]())
 	to := log.G(ctx).Logger
 	var wg sync.WaitGroup
@@ -228,7 +224,7 @@ func TestLoggerOfTheContextChanges(t *testing.T) {
 	}
 }
 
-// What a registry says does not fill the log.
+// Answers of a registry do not flood the log.
 func TestLogIsBounded(t *testing.T) {
 	a := newRegistry(t)
 	a.answer = func(w http.ResponseWriter, _ *http.Request) bool {

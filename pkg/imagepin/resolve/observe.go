@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Result is how a digest lookup at a registry ended.
+// Result is the result of a digest lookup at a registry.
 type Result string
 
 // The results of a digest lookup.
@@ -22,25 +22,24 @@ const (
 	NotFound Result = "not_found"
 	NoAnswer Result = "unavailable"
 	Failed   Result = "failed"
-	// GivenUp is a lookup whose callers have all gone before its answer.
+	// GivenUp: all callers had gone before the answer.
 	GivenUp Result = "canceled"
 )
 
-// Results are all results.
+// Results lists all results.
 var Results = []Result{Answered, Denied, NotFound, NoAnswer, Failed, GivenUp}
 
 // Observer is notified of digest lookups.
 type Observer interface {
-	// Resolved is called at the end of every lookup. Concurrent identical lookups are one.
+	// Resolved is called at the end of every lookup. Concurrent identical lookups count once.
 	Resolved(result Result, took time.Duration)
 }
 
-type nobody struct{}
+type noObserver struct{}
 
-func (nobody) Resolved(Result, time.Duration) {}
+func (noObserver) Resolved(Result, time.Duration) {}
 
-// observed is resolve, counted and traced: once per question to a registry,
-// however many have asked it.
+// observed is resolve with metrics and tracing. Concurrent identical lookups count once.
 func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
 	sctx, span := tracing.StartSpan(ctx, "imagepin.resolve", tracing.WithAttribute("image.ref", s.ref.String()))
 	defer span.End()
@@ -71,9 +70,8 @@ func resultOf(ctx context.Context, err error) Result {
 	return Failed
 }
 
-// Unavailable tells whether a resolve failed because no registry could be
-// asked: it was not reached, did not answer in time, or answered 429 or 5xx.
-// One that refused the credential was reached.
+// Unavailable reports whether a resolve failed because no registry was available: none could be reached, or answered in
+// time, or without 429 or 5xx. A registry that rejects the credential is available.
 func Unavailable(err error) bool {
 	var e *imagepin.Error
 	if !errors.As(err, &e) {

@@ -15,28 +15,25 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// nodeKeySize is the length of the node's key, in bytes.
+// nodeKeySize is the size of the node's key, in bytes.
 const nodeKeySize = 32
 
-// Prover derives proofs: short texts that say "this credential has been
-// accepted for this digest of this repository" to whoever has the node's key
-// and nothing to anybody else. kubelet keeps its pull records in the same way
-// (KEP-2535).
+// Prover derives proofs. A proof is a short text that means, to a holder of the node's key only, that a registry
+// accepted a credential for a digest of a repository. kubelet keeps its pull records in the same way (KEP-2535).
 type Prover struct {
 	key []byte
 }
 
-// NewProver makes a prover with the given key of 32 bytes.
+// NewProver returns a Prover with a key of 32 bytes.
 func NewProver(key []byte) (*Prover, error) {
 	if len(key) != nodeKeySize {
-		return nil, fmt.Errorf("the node's key has %d bytes, not %d", len(key), nodeKeySize)
+		return nil, fmt.Errorf("the node's key has %d bytes, want %d", len(key), nodeKeySize)
 	}
 	return &Prover{key: key}, nil
 }
 
-// LoadProver reads the node's key from a file that only root can read, and
-// makes a new one where there is none or it is damaged: proofs made with
-// another key no longer hold, which costs one request each.
+// LoadProver reads the node's key from a file that only root can read. It creates a new key if the file is missing or
+// has the wrong size. Proofs of another key are no longer valid, which costs one request each.
 func LoadProver(path string) (*Prover, error) {
 	key, err := os.ReadFile(path)
 	if err == nil && len(key) == nodeKeySize {
@@ -47,32 +44,31 @@ func LoadProver(path string) (*Prover, error) {
 	}
 	key = make([]byte, nodeKeySize)
 	if _, err := rand.Read(key); err != nil {
-		return nil, fmt.Errorf("make the node's key: %w", err)
+		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("make the node's key: %w", err)
+		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	f, err := atomicfile.New(path, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make the node's key: %w", err)
+		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	if _, err := f.Write(key); err != nil {
 		_ = f.Cancel()
-		return nil, fmt.Errorf("make the node's key: %w", err)
+		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	if err := f.Close(); err != nil {
-		return nil, fmt.Errorf("make the node's key: %w", err)
+		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	return NewProver(key)
 }
 
-// Proof is what is noted when a registry has accepted c for a digest of a
-// repository.
+// Proof returns the proof that a registry has accepted c for a digest of a repository.
 func (p *Prover) Proof(c Credential, repository string, d digest.Digest) string {
 	return p.mac("proof", c.Username, c.Password, c.Auth, c.ServerAddress, c.IdentityToken, repository, d.String())
 }
 
-// Identity tells credentials apart without giving them away.
+// Identity returns a text that distinguishes credentials without revealing them.
 func (p *Prover) Identity(c Credential) string {
 	return p.mac("identity", c.Username, c.Password, c.Auth, c.ServerAddress, c.IdentityToken)
 }
@@ -80,7 +76,7 @@ func (p *Prover) Identity(c Credential) string {
 func (p *Prover) mac(fields ...string) string {
 	h := hmac.New(sha256.New, p.key)
 	for _, f := range fields {
-		// The length keeps "ab","c" and "a","bc" apart.
+		// The length distinguishes "ab","c" from "a","bc".
 		_, _ = fmt.Fprintf(h, "%d:%s", len(f), f)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])

@@ -27,21 +27,21 @@ func TestProofs(t *testing.T) {
 	otherKey := withConfig(t, RegistryConfig{Auths: node})
 	otherKey.Prover = &Prover{key: bytes.Repeat([]byte{1}, nodeKeySize)}
 	for name, x := range map[string]struct{ got, want bool }{
-		"own":                                {accepts(r, ref, c, d, own), true},
-		"own, another tag":                   {accepts(r, "registry.example/team/app:2", c, d, own), true},
-		"own, another repository":            {accepts(r, "registry.example/team/evil:1", c, d, own), false},
-		"own, another registry":              {accepts(r, "evil.example/team/app:1", c, d, own), false},
-		"own, another digest":                {accepts(r, ref, c, other, own), false},
-		"another's":                          {accepts(r, ref, Credential{Username: "u", Password: "guess"}, d, own), false},
-		"fields shifted":                     {accepts(r, ref, Credential{Username: "u" + secret}, d, own), false},
-		"another's, by who has none":         {accepts(r, ref, Credential{}, d, own), false},
-		"none's, by who has none":            {accepts(r, ref, Credential{}, d, anonymous), true},
-		"none's, by anybody":                 {accepts(r, ref, c, d, anonymous), true},
-		"none's, another repository":         {accepts(r, "registry.example/x:1", c, d, anonymous), false},
-		"none's, node credential rotated":    {accepts(rotated, ref, Credential{}, d, anonymous), false},
-		"none's, node credential taken away": {accepts(without, ref, Credential{}, d, anonymous), false},
-		"own, node credential rotated":       {accepts(rotated, ref, c, d, own), true},
-		"own, another node's key":            {accepts(otherKey, ref, c, d, own), false},
+		"own":                                  {accepts(r, ref, c, d, own), true},
+		"own, another tag":                     {accepts(r, "registry.example/team/app:2", c, d, own), true},
+		"own, another repository":              {accepts(r, "registry.example/team/evil:1", c, d, own), false},
+		"own, another registry":                {accepts(r, "evil.example/team/app:1", c, d, own), false},
+		"own, another digest":                  {accepts(r, ref, c, other, own), false},
+		"another credential":                   {accepts(r, ref, Credential{Username: "u", Password: "guess"}, d, own), false},
+		"fields shifted":                       {accepts(r, ref, Credential{Username: "u" + secret}, d, own), false},
+		"own, caller without credential":       {accepts(r, ref, Credential{}, d, own), false},
+		"anonymous, caller without credential": {accepts(r, ref, Credential{}, d, anonymous), true},
+		"anonymous, any caller":                {accepts(r, ref, c, d, anonymous), true},
+		"anonymous, another repository":        {accepts(r, "registry.example/x:1", c, d, anonymous), false},
+		"anonymous, node credential rotated":   {accepts(rotated, ref, Credential{}, d, anonymous), false},
+		"anonymous, node credential removed":   {accepts(without, ref, Credential{}, d, anonymous), false},
+		"own, node credential rotated":         {accepts(rotated, ref, c, d, own), true},
+		"own, another node's key":              {accepts(otherKey, ref, c, d, own), false},
 	} {
 		if x.got != x.want {
 			t.Errorf("%s: accepted %v", name, x.got)
@@ -52,11 +52,11 @@ func TestProofs(t *testing.T) {
 		t.Errorf("proofs: %s, %s", own, anonymous)
 	}
 	if r.Prover.Identity(c) == r.Prover.Identity(Credential{}) || r.Prover.Identity(c) == own {
-		t.Error("identities are not apart")
+		t.Error("different credentials have the same identity")
 	}
-	// Nobody's proof cannot be had by naming what stands for it: the auth of
-	// the node's credentials is no credential of a caller.
-	if accepts(r, ref, r.nobody, other, anonymous) {
+	// A caller cannot obtain the proof of callers without a credential by sending the combined credentials of the node
+	// as its own auth.
+	if accepts(r, ref, r.anonymous, other, anonymous) {
 		t.Error("another digest is accepted")
 	}
 }
@@ -77,13 +77,13 @@ func TestLoadProver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info.Mode().Perm() != 0o600 || info.Size() != nodeKeySize {
-		t.Errorf("%s has mode %v and %d bytes", path, info.Mode(), info.Size())
+		t.Errorf("%s: mode %v, %d bytes", path, info.Mode(), info.Size())
 	}
 	if dir, err := os.Stat(filepath.Dir(path)); err != nil || dir.Mode().Perm() != 0o700 {
-		t.Errorf("its directory: %v, %v", dir, err)
+		t.Errorf("directory: %v, %v", dir, err)
 	}
 	if load() != first {
-		t.Error("the key is not read again")
+		t.Error("the key changed")
 	}
 	for _, damaged := range [][]byte{nil, []byte("short"), make([]byte, nodeKeySize+1)} {
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
@@ -91,20 +91,20 @@ func TestLoadProver(t *testing.T) {
 		}
 		made := load()
 		if made == first || load() != made {
-			t.Errorf("%d bytes: no new key was made and kept", len(damaged))
+			t.Errorf("%d bytes: no new key was created", len(damaged))
 		}
 	}
 
 	if _, err := LoadProver(filepath.Dir(path)); err == nil {
-		t.Error("a directory is taken for a key")
+		t.Error("a directory was accepted as a key")
 	}
 	if err := os.WriteFile(filepath.Join(t.TempDir(), "f"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := LoadProver(filepath.Join(path, "below", "a-file")); err == nil {
-		t.Error("a key is made where it cannot be kept")
+		t.Error("created a key that cannot be stored")
 	}
 	if _, err := NewProver([]byte("short")); err == nil {
-		t.Error("a short key is accepted")
+		t.Error("a short key was accepted")
 	}
 }

@@ -8,14 +8,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// urlPattern finds URLs in text: scheme and user information, host and path,
-// and query and fragment. What registries redirect to is often signed, and the
-// signature stands in the query.
+// urlPattern matches URLs in text: scheme and user information, host and path, query and fragment. Redirects of
+// registries are often signed, and the signature is in the query.
 var urlPattern = regexp.MustCompile(`(https?:\\?/\\?/)([^\s"/?#]*@)?([^\s"'<>?#]*)([?#][^\s"]*)?`)
 
-// Redact removes user information, queries and fragments from the URLs in a
-// text. The rest of the text stays as it is: also the backslash before a quote
-// that ends a URL, where the text has been quoted already.
+// Redact removes user information, queries and fragments from the URLs in text. It leaves the rest unchanged, including
+// the backslash before a quote after a URL in text that is already quoted.
 func Redact(text string) string {
 	return urlPattern.ReplaceAllStringFunc(text, func(found string) string {
 		found, escape := cutEscape(found)
@@ -28,15 +26,13 @@ func Redact(text string) string {
 	})
 }
 
-// cutEscape cuts the backslashes off the end of a URL. They belong to the quote
-// after it.
+// cutEscape splits the backslashes off the end of a URL. They belong to the quote after the URL.
 func cutEscape(found string) (rest, escape string) {
 	rest = strings.TrimRight(found, `\`)
 	return rest, found[len(rest):]
 }
 
-// RedactError is err with a text that [Redact] has been over, and that is no
-// longer than [imagepin.MaxErrorText].
+// RedactError returns err with a text that is redacted by [Redact] and not longer than [imagepin.MaxErrorText].
 func RedactError(err error) error {
 	if err == nil {
 		return nil

@@ -34,14 +34,14 @@ func TestRedact(t *testing.T) {
 		`at http://h/p\nCheck the network`:       `at http://h/p\nCheck the network`,
 	} {
 		if got := Redact(in); got != want {
-			t.Errorf("%q became %q, not %q", in, got, want)
+			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
 }
 
 func TestRedactError(t *testing.T) {
 	if RedactError(nil) != nil {
-		t.Error("nothing became an error")
+		t.Error("nil became an error")
 	}
 	if clean := errors.New("clean"); RedactError(clean) != clean {
 		t.Error("a clean error is wrapped")
@@ -49,11 +49,11 @@ func TestRedactError(t *testing.T) {
 	inner := &url.Error{Op: "Get", URL: "https://h/p?sig=hush", Err: io.ErrUnexpectedEOF}
 	err := RedactError(fmt.Errorf("fetch: %w", inner))
 	if strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "https://h/p") {
-		t.Errorf("says %v", err)
+		t.Errorf("got %v", err)
 	}
 	var u *url.Error
 	if !errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &u) {
-		t.Error("the cause is lost")
+		t.Error("the error does not wrap its cause")
 	}
 }
 

@@ -29,14 +29,13 @@ const (
 	ref  = name + "/team/app:1"
 )
 
-// registry serves one image in repository team/app under tag 1, or whatever
-// answer says.
+// registry serves one image in the repository team/app under the tag 1. answer can replace its answers.
 type registry struct {
 	*httptest.Server
 	root  ocispec.Descriptor
 	image ctdtest.Image
 	blobs ctdtest.Blobs
-	// answer, where it is set, answers instead. It returns false to go on.
+	// answer, if set, handles a request. It returns false to continue.
 	answer func(http.ResponseWriter, *http.Request) bool
 
 	mu          sync.Mutex
@@ -86,7 +85,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			desc = r.root
 		}
 		if !found {
-			http.Error(w, "no such thing", http.StatusNotFound)
+			http.Error(w, "not found", http.StatusNotFound)
 			return
 		}
 	}
@@ -100,7 +99,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// seen gives the requests so far and forgets them.
+// seen returns the requests since the last call.
 func (r *registry) seen() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,7 +114,7 @@ func (r *registry) tcp() int {
 	return r.connections
 }
 
-// status answers every question with a status.
+// status answers every request with a status.
 func status(code int) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, _ *http.Request) bool {
 		if code == http.StatusUnauthorized {
@@ -126,7 +125,7 @@ func status(code int) func(http.ResponseWriter, *http.Request) bool {
 	}
 }
 
-// writeHosts writes a hosts.toml for the registry called name.
+// writeHosts writes a hosts.toml for the registry with the name name.
 func writeHosts(t *testing.T, root, text string) {
 	t.Helper()
 	dir := filepath.Join(root, name)
@@ -138,10 +137,10 @@ func writeHosts(t *testing.T, root, text string) {
 	}
 }
 
-// server is a hosts.toml that has only the registry itself.
+// server returns a hosts.toml with only the registry itself.
 func server(r *registry) string { return fmt.Sprintf("server = %q\n", r.URL) }
 
-// mirrors is a hosts.toml with servers in order, the last of them the registry.
+// mirrors returns a hosts.toml with servers in order. The last one is the registry.
 func mirrors(all ...*registry) string {
 	text := server(all[len(all)-1])
 	for _, m := range all[:len(all)-1] {
@@ -150,8 +149,7 @@ func mirrors(all ...*registry) string {
 	return text
 }
 
-// newResolver makes a resolver of a node whose registry called name is
-// configured by a hosts.toml.
+// newResolver returns the resolver of a node whose registry has this hosts.toml.
 func newResolver(t *testing.T, hostsTOML string) *Resolver {
 	t.Helper()
 	root := t.TempDir()
@@ -177,7 +175,7 @@ func named(t *testing.T, s string) reference.Named {
 	return n
 }
 
-// logged gives a context that logs to a text, and a function that reads it.
+// logged returns a context that logs to memory, and a function that returns the log.
 func logged(t *testing.T, f logrus.Formatter) (context.Context, func() string) {
 	t.Helper()
 	var (

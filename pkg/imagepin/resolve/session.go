@@ -30,76 +30,72 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 )
 
-// Config is what a Resolver needs.
+// Config configures a [Resolver].
 type Config struct {
 	Registry RegistryConfig
-	// Timeout is how long a registry may take to say which digest a
-	// reference means.
+	// Timeout is the maximum time to resolve a reference.
 	Timeout time.Duration
-	// Prover tells credentials apart.
+	// Prover derives proofs and distinguishes credentials.
 	Prover *Prover
-	// Transport sends the requests to every host; nil is containerd's own.
+	// Transport sends the requests to all hosts. nil means containerd's own transport.
 	Transport http.RoundTripper
-	// Observer is notified of digest lookups; nil is nobody.
+	// Observer is notified of digest lookups. It may be nil.
 	Observer Observer
 }
 
-// Resolver starts sessions. It is safe for concurrent use.
+// Resolver resolves references and opens sessions. It is safe for concurrent use.
 type Resolver struct {
 	Config
-	hosts    hosts
-	nobody   Credential
-	resolves flight.Group[Resolved]
+	hosts     hosts
+	anonymous Credential
+	resolves  flight.Group[Resolved]
 }
 
-// New makes a resolver.
+// New returns a Resolver.
 func New(c Config) *Resolver {
 	if c.Observer == nil {
-		c.Observer = nobody{}
+		c.Observer = noObserver{}
 	}
 	return &Resolver{
-		Config: c,
-		hosts:  hosts{config: c.Registry, timeout: c.Timeout},
-		nobody: nodeCredentials(c.Registry.Auths),
+		Config:    c,
+		hosts:     hosts{config: c.Registry, timeout: c.Timeout},
+		anonymous: nodeCredentials(c.Registry.Auths),
 	}
 }
 
-// Session is a conversation with the hosts of one reference's registry, under
-// one credential.
+// Session is a session with the registry hosts of one reference, with one credential.
 type Session struct {
 	ref     reference.Named
 	hosts   func() ([]docker.RegistryHost, error)
 	traffic *traffic
-	// resolver asks all hosts, and trusted those that may resolve.
+	// resolver uses all hosts. trusted uses only hosts with the capability resolve.
 	resolver, trusted remotes.Resolver
 
-	// Pulls for several targets share a session, and each has the same limits
-	// to set: the resolver takes them unguarded.
+	// Pulls for several targets share a session. Each sets the same limits, and the resolver does not synchronize that.
 	mu      sync.Mutex
 	limited bool
 }
 
-// Resolved is what a registry says that a reference means.
+// Resolved is the result of resolving a reference.
 type Resolved struct {
-	// Root is the descriptor: an index or a manifest.
+	// Root is the descriptor of an index or a manifest.
 	Root ocispec.Descriptor
-	// Host is the registry host that said so.
+	// Host is the registry host that answered.
 	Host string
-	// Proves says that the host may resolve, so that what it has accepted may
-	// be noted as a proof. A mirror that may only pull is not asked what a
-	// credential may have.
+	// Proves is true if the host has the capability resolve, so that its answer may be recorded as a proof. A mirror
+	// with the capability pull only does not decide which credentials have access.
 	Proves bool
-	// Session can fetch what Root names, with the authentication at hand.
+	// Session can fetch Root, and is authenticated.
 	Session *Session
 }
 
-// Session starts a conversation about ref. Nothing is sent yet.
+// Session opens a session for ref. It sends no request.
 func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 	t := &traffic{}
-	// The resolver asks for the hosts anew for every fetcher. They have to be
-	// the same ones, or each would be authenticated with again.
+	// The resolver requests the hosts for every fetcher. They must be the same, or each fetcher would authenticate
+	// again.
 	hosts := sync.OnceValues(func() ([]docker.RegistryHost, error) {
-		return r.authorized(reference.Domain(ref), c, t)
+		return r.authorizedHosts(reference.Domain(ref), c, t)
 	})
 	resolver := func(hosts func() ([]docker.RegistryHost, error)) remotes.Resolver {
 		return docker.NewResolver(docker.ResolverOptions{
@@ -118,7 +114,7 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 	}
 }
 
-// proves reports whether a host, with its path, may resolve.
+// proves reports whether a host, with its path, has the capability resolve.
 func (s *Session) proves(host string) bool {
 	hosts, err := s.hosts()
 	return err == nil && slices.ContainsFunc(hosts, func(h docker.RegistryHost) bool {
@@ -126,9 +122,8 @@ func (s *Session) proves(host string) bool {
 	})
 }
 
-// authorized gives the hosts of a registry with an authorizer for c, watched
-// by t.
-func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]docker.RegistryHost, error) {
+// authorizedHosts returns the hosts of a registry with an authorizer for c. t records their traffic.
+func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([]docker.RegistryHost, error) {
 	known, err := r.hosts.lookup(withRedactedLog(context.Background()), registry)
 	if err != nil {
 		return nil, err
@@ -160,7 +155,7 @@ func (r *Resolver) authorized(registry string, c Credential, t *traffic) ([]dock
 	return hosts, nil
 }
 
-// effective is the credential for a host: the caller's, or else the node's.
+// effective returns the credential for a host: the caller's, or the node's if the caller has none.
 func (r *Resolver) effective(c Credential, host string) Credential {
 	if c.Empty() {
 		return r.Registry.Auths[host]
@@ -168,23 +163,22 @@ func (r *Resolver) effective(c Credential, host string) Credential {
 	return c
 }
 
-// Proof derives the proof that c has been accepted for a digest of ref's
-// repository. A caller without a credential has been let in by none, or by the
-// node's own: the proof no longer holds once those change.
+// Proof returns the proof that c has been accepted for a digest of ref's repository. For a caller without a credential,
+// the proof depends on the node's own credentials: it becomes invalid when they change.
 func (r *Resolver) Proof(ref reference.Named, c Credential, root digest.Digest) string {
 	if c.Empty() {
-		c = r.nobody
+		c = r.anonymous
 	}
 	return r.Prover.Proof(c, ref.Name(), root)
 }
 
-// Proofs are all that would let c have a digest of ref's repository without
-// asking the registry: its own, and that of no credential at all.
+// Proofs returns all proofs that allow c to use a digest of ref's repository without a request: its own, and the one of
+// a caller without a credential.
 func (r *Resolver) Proofs(ref reference.Named, c Credential, root digest.Digest) []string {
 	return []string{r.Proof(ref, c, root), r.Proof(ref, Credential{}, root)}
 }
 
-// nodeCredentials stands for what a caller without a credential has.
+// nodeCredentials combines the node's credentials into one, which represents a caller without a credential.
 func nodeCredentials(auths map[string]Credential) Credential {
 	var all strings.Builder
 	for _, host := range slices.Sorted(maps.Keys(auths)) {
@@ -194,28 +188,24 @@ func nodeCredentials(auths map[string]Credential) Credential {
 	return Credential{Auth: all.String()}
 }
 
-// Resolve asks the registry what ref means. Equal questions at one time are
-// asked once. A tag is a question for the hosts that may resolve, a digest for
-// all of them: see [Resolved.Proves].
+// Resolve resolves ref at the registry. Concurrent identical calls are merged. A tag is resolved only by hosts with the
+// capability resolve, a digest by all hosts, see [Resolved.Proves].
 //
-// Errors are [imagepin.Error]: PullAccessDenied (ErrPermissionDenied, or
-// ErrUnauthenticated), ManifestPullTimeout (context.DeadlineExceeded),
-// CannotPullImageManifest (ErrNotFound; ErrUnavailable where a registry, or the
-// service that gives its tokens, cannot be reached or answers 429 or 5xx;
-// ErrInvalidArgument; ErrFailedPrecondition where no host may be asked),
-// ContentCorrupt (ErrFailedPrecondition) where the answer is no image.
+// Errors are [imagepin.Error]: PullAccessDenied (ErrPermissionDenied or ErrUnauthenticated), ManifestPullTimeout
+// (context.DeadlineExceeded), CannotPullImageManifest and ContentCorrupt (ErrFailedPrecondition) if the answer is not
+// an image. The class of CannotPullImageManifest is ErrNotFound; ErrUnavailable if a registry or its token service
+// cannot be reached or answers 429 or 5xx; ErrInvalidArgument; or ErrFailedPrecondition if no host may be used.
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
 	return r.ask(ctx, ref, c, false)
 }
 
-// Authorize asks whether c may have the digest that ref names, and so only the
-// hosts that may resolve. Its session fetches from all hosts. Its errors are
-// those of [Resolver.Resolve].
+// Authorize checks whether c may pull the digest in ref. It asks only hosts with the capability resolve. Its session
+// fetches from all hosts. It fails as [Resolver.Resolve] does.
 func (r *Resolver) Authorize(ctx context.Context, ref reference.Canonical, c Credential) (Resolved, error) {
 	return r.ask(ctx, ref, c, true)
 }
 
-// ask asks all hosts of a registry, or only those that may resolve.
+// ask resolves ref with all hosts of the registry, or only with those that have the capability resolve.
 func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, trusted bool) (Resolved, error) {
 	key := fmt.Sprintf("%s\x00%t\x00%s", ref, trusted, r.Prover.Identity(c))
 	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
@@ -236,7 +226,7 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 		return Resolved{}, deniedError(s.ref, refused, err)
 	}
 	if err != nil {
-		if errors.Is(context.Cause(ctx), errTimeout) || silent(err) {
+		if errors.Is(context.Cause(ctx), errTimeout) || timedOut(err) {
 			return Resolved{}, timeoutError(s.ref, r.Timeout)
 		}
 		if ctx.Err() != nil {
@@ -251,11 +241,10 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 	return Resolved{Root: root, Host: hostname(host), Proves: s.proves(host), Session: s}, nil
 }
 
-// Fetcher fetches the content of the session's repository.
+// Fetcher returns a fetcher for the content of the session's repository.
 //
-// Errors of its readers are [imagepin.Error] where the registry refused
-// (PullAccessDenied) or was not able to answer (CannotPullImage,
-// ErrUnavailable).
+// The errors of its readers are [imagepin.Error] if the registry denies access (PullAccessDenied) or is unavailable
+// (CannotPullImage, ErrUnavailable).
 func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	s.mu.Lock()
 	f, err := s.resolver.Fetcher(ctx, s.ref.String())
@@ -272,8 +261,8 @@ func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	}), nil
 }
 
-// fetched is a body whose errors are those of [Session.Fetcher]. The request is
-// not sent before the first Read, so that all of them come from there.
+// fetched is a body that returns the errors of [Session.Fetcher]. The first Read sends the request, so all errors come
+// from there.
 type fetched struct {
 	io.ReadCloser
 	session *Session
@@ -287,7 +276,7 @@ func (f *fetched) Read(p []byte) (int, error) {
 	return n, f.session.fetchError(err)
 }
 
-// Seek implements io.Seeker, by which a download is resumed.
+// Seek implements io.Seeker, which is used to resume a download.
 func (f *fetched) Seek(offset int64, whence int) (int64, error) {
 	s, ok := f.ReadCloser.(io.Seeker)
 	if !ok {
@@ -296,8 +285,7 @@ func (f *fetched) Seek(offset int64, whence int) (int64, error) {
 	return s.Seek(offset, whence)
 }
 
-// SetOptions passes the transfer service's limits on to the resolver, the first
-// time that there are any.
+// SetOptions passes the transfer service's limits to the resolver. Only the first call with options has an effect.
 func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,20 +295,19 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 	}
 }
 
-// Stalled is closed when requests of the session have been open for timeout
-// without any progress. The watch ends when ctx does.
+// Stalled returns a channel that is closed when requests of the session have been open for timeout without progress. It
+// stops watching when ctx ends.
 func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan struct{} {
 	return s.traffic.stalled(timeout, ctx.Done())
 }
 
-// Bytes is how much the session has received, in bytes.
+// Bytes returns the number of bytes that the session has received.
 func (s *Session) Bytes() int64 { return s.traffic.bytes.Load() }
 
 var errTimeout = errors.New("the registry did not answer in time")
 
-// silent tells whether a host was reached and did not answer in its share of
-// the time.
-func silent(err error) bool {
+// timedOut reports whether a host was reached but did not answer within its share of the time.
+func timedOut(err error) bool {
 	var request *url.Error
 	var network *net.OpError
 	return errors.As(err, &request) && request.Timeout() && !errors.As(err, &network)
@@ -333,50 +320,50 @@ func deniedError(ref reference.Named, r refusal, err error) error {
 	}
 	host := r.host
 	if host != r.registry {
-		host += ", which gives tokens for " + r.registry + ","
+		host += " (the token service of " + r.registry + ")"
 	}
 	return &imagepin.Error{
 		Reason: imagepin.PullAccessDenied, Ref: ref.String(),
-		Message:  fmt.Sprintf("%s answered %d %s", host, r.status, http.StatusText(r.status)),
+		Message: fmt.Sprintf("%s answered %d %s", host, r.status, http.StatusText(r.status)),
 		Hint:    "Check the image pull secret of the pod, the service account's imagePullSecrets, and that the credential may read this repository.",
-		Class: class, Err: opaque(err),
+		Class:   class, Err: opaque(err),
 	}
 }
 
-// opaque is the text of an error whose class does not count: of several hosts
-// that answer differently, it is one's.
+// opaque returns an error with the text of err and without its class: if several hosts answer differently, it is the
+// class of only one of them.
 func opaque(err error) error { return errors.New(RedactError(err).Error()) }
 
 func timeoutError(ref reference.Named, timeout time.Duration) error {
 	return &imagepin.Error{
 		Reason: imagepin.ManifestPullTimeout, Ref: ref.String(),
-		Message:  fmt.Sprintf("the registry did not say within %s which digest it means", timeout),
+		Message: fmt.Sprintf("the registry did not resolve the reference within %s", timeout),
 		Hint:    "Check the network to the registry and its mirrors, or raise manifest_pull_timeout.",
-		Class: context.DeadlineExceeded, Err: errTimeout,
+		Class:   context.DeadlineExceeded, Err: errTimeout,
 	}
 }
 
 func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
 	return &imagepin.Error{
 		Reason: imagepin.ContentCorrupt, Ref: ref.String(),
-		Message:  fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),
-		Hint:    "Check that the registry's address is right, and that no proxy or login page answers in its place.",
-		Class: errdefs.ErrFailedPrecondition,
+		Message: fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),
+		Hint:    "Check that the registry's address is correct, and that no proxy or login page answers instead.",
+		Class:   errdefs.ErrFailedPrecondition,
 	}
 }
 
-// resolveError classifies what containerd's resolver returned.
+// resolveError classifies an error of containerd's resolver.
 func (s *Session) resolveError(err error) error {
 	e := &imagepin.Error{
 		Reason: imagepin.CannotPullImageManifest, Ref: s.ref.String(), Err: RedactError(err),
 		Class: errdefs.ErrUnavailable,
-		Hint:    "Check the network to the registry and its mirrors.",
+		Hint:  "Check the network to the registry and its mirrors.",
 	}
 	var unexpected remoteserrors.ErrUnexpectedStatus
 	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &certificate):
-		e.Hint = "Check the registry's certificate, and the ca of the registry's hosts.toml."
+		e.Hint = "Check the registry's certificate, and ca in the registry's hosts.toml."
 	case errors.As(err, &unexpected) && unexpected.StatusCode == http.StatusTooManyRequests:
 		e.Message = "the registry limits the rate of requests"
 		e.Hint = "Wait, or configure a mirror or a credential with a higher limit."
@@ -385,25 +372,25 @@ func (s *Session) resolveError(err error) error {
 		e.Hint = "Check the reference, and that the host is a registry."
 	case errdefs.IsNotFound(err) && s.traffic.answered() == "":
 		e.Class = errdefs.ErrFailedPrecondition
-		e.Message = "none of its hosts may be asked"
-		e.Hint = "Give one of them the capabilities \"pull\" and \"resolve\" in the registry's hosts.toml."
+		e.Message = "no configured host may be used for this request"
+		e.Hint = "Add the capabilities \"pull\" and \"resolve\" to a host in the registry's hosts.toml."
 	case errors.Is(err, docker.ErrInvalidAuthorization):
 		e.Reason, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
 		e.Hint = "Check the image pull secret of the pod, and that the credential may read this repository."
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.Message = someNotAsked
+		e.Message = someUnavailable
 		e.Err = opaque(err)
 	case errdefs.IsNotFound(err):
 		e.Class = errdefs.ErrNotFound
 		e.Hint = "Check the reference: its registry has no such tag or digest."
 	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
-		e.Hint = "Check that the registry's address is right, and that no proxy or login page answers in its place."
+		e.Hint = "Check that the registry's address is correct, and that no proxy or login page answers instead."
 	}
 	return e
 }
 
-// fetchError classifies what came instead of content.
+// fetchError classifies an error of a fetch.
 func (s *Session) fetchError(err error) error {
 	var unexpected remoteserrors.ErrUnexpectedStatus
 	status := 0
@@ -411,7 +398,7 @@ func (s *Session) fetchError(err error) error {
 		status = unexpected.StatusCode
 	}
 	if status != 0 || errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
-		// Of several hosts the error is the first one's.
+		// With several hosts, the error is the one of the first.
 		if refused, ok := s.traffic.refused(); ok {
 			return deniedError(s.ref, refused, err)
 		}
@@ -426,20 +413,18 @@ func (s *Session) fetchError(err error) error {
 		e.Hint = "Wait, or configure a mirror or a credential with a higher limit."
 	case status >= 500:
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.Message = someNotAsked
+		e.Message = someUnavailable
 		e.Err = opaque(err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		e.Message = "the connection was cut, and could not be taken up again"
+		e.Message = "the connection was interrupted, and the download could not be resumed"
 	default:
 		return RedactError(err)
 	}
 	return e
 }
 
-// someNotAsked is what happened where not all hosts could say that they do not
-// have something.
-const someNotAsked = "no host has it, and some could not be asked"
+// someUnavailable is the message if some hosts do not have the content and others are unavailable.
+const someUnavailable = "no host has it, and some hosts are unavailable"
 
-// unavailable tells whether a host failed to answer the question at all, so
-// that another's "not found" is not the last word.
+// unavailable reports whether a host did not answer, so that "not found" from another host is not final.
 func (s *Session) unavailable() bool { return slices.ContainsFunc(s.traffic.statuses(), isUnavailable) }

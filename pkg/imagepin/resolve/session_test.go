@@ -56,7 +56,7 @@ func TestResolveAndFetch(t *testing.T) {
 		t.Errorf("counted %d bytes of %d", got.Session.Bytes(), len(b))
 	}
 	if n := got.Session.traffic.active.Load(); n != 0 {
-		t.Errorf("%d requests count as open when all are done", n)
+		t.Errorf("%d open requests after all are done", n)
 	}
 }
 
@@ -87,8 +87,7 @@ func TestConnectionsAreReused(t *testing.T) {
 	}
 }
 
-// tokens makes a registry ask for a token, which it gives to user u with
-// password p.
+// tokens makes a registry require a token, which it issues to user u with password p.
 func tokens(r *registry) {
 	r.answer = func(w http.ResponseWriter, req *http.Request) bool {
 		if req.URL.Path == "/token" {
@@ -129,13 +128,13 @@ func TestToken(t *testing.T) {
 	_, _ = io.Copy(io.Discard, rc)
 	_ = rc.Close()
 	if seen := a.seen(); len(seen) != 1 {
-		t.Errorf("a fetch after the resolve authenticates again: %v", seen)
+		t.Errorf("the fetch authenticated again: %v", seen)
 	}
 	if n := resolved.Session.traffic.active.Load(); n != 0 {
-		t.Errorf("%d requests count as open when all are done", n)
+		t.Errorf("%d open requests after all are done", n)
 	}
 	if _, refused := resolved.Session.traffic.refused(); refused {
-		t.Error("the challenge counts as a refusal")
+		t.Error("the challenge counted as a refusal")
 	}
 
 	for name, c := range map[string]Credential{"wrong": {Username: "u", Password: "guess"}, "none": {}, "for another": {Username: "u", Password: "p", ServerAddress: "other.example"}} {
@@ -145,7 +144,7 @@ func TestToken(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "guess") {
-			t.Errorf("the error repeats the secret: %v", err)
+			t.Errorf("the error contains the secret: %v", err)
 		}
 	}
 }
@@ -157,14 +156,14 @@ func TestNodeCredential(t *testing.T) {
 	writeHosts(t, root, server(a))
 	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}, Auths: map[string]Credential{hostOf(a): {Username: "u", Password: "p"}}})
 	resolveOnce(t, r)
-	// The caller's own is not mended with the node's.
+	// The node's credential does not replace the caller's.
 	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "guess"}); !errdefs.IsUnauthorized(err) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// Every host of the list answers with a status; 0 is the image.
-func TestMirrorsThatRefuse(t *testing.T) {
+// Every host in the list answers with a status; 0 is the image.
+func TestRefusingMirrors(t *testing.T) {
 	const (
 		ok          = imagepin.Reason("")
 		deniedName  = imagepin.PullAccessDenied
@@ -232,8 +231,8 @@ func TestMirrorsThatRefuse(t *testing.T) {
 	}
 }
 
-// One server can be several hosts of a list, each with a path of its own.
-func TestOneServerRefusesUnderOnePath(t *testing.T) {
+// One server can be several hosts in a list, each with its own path.
+func TestServerWithSeveralPaths(t *testing.T) {
 	a := newRegistry(t)
 	a.answer = func(w http.ResponseWriter, req *http.Request) bool {
 		if strings.HasPrefix(req.URL.Path, "/private/") {
@@ -250,7 +249,7 @@ func TestOneServerRefusesUnderOnePath(t *testing.T) {
 	}
 }
 
-func TestFetchThatIsRefused(t *testing.T) {
+func TestFetchRefused(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
 	resolved := resolveOnce(t, r)
@@ -274,8 +273,8 @@ func TestFetchThatIsRefused(t *testing.T) {
 	}
 }
 
-// A connection that is cut is taken up where it ended.
-func TestFetchThatIsCut(t *testing.T) {
+// An interrupted download is resumed where it ended.
+func TestFetchResumed(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
 	resolved := resolveOnce(t, r)
@@ -315,7 +314,7 @@ func fetch(ctx context.Context, f remotes.Fetcher, desc ocispec.Descriptor) ([]b
 	return io.ReadAll(rc)
 }
 
-func TestAnswersThatAreNoImage(t *testing.T) {
+func TestResolveNotAnImage(t *testing.T) {
 	for name, header := range map[string]http.Header{
 		"login page":     {"Content-Type": {"text/html"}, "Docker-Content-Digest": {digest.FromString("x").String()}},
 		"no type":        {"Docker-Content-Digest": {digest.FromString("x").String()}},
@@ -339,8 +338,7 @@ func TestAnswersThatAreNoImage(t *testing.T) {
 	}
 }
 
-// hanging is a resolver whose registry does not answer; asked is told when it
-// is asked.
+// hanging returns a resolver whose registry does not answer. It sends to asked when it gets a request.
 func hanging(t *testing.T) (r *Resolver, asked chan struct{}) {
 	a := newRegistry(t)
 	release := make(chan struct{})
@@ -354,7 +352,7 @@ func hanging(t *testing.T) (r *Resolver, asked chan struct{}) {
 	return newResolver(t, server(a)), asked
 }
 
-func TestResolveInTime(t *testing.T) {
+func TestResolveTimeout(t *testing.T) {
 	r, _ := hanging(t)
 	r.Timeout = 20 * time.Millisecond
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
@@ -364,10 +362,10 @@ func TestResolveInTime(t *testing.T) {
 	}
 }
 
-func TestResolveWhoseCallerHasGone(t *testing.T) {
+func TestResolveCanceled(t *testing.T) {
 	r, asked := hanging(t)
 	r.Timeout = time.Hour
-	gone := errors.New("the caller has gone")
+	gone := errors.New("the caller is gone")
 	ctx, cancel := context.WithCancelCause(quiet(t))
 	go func() {
 		<-asked
@@ -378,7 +376,7 @@ func TestResolveWhoseCallerHasGone(t *testing.T) {
 	}
 }
 
-// waited is a context that says when somebody waits for its end.
+// waited is a context that reports when something waits for its end.
 type waited struct {
 	context.Context
 	once    sync.Once
@@ -390,7 +388,7 @@ func (w *waited) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
-func TestEqualResolvesAreOne(t *testing.T) {
+func TestConcurrentResolvesAreMerged(t *testing.T) {
 	a := newRegistry(t)
 	release := make(chan struct{})
 	a.answer = func(http.ResponseWriter, *http.Request) bool {

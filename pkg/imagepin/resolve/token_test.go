@@ -14,8 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// withTokens makes a registry ask for a token of a service, which is another
-// server.
+// withTokens makes a registry require a token of a token service on another server.
 func withTokens(t *testing.T, r *registry, service http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(service)
@@ -31,7 +30,7 @@ func withTokens(t *testing.T, r *registry, service http.HandlerFunc) *httptest.S
 	return s
 }
 
-// token gives a token to everybody.
+// token issues a token to every caller.
 func token(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, map[string]any{"token": "t", "access_token": "t", "expires_in": 300})
 }
@@ -41,25 +40,25 @@ func statusOnly(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 }
 
-// cut ends the connection instead of answering.
+// cut closes the connection without an answer.
 func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 var tokenServices = []struct {
 	name    string
-	service http.HandlerFunc // nil is one that does not listen
-	error   imagepin.Reason    // of a resolve; "" is none
+	service http.HandlerFunc // nil means that it does not listen
+	error   imagepin.Reason  // of a resolve; "" means none
 	class   error
 }{
-	{"gives tokens", token, "", nil},
-	{"is not there", nil, imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
-	{"cuts the connection", cut, imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
+	{"issues tokens", token, "", nil},
+	{"not listening", nil, imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
+	{"closes the connection", cut, imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"500", statusOnly(500), imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"502", statusOnly(502), imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"503", statusOnly(503), imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"429", statusOnly(429), imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"401", statusOnly(401), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"403", statusOnly(403), imagepin.PullAccessDenied, errdefs.ErrPermissionDenied},
-	// What it does not understand, it does not let in.
+	// A request that it does not understand is not authorized.
 	{"400", statusOnly(400), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"404", statusOnly(404), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"no token", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, struct{}{}) }, imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
@@ -67,8 +66,8 @@ var tokenServices = []struct {
 
 var tokenCredentials = map[string]Credential{"nobody": {}, "user": {Username: "u", Password: "hush"}, "identity token": {IdentityToken: "hush"}}
 
-// A token service that cannot be asked is a registry that cannot be asked, and
-// one that refuses is a registry that refuses.
+// An unavailable token service counts as an unavailable registry, and a token service that denies access as a registry
+// that denies access.
 func TestTokenServices(t *testing.T) {
 	for _, c := range tokenServices {
 		for who, credential := range tokenCredentials {
@@ -85,9 +84,9 @@ func TestTokenServices(t *testing.T) {
 					t.Errorf("unavailable: %v", !unavailable)
 				}
 				tokens := strings.TrimPrefix(s.URL, "http://")
-				if says := fmt.Sprintf("%s, which gives tokens for %s, answered %s", tokens, hostOf(a), c.name); len(c.name) == 3 && c.name != "400" && c.name != "404" &&
-					c.error == imagepin.PullAccessDenied && !strings.Contains(err.Error(), says) {
-					t.Errorf("the error does not say %q: %v", says, err)
+				if text := fmt.Sprintf("%s (the token service of %s) answered %s", tokens, hostOf(a), c.name); len(c.name) == 3 && c.name != "400" && c.name != "404" &&
+					c.error == imagepin.PullAccessDenied && !strings.Contains(err.Error(), text) {
+					t.Errorf("the error does not contain %q: %v", text, err)
 				}
 
 				f, err := r.Session(named(t, ref), credential).Fetcher(quiet(t))
@@ -95,18 +94,18 @@ func TestTokenServices(t *testing.T) {
 					t.Fatal(err)
 				}
 				_, err = fetch(quiet(t), f, a.image.Layer)
-				var network interface{ Timeout() bool } // a net.Error, of which package pull makes ErrUnavailable
+				var network interface{ Timeout() bool } // a net.Error, which package pull classifies as ErrUnavailable
 				switch {
 				case c.class == errdefs.ErrUnavailable && errors.As(err, &network):
 				case errdefs.Resolve(err) != c.class && c.class != nil || c.class == nil && err != nil:
-					t.Errorf("fetch: %v, not %v", err, c.class)
+					t.Errorf("fetch: got %v, want %v", err, c.class)
 				}
 			})
 		}
 	}
 }
 
-// checkError fails the test where err is not of a name and class.
+// checkError checks the reason and class of err.
 func checkError(t *testing.T, err error, name imagepin.Reason, class error) {
 	t.Helper()
 	var e *imagepin.Error
@@ -116,11 +115,11 @@ func checkError(t *testing.T, err error, name imagepin.Reason, class error) {
 	case name != "" && (!errors.As(err, &e) || e.Reason != name || e.Class != class):
 		t.Errorf("got %v\nwant %s, %v", err, name, class)
 	case err != nil && strings.Contains(err.Error(), "hush"):
-		t.Errorf("the error has a secret: %v", err)
+		t.Errorf("the error contains the secret: %v", err)
 	}
 }
 
-// What the token services of several hosts say counts as what the hosts do.
+// The answer of a token service counts as the answer of its host.
 func TestTokenServicesOfMirrors(t *testing.T) {
 	const (
 		ok    = imagepin.Reason("")
@@ -129,8 +128,8 @@ func TestTokenServicesOfMirrors(t *testing.T) {
 		absnt = http.StatusNotFound
 	)
 	for _, c := range []struct {
-		token int // what the first host's token service answers; 0 for nothing
-		other int // what the second host answers; 0 is the image
+		token int // answer of the first host's token service; 0 means none
+		other int // answer of the second host; 0 is the image
 		name  imagepin.Reason
 		class error
 	}{
@@ -162,15 +161,15 @@ func TestTokenServicesOfMirrors(t *testing.T) {
 				_, err := newResolver(t, list).Resolve(quiet(t), named(t, ref), Credential{})
 				checkError(t, err, c.name, c.class)
 				if errdefs.IsNotFound(err) {
-					t.Errorf("it counts as not found: %v", err)
+					t.Errorf("counted as not found: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// A host that asks for a token, or for a password, has not refused: what it does
-// with that counts, also where it is nothing.
+// A host that requests a token or a password has not denied access: its answer to the next request counts, even if
+// there is none.
 func TestChallengeIsNoRefusal(t *testing.T) {
 	hang := func(_ http.ResponseWriter, req *http.Request) bool { <-req.Context().Done(); return true }
 	abort := func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }
@@ -197,9 +196,9 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 			t.Run(name+" "+scheme, func(t *testing.T) {
 				a := newRegistry(t)
 				service := token
-				if c.then == nil { // the token service is who hangs
+				if c.then == nil { // the token service hangs
 					service = func(_ http.ResponseWriter, req *http.Request) {
-						_ = req.ParseForm() // the end of a request is noticed once its body has been read
+						_ = req.ParseForm() // the end of a request is noticed only after its body has been read
 						<-req.Context().Done()
 					}
 				}

@@ -9,110 +9,105 @@ import (
 	"time"
 )
 
-// traffic watches what passes between a session and the registry hosts.
+// traffic tracks the requests of a session to the registry hosts.
 type traffic struct {
-	active atomic.Int64 // requests whose answer is still being read
-	bytes  atomic.Int64 // bytes of answers read
+	active atomic.Int64 // requests whose response is still being read
+	bytes  atomic.Int64 // bytes of responses read
 
-	mu    sync.Mutex
-	heard map[string]*heard // by host and path
-	asked []string          // the same, in the order they were first asked
-	last  string            // that answered, or failed to
+	mu      sync.Mutex
+	answers map[string]*hostAnswer // by host and path
+	order   []string               // keys of answers, in the order of the first request
+	last    string                 // key of the last host that answered, or failed to
 }
 
-// heard is what a registry host has said last.
-type heard struct {
-	status int // 0 where there was no answer
-	// challenged says that the status is a 401 to a request without a
-	// credential, which asks for one.
+// hostAnswer is the last answer of a registry host.
+type hostAnswer struct {
+	status int // 0 means no answer
+	// challenged means that the status is a 401 to a request without a credential, which asks for one.
 	challenged bool
-	// token is what the service that gives tokens for the host has said; nil
-	// where it was not asked.
+	// token is the last answer of the host's token service, or nil if it was not asked.
 	token *tokenAnswer
 }
 
-// tokenAnswer is what a token service has said last.
+// tokenAnswer is the last answer of a token service.
 type tokenAnswer struct {
 	host   string
-	status int // 0 where there was no answer
+	status int // 0 means no answer
 }
 
-// outcome is the status that counts for a registry host, and who gave it: that
-// of the token service where the host asks for a token that was not to be had.
-func (h *heard) outcome(registry string) (host string, status int) {
+// outcome returns the status that counts for a registry host, and who sent it. If the host requires a token and the
+// token service did not issue one, this is the status of the token service.
+func (h *hostAnswer) outcome(registry string) (host string, status int) {
 	if h.token != nil && h.status != http.StatusForbidden && (isUnavailable(h.token.status) || isRefusal(h.token.status)) {
 		return h.token.host, h.token.status
 	}
 	return registry, h.status
 }
 
-// isRefusal reports whether a status refuses the credential, or asks for one.
+// isRefusal reports whether a status rejects the credential, or asks for one.
 func isRefusal(status int) bool {
 	return status == http.StatusUnauthorized || status == http.StatusForbidden
 }
 
-// isUnavailable reports whether a status, 0 for none at all, leaves the question
-// unanswered.
+// isUnavailable reports whether a status means that the host is unavailable. 0 means no answer.
 func isUnavailable(status int) bool {
 	return status == 0 || status >= 500 || status == http.StatusTooManyRequests
 }
 
 // refusal is a 401 or 403.
 type refusal struct {
-	registry string // host that does not let in
-	host     string // that said so: registry, or the service that gives its tokens
+	registry string // host that refused access
+	host     string // host that sent the status: registry, or its token service
 	status   int
 }
 
-// refused gives the refusal of the first host whose last word was 401 or 403.
-// containerd's resolver goes on to the next host and returns one error for all
-// of them, in which that answer may be lost.
+// refused returns the refusal of the first host whose last answer was 401 or 403. containerd's resolver continues with
+// the next host and returns one error for all hosts, which may not contain that answer.
 func (t *traffic) refused() (refusal, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, key := range t.asked {
+	for _, key := range t.order {
 		registry := hostname(key)
-		if host, status := t.heard[key].outcome(registry); isRefusal(status) {
+		if host, status := t.answers[key].outcome(registry); isRefusal(status) {
 			return refusal{registry: registry, host: host, status: status}, true
 		}
 	}
 	return refusal{}, false
 }
 
-// answered gives the host, with its path, that had the last word.
+// answered returns the host that sent the last answer, with its path.
 func (t *traffic) answered() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last
 }
 
-// statuses gives the status that counts of each host in the order they were
-// asked: 0 for one that could not be reached.
+// statuses returns the status of each host, in the order of the requests: 0 for a host that could not be reached.
 func (t *traffic) statuses() []int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := make([]int, len(t.asked))
-	for i, key := range t.asked {
-		_, all[i] = t.heard[key].outcome("")
+	all := make([]int, len(t.order))
+	for i, key := range t.order {
+		_, all[i] = t.answers[key].outcome("")
 	}
 	return all
 }
 
-// of gives what a host has said, to be written to. t.mu is held.
-func (t *traffic) of(key string) *heard {
-	h, ok := t.heard[key]
+// of returns the answer of a host, for modification. The caller holds t.mu.
+func (t *traffic) of(key string) *hostAnswer {
+	h, ok := t.answers[key]
 	if !ok {
-		h = &heard{}
-		if t.heard == nil {
-			t.heard = make(map[string]*heard)
+		h = &hostAnswer{}
+		if t.answers == nil {
+			t.answers = make(map[string]*hostAnswer)
 		}
-		t.heard[key] = h
-		t.asked = append(t.asked, key)
+		t.answers[key] = h
+		t.order = append(t.order, key)
 	}
 	return h
 }
 
-// note notes the status with which a host has answered a request.
+// note records the status of a host's answer.
 func (t *traffic) note(key string, status int, authorized bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,34 +116,31 @@ func (t *traffic) note(key string, status int, authorized bool) {
 	t.last = key
 }
 
-// noteSilence notes that a host did not answer a request. What it said before
-// counts, unless that was the challenge which this request was to meet. A
-// request that ends with its caller says nothing else of the host.
-func (t *traffic) noteSilence(key string, authorized, ended bool) {
+// noteNoAnswer records that a host did not answer a request. The previous answer remains valid, unless it was the
+// challenge for this request. A request that ends because its caller has gone says nothing about the host.
+func (t *traffic) noteNoAnswer(key string, authorized, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known, ok := t.heard[key]
+	known, ok := t.answers[key]
 	switch {
 	case ok && known.challenged && authorized:
-		*known = heard{token: known.token}
+		*known = hostAnswer{token: known.token}
 	case !ok && !ended:
 		t.of(key)
 		t.last = key
 	}
 }
 
-// noteToken notes what the service that gives tokens for a host has answered: 0
-// where it did not.
+// noteToken records the status of the token service for a host: 0 means no answer.
 func (t *traffic) noteToken(key, host string, status int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.of(key).token = &tokenAnswer{host: host, status: status}
 }
 
-// watch is a transport whose requests are seen by t. Only the registry hosts
-// themselves are noted with their status: what they redirect to is somebody
-// else. A server can be several of a registry's hosts, each with a path of its
-// own, and refuse under one of them.
+// watch returns a transport that records the answers of a registry host in t. It does not record answers of hosts that
+// the registry redirects to. One server can be several hosts of a registry, each with its own path, and refuse access
+// under one of them.
 func (t *traffic) watch(registry, path string, base http.RoundTripper) http.RoundTripper {
 	key := registry + path
 	return t.count(roundTripper(func(req *http.Request) (*http.Response, error) {
@@ -158,7 +150,7 @@ func (t *traffic) watch(registry, path string, base http.RoundTripper) http.Roun
 		}
 		authorized := req.Header.Get("Authorization") != ""
 		if err != nil {
-			t.noteSilence(key, authorized, req.Context().Err() != nil)
+			t.noteNoAnswer(key, authorized, req.Context().Err() != nil)
 			return nil, err
 		}
 		t.note(key, resp.StatusCode, authorized)
@@ -166,8 +158,7 @@ func (t *traffic) watch(registry, path string, base http.RoundTripper) http.Roun
 	}))
 }
 
-// watchTokens is watch for the requests to the service that gives tokens for a
-// registry host, which may be the same server.
+// watchTokens is watch for requests to the token service of a registry host, which may be the same server.
 func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) http.RoundTripper {
 	return t.count(roundTripper(func(req *http.Request) (*http.Response, error) {
 		resp, err := base.RoundTrip(req)
@@ -180,7 +171,7 @@ func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) htt
 	}))
 }
 
-// count is a transport whose requests and bytes are counted.
+// count returns a transport that counts requests and bytes.
 func (t *traffic) count(base http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		t.active.Add(1)
@@ -194,7 +185,7 @@ func (t *traffic) count(base http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// hostname is a host without its path.
+// hostname returns a host without its path.
 func hostname(host string) string {
 	name, _, _ := strings.Cut(host, "/")
 	return name
@@ -221,15 +212,13 @@ func (b *watchedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// stalled reports, on the returned channel, when requests have been open for
-// timeout without a byte of progress. It ends with stop. The rule is that of
-// containerd's CRI (pullProgressReporter in
-// internal/cri/server/images/image_pull.go).
+// stalled returns a channel that is closed when requests have been open for timeout without progress. It ends with
+// stop. The rule is that of containerd's CRI (pullProgressReporter in internal/cri/server/images/image_pull.go).
 func (t *traffic) stalled(timeout time.Duration, stop <-chan struct{}) <-chan struct{} {
-	const looks = 10
+	const checks = 10
 	stall := make(chan struct{})
 	go func() {
-		tick := time.NewTicker(max(timeout/looks, time.Millisecond))
+		tick := time.NewTicker(max(timeout/checks, time.Millisecond))
 		defer tick.Stop()
 		seen, since := t.bytes.Load(), time.Now()
 		for {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answers is a transport that gives a body for every request.
+// answers is a transport that returns a body for every request.
 func answers(body func() io.ReadCloser) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: body(), Request: req}, nil
@@ -29,8 +29,7 @@ func TestStalled(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		// run is what happens while the watch is on; it takes longer than
-		// the timeout.
+		// run is what happens during the watch. It takes longer than the timeout.
 		run  func(*testing.T, *http.Client)
 		want bool
 	}{
@@ -45,25 +44,25 @@ func TestStalled(t *testing.T) {
 			_, _ = resp.Body.Read(make([]byte, 1))
 			time.Sleep(timeout * 3 / 2)
 		}, true},
-		"a byte now and then": {func(t *testing.T, c *http.Client) {
+		"slow body": {func(t *testing.T, c *http.Client) {
 			resp := get(t, c)
 			for range 10 {
 				_, _ = resp.Body.Read(make([]byte, 1))
 				time.Sleep(timeout * 3 / 4)
 			}
 		}, false},
-		"a slow unpack after the last body": {func(t *testing.T, c *http.Client) {
+		"slow unpack after the last body": {func(t *testing.T, c *http.Client) {
 			resp := get(t, c)
 			_ = resp.Body.Close()
 			_ = resp.Body.Close()
 			time.Sleep(3 * timeout)
 		}, false},
-		"a request that fails": {func(_ *testing.T, c *http.Client) {
+		"failed request": {func(_ *testing.T, c *http.Client) {
 			c.Transport.(*holding).err = errors.New("no route")
 			_, _ = c.Get("http://h/")
 			time.Sleep(3 * timeout)
 		}, false},
-		"one of two bodies goes on": {func(t *testing.T, c *http.Client) {
+		"progress in one of two bodies": {func(t *testing.T, c *http.Client) {
 			_, b := get(t, c), get(t, c)
 			for range 10 {
 				_, _ = b.Body.Read(make([]byte, 1))
@@ -91,7 +90,7 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// holding is a transport that can keep a request waiting, or fail it.
+// holding is a transport that can hold a request, or fail it.
 type holding struct {
 	http.RoundTripper
 	watch   func(http.RoundTripper) http.RoundTripper
@@ -130,7 +129,7 @@ func TestStalledEndsWithItsContext(t *testing.T) {
 		time.Sleep(time.Hour)
 		select {
 		case <-stalled:
-			t.Error("stalled after it was stopped")
+			t.Error("stalled after stop")
 		default:
 		}
 	})

@@ -1,12 +1,12 @@
-// Package retain keeps the content of pins on the node, through image removal and image garbage collection.
+// Package retain keeps the content of pins on the node after image removal and image garbage collection.
 //
-// What is retained follows from the pins and from the images that are ready: for each digest that a pin retains, one
-// lease for each manifest lists the manifest, its configuration, the layers, and each snapshot. [Retainer.Sync] brings
-// the leases of a digest into line. It is called after a pin has changed, after an image has been recorded, and, for
-// all digests, at a start: so a kill between two writes is repaired, and of a pin and an image that are written at one
-// time, the later one sees the other.
+// The pins and the images that are ready determine what is retained. Each manifest of a digest that a pin retains has
+// one lease. The lease lists the manifest, its configuration, the layers, and each snapshot. [Retainer.Sync] updates
+// the leases of a digest. It is called after a pin has changed, after an image has been recorded, and at a start for
+// all digests. So a start repairs the state after a kill between two writes. If a pin and an image are written
+// concurrently, the later Sync has both.
 //
-// max_retained_bytes is checked in one place: where a pin that retains is about to be used for an image, see
-// [Retainer.Reserve]. Without room that use fails, and no pin is made or moved. Sync never fails for want of room: what
-// has none is logged, and stays without until the next Sync.
+// max_retained_bytes is only checked when a pin that retains is about to be used for an image, see [Retainer.Reserve].
+// If there is no room, that use fails, and the pin is not made or moved. Sync does not fail if there is no room. It
+// logs the image, which is not retained until the next Sync with enough room.
 package retain

@@ -21,12 +21,11 @@ func (r *Retainer) HoldsRoot(root digest.Digest) bool {
 	return false
 }
 
-// Reserve makes sure that there is room to retain entries, of which Manifest and
-// Size have to be known, until the returned function is called: a pin that is
-// made or moved in between can retain them. freed reports which digests are released
-// by then; nil is none.
+// Reserve reserves room to retain entries until the returned function is called. A pin that is made or moved in between
+// can retain them. The Manifest and Size of the entries must be set. freed reports whether a digest will be released by
+// then. A nil freed means none.
 //
-// It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+// Reserve returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room.
 func (r *Retainer) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,11 +55,11 @@ func (r *Retainer) Reserve(freed func(root digest.Digest) bool, entries ...image
 	}, nil
 }
 
-// reservation is room that is kept for leases to come.
+// reservation is room that is reserved for future leases, in bytes by lease ID.
 type reservation struct{ sizes map[string]int64 }
 
-// total is how much is held and reserved, but for one lease and for what is
-// freed. The caller holds the lock.
+// total returns the number of held and reserved bytes, without one lease and without digests that are freed. The caller
+// holds the lock.
 func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 {
 	sizes := make(map[string]int64)
 	for reserved := range r.reserved {
@@ -81,8 +80,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 	return total
 }
 
-// room fails where an entry is too much besides what is retained. The caller
-// holds the lock.
+// room returns an error if there is no room for an entry. total is the number of bytes that are already retained.
 func (r *Retainer) room(e imagepin.Entry, total int64) error {
 	limit := r.MaxBytes()
 	if limit <= 0 || total+e.Size <= limit {

@@ -28,52 +28,53 @@ const (
 	labelRetainSize = imagepin.LabelPrefix + "retain.bytes"
 )
 
-// Pins are the pins of the node. [pin.Store] is one.
+// Pins are the pins of the node. [pin.Store] implements it.
 type Pins interface {
 	// Retains reports whether a pin retains a digest.
 	Retains(root digest.Digest) bool
 	// Retained returns the digests that pins retain.
 	Retained() []digest.Digest
-	// Prove notes, on the pins that retain a digest of ref's repository, that credentials were accepted for it.
+	// Prove adds proofs to the pins that retain a digest of ref's repository.
 	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
 }
 
-// Images are the images that are ready on the node. [store.Store] is one.
+// Images are the images that are ready on the node. [store.Store] implements it.
 type Images interface {
-	// ByRoot returns the entries of a digest, of all references and targets.
+	// ByRoot returns the entries of a root digest, for all references and targets.
 	ByRoot(root digest.Digest) []imagepin.Entry
 	// Proofs returns the proofs on an image record.
 	Proofs(record string) []string
-	// AddToLease makes the lease in ctx hold what entries need. It fails with ErrNotFound where a part is gone.
+	// AddToLease adds the content and snapshots of entries to the lease in ctx. It returns ErrNotFound if any is gone.
 	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 }
 
-// Config is what a Retainer works with. All fields are required.
+// Config configures a Retainer. All fields are required.
 type Config struct {
 	Leases  leases.Manager
 	Content content.Store
 	Pins    Pins
 	Images  Images
-	// MaxBytes returns how many bytes may be retained, as registries have them; zero is no limit.
+	// MaxBytes returns how many bytes may be retained. The size of an image is that of its content in the registry.
+	// Zero means no limit.
 	MaxBytes func() int64
-	// Released is called when leases have been deleted, so that what they held is collected. It must not wait for that.
+	// Released is called after leases were deleted, to start a garbage collection. It must not wait for the collection.
 	Released func()
 }
 
 // Retainer holds the content of pins. It is safe for concurrent use.
 type Retainer struct {
 	Config
-	write *semaphore.Weighted // one writer at a time
+	write *semaphore.Weighted // allows one writer at a time
 
-	mu       sync.Mutex          // never held while containerd is called
-	held     map[string]retained // by lease
+	mu       sync.Mutex          // not held during calls to containerd
+	held     map[string]retained // by lease ID
 	reserved map[*reservation]struct{}
 }
 
-// New returns a retainer. [Retainer.SyncAll] has to be called first.
+// New returns a retainer. [Retainer.SyncAll] must be called first.
 func New(c Config) *Retainer { return &Retainer{Config: c, write: semaphore.NewWeighted(1)} }
 
-// lock makes the caller the only writer until unlock is called.
+// lock makes the caller the only writer until it calls unlock.
 func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
 	if err := r.write.Acquire(ctx, 1); err != nil {
 		return nil, context.Cause(ctx)
@@ -87,7 +88,7 @@ type retained struct {
 	holds map[leases.Resource]bool
 }
 
-// load reads which leases there are, and what they hold: a kill can have come before one held everything.
+// load reads the leases and their resources. A lease can be incomplete after a kill.
 func (r *Retainer) load(ctx context.Context) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
@@ -96,13 +97,13 @@ func (r *Retainer) load(ctx context.Context) error {
 	defer unlock()
 	all, err := r.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
-		return fmt.Errorf("list what is retained: %w", err)
+		return fmt.Errorf("list retain leases: %w", err)
 	}
 	held := make(map[string]retained, len(all))
 	for _, l := range all {
 		resources, err := r.Leases.ListResources(ctx, l)
 		if err != nil {
-			return fmt.Errorf("list what lease %s retains: %w", l.ID, err)
+			return fmt.Errorf("list resources of lease %s: %w", l.ID, err)
 		}
 		holds := make(map[leases.Resource]bool, len(resources))
 		for _, res := range resources {
@@ -117,8 +118,8 @@ func (r *Retainer) load(ctx context.Context) error {
 	return nil
 }
 
-// retain holds the image of an entry, unless no pin retains it any more. A lease of the caller must hold its content. It
-// fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+// retain adds the image of an entry to its lease, unless no pin retains it any more. A lease of the caller must hold
+// the content. retain returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room.
 func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
@@ -126,7 +127,7 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	}
 	defer unlock()
 	if !r.Pins.Retains(e.Root.Digest) {
-		return nil // the pin is gone by now
+		return nil // the pin was removed
 	}
 	l := leases.Lease{ID: leaseID(e)}
 	resources, err := r.resources(ctx, e)
@@ -139,7 +140,7 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	for _, res := range resources {
 		failpoint.Reach("retain.add")
 		if err := r.Leases.AddResource(ctx, l, res); err != nil {
-			return fmt.Errorf("retain %s of %s: %w", res.ID, e.Root.Digest, err)
+			return fmt.Errorf("add %s to the retain lease of %s: %w", res.ID, e.Root.Digest, err)
 		}
 		r.mu.Lock()
 		r.held[l.ID].holds[res] = true
@@ -149,8 +150,8 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	return nil
 }
 
-// leaseID names the lease of an entry: one for each root and manifest, since a
-// manifest can be in several indexes, and each can have a pin.
+// leaseID returns the ID of an entry's lease. Each pair of root and manifest has a lease of its own, because several
+// indexes can have the same manifest, and each of them can have a pin.
 func leaseID(e imagepin.Entry) string {
 	if e.Root.Digest == e.Manifest {
 		return retainPrefix + e.Manifest.Encoded()
@@ -158,7 +159,7 @@ func leaseID(e imagepin.Entry) string {
 	return retainPrefix + digest.FromString(e.Root.Digest.String()+" "+e.Manifest.String()).Encoded()
 }
 
-// create makes the lease of an entry, unless there is one.
+// create creates the lease of an entry if it does not exist.
 func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
 	if known, err := r.claim(id, e); known || err != nil {
 		return err
@@ -176,7 +177,7 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	return nil
 }
 
-// claim notes that a lease is about to be made. known tells that there is one.
+// claim notes that a lease is about to be created. known reports whether it exists.
 func (r *Retainer) claim(id string, e imagepin.Entry) (known bool, _ error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,9 +202,9 @@ func (r *Retainer) forget(id string) {
 	delete(r.held, id)
 }
 
-// resources lists what there is of an image.
+// resources returns the existing content of an image, and its snapshot or configuration as the last resource.
 func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Resource, error) {
-	// Docker's manifests read the same.
+	// Docker manifests have the same structure.
 	manifest := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
 	m, err := images.Manifest(ctx, r.Content, manifest, platforms.All)
 	if err != nil {
@@ -215,24 +216,23 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 	}
 	var all []leases.Resource
 	for _, d := range blobs {
-		// A lease takes what does not exist, and then holds nothing.
+		// A lease accepts a resource that does not exist, but then does not hold it.
 		if _, err := r.Content.Info(ctx, d); err == nil {
 			all = append(all, leases.Resource{ID: d.String(), Type: "content"})
 		}
 	}
-	return append(all, last(e)), nil
+	return append(all, lastResource(e)), nil
 }
 
-// last is the resource that an entry's lease is given last: where it is held,
-// everything is.
-func last(e imagepin.Entry) leases.Resource {
+// lastResource returns the resource that is added last to an entry's lease. If the lease has it, the lease is complete.
+func lastResource(e imagepin.Entry) leases.Resource {
 	if e.ChainID == "" {
 		return leases.Resource{ID: e.ImageID.String(), Type: "content"}
 	}
 	return leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter}
 }
 
-// release deletes the leases of digests that no pin retains. What they held is collected later.
+// release deletes the leases of digests that no pin retains. Their content is collected later.
 func (r *Retainer) release(ctx context.Context) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
@@ -243,7 +243,7 @@ func (r *Retainer) release(ctx context.Context) error {
 	for _, id := range unwanted {
 		failpoint.Reach("retain.release")
 		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("release what is retained: %w", err)
+			return fmt.Errorf("delete retain lease: %w", err)
 		}
 		failpoint.Reach("retain.dropped")
 		r.forget(id)
@@ -254,7 +254,7 @@ func (r *Retainer) release(ctx context.Context) error {
 	return nil
 }
 
-// unwanted returns the leases of digests that no pin retains.
+// unwanted returns the IDs of the leases of digests that no pin retains.
 func (r *Retainer) unwanted() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,14 +268,14 @@ func (r *Retainer) unwanted() []string {
 	return ids
 }
 
-// Holds reports whether an entry's manifest is held with its snapshot for the entry's target.
+// Holds reports whether a lease holds an entry's manifest with its snapshot for the entry's target.
 func (r *Retainer) Holds(e imagepin.Entry) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.held[leaseID(e)].holds[last(e)]
+	return r.held[leaseID(e)].holds[lastResource(e)]
 }
 
-// Bytes is how much is held, as the registry has it.
+// Bytes returns how many bytes are retained. The size of an image is that of its content in the registry.
 func (r *Retainer) Bytes() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

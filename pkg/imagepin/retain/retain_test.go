@@ -33,7 +33,7 @@ var (
 	second = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "second"}
 )
 
-// env is a retainer between the pins and the images of a node. Each image is 1000 bytes for max_retained_bytes.
+// env is a retainer with the pins and images of a node. Each image counts as 1000 bytes for max_retained_bytes.
 type env struct {
 	*retain.Retainer
 	t        *testing.T
@@ -46,7 +46,7 @@ type env struct {
 	released int
 }
 
-// namespaces makes namespaces in a metadata database.
+// namespaces creates namespaces in a metadata database.
 type namespaces struct{ db *metadata.DB }
 
 func (n namespaces) Create(ctx context.Context, name string, labels map[string]string) error {
@@ -68,7 +68,7 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
-// restart starts again on what is recorded.
+// restart replaces the retainer, the pins and the images with new ones that load the recorded state.
 func (e *env) restart() {
 	e.t.Helper()
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "second"}},
@@ -124,7 +124,7 @@ func (e *env) image(text string, target runtimeplatform.Target) imagepin.Entry {
 	return entry
 }
 
-// remove removes the image of entries and collects what is not retained.
+// remove removes images and runs a garbage collection.
 func (e *env) remove(entries ...imagepin.Entry) {
 	e.t.Helper()
 	for _, entry := range entries {
@@ -137,7 +137,7 @@ func (e *env) remove(entries ...imagepin.Entry) {
 
 func id(name string) pin.ID { return pin.ID{Scope: policy.NodeScope, Ref: repo + ":" + name} }
 
-// pin pins a tag of its own to the root of an entry, which is retained.
+// pin pins a tag to the root of an entry, and retains it.
 func (e *env) pin(name string, entry imagepin.Entry) {
 	e.t.Helper()
 	if _, err := e.pins.Make(e.ctx, id(name), entry.Root, pin.ByOperator, true); err != nil {
@@ -152,7 +152,7 @@ func (e *env) unpin(name string) {
 	}
 }
 
-// wantThere fails the test unless all that an entry needs is on the node, or nothing of it.
+// wantThere checks that either all content and the snapshot of an entry exist, or none of it.
 func (e *env) wantThere(what string, entry imagepin.Entry, there bool) {
 	e.t.Helper()
 	wantEqual(e.t, what, []bool{
@@ -181,14 +181,14 @@ func wantFull(t *testing.T, what string, err error) {
 	}
 }
 
-// TestRetain keeps an image that no record names any more, through garbage collection and a restart, until its pin is removed.
-// An image that is made ready after its digest was pinned is retained with the Sync after it.
+// TestRetain retains an image without records through garbage collection and a restart, until its pin is removed. An
+// image that becomes ready after its digest was pinned is retained by the next Sync.
 func TestRetain(t *testing.T) {
 	e := newEnv(t)
 	kept, lost := e.image("kept", first), e.image("lost", first)
 	e.pin("kept", kept)
 	keptToo := e.image("kept", second)
-	wantEqual(t, "synced before the image was", e.Synced(kept.Root.Digest), false)
+	wantEqual(t, "synced before the image is retained", e.Synced(kept.Root.Digest), false)
 	if err := e.Sync(e.ctx, kept.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func TestRetain(t *testing.T) {
 	wantEqual(t, "bytes, releases", []any{e.Bytes(), e.released}, []any{0, 1})
 }
 
-// TestSyncAfterKill starts on pins and images whose writer was killed before it had synced.
+// TestSyncAfterKill restarts after pins and images were written but not synced.
 func TestSyncAfterKill(t *testing.T) {
 	e := newEnv(t)
 	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
@@ -238,8 +238,8 @@ func TestSyncAfterKill(t *testing.T) {
 	e.wantThere("c", c, true)
 }
 
-// TestLimit pins more than may be retained: what there is no room for is not retained, and no lease is made of it. It is with the
-// first Sync that finds room.
+// TestLimit pins more than max_retained_bytes. An image without room is not retained and has no lease. The first Sync
+// with enough room retains it.
 func TestLimit(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
@@ -272,38 +272,39 @@ func TestLimit(t *testing.T) {
 	wantHeld(" without a limit", true, true, true)
 }
 
-// TestReserve keeps room for what is about to be retained, and counts what is released by then as room.
+// TestReserve reserves room for images that are about to be retained. Content that is about to be released counts as
+// room.
 func TestReserve(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
 	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
 	e.pin("a", a)
 	_, err := e.Reserve(nil, b, c)
-	wantFull(t, "two, and one is held", err)
+	wantFull(t, "two images, and one is held", err)
 	release, err := e.Reserve(nil, a, b, b)
 	if err != nil {
-		t.Fatalf("one, and one that is held: %v", err)
+		t.Fatalf("one image, and one that is held: %v", err)
 	}
 	_, err = e.Reserve(nil, c)
-	wantFull(t, "another one", err)
+	wantFull(t, "one more image", err)
 	e.pin("c", c)
-	e.wantHeld("what there is no room for beside what is reserved", c, false)
+	e.wantHeld("an image without room besides the reserved one", c, false)
 	e.pin("b", b)
-	e.wantHeld("what room is reserved for", b, true)
+	e.wantHeld("the image with reserved room", b, true)
 	release()
 	_, err = e.Reserve(nil, c)
-	wantFull(t, "what is held instead of reserved", err)
+	wantFull(t, "an image without room besides the held one", err)
 
 	freed := func(root digest.Digest) bool { return root == a.Root.Digest }
 	if release, err = e.Reserve(freed, c); err != nil {
-		t.Fatalf("in place of one that is released: %v", err)
+		t.Fatalf("room of an image that is released: %v", err)
 	}
 	e.unpin("a")
 	if err := e.Sync(e.ctx, c.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
 	release()
-	e.wantHeld("in place of one that was released", c, true)
+	e.wantHeld("the image in the room of a released one", c, true)
 	wantEqual(t, "bytes", e.Bytes(), 2000)
 	e.maxBytes = 0
 	if _, err := e.Reserve(nil, a, b, c); err != nil {
@@ -331,24 +332,24 @@ func TestDiscardedLayers(t *testing.T) {
 	done()
 	e.pin("discarded", entry)
 	e.remove(entry)
-	e.wantThere("what is retained", entry, true)
+	e.wantThere("the retained image", entry, true)
 }
 
-// gone are images that were removed when their entries had been read.
-type gone struct{ retain.Images }
+// removedImages are images that were removed after their entries were read.
+type removedImages struct{ retain.Images }
 
-func (gone) AddToLease(context.Context, ...imagepin.Entry) error { return errdefs.ErrNotFound }
+func (removedImages) AddToLease(context.Context, ...imagepin.Entry) error { return errdefs.ErrNotFound }
 
-// TestRemovedBesideSync leaves out an image that is removed while it is being retained.
-func TestRemovedBesideSync(t *testing.T) {
+// TestSyncOfRemovedImage skips an image that is removed during a Sync.
+func TestSyncOfRemovedImage(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("a", first)
-	e.Images = gone{e.images}
+	e.Images = removedImages{e.images}
 	e.pin("a", entry)
 	e.wantHeld("a", entry, false)
 }
 
-// TestTwoRootsOfOneManifest has two pins retain indexes that share a manifest: each keeps it for as long as it is there.
+// TestTwoRootsOfOneManifest pins two indexes with the same manifest. Each pin retains it.
 func TestTwoRootsOfOneManifest(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("shared", first)
@@ -378,7 +379,7 @@ func TestTwoRootsOfOneManifest(t *testing.T) {
 	e.wantThere("the other", other, true)
 }
 
-// TestProofs notes on a pin which credentials have been accepted for what it retains.
+// TestProofs adds the proofs of an image to the pin that retains it.
 func TestProofs(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("a", first)
@@ -399,7 +400,7 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// stuckLeases do not delete until they are let go.
+// stuckLeases block deletions until free is closed.
 type stuckLeases struct {
 	leases.Manager
 	reached, free chan struct{}
@@ -411,7 +412,8 @@ func (l stuckLeases) Delete(ctx context.Context, lease leases.Lease, opts ...lea
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestLeaseDeletionHangs has a lease's deletion hang, as it does with a snapshotter that hangs: what is in memory is answered.
+// TestLeaseDeletionHangs blocks the deletion of a lease, as a snapshotter that hangs does. Methods that only use memory
+// still return.
 func TestLeaseDeletionHangs(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
@@ -438,5 +440,5 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	if err := <-removed; err != nil {
 		t.Error(err)
 	}
-	e.wantHeld("what was released", a, false)
+	e.wantHeld("the released image", a, false)
 }

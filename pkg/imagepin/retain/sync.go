@@ -15,10 +15,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
-// syncTimeout bounds how long a Sync goes on for a caller that has gone: pins and records stay, whoever waits.
+// syncTimeout limits a Sync, which goes on after its caller's context has ended, because pins and records stay changed.
 const syncTimeout = 30 * time.Second
 
-// SyncAll reads the leases that there are, and brings those of all digests into line.
+// SyncAll reads the existing leases, and updates those of all digests.
 func (r *Retainer) SyncAll(ctx context.Context) error {
 	if err := r.load(ctx); err != nil {
 		return err
@@ -34,8 +34,8 @@ func (r *Retainer) SyncAll(ctx context.Context) error {
 	return nil
 }
 
-// Sync brings what is retained of digests into line with the pins and the images of the node. Images are held under the
-// lease in ctx, where it has one, while they are added. Sync goes on for a caller that has gone.
+// Sync updates the leases of digests after pins or images have changed. If ctx has a lease, this lease holds the images
+// while they are added. Sync goes on after ctx has ended.
 func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
 	defer cancel()
@@ -55,7 +55,7 @@ func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
 	return nil
 }
 
-// Synced reports whether all images of a digest are held that a pin retains.
+// Synced reports whether leases hold all images of a digest that a pin retains.
 func (r *Retainer) Synced(root digest.Digest) bool {
 	if !r.Pins.Retains(root) {
 		return true
@@ -68,7 +68,7 @@ func (r *Retainer) Synced(root digest.Digest) bool {
 	return true
 }
 
-// syncRetained holds the images of a digest that a pin retains, and has the pins remember who may have them.
+// syncRetained adds the images of a retained digest to leases, and adds their proofs to the pins.
 func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
 	for _, e := range r.Images.ByRoot(root) {
 		if err := r.hold(ctx, e); err != nil {
@@ -85,7 +85,7 @@ func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
 	return nil
 }
 
-// hold retains an image that is ready. One that was just removed, or that there is no room for, is left out.
+// hold retains an image that is ready. It skips an image that was just removed, or for which there is no room.
 func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	if r.Holds(e) {
 		return nil
@@ -107,7 +107,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	case errdefs.IsNotFound(err):
 		return nil
 	case errors.As(err, &full) && full.Reason == imagepin.RetainLimitReached:
-		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("an image is not retained")
+		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("cannot retain image")
 		return nil
 	}
 	return err

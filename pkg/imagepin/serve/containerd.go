@@ -33,34 +33,33 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// containerd is a connection to a containerd, which may come and go.
+// containerd is a connection to a containerd, which may stop and start again.
 type containerd struct {
 	address string
 	conn    *grpc.ClientConn
 	client  *client.Client
 }
 
-// reconnectWithin bounds how long a connection that was refused is not tried
-// again.
+// reconnectWithin is the maximum delay between two attempts to connect.
 const reconnectWithin = time.Second
 
-// dialContainerd connects to a containerd, which need not be there. Without
-// tracing the caller's trace is passed on all the same, with its metadata.
+// dialContainerd creates a connection to a containerd, which need not be running. Without tracing, the caller's trace
+// is still forwarded with the metadata of the call.
 func dialContainerd(address string, tracing bool) (*containerd, error) {
-	patience := backoff.DefaultConfig
-	patience.BaseDelay, patience.MaxDelay = 50*time.Millisecond, reconnectWithin
+	reconnect := backoff.DefaultConfig
+	reconnect.BaseDelay, reconnect.MaxDelay = 50*time.Millisecond, reconnectWithin
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: patience, MinConnectTimeout: 5 * time.Second}),
-		// containerd's own dialer waits for a socket that there is none of.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 5 * time.Second}),
+		// containerd's own dialer waits until the socket exists.
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", address)
 		}),
 		unlimited,
 	}
 	if tracing {
-		// What of a call is done in containerd belongs to its trace. What imagepin
-		// needs of containerd to answer it is in spans of its own, as in the plugin.
+		// Forwarded CRI calls are part of the caller's trace. imagepin's own calls to containerd are in its own spans,
+		// as in the plugin.
 		options = append(options, grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool {
 			return strings.HasPrefix(info.FullMethodName, criPrefix)
 		}))))
@@ -76,23 +75,22 @@ func dialContainerd(address string, tracing bool) (*containerd, error) {
 	return &containerd{address: address, conn: conn, client: c}, nil
 }
 
-// state is what a running containerd says of itself.
+// state is what a running containerd reports about itself.
 type state struct {
 	version      string
 	root         string // directory
-	content      string // directory of the content; empty where it is not told
+	content      string // directory of the content store; empty if not reported
 	running      config.ReportedConfig
 	snapshotters map[string]node.Snapshotter
 	verifiers    []string
 }
 
-// errRefused is what cannot be mended by waiting for containerd.
-var errRefused = errors.New("imagepin does not run beside this containerd")
+// errIncompatible means that waiting for containerd does not help.
+var errIncompatible = errors.New("imagepin cannot run with this containerd")
 
-// look asks a containerd what it is. Its error is errRefused or says that
-// containerd is not there or not ready yet.
-func (c *containerd) look(ctx context.Context) (*state, error) {
-	if err := c.lookAtVersion(ctx); err != nil {
+// probe reads the state of containerd. It fails with errIncompatible, or with an error for which isUnavailable is true.
+func (c *containerd) probe(ctx context.Context) (*state, error) {
+	if err := c.checkVersion(ctx); err != nil {
 		return nil, err
 	}
 	loaded, err := c.client.IntrospectionService().Plugins(ctx)
@@ -105,22 +103,22 @@ func (c *containerd) look(ctx context.Context) (*state, error) {
 			return nil, err
 		}
 	}
-	return s, c.lookAtCRI(ctx, s)
+	return s, c.probeCRI(ctx, s)
 }
 
-// ourPlugin is the type of imagepin as a plugin of containerd.
-const ourPlugin = "io.containerd.imagepin.v1"
+// pluginType is the type of imagepin as a plugin of containerd.
+const pluginType = "io.containerd.imagepin.v1"
 
-// plugin notes what a plugin of containerd says.
+// plugin adds a plugin of containerd to the state.
 func (s *state) plugin(p *introspection.Plugin) error {
 	uri := p.GetType() + "." + p.GetID()
 	switch {
-	case p.GetType() == ourPlugin:
-		return fmt.Errorf("%w: it has imagepin built in (%s): point kubelet at containerd's own socket, or add %q to its disabled_plugins", errRefused, uri, uri)
+	case p.GetType() == pluginType:
+		return fmt.Errorf("%w: it has imagepin built in (%s): point kubelet at containerd's own socket, or add %q to its disabled_plugins", errIncompatible, uri, uri)
 	case p.GetInitErr() != nil:
 		skipped := strings.HasSuffix(p.GetInitErr().GetMessage(), plugin.ErrSkipPlugin.Error())
 		if p.GetType() == string(plugins.ImageVerifierPlugin) && !skipped {
-			return fmt.Errorf("%w: its image verifier %s failed to load and could have refused: %s", errRefused, uri, p.GetInitErr().GetMessage())
+			return fmt.Errorf("%w: its image verifier %s failed to load, and its checks must not be skipped: %s", errIncompatible, uri, p.GetInitErr().GetMessage())
 		}
 	case p.GetType() == string(plugins.SnapshotPlugin):
 		s.snapshotters[p.GetID()] = node.Snapshotter{
@@ -128,7 +126,7 @@ func (s *state) plugin(p *introspection.Plugin) error {
 		}
 	case p.GetType() == string(plugins.ImageVerifierPlugin):
 		if p.GetID() != "bindir" {
-			return fmt.Errorf("%w: its image verifier %s cannot be asked over its socket", errRefused, uri)
+			return fmt.Errorf("%w: its image verifier %s cannot be called over containerd's socket", errIncompatible, uri)
 		}
 		s.verifiers = append(s.verifiers, p.GetID())
 	case uri == contentPlugin:
@@ -144,8 +142,8 @@ func (s *state) plugin(p *introspection.Plugin) error {
 	return nil
 }
 
-// criConfig is what is read of the configuration that containerd's CRI gives in
-// a verbose Status (internal/cri/config/config.go, whose types are not public).
+// criConfig is the part of the configuration in a verbose Status of containerd's CRI that imagepin uses
+// (internal/cri/config/config.go, whose types are not public).
 type criConfig struct {
 	Containerd struct {
 		DefaultRuntimeName string `json:"defaultRuntimeName"`
@@ -159,8 +157,8 @@ type criConfig struct {
 	ContainerdRootDir string `json:"containerdRootDir"`
 }
 
-// lookAtCRI notes what the CRI service says.
-func (c *containerd) lookAtCRI(ctx context.Context, s *state) error {
+// probeCRI adds what the CRI service reports to the state.
+func (c *containerd) probeCRI(ctx context.Context, s *state) error {
 	runtimes := runtime.NewRuntimeServiceClient(c.conn)
 	v, err := runtimes.Version(ctx, &runtime.VersionRequest{})
 	if err != nil {
@@ -171,29 +169,29 @@ func (c *containerd) lookAtCRI(ctx context.Context, s *state) error {
 	if err != nil {
 		return fmt.Errorf("the CRI on %s: %w", c.address, err)
 	}
-	var told criConfig
-	if err := json.Unmarshal([]byte(status.GetInfo()["config"]), &told); err != nil || len(told.Containerd.Runtimes) == 0 {
-		return fmt.Errorf("%w: its CRI (%s %s) does not tell its configuration in a verbose Status", errRefused, v.GetRuntimeName(), s.version)
+	var reported criConfig
+	if err := json.Unmarshal([]byte(status.GetInfo()["config"]), &reported); err != nil || len(reported.Containerd.Runtimes) == 0 {
+		return fmt.Errorf("%w: its CRI (%s %s) does not report its configuration in a verbose Status", errIncompatible, v.GetRuntimeName(), s.version)
 	}
 	rt := &s.running.Runtime.Containerd
-	rt.DefaultRuntimeName = told.Containerd.DefaultRuntimeName
-	rt.Runtimes = make(map[string]config.Handler, len(told.Containerd.Runtimes))
-	for name, h := range told.Containerd.Runtimes {
+	rt.DefaultRuntimeName = reported.Containerd.DefaultRuntimeName
+	rt.Runtimes = make(map[string]config.Handler, len(reported.Containerd.Runtimes))
+	for name, h := range reported.Containerd.Runtimes {
 		rt.Runtimes[name] = config.Handler{Type: h.Type, Snapshotter: h.Snapshotter, DisablePauseImagePull: h.DisablePauseImagePull, Options: h.Options}
 	}
-	s.root = told.ContainerdRootDir
+	s.root = reported.ContainerdRootDir
 	for name, sn := range s.snapshotters {
 		if sn.Root == "" {
 			sn.Root = filepath.Join(s.root, plugins.SnapshotPlugin.String()+"."+name)
 			s.snapshotters[name] = sn
 		}
 	}
-	return c.lookAtFilesystems(ctx, s)
+	return c.probeFilesystems(ctx, s)
 }
 
-// lookAtFilesystems finds the default snapshotter: the first filesystem that the
-// CRI names is its.
-func (c *containerd) lookAtFilesystems(ctx context.Context, s *state) error {
+// probeFilesystems finds the default snapshotter: the first filesystem that the CRI reports is the filesystem of the
+// default snapshotter.
+func (c *containerd) probeFilesystems(ctx context.Context, s *state) error {
 	info, err := runtime.NewImageServiceClient(c.conn).ImageFsInfo(ctx, &runtime.ImageFsInfoRequest{})
 	if err != nil {
 		return fmt.Errorf("the CRI on %s: %w", c.address, err)
@@ -212,8 +210,8 @@ func (c *containerd) lookAtFilesystems(ctx context.Context, s *state) error {
 	return nil
 }
 
-// socketRecords is containerd's image store over its socket, where there are no
-// transactions: the order of what is written is safe by itself.
+// socketRecords is containerd's image store over its socket, which has no transactions. The callers write in an order
+// that is safe without them.
 type socketRecords struct{ images.Store }
 
 // Atomically implements store.Records.
@@ -221,7 +219,7 @@ func (r socketRecords) Atomically(ctx context.Context, fn func(context.Context, 
 	return fn(ctx, r.Store)
 }
 
-// services are those of containerd that a node works on.
+// services returns the services of containerd that a node uses.
 func (c *containerd) services() node.Containerd {
 	records := pagedImages{c.client.ImageService()}
 	return node.Containerd{
@@ -236,7 +234,7 @@ func (c *containerd) services() node.Containerd {
 	}
 }
 
-// imageVerifiers are the image verifier plugins of a containerd.
+// imageVerifiers returns the image verifier plugins of a containerd.
 func (s *state) imageVerifiers(verifier bindir.Config) map[string]imageverifier.ImageVerifier {
 	if !slices.Contains(s.verifiers, "bindir") {
 		return nil
@@ -244,10 +242,10 @@ func (s *state) imageVerifiers(verifier bindir.Config) map[string]imageverifier.
 	return map[string]imageverifier.ImageVerifier{"bindir": bindir.NewImageVerifier(&verifier)}
 }
 
-// gone tells whether an error says that containerd is not there or not ready.
-func gone(err error) bool {
-	return !errors.Is(err, errRefused) && !errdefs.IsInvalidArgument(err)
+// isUnavailable reports whether an error means that containerd is not running or not ready.
+func isUnavailable(err error) bool {
+	return !errors.Is(err, errIncompatible) && !errdefs.IsInvalidArgument(err)
 }
 
-// oneLine keeps an error's text in one line of a status.
+// singleLine returns the text of an error as one line, for a status.
 func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

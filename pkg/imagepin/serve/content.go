@@ -11,11 +11,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// contentPlugin is containerd's own content store, which says where its files are.
+// contentPlugin is containerd's own content store, which reports the directory of its files.
 const contentPlugin = "io.containerd.content.v1.content"
 
-// socketContent is containerd's content store over its socket, where a file is
-// opened only when it is read.
+// socketContent is containerd's content store over its socket. It opens a file only when it is read.
 type socketContent struct{ content.Store }
 
 // Look implements blobs.Looker.

@@ -16,21 +16,19 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// exchange answers the calls of a gRPC server, each by what is connected when it
-// comes in.
+// dispatcher answers the calls of a gRPC server. Each call goes to the backend that is connected when it arrives.
 type dispatcher struct {
 	connected atomic.Pointer[backend]
-	// cutStreams ends the streams that do not end by themselves, and cutAll
-	// everything that is left.
+	// cutStreams ends the streams that do not end by themselves, and cutAll ends all remaining calls.
 	cutStreams, cutAll context.Context
 }
 
-// line is what answers calls.
+// backend answers calls.
 type backend struct {
 	unary       map[string]method[grpc.MethodDesc]
 	streams     map[string]method[grpc.StreamDesc]
 	rest        grpc.StreamHandler
-	unavailable error // why nothing is answered; nil where it is
+	unavailable error // returned by every call; nil if calls are answered
 }
 
 type method[Desc any] struct {
@@ -38,7 +36,8 @@ type method[Desc any] struct {
 	impl any
 }
 
-// backendOf returns the backend of a service. What neither it nor this CRI knows is passed on to upstream.
+// backendOf returns the backend of a service. It forwards methods of the CRI that neither the service nor this version
+// of the CRI has.
 func backendOf(s *node.Service, upstream grpc.ClientConnInterface) (*backend, error) {
 	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
@@ -57,27 +56,26 @@ func (l *backend) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	}
 }
 
-// connect has calls that come in from now on answered by l.
+// connect makes l answer the calls that arrive from now on.
 func (x *dispatcher) connect(l *backend) { x.connected.Store(l) }
 
-// away has calls that come in from now on answered with Unavailable.
+// unavailable makes calls that arrive from now on fail with Unavailable.
 func (x *dispatcher) unavailable(why error) {
 	x.connect(&backend{unavailable: status.Errorf(codes.Unavailable, "imagepin: %v", why)})
 }
 
-// criPrefix begins the full name of every method of the CRI, in whatever
-// version.
+// criPrefix is the prefix of the full name of every CRI method, in any version.
 const criPrefix = "/runtime."
 
-// endless are the streams that do not end by themselves.
-var endless = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": true}
+// endlessStreams are the streams that do not end by themselves.
+var endlessStreams = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": true}
 
-// handle is a grpc.StreamHandler for calls of every method. A unary call is a
-// stream of one message each way.
+// handle is a grpc.StreamHandler for calls of every method. A unary call is a stream with one message in each
+// direction.
 func (x *dispatcher) handle(_ any, stream grpc.ServerStream) error {
 	name, _ := grpc.MethodFromServerStream(stream)
 	cut := x.cutAll
-	if endless[name] {
+	if endlessStreams[name] {
 		cut = x.cutStreams
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
@@ -90,7 +88,7 @@ func (x *dispatcher) handle(_ any, stream grpc.ServerStream) error {
 	return err
 }
 
-// cuttable is a stream with another context.
+// cancellableStream is a stream with another context.
 type cancellableStream struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -17,15 +17,15 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// answers is a CRI service that says who it is, and whose events do not end.
-type answers struct {
+// fakeCRI is a CRI service that returns its name, and whose event stream does not end.
+type fakeCRI struct {
 	runtime.UnimplementedRuntimeServiceServer
 	name    string
 	entered chan struct{}
 	release chan struct{}
 }
 
-func (a *answers) Version(ctx context.Context, r *runtime.VersionRequest) (*runtime.VersionResponse, error) {
+func (a *fakeCRI) Version(ctx context.Context, r *runtime.VersionRequest) (*runtime.VersionResponse, error) {
 	if r.GetVersion() == "slow" {
 		close(a.entered)
 		select {
@@ -37,7 +37,7 @@ func (a *answers) Version(ctx context.Context, r *runtime.VersionRequest) (*runt
 	return &runtime.VersionResponse{RuntimeName: a.name}, nil
 }
 
-func (a *answers) GetContainerEvents(_ *runtime.GetEventsRequest, stream runtime.RuntimeService_GetContainerEventsServer) error {
+func (a *fakeCRI) GetContainerEvents(_ *runtime.GetEventsRequest, stream runtime.RuntimeService_GetContainerEventsServer) error {
 	if err := stream.Send(&runtime.ContainerEventResponse{ContainerId: a.name}); err != nil {
 		return err
 	}
@@ -45,20 +45,20 @@ func (a *answers) GetContainerEvents(_ *runtime.GetEventsRequest, stream runtime
 	return stream.Context().Err()
 }
 
-func lineOf(a *answers) *backend {
+func testBackend(a *fakeCRI) *backend {
 	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
-		rest: func(any, grpc.ServerStream) error { return status.Error(codes.DataLoss, "passed on") },
+		rest: func(any, grpc.ServerStream) error { return status.Error(codes.DataLoss, "forwarded") },
 	}
 	runtime.RegisterRuntimeServiceServer(l, a)
 	return l
 }
 
-func TestExchange(t *testing.T) {
+func TestDispatcher(t *testing.T) {
 	cutStreams, streams := context.WithCancel(t.Context())
 	cutAll, all := context.WithCancel(t.Context())
 	x := &dispatcher{cutStreams: cutStreams, cutAll: cutAll}
-	x.unavailable(errors.New("nobody is there"))
+	x.unavailable(errors.New("not connected"))
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(x.handle))
 	served := make(chan error, 1)
@@ -75,16 +75,16 @@ func TestExchange(t *testing.T) {
 		<-served
 	})
 	client := runtime.NewRuntimeServiceClient(conn)
-	ask := func(version string) (string, error) {
-		resp, err := client.Version(t.Context(), &runtime.VersionRequest{Version: version})
+	version := func(v string) (string, error) {
+		resp, err := client.Version(t.Context(), &runtime.VersionRequest{Version: v})
 		return resp.GetRuntimeName(), err
 	}
 
-	if _, err := ask(""); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin: nobody is there") {
-		t.Errorf("with nobody there: %v", err)
+	if _, err := version(""); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin: not connected") {
+		t.Errorf("without a backend: %v", err)
 	}
-	first := &answers{name: "first", entered: make(chan struct{}), release: make(chan struct{})}
-	x.connect(lineOf(first))
+	first := &fakeCRI{name: "first", entered: make(chan struct{}), release: make(chan struct{})}
+	x.connect(testBackend(first))
 	events, err := client.GetContainerEvents(t.Context(), &runtime.GetEventsRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -94,29 +94,29 @@ func TestExchange(t *testing.T) {
 	}
 	slow := make(chan string, 1)
 	go func() {
-		name, err := ask("slow")
+		name, err := version("slow")
 		slow <- name + status.Code(err).String()
 	}()
 	<-first.entered
 
-	second := &answers{name: "second", entered: make(chan struct{}), release: make(chan struct{})}
-	x.connect(lineOf(second))
-	if name, err := ask(""); name != "second" || err != nil {
+	second := &fakeCRI{name: "second", entered: make(chan struct{}), release: make(chan struct{})}
+	x.connect(testBackend(second))
+	if name, err := version(""); name != "second" || err != nil {
 		t.Errorf("a new call is answered by %q, %v", name, err)
 	}
 	close(first.release)
 	if got := <-slow; got != "firstOK" {
-		t.Errorf("a call that had begun is answered by %s", got)
+		t.Errorf("a call in progress is answered by %s", got)
 	}
 	if err := conn.Invoke(t.Context(), "/runtime.v9.New/Method", &runtime.VersionRequest{}, &runtime.VersionResponse{}); status.Code(err) != codes.DataLoss {
-		t.Errorf("a method that it does not know: %v", err)
+		t.Errorf("an unknown method: %v", err)
 	}
 	if err := conn.Invoke(t.Context(), "/other/Method", &runtime.VersionRequest{}, &runtime.VersionResponse{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("a method of another service: %v", err)
 	}
 
 	go func() {
-		name, err := ask("slow")
+		name, err := version("slow")
 		slow <- name + status.Code(err).String()
 	}()
 	<-second.entered

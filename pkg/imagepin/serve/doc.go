@@ -1,10 +1,9 @@
 //go:build unix
 
-// Package serve runs imagepin beside a containerd that knows nothing of it: it serves the CRI on a socket of its own and
-// works on containerd over containerd's socket.
+// Package serve runs imagepin as a separate process, with a containerd that does not have the imagepin plugin. It
+// serves the CRI on its own socket, and uses containerd through containerd's socket.
 //
-// A [Server] lives longer than what it serves. Whenever containerd has gone, has come back, or the configuration is read
-// again, another [node.Service] is put in its place, which knows what the one before knew; calls that have begun go on.
-// While containerd cannot be reached, every call is answered with Unavailable, as containerd's own socket would; while the
-// index is built, calls wait.
+// A [Server] runs as long as the process. When containerd comes back, or the configuration is read again, the server
+// reloads its [node.Service]. Calls in progress continue. While containerd is not reachable, every call fails with
+// Unavailable, as on containerd's own socket. While the index is built, calls wait.
 package serve

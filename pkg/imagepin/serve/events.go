@@ -15,13 +15,11 @@ import (
 // eventService is containerd's event service over its socket.
 type eventService struct{ node.Events }
 
-// subscribedTopic is that of the events which show that a subscription has
-// begun.
+// subscribedTopic is the topic of the events that show that a subscription has started.
 const subscribedTopic = "/imagepin/subscribed"
 
-// Subscribe implements node.Events. Over the socket a subscription begins some
-// time after it was asked for, and what happens until then is not told. So an
-// event of our own is published until it is seen; only then Subscribe returns.
+// Subscribe implements node.Events. Over the socket, a subscription starts some time after the call, and events in
+// between are not delivered. So Subscribe publishes an event of its own until it receives it, and only then returns.
 func (e eventService) Subscribe(ctx context.Context, filters ...string) (<-chan *events.Envelope, <-chan error) {
 	all, failed := e.Events.Subscribe(ctx, append(filters, `topic=="`+subscribedTopic+`"`)...)
 	errs := make(chan error, 1)
@@ -61,9 +59,9 @@ func (e eventService) Subscribe(ctx context.Context, filters ...string) (<-chan 
 	return out, errs
 }
 
-// await gives what was told before the first of our own events came back.
+// await returns the events that were received before the first event of its own.
 func (e eventService) await(ctx context.Context, all <-chan *events.Envelope, failed <-chan error) (early []*events.Envelope, _ error) {
-	const again = 50 * time.Millisecond
+	const interval = 50 * time.Millisecond
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -72,7 +70,7 @@ func (e eventService) await(ctx context.Context, all <-chan *events.Envelope, fa
 			if err := e.Publish(ctx, subscribedTopic, &emptypb.Empty{}); err != nil {
 				return nil, err
 			}
-			timer.Reset(again)
+			timer.Reset(interval)
 		case event := <-all:
 			if event.Topic == subscribedTopic {
 				return early, nil

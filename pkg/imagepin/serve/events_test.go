@@ -15,13 +15,12 @@ import (
 	"github.com/containerd/typeurl/v2"
 )
 
-// lateEvents are events whose subscription begins after it was asked for, as
-// over a socket.
+// lateEvents is an event service whose subscriptions start some time after the call, as over a socket.
 type lateEvents struct {
 	*ctdexchange.Exchange
 	begin chan struct{}
 	fails error
-	lost  chan struct{} // told of what is published before the subscription has begun
+	lost  chan struct{} // receives for each event that is published before the subscription has started
 }
 
 func (l *lateEvents) Publish(ctx context.Context, topic string, event events.Event) error {
@@ -56,7 +55,7 @@ func (l *lateEvents) Subscribe(ctx context.Context, filters ...string) (<-chan *
 	return out, errs
 }
 
-func TestSubscribeReturnsWhenItHasBegun(t *testing.T) {
+func TestSubscribeReturnsWhenStarted(t *testing.T) {
 	late := &lateEvents{Exchange: ctdexchange.NewExchange(), begin: make(chan struct{}), lost: make(chan struct{})}
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(t.Context(), "k8s.io"))
 	defer cancel()
@@ -72,8 +71,8 @@ func TestSubscribeReturnsWhenItHasBegun(t *testing.T) {
 	for range 3 {
 		select {
 		case <-subscribed:
-			t.Fatal("it returned before the subscription had begun")
-		case <-late.lost: // one of our own events
+			t.Fatal("Subscribe returned before the subscription had started")
+		case <-late.lost: // an event that Subscribe published
 		}
 	}
 	close(late.begin)
@@ -91,15 +90,15 @@ func TestSubscribeReturnsWhenItHasBegun(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := v.(*eventsapi.ImageCreate).Name; got != want {
-				t.Errorf("got the event of %s, not of %s", got, want)
+				t.Errorf("got the event of %s, want %s", got, want)
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("the event of %s does not come", want)
+			t.Fatalf("did not receive the event of %s", want)
 		}
 	}
 }
 
-func TestSubscribeThatFails(t *testing.T) {
+func TestSubscribeFails(t *testing.T) {
 	gone := errors.New("gone")
 	ctx := namespaces.WithNamespace(t.Context(), "k8s.io")
 	begun := make(chan struct{})

@@ -20,7 +20,7 @@ func serveHTTP(l net.Listener, h http.Handler) (stop func()) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = s.Serve(l) // what it returns is that it was closed
+		_ = s.Serve(l) // returns http.ErrServerClosed
 	}()
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -32,8 +32,8 @@ func serveHTTP(l net.Listener, h http.Handler) (stop func()) {
 	}
 }
 
-// metricsHandler has metrics where containerd has them, and the health: /healthz
-// says that the process lives, /readyz that calls are answered.
+// metricsHandler serves metrics under the same path as containerd, and health: /healthz succeeds while the process
+// runs, and /readyz while calls are answered.
 func metricsHandler(ready func() error) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/metrics", promhttp.Handler())
@@ -58,7 +58,7 @@ func debugHandler() http.Handler {
 	return mux
 }
 
-// listenHTTP opens what is configured of metrics, health and profiles.
+// listenHTTP opens the configured addresses for metrics, health and profiles.
 func (s *Server) listenHTTP() (stop func(), err error) {
 	var stops []func()
 	stop = func() {
@@ -84,5 +84,5 @@ func (s *Server) listenHTTP() (stop func(), err error) {
 	return stop, nil
 }
 
-// errStarting is why nothing is ready at first.
-var errStarting = errors.New("it is starting")
+// errStarting is the error of calls until containerd is connected.
+var errStarting = errors.New("starting")

@@ -9,8 +9,7 @@ import (
 	"syscall"
 )
 
-// lockDir makes this process the only one that has a directory locked, until the
-// file is closed. Nothing is written.
+// lockDir locks a directory for this process until the file is closed. It writes nothing.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -19,7 +18,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.New("another imagepin serve is running on it")
+			return nil, errors.New("another imagepin serve uses it")
 		}
 		return nil, fmt.Errorf("lock: %w", err)
 	}

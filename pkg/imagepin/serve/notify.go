@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notifier tells the service manager (systemd, or whoever set NOTIFY_SOCKET) how
-// far the process is.
+// notifier reports the state of the process to the service manager (systemd, or another process that set
+// NOTIFY_SOCKET).
 type notifier struct{ ready bool }
 
 func (n *notifier) send(states ...string) {
@@ -22,26 +22,26 @@ func (n *notifier) send(states ...string) {
 	}
 }
 
-// patience is how much time the service manager is asked for again and again
-// while containerd is waited for.
-const patience = 30 * time.Second
+// startTimeoutExtension is how much more time is requested from the service manager, repeatedly, while imagepin waits
+// for containerd.
+const startTimeoutExtension = 30 * time.Second
 
-// waiting says what is waited for.
-func (n *notifier) waiting(what string) {
-	states := []string{"STATUS=" + what}
+// waiting reports that the process is not answering calls.
+func (n *notifier) waiting(status string) {
+	states := []string{"STATUS=" + status}
 	if !n.ready {
-		states = append(states, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", patience.Microseconds()))
+		states = append(states, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", startTimeoutExtension.Microseconds()))
 	}
 	n.send(states...)
 }
 
-// serving says that calls are answered.
+// serving reports that calls are answered.
 func (n *notifier) serving(status string) {
 	n.ready = true
 	n.send(daemon.SdNotifyReady, "STATUS="+status)
 }
 
-// reloading is followed by serving.
+// reloading reports that the configuration is being reloaded. It is followed by serving.
 func (n *notifier) reloading() {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

@@ -15,15 +15,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// unlimited are the sizes of messages in both directions: the peer has limits of
-// its own, and containerd's are configured there ([grpc]
-// max_send_message_size).
+// unlimited disables the limits of message sizes in both directions. The peer has its own limits; containerd's are
+// configured in containerd ([grpc] max_send_message_size).
 var unlimited = grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))
 
-// pagedImages is containerd's image store over its socket. A list that is larger
-// than one message may be is read in pieces, by the ends of the names: a name
-// does not change, so no record that is there all the time is missed, whatever
-// happens between two pieces.
+// pagedImages is containerd's image store over its socket. If a list is larger than the maximum message size, it is
+// read in parts, by the last bytes of the names. Names do not change, so a record that exists all the time is never
+// missed, even if other records change between two parts.
 type pagedImages struct{ images.Store }
 
 // List implements images.Store.
@@ -32,43 +30,43 @@ func (p pagedImages) List(ctx context.Context, filters ...string) ([]images.Imag
 	if !tooLarge(err) {
 		return all, err
 	}
-	return p.ending(ctx, filters, "", lastBytes)
+	return p.listEnding(ctx, filters, "", lastBytes)
 }
 
-// lastBytes are what names are told apart by. What is none of them is one more
-// class. Most names end in a digest, whose digits are spread over both halves and
-// their halves: a list of twice the size that is allowed takes three calls.
+// lastBytes are the bytes by which names are divided. All other bytes are one more class. Most names end in a digest,
+// and the order distributes hexadecimal digits evenly over both halves, and over their halves. A list of twice the
+// maximum size takes three calls.
 const lastBytes = "048cghijklmnopq" + "26aerstuvwxyz._" + "159dABCDEFGHIJKLM" + "37bfNOPQRSTUVWXYZ-:/@" + anyOther
 
-// anyOther stands for the bytes that are not in lastBytes.
+// anyOther represents the bytes that are not in lastBytes.
 const anyOther = "\x00"
 
-// ending lists the images whose names end in one of classes and then suffix.
-func (p pagedImages) ending(ctx context.Context, filters []string, suffix, classes string) ([]images.Image, error) {
-	found, err := p.Store.List(ctx, allOf(filters, namePattern(suffix, classes))...)
+// listEnding lists the images whose names end in one of classes followed by suffix.
+func (p pagedImages) listEnding(ctx context.Context, filters []string, suffix, classes string) ([]images.Image, error) {
+	found, err := p.Store.List(ctx, withCondition(filters, namePattern(suffix, classes))...)
 	if !tooLarge(err) {
 		return found, err
 	}
 	if len(classes) > 1 {
 		half := len(classes) / 2
-		return p.both(
-			func() ([]images.Image, error) { return p.ending(ctx, filters, suffix, classes[:half]) },
-			func() ([]images.Image, error) { return p.ending(ctx, filters, suffix, classes[half:]) },
+		return p.concat(
+			func() ([]images.Image, error) { return p.listEnding(ctx, filters, suffix, classes[:half]) },
+			func() ([]images.Image, error) { return p.listEnding(ctx, filters, suffix, classes[half:]) },
 		)
 	}
 	if classes == anyOther {
-		return nil, fmt.Errorf("list images in pieces: %w", err)
+		return nil, fmt.Errorf("list images in parts: %w", err)
 	}
 	suffix = classes + suffix
-	return p.both(
+	return p.concat(
 		func() ([]images.Image, error) {
-			return p.Store.List(ctx, allOf(filters, "name=="+strconv.Quote(suffix))...)
+			return p.Store.List(ctx, withCondition(filters, "name=="+strconv.Quote(suffix))...)
 		},
-		func() ([]images.Image, error) { return p.ending(ctx, filters, suffix, lastBytes) },
+		func() ([]images.Image, error) { return p.listEnding(ctx, filters, suffix, lastBytes) },
 	)
 }
 
-func (p pagedImages) both(first, second func() ([]images.Image, error)) ([]images.Image, error) {
+func (p pagedImages) concat(first, second func() ([]images.Image, error)) ([]images.Image, error) {
 	a, err := first()
 	if err != nil {
 		return nil, err
@@ -77,11 +75,11 @@ func (p pagedImages) both(first, second func() ([]images.Image, error)) ([]image
 	return append(a, b...), err
 }
 
-// namePattern is a filter for names that end in one of classes and then suffix.
+// namePattern returns a filter for names that end in one of classes followed by suffix.
 func namePattern(suffix, classes string) string {
-	class := "[" + escaped(classes) + "]"
+	class := "[" + escapeClass(classes) + "]"
 	if rest, ok := strings.CutSuffix(classes, anyOther); ok {
-		// All bytes but those that are in lastBytes and not in classes.
+		// All bytes, except those that are in lastBytes and not in classes.
 		excluded := strings.Map(func(c rune) rune {
 			if strings.ContainsRune(rest+anyOther, c) {
 				return -1
@@ -89,17 +87,17 @@ func namePattern(suffix, classes string) string {
 			return c
 		}, lastBytes)
 		if class = "(?s:.)"; excluded != "" {
-			class = "[^" + escaped(excluded) + "]"
+			class = "[^" + escapeClass(excluded) + "]"
 		}
 	}
 	return "name~=" + strconv.Quote(class+regexp.QuoteMeta(suffix)+"$")
 }
 
-// escaped is text within a class of a regular expression.
-func escaped(class string) string { return strings.ReplaceAll(regexp.QuoteMeta(class), "-", `\-`) }
+// escapeClass escapes text for a character class of a regular expression.
+func escapeClass(class string) string { return strings.ReplaceAll(regexp.QuoteMeta(class), "-", `\-`) }
 
-// allOf narrows filters, of which any may match, by one more condition.
-func allOf(filters []string, condition string) []string {
+// withCondition adds a condition to filters. An image matches if any of filters matches and the condition does.
+func withCondition(filters []string, condition string) []string {
 	if len(filters) == 0 {
 		return []string{condition}
 	}
@@ -113,8 +111,8 @@ func allOf(filters []string, condition string) []string {
 	return all
 }
 
-// tooLarge reports whether a message was larger than sender or receiver allow:
-// that is how gRPC says it, on either side.
+// tooLarge reports whether a message was larger than the sender or the receiver allows. gRPC uses the same text on both
+// sides.
 func tooLarge(err error) bool {
 	return errdefs.IsResourceExhausted(err) &&
 		strings.Contains(err.Error(), "larger than max")

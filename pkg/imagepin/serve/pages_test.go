@@ -19,14 +19,14 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// bounded is an image store whose lists are refused as gRPC does where they have too many images.
-type bounded struct {
+// limitedStore is an image store that fails like gRPC if a list has too many images.
+type limitedStore struct {
 	images.Store
 	max   int
 	lists int
 }
 
-func (b *bounded) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+func (b *limitedStore) List(ctx context.Context, filters ...string) ([]images.Image, error) {
 	b.lists++
 	all, err := b.Store.List(ctx, filters...)
 	if len(all) > b.max {
@@ -44,7 +44,7 @@ func imageNames(all []images.Image) []string {
 	return names
 }
 
-// TestPages lists names of every shape in pieces, in containerd's own metadata and with its own filters.
+// TestPages lists names of many shapes in parts, from containerd's own metadata store and with its filters.
 func TestPages(t *testing.T) {
 	n := ctdtest.New(t)
 	var names []string
@@ -55,7 +55,7 @@ func TestPages(t *testing.T) {
 	for _, last := range lastBytes[:len(lastBytes)-1] {
 		names = append(names, "name"+string(last), "na\"me\\"+string(last))
 	}
-	// Each is the end of another, and some have bytes that no reference has.
+	// Each of these is a suffix of another, and some have bytes that no reference has.
 	names = append(names, "t", "st", "latest", ":latest", "app:latest", "name ", "größe", "größe]", `a,b`, `^$`, "日本")
 	err := n.DB.Update(func(tx *bolt.Tx) error {
 		ctx := boltutil.WithTransaction(n.Context(t), tx)
@@ -79,41 +79,41 @@ func TestPages(t *testing.T) {
 		{len(names), nil}, {150, nil}, {30, nil},
 		{30, []string{`labels."even"==true`}}, {30, []string{`labels."even"==true`, `labels."even"==false`}}, {30, []string{""}},
 	} {
-		b := &bounded{Store: n.Images, max: test.max}
+		b := &limitedStore{Store: n.Images, max: test.max}
 		got, err := pagedImages{b}.List(n.Context(t), test.filters...)
 		if err != nil {
-			t.Fatalf("%d a message, filters %q: %v", test.max, test.filters, err)
+			t.Fatalf("%d per message, filters %q: %v", test.max, test.filters, err)
 		}
 		want, err := n.Images.List(n.Context(t), test.filters...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(imageNames(got), imageNames(want)) {
-			t.Errorf("%d a message, filters %q: %d images in pieces, %d at once", test.max, test.filters, len(got), len(want))
+			t.Errorf("%d per message, filters %q: %d images in parts, %d at once", test.max, test.filters, len(got), len(want))
 		}
-		t.Logf("%d images of %d a message, filters %q: %d lists", len(got), test.max, test.filters, b.lists)
+		t.Logf("%d images, %d per message, filters %q: %d lists", len(got), test.max, test.filters, b.lists)
 	}
 	if got, err := n.Images.List(n.Context(t)); err != nil || !slices.Equal(imageNames(got), names) {
 		t.Errorf("%d images, %v", len(got), err)
 	}
 }
 
-// failing is an image store that cannot list.
-type failing struct {
+// failingStore is an image store that cannot list.
+type failingStore struct {
 	images.Store
 	err   error
 	lists int
 }
 
-func (f *failing) List(context.Context, ...string) ([]images.Image, error) {
+func (f *failingStore) List(context.Context, ...string) ([]images.Image, error) {
 	f.lists++
 	return nil, f.err
 }
 
-// Only a list that is too large is read in pieces.
+// A list is read in parts only if it is too large.
 func TestOtherErrorsAreNotPaged(t *testing.T) {
 	for _, err := range []error{errdefs.ErrUnavailable, fmt.Errorf("too many requests: %w", errdefs.ErrResourceExhausted)} {
-		f := &failing{err: err}
+		f := &failingStore{err: err}
 		if _, got := (pagedImages{f}).List(t.Context()); got == nil || f.lists != 1 || !strings.Contains(got.Error(), err.Error()) {
 			t.Errorf("%v after %d lists", got, f.lists)
 		}

@@ -28,23 +28,22 @@ import (
 const (
 	// nodeKeyFile is in the state directory.
 	nodeKeyFile = "node.key"
-	// lookAgain is how long to wait for a containerd that is not ready.
-	lookAgain = 200 * time.Millisecond
-	// lookTimeout bounds one look at a containerd.
-	lookTimeout = 10 * time.Second
-	// stopGrace is how long calls may take that are under way when the server
-	// is stopped.
+	// probeInterval is how long to wait for a containerd that is not ready.
+	probeInterval = 200 * time.Millisecond
+	// probeTimeout is the timeout of one probe of containerd.
+	probeTimeout = 10 * time.Second
+	// stopGrace is how long calls in progress may take when the server stops.
 	stopGrace = 10 * time.Second
 )
 
-// Config is what a Server is made of.
+// Config has the dependencies of a Server.
 type Config struct {
-	// Load reads the configuration: once, and again at each Reload.
+	// Load reads the configuration, at the start and at each Reload.
 	Load   func() (*config.ServeConfig, error)
 	Reload <-chan os.Signal
 }
 
-// Server is imagepin beside a containerd.
+// Server is imagepin as a separate process.
 type Server struct {
 	Config
 	file       *config.ServeConfig
@@ -52,15 +51,15 @@ type Server struct {
 	dispatcher *dispatcher
 	notify     notifier
 	locked     map[string]*os.File // directories
-	service    *node.Service       // nil before containerd was reached
-	backend    *backend            // to the service
+	service    *node.Service       // nil until containerd is connected
+	backend    *backend            // of the service
 
 	mu    sync.Mutex
 	ready error // nil while calls are answered
 }
 
-// Run serves until ctx ends. An error that it returns is about the configuration
-// or about what is in the way; a containerd that is not there is waited for.
+// Run serves until ctx ends. It returns an error if the configuration is invalid or imagepin cannot run on this node.
+// It does not return an error if containerd is not running, but waits for it.
 func Run(ctx context.Context, c Config) (err error) {
 	s := &Server{Config: c, locked: make(map[string]*os.File), ready: errStarting}
 	if s.file, err = c.Load(); err != nil {
@@ -69,7 +68,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err := errors.Join(log.SetFormat(log.TextFormat), log.SetLevel(s.file.LogLevel)); err != nil {
 		return err
 	}
-	tracing, stopTracing, err := trace(context.WithoutCancel(ctx))
+	tracing, stopTracing, err := startTracing(context.WithoutCancel(ctx))
 	if err != nil {
 		return err
 	}
@@ -97,7 +96,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	return s.serve(ctx, l, tracing)
 }
 
-// Ready says why calls are not answered; nil is that they are.
+// Ready returns the reason why calls are not answered; nil if they are.
 func (s *Server) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +114,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error 
 	options := []grpc.ServerOption{
 		grpc.UnknownServiceHandler(s.dispatcher.handle),
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
-		// A caller says itself how much it takes: kubelet and crictl 16 MiB.
+		// The caller limits the size of messages itself: kubelet and crictl use 16 MiB.
 		grpc.MaxSendMsgSize(math.MaxInt32),
 	}
 	if tracing {
@@ -138,10 +137,10 @@ func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error 
 	return errors.Join(err, <-served)
 }
 
-// follow keeps a service connected that fits containerd and the configuration.
+// follow keeps the service connected to containerd, and reloads it when containerd or the configuration changes.
 func (s *Server) follow(ctx context.Context) error {
 	for {
-		seen, err := s.reach(ctx)
+		seen, err := s.waitForContainerd(ctx)
 		if err == nil {
 			err = s.replace(s.file, seen)
 		}
@@ -153,28 +152,27 @@ func (s *Server) follow(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			s.unavailable(ctx, fmt.Errorf("lost containerd: %w", err))
+			s.unavailable(ctx, fmt.Errorf("lost the connection to containerd: %w", err))
 			continue
 		}
 		if s.service == nil {
 			return err
 		}
-		// Another containerd is there than the one before, or it is configured
-		// in another way. Either of them can be mended without us.
+		// containerd was replaced or has another configuration. Both can be repaired without a restart of imagepin.
 		s.unavailable(ctx, err)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.Reload:
-			s.reread(ctx, nil)
-		case <-time.After(lookTimeout):
+			s.reload(ctx, nil)
+		case <-time.After(probeTimeout):
 		}
 	}
 }
 
-// away has calls refused.
+// unavailable makes all calls fail with Unavailable.
 func (s *Server) unavailable(ctx context.Context, why error) {
-	log.G(ctx).WithError(why).Error("calls are refused")
+	log.G(ctx).WithError(why).Error("rejecting all calls")
 	s.dispatcher.unavailable(why)
 	s.setReady(why)
 	s.notify.waiting(singleLine(why))
@@ -186,19 +184,19 @@ func (s *Server) setReady(err error) {
 	s.ready = err
 }
 
-// reach waits until containerd and its CRI answer.
-func (s *Server) reach(ctx context.Context) (*state, error) {
+// waitForContainerd waits until containerd and its CRI answer.
+func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 	var last string
-	var said time.Time
+	var reported time.Time
 	for {
-		bounded, cancel := context.WithTimeout(ctx, lookTimeout)
-		seen, err := s.containerd.look(bounded)
+		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+		seen, err := s.containerd.probe(bounded)
 		cancel()
-		if err == nil || !gone(err) || ctx.Err() != nil {
+		if err == nil || !isUnavailable(err) || ctx.Err() != nil {
 			return seen, err
 		}
-		if text := singleLine(err); text != last || time.Since(said) > patience/2 {
-			last, said = text, time.Now()
+		if text := singleLine(err); text != last || time.Since(reported) > startTimeoutExtension/2 {
+			last, reported = text, time.Now()
 			log.G(ctx).WithError(err).Warn("waiting for containerd")
 			s.dispatcher.unavailable(fmt.Errorf("waiting for containerd: %w", err))
 			s.setReady(err)
@@ -208,13 +206,13 @@ func (s *Server) reach(ctx context.Context) (*state, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-s.Reload:
-			s.reread(ctx, nil)
-		case <-time.After(lookAgain):
+			s.reload(ctx, nil)
+		case <-time.After(probeInterval):
 		}
 	}
 }
 
-// replace has the service follow a configuration and what containerd reports. Where it fails, all is as it was.
+// replace reloads the service with a configuration and the state of containerd. If it fails, it changes nothing.
 func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 	cri, err := file.Inherit(seen.running)
 	if err != nil {
@@ -238,13 +236,13 @@ func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 		log.L.Warn(w)
 	}
 	if cri.SandboxImage() == "" {
-		log.L.Warnf("[plugins.%q] pinned_images.sandbox is not set: the image of sandboxes is left to containerd, and not pinned", config.ImagesSection)
+		log.L.Warnf("[plugins.%q] pinned_images.sandbox is not set: containerd pulls the sandbox image, and it is not retained", config.ImagesSection)
 	}
 	s.dispatcher.connect(s.backend)
 	return nil
 }
 
-// start makes the service.
+// start creates the service.
 func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	n, err := node.New(node.Config{
 		Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
@@ -263,12 +261,12 @@ func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	return err
 }
 
-// run runs the service, also for other configurations, until it loses containerd's events or ctx ends.
+// run runs the service, including reloads, until it loses containerd's events or ctx ends.
 func (s *Server) run(ctx context.Context, seen *state) error {
 	lost := make(chan error, 1)
 	go func() { lost <- s.service.Run(ctx) }()
 	for {
-		s.announce(ctx, seen)
+		s.logHandlers(ctx, seen)
 		ready := s.service.Ready()
 		for replaced := false; !replaced; {
 			select {
@@ -282,15 +280,15 @@ func (s *Server) run(ctx context.Context, seen *state) error {
 				}
 				return err
 			case <-s.Reload:
-				replaced = s.reread(ctx, seen)
+				replaced = s.reload(ctx, seen)
 			}
 		}
 	}
 }
 
-// uninstalled waits for the end of a server that only passes calls on any more.
+// uninstalled waits until ctx ends while all calls are forwarded to containerd.
 func (s *Server) uninstalled(ctx context.Context) {
-	s.notify.waiting("uninstalled: calls are passed on to containerd")
+	s.notify.waiting("uninstalled: forwarding all calls to containerd")
 	for {
 		select {
 		case <-ctx.Done():
@@ -301,22 +299,21 @@ func (s *Server) uninstalled(ctx context.Context) {
 	}
 }
 
-// announce says in the log what is served for which handler.
-func (s *Server) announce(ctx context.Context, seen *state) {
+// logHandlers logs the target of each runtime handler.
+func (s *Server) logHandlers(ctx context.Context, seen *state) {
 	for _, rt := range s.service.Runtimes() {
 		log.G(ctx).WithFields(log.Fields{"handler": rt.Handler, "target": rt.Target.String()}).Info("runtime handler of containerd")
 	}
 	log.G(ctx).WithField("version", seen.version).Info("connected to containerd")
 }
 
-// reread reads the configuration again. With what containerd says it replaces
-// the service too, and tells whether it did. A configuration that is wrong is
-// logged, and nothing changes.
-func (s *Server) reread(ctx context.Context, seen *state) (replaced bool) {
+// reload reads the configuration again. If seen is not nil, it also reloads the service, and reports whether it did. An
+// invalid configuration is logged and changes nothing.
+func (s *Server) reload(ctx context.Context, seen *state) (replaced bool) {
 	s.notify.reloading()
 	file, err := s.Load()
 	if err == nil {
-		err = sameProcess(s.file, file)
+		err = checkRestartKeys(s.file, file)
 	}
 	if err == nil && seen != nil {
 		err = s.replace(file, seen)
@@ -340,8 +337,8 @@ func (s *Server) reread(ctx context.Context, seen *state) (replaced bool) {
 	return replaced
 }
 
-// sameProcess tells what of a new configuration needs another process.
-func sameProcess(old, file *config.ServeConfig) error {
+// checkRestartKeys fails if a new configuration changes a key that requires a restart.
+func checkRestartKeys(old, file *config.ServeConfig) error {
 	for key, pair := range map[string][2]any{
 		"address":            {old.Address, file.Address},
 		"containerd_address": {old.ContainerdAddress, file.ContainerdAddress},
@@ -350,21 +347,21 @@ func sameProcess(old, file *config.ServeConfig) error {
 		"debug":              {old.Debug, file.Debug},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {
-			return fmt.Errorf("%s: it changes with a restart only", key)
+			return fmt.Errorf("%s: cannot change without a restart", key)
 		}
 	}
 	return nil
 }
 
-// lock keeps others from a directory.
+// lock locks a directory against other processes.
 func (s *Server) lock(dir string) error {
 	if s.locked[dir] != nil {
 		return nil
 	}
 	f, err := lockDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		// In a container, containerd's root may be out of sight.
-		log.L.WithError(err).Warn("cannot tell whether another imagepin serve works on this containerd")
+		// In a container, containerd's root may not be visible.
+		log.L.WithError(err).Warn("cannot check whether another imagepin serve uses this containerd")
 		return nil
 	}
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 
 const serviceNameVariable = "OTEL_SERVICE_NAME"
 
-// trace has spans sent where the environment says so, and nowhere else: on tells
-// whether. stop sends those that are left.
-func trace(ctx context.Context) (on bool, stop func(), _ error) {
+// startTracing exports spans as the environment configures it. on reports whether it is configured. stop exports the
+// remaining spans.
+func startTracing(ctx context.Context) (on bool, stop func(), _ error) {
 	if os.Getenv(serviceNameVariable) == "" {
 		if err := os.Setenv(serviceNameVariable, "imagepin"); err != nil {
 			return false, nil, err
@@ -45,7 +45,7 @@ func trace(ctx context.Context) (on bool, stop func(), _ error) {
 		if c, ok := instance.(io.Closer); ok {
 			stop = func() {
 				if err := c.Close(); err != nil {
-					log.G(ctx).WithError(err).Warn("cannot send the last spans")
+					log.G(ctx).WithError(err).Warn("failed to export the last spans")
 				}
 			}
 		}

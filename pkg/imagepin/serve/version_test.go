@@ -20,17 +20,17 @@ func TestTooOld(t *testing.T) {
 	}
 	for _, version := range []string{"1.6.20~ds1", "1.7.24~ds1", "v2.0.5", "v2.0.0-rc.1", "1.10.0", "2.0"} {
 		err := tooOld(version)
-		if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "containerd "+version+", and 2.1 or later") {
+		if !errors.Is(err, errIncompatible) || !strings.Contains(err.Error(), "containerd "+version+", but 2.1 or later") {
 			t.Errorf("%q: %v", version, err)
 		}
-		if gone(err) {
-			t.Errorf("%q is waited for", version)
+		if isUnavailable(err) {
+			t.Errorf("%q: waiting for containerd does not help, but isUnavailable is true", version)
 		}
 	}
 }
 
-// TestVersionIsNotTold asks a containerd whose version service is disabled, and then one that is not there.
-func TestVersionIsNotTold(t *testing.T) {
+// The version is unknown if containerd's version service is disabled. It is an error if containerd is not running.
+func TestUnknownVersion(t *testing.T) {
 	address := filepath.Join(t.TempDir(), "containerd.sock")
 	l, err := net.Listen("unix", address)
 	if err != nil {
@@ -42,14 +42,14 @@ func TestVersionIsNotTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.lookAtVersion(t.Context()); err != nil {
+	if err := c.checkVersion(t.Context()); err != nil {
 		t.Errorf("without the service: %v", err)
 	}
 	server.Stop()
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-	if err := c.lookAtVersion(t.Context()); err == nil || !gone(err) || !strings.Contains(err.Error(), address) {
+	if err := c.checkVersion(t.Context()); err == nil || !isUnavailable(err) || !strings.Contains(err.Error(), address) {
 		t.Errorf("without a containerd: %v", err)
 	}
 	if err := c.conn.Close(); err != nil {

@@ -12,18 +12,16 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Adoption is an image that another tool has recorded, and the keys that it is to
-// have.
+// Adoption is an image that another tool has recorded, and the keys that it gets.
 type Adoption struct {
 	Image   images.Image
 	Entries []imagepin.Entry
 }
 
-// Adopt is [Store.Put] for images of other tools. One whose record is gone or
-// targets something else by now is left out: there is an event of that. So is a
-// key that a pull has recorded after the record was written.
+// Adopt is [Store.Put] for images of other tools. It skips an image whose record was deleted or has another target now,
+// because there is an event for that. It also skips a key that a pull recorded after the record was written.
 //
-// What the keys need is held by the record of the image.
+// The record of the image holds the content and snapshots that the keys need.
 func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -31,8 +29,8 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 	}
 	defer unlock()
 	for {
-		change, err := s.put(ctx, "", s.older(adoptions), func(ctx context.Context, store images.Store) error {
-			return unmoved(ctx, store, adoptions)
+		change, err := s.put(ctx, "", s.notPulledSince(adoptions), func(ctx context.Context, store images.Store) error {
+			return checkUnmoved(ctx, store, adoptions)
 		})
 		var moved movedError
 		if !errors.As(err, &moved) {
@@ -42,8 +40,8 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 	}
 }
 
-// older gives the entries of adoptions that no pull has recorded anew.
-func (s *Store) older(adoptions []Adoption) []imagepin.Entry {
+// notPulledSince returns the entries of adoptions without those that a pull has recorded since.
+func (s *Store) notPulledSince(adoptions []Adoption) []imagepin.Entry {
 	var entries []imagepin.Entry
 	for _, a := range adoptions {
 		for _, e := range a.Entries {
@@ -55,13 +53,13 @@ func (s *Store) older(adoptions []Adoption) []imagepin.Entry {
 	return entries
 }
 
-// movedError says that a record does not target any more what it did.
+// movedError reports that a record was deleted or has another target.
 type movedError struct{ record string }
 
-func (e movedError) Error() string { return "image record " + e.record + " was changed meanwhile" }
+func (e movedError) Error() string { return "image record " + e.record + " was changed concurrently" }
 
-// unmoved fails with a movedError where the record of an adoption has changed.
-func unmoved(ctx context.Context, store images.Store, adoptions []Adoption) error {
+// checkUnmoved returns a movedError if the record of an adoption was deleted or has another target.
+func checkUnmoved(ctx context.Context, store images.Store, adoptions []Adoption) error {
 	for _, a := range adoptions {
 		now, err := store.Get(ctx, a.Image.Name)
 		if errdefs.IsNotFound(err) || err == nil && now.Target.Digest != a.Image.Target.Digest {

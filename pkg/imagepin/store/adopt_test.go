@@ -11,9 +11,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// TestAdoptLeavesWhatHasMoved adopts one of two images: the tag of the other was
-// moved, by a pull or by another tool, after it was looked at.
-func TestAdoptLeavesWhatHasMoved(t *testing.T) {
+// TestAdoptSkipsMovedTag adopts two images. The tag of one was moved or deleted after it was listed, so only the other
+// is adopted.
+func TestAdoptSkipsMovedTag(t *testing.T) {
 	for what, move := range map[string]func(*env, image, image){
 		"by a pull": func(e *env, _, newer image) { e.pull(t, tag, newer, native, 100, "") },
 		"by another tool": func(e *env, _, newer image) {
@@ -49,7 +49,7 @@ func TestAdoptLeavesWhatHasMoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := e.store.ByRef(repo + ":other"); len(got) != 1 || got[0].Root.Digest != other.root.Digest {
-				t.Errorf("the other is adopted as %v", got)
+				t.Errorf("the other image is adopted as %v", got)
 			}
 			for _, got := range e.store.ByRef(tag) {
 				if got.Root.Digest != newer.root.Digest {
@@ -63,9 +63,9 @@ func TestAdoptLeavesWhatHasMoved(t *testing.T) {
 	}
 }
 
-// TestAdoptLeavesALaterPull has a pull of another platform, which writes no record
-// of the tag, come after another tool has written that.
-func TestAdoptLeavesALaterPull(t *testing.T) {
+// TestAdoptSkipsLaterPull pulls a tag for another platform after another tool has written the tag's record. Such a pull
+// does not write the record of the tag.
+func TestAdoptSkipsLaterPull(t *testing.T) {
 	e := newEnv(t)
 	older, newer := e.image("a"), e.image("b")
 	ctx, done := e.Lease(t)
@@ -82,6 +82,6 @@ func TestAdoptLeavesALaterPull(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign}); !ok || got.Root.Digest != newer.root.Digest {
-		t.Errorf("the tag means %v", got)
+		t.Errorf("the entry of the tag is %v", got)
 	}
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// inMemory puts the test's directories into memory, where the syncs that a
-// fill takes cost nothing.
+// inMemory puts the test's directories into memory, where syncs cost nothing.
 func inMemory(b *testing.B) {
 	const shm = "/dev/shm"
 	if _, err := os.Stat(shm); err == nil {
@@ -25,9 +24,8 @@ func inMemory(b *testing.B) {
 
 func benchRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
 
-// fillAtOnce does what fill does, hundreds of images in one transaction.
-// Nothing else uses the databases, so that content and snapshots may be
-// touched in it.
+// fillAtOnce is fill with hundreds of images in one transaction. Nothing else uses the databases, so content and
+// snapshots may be changed in it.
 func (e *env) fillAtOnce(b *testing.B, count int) {
 	b.Helper()
 	const batch = 500
@@ -51,7 +49,7 @@ func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
 	e.blobs = ctdtest.Blobs{}
 	img := e.image(fmt.Sprint("image ", i))
 	for _, d := range []ocispec.Descriptor{img.arm.Manifest, img.arm.Config, img.arm.Layer} {
-		delete(e.blobs, d.Digest) // a pull does not fetch what is for another platform
+		delete(e.blobs, d.Digest) // a pull does not fetch other platforms
 	}
 	target := []runtimeplatform.Target{native, nativeToo}[i%2]
 	e.place(ctx, b, img, target)
@@ -59,7 +57,7 @@ func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
 	return err
 }
 
-// BenchmarkLoad is a start.
+// BenchmarkLoad measures a start.
 func BenchmarkLoad(b *testing.B) {
 	for _, count := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
@@ -80,7 +78,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkCheck compares what is recorded with what there is.
+// BenchmarkCheck measures a check of keys without findings.
 func BenchmarkCheck(b *testing.B) {
 	for _, count := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
@@ -89,7 +87,7 @@ func BenchmarkCheck(b *testing.B) {
 			e.fillAtOnce(b, count)
 			b.ReportAllocs()
 			for b.Loop() {
-				if r, err := checkerOf(e.store).Check(e.ctx); err != nil || len(r.Findings) > 0 {
+				if r, err := newChecker(e.store).Check(e.ctx); err != nil || len(r.Findings) > 0 {
 					b.Fatal(r.Findings, err)
 				}
 			}
@@ -97,7 +95,7 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
-// BenchmarkFind looks an image up by each of the names that it has.
+// BenchmarkFind measures lookups of an image by each kind of name.
 func BenchmarkFind(b *testing.B) {
 	const count = 1_000
 	inMemory(b)
@@ -105,7 +103,7 @@ func BenchmarkFind(b *testing.B) {
 	e.fillAtOnce(b, count)
 	one := e.store.ByRef(benchRef(count / 2))[0]
 	for what, name := range map[string]string{
-		"reference": one.Ref, "digest": one.Record, "ID": one.ImageID.String(), "beginning of ID": one.ImageID.Encoded()[:12], "unknown": "registry.example/none:1",
+		"reference": one.Ref, "digest": one.Record, "ID": one.ImageID.String(), "ID prefix": one.ImageID.Encoded()[:12], "unknown": "registry.example/none:1",
 	} {
 		b.Run(what, func(b *testing.B) {
 			b.ReportAllocs()
@@ -118,7 +116,7 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// BenchmarkImages reads all of the index.
+// BenchmarkImages measures listing all images.
 func BenchmarkImages(b *testing.B) {
 	const count = 1_000
 	inMemory(b)

@@ -4,10 +4,9 @@ import (
 	"testing"
 )
 
-// Another tool deletes the records of an image one after the other. The event of
-// the first is handled when the second is gone already, and must not bring it
-// back.
-func TestSyncBringsNothingBack(t *testing.T) {
+// Another tool deletes the records of an image one by one. The second record is already gone when the event of the
+// first is handled, and must not be created again.
+func TestSyncDoesNotRestoreDeletedRecords(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")

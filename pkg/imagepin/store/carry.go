@@ -10,16 +10,13 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// keysARecord is how many keys the record of a digest carries, unless
-// [Config.KeysARecord] says otherwise. containerd writes all labels of a record
-// whenever one of them changes, so that a digest of a thousand tags would cost a
-// thousand labels for each new one.
+// keysARecord is the default of [Config.KeysARecord]. containerd writes all labels of a record when one of them
+// changes, so without a limit each new tag of a digest with a thousand tags would write a thousand labels.
 const keysARecord = 16
 
-// carried chooses the record that carries the label of each entry, in place: the
-// record of the digest, and where that carries as many keys as it may, the record
-// of the tag. A key of another platform's image has no record of a tag.
-func (s *Store) carried(entries []imagepin.Entry) {
+// chooseRecords sets the record that carries the label of each entry. This is the record of the digest or, if that is
+// full, the record of the tag. A key of another platform's image has no record of a tag.
+func (s *Store) chooseRecords(entries []imagepin.Entry) {
 	limit := s.KeysARecord
 	if limit == 0 {
 		limit = keysARecord
@@ -32,7 +29,7 @@ func (s *Store) carried(entries []imagepin.Entry) {
 		if now := s.index.byKey[e.Key]; now != nil && now.Record == e.Record {
 			continue
 		}
-		if s.tagged(*e) && len(s.index.byRecord[e.Record])+added[e.Record] >= limit {
+		if s.hasTagRecord(*e) && len(s.index.byRecord[e.Record])+added[e.Record] >= limit {
 			e.Record = e.Ref
 			continue
 		}
@@ -40,10 +37,8 @@ func (s *Store) carried(entries []imagepin.Entry) {
 	}
 }
 
-// displaced gives the keys that the records of tags carry, that are of another
-// digest than the entries about to be recorded of the same tags: as they are, and
-// as they are carried by the records of their digests. The records of the tags are
-// about to mean something else.
+// displaced returns the keys that have to leave the records of tags, because entries give these tags another digest.
+// before are the keys as they are, and after are the same keys on the records of their digests.
 func (s *Store) displaced(entries []imagepin.Entry) (before, after []imagepin.Entry, _ error) {
 	for _, e := range entries {
 		if !s.native(e) || strings.Contains(e.Ref, "@") {

@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// The record of a digest carries the keys of its first tags, the record of each
-// further tag its own; a start reads them alike, and all of it is removed.
+// The record of a digest carries the keys of its first tags, and the records of further tags carry their own keys. A
+// start reads both, and a removal removes both.
 func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	const count = KeysARecord + 4
 	e := newEnv(t)
@@ -21,7 +21,7 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	}
 	for i := range count {
 		var want []string
-		if 1+i >= KeysARecord { // one is the key of the digest
+		if 1+i >= KeysARecord { // one of the keys is the key of the digest
 			want = texts(of(i)[1].Key)
 		}
 		wantEqual(t, fmt.Sprintf("keys on tag %d", i), e.keyLabels(t, of(i)[1].Ref), want)
@@ -39,18 +39,18 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 		}
 	}
 	if e.records.writes != 0 {
-		t.Errorf("recording again what is recorded wrote %d times", e.records.writes)
+		t.Errorf("recording the same keys again wrote %d times", e.records.writes)
 	}
-	e.sound(t)
+	e.wantSound(t)
 	for i := range count {
 		e.remove(t, keysOf(of(i))...)
 	}
 	e.wantEmpty(t)
 }
 
-// A tag that carries keys of two targets moves with the pull for one of them. The
-// record of the digest carries the key of the other target from then on.
-func TestATagThatCarriesKeysMoves(t *testing.T) {
+// A tag that carries keys of two targets moves with the pull for one of them. Then the record of the digest carries the
+// key of the other target.
+func TestMoveOfTagThatCarriesKeys(t *testing.T) {
 	e := newEnv(t)
 	e.keysARecord = 1
 	e.restart()
@@ -69,7 +69,7 @@ func TestATagThatCarriesKeysMoves(t *testing.T) {
 		tag: after.root.Digest, moved[0].Record: after.root.Digest, after.amd64.Config.Digest.String(): after.root.Digest,
 		old[0].Record: before.root.Digest, before.amd64.Config.Digest.String(): before.root.Digest,
 	})
-	e.sound(t)
+	e.wantSound(t)
 	keys := e.keys()
 	e.restart()
 	if unknown := e.load(t); len(unknown) > 0 {

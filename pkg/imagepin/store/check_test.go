@@ -6,14 +6,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// A label that was damaged after the index was built is found, whichever way.
+// A check finds a label that was damaged after the index was built.
 func TestCheckOfDamagedLabels(t *testing.T) {
 	e := newEnv(t)
 	a := e.image("a")
 	e.pull(t, tag, a, native, 1, "")
 	e.pull(t, tag, a, nativeToo, 1, "")
-	if r, err := checkerOf(e.store).Check(e.ctx); err != nil || r.Checked != 4 || len(r.Findings) != 0 {
-		t.Fatalf("nothing is damaged: %+v, %v", r, err)
+	if r, err := newChecker(e.store).Check(e.ctx); err != nil || r.Checked != 4 || len(r.Findings) != 0 {
+		t.Fatalf("without damage: %+v, %v", r, err)
 	}
 	record := repo + "@" + a.root.Digest.String()
 	label := imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native})
@@ -21,14 +21,14 @@ func TestCheckOfDamagedLabels(t *testing.T) {
 		"unreadable": "{", "of a newer version": `{"v":99}`, "another key's": e.labelOf(t, record, imagepin.Key{Ref: tag, Target: nativeToo}),
 	} {
 		e.label(t, record, label, value)
-		r, err := checkerOf(e.store).Check(e.ctx)
+		r, err := newChecker(e.store).Check(e.ctx)
 		if err != nil || len(r.Findings) != 1 || r.Findings[0].Subject != record {
 			t.Errorf("a label that is %s: %+v, %v", what, r.Findings, err)
 		}
 	}
 }
 
-// labelOf is the value of a key's label.
+// labelOf returns the value of a key's label.
 func (e *env) labelOf(t *testing.T, record string, k imagepin.Key) string {
 	t.Helper()
 	img, err := e.Images.Get(e.ctx, record)

@@ -18,43 +18,42 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 )
 
-// The labels of containerd's CRI (internal/cri/labels/labels.go): what says
-// that a record is the CRI's, and that kubelet must not remove the image.
+// These are the labels of containerd's CRI (internal/cri/labels/labels.go). They mark a record as managed by the CRI,
+// and an image that kubelet must not remove.
 const (
 	criManagedLabel  = "io.cri-containerd.image"
 	criManagedValue  = "managed"
 	criPinnedLabel   = "io.cri-containerd.pinned"
 	criPinnedValue   = "pinned"
-	deletedLabel     = "" // containerd drops a label that is set to nothing
+	deletedLabel     = "" // containerd removes a label that has an empty value
 	maxProofsARecord = 16
 )
 
-// view is the set of entries as it will be.
+// view is the set of entries after a change.
 type view struct {
-	// about are the entries that each record is about, by its name, in a stable
-	// order.
-	about map[string]group
-	// native tells whether an entry's platform is the node's own.
+	// entries are the entries of each record, by record name, in a stable order.
+	entries map[string]group
+	// native reports whether an entry's platform is the node's own.
 	native func(imagepin.Entry) bool
-	// pinned tells whether a reference is one of the CRI's pinned images.
+	// pinned reports whether a reference is one of the CRI's pinned images.
 	pinned func(ref string) bool
-	// preferred is the target that wins where all else is equal.
+	// preferred reports whether an entry wins if all else is equal.
 	preferred func(*imagepin.Entry) bool
 }
 
-// add puts an entry behind the others.
+// add appends an entry.
 func (v view) add(e *imagepin.Entry) {
-	v.about[e.Record] = append(v.about[e.Record], e)
+	v.entries[e.Record] = append(v.entries[e.Record], e)
 	if id := e.ImageID.String(); id != e.Record {
-		v.about[id] = append(v.about[id], e)
+		v.entries[id] = append(v.entries[id], e)
 	}
 	if e.Ref != e.Record && v.native(*e) {
-		v.about[e.Ref] = append(v.about[e.Ref], e)
+		v.entries[e.Ref] = append(v.entries[e.Ref], e)
 	}
 }
 
-// RecordName is the name of the record that carries the keys of an image of
-// ref's repository whose records target the given digest.
+// RecordName returns the name of the record that carries the keys of an image in ref's repository. target is the digest
+// that the record targets.
 func RecordName(ref reference.Named, target digest.Digest) (string, error) {
 	name, err := reference.WithDigest(reference.TrimNamed(ref), target)
 	if err != nil {
@@ -63,18 +62,17 @@ func RecordName(ref reference.Named, target digest.Digest) (string, error) {
 	return name.String(), nil
 }
 
-// record is how one image record should be. A nil *record means that there
-// should be none.
+// record is the desired state of an image record. A nil *record means that there is no record.
 type record struct {
 	target ocispec.Descriptor
 	keys   map[string]string
 	pinned bool
 }
 
-// desired derives how the record called name should be from the entries.
-// current is the record as it is, if it exists.
+// desired returns the desired state of the record called name. current is its current state, or nil if it does not
+// exist.
 func (v view) desired(name string, current *images.Image) (*record, error) {
-	about := v.about[name]
+	about := v.entries[name]
 	if len(about) == 0 {
 		return nil, nil
 	}
@@ -91,13 +89,13 @@ func (v view) desired(name string, current *images.Image) (*record, error) {
 		r.keys[label] = value
 	}
 	if len(r.keys) > 0 {
-		// The record that carries a key is what keeps it alive.
+		// The record that carries a key keeps its image alive.
 		i := slices.IndexFunc(about, func(e *imagepin.Entry) bool { return e.Record == name })
 		r.target = about[i].RecordTarget
 		return r, nil
 	}
 	if isID(name) && current != nil {
-		// Any live target of an ID is as good as another.
+		// All live targets of an ID are equal, so keep the current one.
 		for _, e := range about {
 			if e.RecordTarget.Digest == current.Target.Digest {
 				r.target = e.RecordTarget
@@ -109,8 +107,8 @@ func (v view) desired(name string, current *images.Image) (*record, error) {
 	return r, nil
 }
 
-// keyLabel gives the label of an entry. Most of those on a record of many keys are
-// there as they should be, which costs less to see than to make them.
+// keyLabel returns the label of an entry. Most labels of a record with many keys are already correct, and comparing
+// them costs less than encoding them.
 func keyLabel(e *imagepin.Entry, current *images.Image) (name, value string, _ error) {
 	if current != nil {
 		name = imagepin.KeyLabelName(e.Key)
@@ -121,8 +119,7 @@ func keyLabel(e *imagepin.Entry, current *images.Image) (name, value string, _ e
 	return imagepin.EncodeKeyLabel(*e)
 }
 
-// compare orders entries by how good they are as the meaning of a tag: what
-// was made ready last wins.
+// compare orders entries by their priority as the target of a tag. The entry that was made ready last wins.
 func (v view) compare(a, b *imagepin.Entry) int {
 	return cmp.Or(
 		order.Bool(v.native(*a), v.native(*b)),
@@ -142,11 +139,11 @@ type change struct {
 	fieldpaths []string // of an update; none for a create
 	create     bool
 	remove     bool
-	// after is the record as the write leaves it.
+	// after is the record after the write.
 	after images.Image
 }
 
-// allFields are the field paths of all that a create writes.
+// allFields returns the field paths of everything that a create writes.
 func (c *change) allFields() []string {
 	fields := []string{"target"}
 	for _, label := range slices.Sorted(maps.Keys(c.image.Labels)) {
@@ -155,7 +152,7 @@ func (c *change) allFields() []string {
 	return fields
 }
 
-// retargets reports whether a record means another image after a change.
+// retargets reports whether the change gives the record a new target.
 func (c *change) retargets() bool { return c.create || slices.Contains(c.fieldpaths, "target") }
 
 func (c *change) write(ctx context.Context, store images.Store) error {
@@ -173,8 +170,8 @@ func (c *change) write(ctx context.Context, store images.Store) error {
 	case c.create:
 		verb = "create"
 		if c.after, err = store.Create(ctx, c.image); errdefs.IsAlreadyExists(err) {
-			// Without a transaction, another tool can come first: containerd's CRI
-			// writes image IDs.
+			// Without a transaction, another tool can create the record first. For example, containerd's CRI writes
+			// image IDs.
 			c.after, err = store.Update(ctx, c.image, c.allFields()...)
 		}
 	default:
@@ -187,9 +184,8 @@ func (c *change) write(ctx context.Context, store images.Store) error {
 	return nil
 }
 
-// diff gives the write that turns current into want, if one is needed. gone
-// are the names of key labels that this operation takes away; a key label that
-// is not among them stays, and so does every label of others.
+// diff returns the write that turns current into want. It reports false if they do not differ. gone are the names of
+// the key labels that this operation removes. Other key labels, and the labels of other tools, stay.
 func diff(name string, current *images.Image, want *record, gone map[string]struct{}, proof string) (change, bool) {
 	if want == nil {
 		return change{image: images.Image{Name: name}, remove: true}, current != nil
@@ -219,7 +215,7 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 	for label, value := range labels {
 		_, here := current.Labels[label]
 		if strings.HasPrefix(label, imagepin.ProofLabelPrefix) && here {
-			continue // when it was proved first is good enough
+			continue // keep the time of the first proof
 		}
 		if current.Labels[label] != value {
 			set(label, value)
@@ -236,7 +232,7 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 	return c, len(c.fieldpaths) > 0
 }
 
-// strip takes the labels called gone off a record, and leaves the rest of it.
+// strip removes the labels in gone from a record, and keeps the rest of it.
 func strip(current images.Image, gone map[string]struct{}) (change, bool) {
 	c := change{image: images.Image{Name: current.Name, Labels: map[string]string{}}}
 	for label := range gone {
@@ -248,8 +244,8 @@ func strip(current images.Image, gone map[string]struct{}) (change, bool) {
 	return c, len(c.fieldpaths) > 0
 }
 
-// surplusProofs are the oldest proofs of a record that has no room for one
-// more: credentials that rotate must not fill a label map.
+// surplusProofs returns the oldest proofs to remove from a full record, to make room for a new one. Without a limit,
+// credentials that rotate would fill the labels.
 func surplusProofs(labels map[string]string, proof string) []string {
 	if proof == "" || labels[imagepin.ProofLabelPrefix+proof] != "" {
 		return nil

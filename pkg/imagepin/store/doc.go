@@ -1,26 +1,23 @@
-// Package store keeps the keys of the node: durably as labels on containerd's
-// image records, and in memory as an index of them.
+// Package store keeps the keys of the node in labels on containerd's image records, and in an index in memory.
 //
-// The durable side has the shape that stock containerd gives an image, so that
-// a rollback finds everything in its place. For an image of the node's own
-// platform there are
+// The records have the shape that stock containerd gives an image, so that stock containerd finds all of them after a
+// rollback. An image of the node's own platform has these records:
 //
 //	<tag>            -> index
 //	<repo>@<index>   -> index     carries the labels of the keys
 //	<image ID>       -> index
 //
-// Where that record carries as many keys as it may (Config.KeysARecord), the
-// records of further tags carry their own keys. For an image of another platform,
-// which stock must never start by accident, there is no tag, and the index is left
-// out:
+// The record of a digest carries at most Config.KeysARecord keys. The records of further tags carry their own keys.
+//
+// Stock containerd must never start an image of another platform by accident. So such an image has no record of a tag,
+// and its records do not target the index:
 //
 //	<repo>@<manifest> -> manifest carries the labels of the keys
 //	<image ID>        -> manifest
 //
-// An image that another tool put on the node gets the record that carries its
-// keys when it is adopted, if it has none.
+// Adoption of an image that another tool put on the node creates the record that carries its keys, if it does not
+// exist.
 //
-// What a record should look like follows from the entries alone (see
-// desired), so that pulling, removing and adopting are one operation: change
-// the set of entries, then bring the affected records into line.
+// The desired state of a record follows from the entries alone (see desired). So pull, removal and adoption are one
+// operation: change the set of entries, then update the affected records.
 package store

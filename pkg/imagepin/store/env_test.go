@@ -31,8 +31,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// The targets of the test's node: its own platform and another, in two
-// snapshotters.
+// The targets of the test node are its own platform and another one, in two snapshotters.
 var (
 	native      = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "first"}
 	nativeToo   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "second"}
@@ -47,15 +46,15 @@ const (
 	when = 1_700_000_000
 )
 
-// records is the image store of a socket: nothing undoes what was written
-// before an error. It counts writes, and can stop.
+// records is an image store without transactions, like the one over containerd's socket. Writes before an error stay.
+// It counts writes, and can fail after a number of them.
 type records struct {
 	images.Store
 	writes int
-	allow  int // writes until every other call fails; negative is no end
+	allow  int // number of writes before all further writes fail, negative for no limit
 }
 
-var errStopped = errors.New("the process has died")
+var errStopped = errors.New("process is dead")
 
 func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	return fn(ctx, r)
@@ -91,7 +90,7 @@ func (r *records) Delete(ctx context.Context, name string, opts ...images.Delete
 	return r.Store.Delete(ctx, name, opts...)
 }
 
-// env is a node and its store.
+// env is a node with its store.
 type env struct {
 	*ctdtest.Node
 	ctx     context.Context
@@ -112,7 +111,7 @@ func newEnv(t testing.TB) *env {
 	return e
 }
 
-// restart forgets what a process knows.
+// restart replaces the store with an empty one, as a restart of the process does.
 func (e *env) restart() {
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
 		{Name: "runc", Snapshotter: "first"},
@@ -132,7 +131,7 @@ func (e *env) restart() {
 	})
 }
 
-// image is a multi-platform image that a registry has.
+// image is a multi-platform image in a registry.
 type image struct {
 	root       ocispec.Descriptor
 	amd64, arm ctdtest.Image
@@ -151,8 +150,7 @@ func (i image) of(t runtimeplatform.Target) ctdtest.Image {
 	return i.arm
 }
 
-// entries are what a pull of ref puts: the key of the digest and that of the
-// reference.
+// entries returns the entries that a pull of ref records: one for the digest and one for the reference.
 func entries(ref string, i image, t runtimeplatform.Target, at int) []imagepin.Entry {
 	named, err := reference.ParseNamed(ref)
 	if err != nil {
@@ -178,7 +176,7 @@ func entries(ref string, i image, t runtimeplatform.Target, at int) []imagepin.E
 	return all
 }
 
-// place puts an image's content and snapshot where a pull would.
+// place writes an image's content and snapshot as a pull does.
 func (e *env) place(ctx context.Context, t testing.TB, i image, target runtimeplatform.Target) {
 	t.Helper()
 	img := i.of(target)
@@ -191,7 +189,7 @@ func (e *env) place(ctx context.Context, t testing.TB, i image, target runtimepl
 	e.Unpack(ctx, t, img, target.Snapshotter)
 }
 
-// pull makes an image ready for a target, and collects what that did not need.
+// pull makes an image ready for a target, and runs a garbage collection.
 func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Target, at int, proof string) Change {
 	t.Helper()
 	ctx, done := e.Lease(t)
@@ -205,21 +203,21 @@ func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Tar
 	return change
 }
 
-// checkerOf checks the keys of a store.
-func checkerOf(s *Store) *health.Checker {
+// newChecker returns a checker for the keys of a store.
+func newChecker(s *Store) *health.Checker {
 	return health.New(health.Config{
 		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
 	})
 }
 
-// started is what a start finds.
-type started struct {
+// startResult is the result of a start.
+type startResult struct {
 	Lost        []health.Loss
-	Unexplained []images.Image
+	Unaccounted []images.Image
 	Have        *health.Inventory
 }
 
-func (s *started) entries() []imagepin.Entry {
+func (s *startResult) entries() []imagepin.Entry {
 	var all []imagepin.Entry
 	for _, l := range s.Lost {
 		all = append(all, l.Entry)
@@ -228,10 +226,10 @@ func (s *started) entries() []imagepin.Entry {
 }
 
 // loadFor builds the index as a start does.
-func (e *env) loadFor(ctx context.Context) (*started, error) { return load(ctx, e.store) }
+func (e *env) loadFor(ctx context.Context) (*startResult, error) { return load(ctx, e.store) }
 
-func load(ctx context.Context, s *Store) (*started, error) {
-	found, c := &started{}, checkerOf(s)
+func load(ctx context.Context, s *Store) (*startResult, error) {
+	found, c := &startResult{}, newChecker(s)
 	loaded, err := s.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
 		if found.Have, err = c.Inventory(ctx); err != nil {
 			return nil, err
@@ -252,7 +250,7 @@ func load(ctx context.Context, s *Store) (*started, error) {
 	}
 	for _, img := range loaded.Records {
 		if !ofLost[img.Name] && !s.Accounted(img) {
-			found.Unexplained = append(found.Unexplained, img)
+			found.Unaccounted = append(found.Unaccounted, img)
 		}
 	}
 	return found, nil
@@ -265,7 +263,7 @@ func (e *env) load(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, img := range loaded.Unexplained {
+	for _, img := range loaded.Unaccounted {
 		names = append(names, img.Name)
 	}
 	slices.Sort(names)
@@ -282,7 +280,7 @@ func (e *env) remove(t *testing.T, keys ...imagepin.Key) {
 	}
 }
 
-// label sets a label that is none of ours.
+// label sets a label as another tool does.
 func (e *env) label(t *testing.T, record, name, value string) {
 	t.Helper()
 	if _, err := e.Images.Update(e.ctx, images.Image{Name: record, Labels: map[string]string{name: value}}, "labels."+name); err != nil {
@@ -298,7 +296,7 @@ func keysOf(es []imagepin.Entry) []imagepin.Key {
 	return keys
 }
 
-// keys are all that the store has, as text.
+// keys returns all keys of the store as text.
 func (e *env) keys() []string {
 	var all []string
 	for _, img := range e.store.Images() {
@@ -319,7 +317,7 @@ func texts(keys ...imagepin.Key) []string {
 	return all
 }
 
-// state is what the records say, without times.
+// state returns the targets and labels of the records, without times.
 func (e *env) state(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -327,7 +325,7 @@ func (e *env) state(t *testing.T) map[string]string {
 		var labels []string
 		for k, v := range img.Labels {
 			if strings.HasPrefix(k, imagepin.ProofLabelPrefix) {
-				v = "at some time"
+				v = "time"
 			}
 			labels = append(labels, k+"="+v)
 		}
@@ -337,7 +335,7 @@ func (e *env) state(t *testing.T) map[string]string {
 	return all
 }
 
-// wantRecords checks which records there are and what they target.
+// wantRecords checks the names and targets of all records.
 func (e *env) wantRecords(t *testing.T, want map[string]digest.Digest) {
 	t.Helper()
 	got := make(map[string]digest.Digest)
@@ -357,7 +355,7 @@ func lines[V any](m map[string]V) string {
 	return b.String()
 }
 
-// keyLabels are the keys whose labels a record carries.
+// keyLabels returns the keys whose labels a record carries.
 func (e *env) keyLabels(t *testing.T, record string) []string {
 	t.Helper()
 	var found []string
@@ -382,19 +380,19 @@ func wantEqual[T comparable](t *testing.T, what string, got, want []T) {
 	}
 }
 
-// sound checks that every key's content is there and outlives a collection.
-func (e *env) sound(t *testing.T) {
+// wantSound checks that the content of every key exists and survives a garbage collection.
+func (e *env) wantSound(t *testing.T) {
 	t.Helper()
 	e.Collect(t)
 	for _, img := range e.store.Images() {
 		for _, k := range img.Entries {
 			switch {
 			case !e.HasBlob(t, k.Manifest):
-				t.Errorf("%s: its manifest is gone", k.Key)
+				t.Errorf("%s: manifest is gone", k.Key)
 			case !e.HasBlob(t, k.ImageID):
-				t.Errorf("%s: its configuration is gone", k.Key)
+				t.Errorf("%s: configuration is gone", k.Key)
 			case !e.HasSnapshot(t, k.Target.Snapshotter, k.ChainID):
-				t.Errorf("%s: its snapshot is gone", k.Key)
+				t.Errorf("%s: snapshot is gone", k.Key)
 			}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// What the tests look at from outside the package: they use package health, which imports it.
+// Tests outside the package use these. They use package health, which imports this package.
 const (
 	KeysARecord      = keysARecord
 	MaxProofsARecord = maxProofsARecord
@@ -18,7 +18,7 @@ const (
 
 var ProofsOn = proofsOn
 
-// Forget takes a key out of the index.
+// Forget removes a key from the index.
 func (s *Store) Forget(e imagepin.Entry) { s.index.replace([]imagepin.Entry{e}, nil) }
 
 // Lock makes the caller the only writer.

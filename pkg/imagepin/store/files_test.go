@@ -13,8 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// damages are what happens to the file of a blob while containerd's record of it
-// stays.
+// damages are changes to the file of a blob that keep containerd's record of it.
 var damages = map[string]func(t *testing.T, path string){
 	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
 	"cut": func(t *testing.T, path string) {
@@ -38,9 +37,8 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// A key whose content has no whole file is not ready after a start, and a check
-// finds it. One that only lacks the file of a layer is ready, and a check finds
-// the layer.
+// A key with a missing or damaged file is not ready after a start, and a check finds it. A key with a damaged layer
+// file is ready, and a check finds the layer.
 func TestFilesOfBlobs(t *testing.T) {
 	for damage, do := range damages {
 		for what, of := range map[string]func(image) digest.Digest{
@@ -57,7 +55,7 @@ func TestFilesOfBlobs(t *testing.T) {
 				do(t, e.File(of(a)))
 				lost, stay := keysOf(entries(tag, a, native, 1)), keysOf(entries(repo+":b", b, native, 2))
 
-				r, err := checkerOf(e.store).Check(e.ctx)
+				r, err := newChecker(e.store).Check(e.ctx)
 				noError(t, err)
 				if what == "layer" {
 					wantFindings(t, r, "layer "+of(a).String(), lost[1:])
@@ -78,14 +76,13 @@ func TestFilesOfBlobs(t *testing.T) {
 	}
 }
 
-// wantLost checks that a start finds keys lost for what happened to a blob, and
-// drops them.
+// wantLost checks that a start reports keys as lost because of a blob, and drops them.
 func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 	t.Helper()
 	loaded, err := e.loadFor(e.ctx)
 	noError(t, err)
 	if len(loaded.Lost) != len(keys) {
-		t.Errorf("%d are lost", len(loaded.Lost))
+		t.Errorf("%d keys are lost", len(loaded.Lost))
 	}
 	for _, l := range loaded.Lost {
 		if l.Unpackable || l.Wait || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Why, about.String()) {
@@ -98,8 +95,7 @@ func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 	}
 }
 
-// wantFindings checks that a report has one finding about something for each of
-// keys.
+// wantFindings checks that a report has one finding about a blob for each key.
 func wantFindings(t *testing.T, r health.Report, about string, keys []imagepin.Key) {
 	t.Helper()
 	var found []string
@@ -115,8 +111,7 @@ func wantFindings(t *testing.T, r health.Report, about string, keys []imagepin.K
 	}
 }
 
-// A blob that is replaced has no record for a moment, which is no loss; where it
-// does not come back, it is one.
+// A blob that is being replaced is not lost while it has no record. It is lost if it does not exist afterwards.
 func TestReplacing(t *testing.T) {
 	e := newEnv(t)
 	a := e.image("a")

@@ -11,8 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// index holds the entries in memory, by everything they are looked up by. The
-// entries are immutable once they are in it.
+// index holds the entries in memory, by all keys that they are looked up by. Entries in the index are immutable.
 type index struct {
 	mu       sync.RWMutex
 	byKey    map[imagepin.Key]*imagepin.Entry
@@ -24,15 +23,13 @@ type index struct {
 	bySnapshot map[snapshot]group
 	ids        *digestset.Set
 	proofs     proofs
-	// untagged are the records of image IDs that no key has accounted for when
-	// they were looked at.
+	// untagged are the records of image IDs that had no key when they were noted.
 	untagged map[digest.Digest]Untagged
-	// unseen are the records that containerd's CRI may not know yet, and what they
-	// target.
+	// unseen are the records that containerd's CRI may not know yet, with their targets.
 	unseen map[string]digest.Digest
 }
 
-// snapshot is one that is committed, by its chain ID.
+// snapshot identifies a committed snapshot.
 type snapshot struct {
 	snapshotter string
 	chainID     digest.Digest
@@ -80,7 +77,7 @@ func (x *index) add(e *imagepin.Entry) {
 	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)
 	x.bySnapshot[snapshotOf(e)] = x.bySnapshot[snapshotOf(e)].with(e)
 	if len(x.byID[e.ImageID]) == 0 {
-		// The digest was validated when the entry was made: Add cannot fail.
+		// Add cannot fail, because the digest was validated when the entry was made.
 		_ = x.ids.Add(e.ImageID)
 	}
 	x.byID[e.ImageID] = x.byID[e.ImageID].with(e)
@@ -92,19 +89,18 @@ func (x *index) remove(k imagepin.Key) {
 		return
 	}
 	delete(x.byKey, k)
-	take(x.byRef, e.Ref, e)
-	take(x.byRecord, e.Record, e)
-	take(x.byRoot, e.Root.Digest, e)
-	take(x.bySnapshot, snapshotOf(e), e)
-	take(x.byID, e.ImageID, e)
+	removeFrom(x.byRef, e.Ref, e)
+	removeFrom(x.byRecord, e.Record, e)
+	removeFrom(x.byRoot, e.Root.Digest, e)
+	removeFrom(x.bySnapshot, snapshotOf(e), e)
+	removeFrom(x.byID, e.ImageID, e)
 	if len(x.byID[e.ImageID]) == 0 {
 		_ = x.ids.Remove(e.ImageID)
 	}
 }
 
-// beside gives the entries that have their image, reference or record in common
-// with one of some.
-func (x *index) beside(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Entry {
+// related returns the entries that share their image, reference or record with any of the given entries.
+func (x *index) related(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Entry {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	found := make(map[imagepin.Key]*imagepin.Entry)
@@ -131,14 +127,14 @@ func (x *index) beside(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Entr
 	return found
 }
 
-// needing gives the entries that need a snapshot.
+// needing returns the entries that need a snapshot.
 func (x *index) needing(id snapshot) group {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.bySnapshot[id]
 }
 
-// unchanged gives those of some entries that have not been replaced since.
+// unchanged returns the entries of since that have not been replaced.
 func (x *index) unchanged(since group) []imagepin.Entry {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -151,7 +147,7 @@ func (x *index) unchanged(since group) []imagepin.Entry {
 	return still
 }
 
-// all gives every entry.
+// all returns every entry.
 func (x *index) all() map[*imagepin.Entry]bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -162,7 +158,7 @@ func (x *index) all() map[*imagepin.Entry]bool {
 	return all
 }
 
-func take[K comparable](m map[K]group, k K, e *imagepin.Entry) {
+func removeFrom[K comparable](m map[K]group, k K, e *imagepin.Entry) {
 	if g := m[k].without(e); len(g) > 0 {
 		m[k] = g
 	} else {
@@ -170,7 +166,7 @@ func take[K comparable](m map[K]group, k K, e *imagepin.Entry) {
 	}
 }
 
-// with and without copy: a reader may hold the old group.
+// with and without return copies, because a reader may hold the old group.
 func (g group) with(e *imagepin.Entry) group {
 	i, _ := slices.BinarySearchFunc(g, e, compareEntries)
 	return slices.Concat(g[:i], group{e}, g[i:])

@@ -8,7 +8,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// intern has the entries of an index share equal texts: an image has several entries, which are read one by one.
+// intern shares equal strings between entries. An image has several entries, which are read one by one.
 func intern(e *imagepin.Entry) {
 	for _, text := range []*string{&e.Ref, &e.Target.Platform, &e.Target.Snapshotter, &e.Record, &e.Host, &e.User, &e.RecordTarget.MediaType, &e.Root.MediaType} {
 		*text = unique.Make(*text).Value()

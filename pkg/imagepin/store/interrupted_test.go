@@ -11,9 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Interrupted after any number of writes, an operation leaves no key without
-// its content, and done again it ends where it would have without the
-// interruption.
+// An operation that is interrupted after any number of writes leaves no key without its content. If it is repeated, its
+// result is the same as without the interruption.
 func TestInterruptedOperations(t *testing.T) {
 	type operation func(*testing.T, *env, image, image) error
 	put := func(target runtimeplatform.Target, second bool, at int) operation {
@@ -39,15 +38,15 @@ func TestInterruptedOperations(t *testing.T) {
 		before []operation
 		do     operation
 	}{
-		"first pull":                       {nil, put(native, false, 0)},
-		"first pull of another platform":   {nil, put(foreign, false, 0)},
-		"pull for a second snapshotter":    {[]operation{put(native, false, 0)}, put(nativeToo, false, 1)},
-		"pull of a tag that moved":         {[]operation{put(native, false, 0)}, put(native, true, 1)},
-		"foreign pull of a tag that moved": {[]operation{put(foreign, false, 0)}, put(foreign, true, 1)},
-		"removal":                          {[]operation{put(native, false, 0)}, remove(native)},
-		"removal of another platform":      {[]operation{put(foreign, false, 0)}, remove(foreign)},
-		"removal for one snapshotter":      {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
-		"removal of what a tag meant":      {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
+		"first pull":                         {nil, put(native, false, 0)},
+		"first pull of another platform":     {nil, put(foreign, false, 0)},
+		"pull for a second snapshotter":      {[]operation{put(native, false, 0)}, put(nativeToo, false, 1)},
+		"pull of a tag that moved":           {[]operation{put(native, false, 0)}, put(native, true, 1)},
+		"foreign pull of a tag that moved":   {[]operation{put(foreign, false, 0)}, put(foreign, true, 1)},
+		"removal":                            {[]operation{put(native, false, 0)}, remove(native)},
+		"removal of another platform":        {[]operation{put(foreign, false, 0)}, remove(foreign)},
+		"removal for one snapshotter":        {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
+		"removal of a moved tag's old image": {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
 		"pull for one snapshotter of a tag that moved": {
 			[]operation{put(native, false, 0), put(nativeToo, false, 1)}, put(native, true, 2),
 		},
@@ -77,7 +76,7 @@ func TestInterruptedOperations(t *testing.T) {
 				}
 				writes, want := e.records.writes, lines(e.state(t))
 				if writes == 0 {
-					t.Fatal("the operation writes nothing")
+					t.Fatal("the operation does not write")
 				}
 				for n := range writes {
 					e, a, b := prepare()
@@ -89,14 +88,14 @@ func TestInterruptedOperations(t *testing.T) {
 					if how.crash {
 						e.restart()
 						e.load(t)
-						e.sound(t)
+						e.wantSound(t)
 					} else {
 						e.records.allow = -1
 					}
 					if err := c.do(t, e, a, b); err != nil {
 						t.Fatalf("again after %d of %d writes: %v", n, writes, err)
 					}
-					e.sound(t)
+					e.wantSound(t)
 					if got := lines(e.state(t)); got != want {
 						t.Errorf("after %d of %d writes and the operation again:\n%swant\n%s", n, writes, got, want)
 					}

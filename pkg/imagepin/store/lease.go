@@ -11,27 +11,26 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// AddToLease makes the lease in ctx hold what entries need, and then looks
-// whether it is there: what was found there before may have been collected since,
-// and from now on it stays. It writes nothing where the lease holds it already.
+// AddToLease adds the content and snapshots of entries to the lease in ctx, and then checks that they exist. The check
+// comes last, because they may have been collected before the lease held them. AddToLease writes nothing if the lease
+// already holds them.
 //
-// It fails with ErrNotFound where something is not there, and with
-// ErrFailedPrecondition where ctx has no lease.
+// It returns ErrNotFound if content or a snapshot is missing, and ErrFailedPrecondition if ctx has no lease.
 func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
-		return fmt.Errorf("hold %d keys: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("add %d keys to lease: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
 	}
 	lease := leases.Lease{ID: id}
 	held, err := s.Leases.ListResources(ctx, lease)
 	if err != nil {
-		return fmt.Errorf("hold what keys need: %w", err)
+		return fmt.Errorf("list lease resources: %w", err)
 	}
 	if missing := needed(entries, held); len(missing) > 0 {
 		if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
 			for _, r := range missing {
 				if err := s.Leases.AddResource(ctx, lease, r); err != nil {
-					return fmt.Errorf("hold %s: %w", r.ID, err)
+					return fmt.Errorf("add %s to lease: %w", r.ID, err)
 				}
 			}
 			return nil
@@ -45,13 +44,13 @@ func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 			return err
 		}
 		if !present {
-			return fmt.Errorf("a part of %s was removed meanwhile: %w", e.Key, errdefs.ErrNotFound)
+			return fmt.Errorf("content or snapshot of %s was removed concurrently: %w", e.Key, errdefs.ErrNotFound)
 		}
 	}
 	return nil
 }
 
-// needed lists what entries need and a lease does not hold.
+// needed returns the resources of entries that a lease does not hold.
 func needed(entries []imagepin.Entry, held []leases.Resource) []leases.Resource {
 	known := make(map[leases.Resource]bool, len(held))
 	for _, r := range held {

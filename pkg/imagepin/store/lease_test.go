@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// TestAddToLease holds what keys need over the removal of every record, and says
-// where a part was collected before.
+// TestAddToLease keeps the content and snapshot of keys in a lease while every record is removed. It checks the error
+// for keys that were already collected.
 func TestAddToLease(t *testing.T) {
 	e := newEnv(t)
 	i, gone := e.image("a"), e.image("b")
@@ -29,21 +29,21 @@ func TestAddToLease(t *testing.T) {
 	e.remove(t, keysOf(known)...)
 	e.remove(t, keysOf(entries(repo+":gone", gone, native, 0))...)
 	if ok, err := e.store.Present(e.ctx, known[0]); err != nil || !ok {
-		t.Errorf("what the lease holds is there: %v, %v", ok, err)
+		t.Errorf("content in the lease: present %v, %v", ok, err)
 	}
 	if err := e.store.AddToLease(ctx, entries(repo+":gone", gone, native, 0)...); !errdefs.IsNotFound(err) {
-		t.Errorf("of what was collected: %v", err)
+		t.Errorf("after collection: %v", err)
 	}
-	// The removal has dropped the label that keeps the snapshot: it is back.
+	// The removal has removed the label that keeps the snapshot. Put sets it again.
 	if _, err := e.store.Put(ctx, "", known...); err != nil {
 		t.Fatal(err)
 	}
 	done()
 	e.Collect(t)
-	e.sound(t)
+	e.wantSound(t)
 }
 
-// hangingLeases hang where a deletion waits for a garbage collection.
+// hangingLeases block deletions that wait for a garbage collection.
 type hangingLeases struct {
 	leases.Manager
 	reached, free chan struct{}
@@ -61,9 +61,9 @@ func (l hangingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...l
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestWritersDoNotWaitForACollection has a collection hang, as it does with a
-// snapshotter that hangs: everything else is written meanwhile.
-func TestWritersDoNotWaitForACollection(t *testing.T) {
+// TestWritersDoNotWaitForCollection blocks a garbage collection, as a snapshotter that hangs does. Other writes succeed
+// meanwhile.
+func TestWritersDoNotWaitForCollection(t *testing.T) {
 	for what, begin := range map[string]func(*env, image) error{
 		"Collect": func(e *env, i image) error {
 			if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); err != nil {

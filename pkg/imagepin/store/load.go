@@ -16,21 +16,22 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Loaded is what is recorded besides the keys that are ready.
+// Loaded is what [Store.Load] reads besides the keys that are ready.
 type Loaded struct {
-	// Lost are keys that are recorded and not ready, in order. They are not in the index.
+	// Lost are the keys that are recorded but not ready, in order. They are not in the index.
 	Lost []imagepin.Entry
 	// Records are all image records.
 	Records []images.Image
 }
 
-// Look looks at what there is on the node, and returns what reports whether a recorded key is ready.
+// Look inspects the node. The returned function reports whether a recorded key is ready.
 type Look func(ctx context.Context) (ready func(imagepin.Entry) bool, _ error)
 
-// Load builds the index from the labels on the image records. look is called before they are listed.
+// Load builds the index from the labels on the image records. It calls look before it lists the records.
 //
-// It writes nothing, but for what a crash between two writes has left: labels that do not count any more, which would
-// count again once the key is removed from where it does, and images without the record of their ID.
+// Load only writes to clean up after a crash between two writes. It removes labels that are not valid any more, because
+// they would become valid again after the key is removed from its current record. It also creates missing records of
+// image IDs.
 func (s *Store) Load(ctx context.Context, look Look) (*Loaded, error) {
 	before := s.index.all()
 	ready, err := look(ctx)
@@ -50,70 +51,70 @@ func (s *Store) Load(ctx context.Context, look Look) (*Loaded, error) {
 	for _, img := range all {
 		targets[img.Name] = img.Target.Digest
 	}
-	r := &reading{s: s, x: newIndex(), targets: targets, ready: func(e imagepin.Entry) bool {
+	l := &loader{s: s, x: newIndex(), targets: targets, ready: func(e imagepin.Entry) bool {
 		return ready(e) || s.recordedSince(before, e)
 	}}
 	for _, img := range all {
-		r.read(ctx, img)
+		l.read(ctx, img)
 	}
-	r.x.noteRecent(targets)
-	// Labels have no order, and what is done about them is to have one.
-	slices.SortFunc(r.lost, compareRecorded)
-	slices.SortFunc(r.stale, compareRecorded)
-	s.index.become(r.x)
-	if err := s.unlabel(ctx, r.stale); err != nil {
+	l.x.noteRecent(targets)
+	// Labels have no order, so sort the keys to process them in a stable order.
+	slices.SortFunc(l.lost, compareRecorded)
+	slices.SortFunc(l.stale, compareRecorded)
+	s.index.replaceAll(l.x)
+	if err := s.removeLabels(ctx, l.stale); err != nil {
 		return nil, err
 	}
-	if err := s.nameIDs(ctx, targets); err != nil {
+	if err := s.createIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
-	return &Loaded{Lost: r.lost, Records: all}, nil
+	return &Loaded{Lost: l.lost, Records: all}, nil
 }
 
-// reading reads the labels of image records into an index.
-type reading struct {
+// loader reads the labels of image records into an index.
+type loader struct {
 	s       *Store
 	x       *index
 	targets map[string]digest.Digest // of the records, by name
 	ready   func(imagepin.Entry) bool
 	lost    []imagepin.Entry
-	stale   []imagepin.Entry // those whose label does not count
+	stale   []imagepin.Entry // keys whose label is not valid any more
 }
 
-func (r *reading) read(ctx context.Context, img images.Image) {
+func (l *loader) read(ctx context.Context, img images.Image) {
 	for _, e := range decode(ctx, img) {
 		intern(&e)
-		_, tagHere := r.targets[e.Ref]
+		_, tagHere := l.targets[e.Ref]
 		d := e.RecordTarget.Digest
 		switch {
-		case d != e.Root.Digest && d != e.Manifest: // the record has come to mean another image
-			r.stale = append(r.stale, e)
-		case !r.ready(e):
-			r.lost = append(r.lost, e)
-		case !tagHere && r.s.tagged(e): // as Sync has it: the tag is gone
-			r.stale = append(r.stale, e)
+		case d != e.Root.Digest && d != e.Manifest: // the record targets another image
+			l.stale = append(l.stale, e)
+		case !l.ready(e):
+			l.lost = append(l.lost, e)
+		case !tagHere && l.s.hasTagRecord(e): // the tag was deleted, same as in Sync
+			l.stale = append(l.stale, e)
 		default:
-			r.add(ctx, e)
+			l.add(ctx, e)
 		}
 	}
-	r.x.noteProofs(img)
+	l.x.noteProofs(img)
 }
 
-// add adds a key. Where two records claim it, the later one is right.
-func (r *reading) add(ctx context.Context, e imagepin.Entry) {
-	if o := r.x.byKey[e.Key]; o != nil {
+// add adds a key. If two records carry the key, the one that was made ready later wins.
+func (l *loader) add(ctx context.Context, e imagepin.Entry) {
+	if o := l.x.byKey[e.Key]; o != nil {
 		if !e.ReadyAt.After(o.ReadyAt) {
-			r.stale = append(r.stale, e)
+			l.stale = append(l.stale, e)
 			return
 		}
-		r.stale = append(r.stale, *o)
+		l.stale = append(l.stale, *o)
 	}
-	r.x.remove(e.Key)
-	r.x.add(r.s.withUser(ctx, e))
+	l.x.remove(e.Key)
+	l.x.add(l.s.withUser(ctx, e))
 }
 
-// unlabel takes the labels of keys off the records that they are on.
-func (s *Store) unlabel(ctx context.Context, stale []imagepin.Entry) error {
+// removeLabels removes the labels of keys from their records.
+func (s *Store) removeLabels(ctx context.Context, stale []imagepin.Entry) error {
 	for _, e := range stale {
 		failpoint.Reach("start.unlabel")
 		label := imagepin.KeyLabelName(e.Key)
@@ -121,14 +122,14 @@ func (s *Store) unlabel(ctx context.Context, stale []imagepin.Entry) error {
 			Name: e.Record, Labels: map[string]string{label: deletedLabel},
 		}, "labels."+label)
 		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("take key %s off image record %s: %w", e.Key, e.Record, err)
+			return fmt.Errorf("remove key %s from image record %s: %w", e.Key, e.Record, err)
 		}
 	}
 	return nil
 }
 
-// nameIDs writes the records of the image IDs that have none. The caller holds the lock.
-func (s *Store) nameIDs(ctx context.Context, targets map[string]digest.Digest) error {
+// createIDRecords creates the missing records of image IDs. The caller holds the lock.
+func (s *Store) createIDRecords(ctx context.Context, targets map[string]digest.Digest) error {
 	var nameless []imagepin.Entry
 	s.index.mu.RLock()
 	for id, entries := range s.index.byID {
@@ -145,8 +146,8 @@ func (s *Store) nameIDs(ctx context.Context, targets map[string]digest.Digest) e
 	return err
 }
 
-// become has an index be another one, but for which records upstream may not know.
-func (x *index) become(o *index) {
+// replaceAll replaces the index with another one. It keeps the records that containerd's CRI may not know yet.
+func (x *index) replaceAll(o *index) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
@@ -155,13 +156,13 @@ func (x *index) become(o *index) {
 	maps.Copy(x.unseen, o.unseen)
 }
 
-// compareRecorded orders entries, of which several records may claim one key.
+// compareRecorded orders entries of which several can have the same key.
 func compareRecorded(a, b imagepin.Entry) int {
 	return cmp.Or(Compare(a, b), cmp.Compare(a.Record, b.Record))
 }
 
-// recordedSince reports whether a call has recorded an entry since the index had
-// the entries before: an inventory of that time does not know what it needs.
+// recordedSince reports whether a call has recorded an entry since the index had the entries in before. An inventory of
+// that time does not have its content and snapshot.
 func (s *Store) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -169,8 +170,7 @@ func (s *Store) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry)
 	return now != nil && !before[now] && sameImage(*now, e)
 }
 
-// Drop takes a key that is recorded but not in the index off its record, and
-// frees what only it held.
+// Drop removes a key that is recorded but not in the index from its record, and frees what nothing else references.
 func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
 	if err := s.drop(ctx, e); err != nil {
 		return err
@@ -185,24 +185,23 @@ func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
 	}
 	defer unlock()
 	if now, ok := s.Get(e.Key); ok && now.Record == e.Record {
-		return nil // it has been made ready meanwhile
+		return nil // the key was made ready concurrently
 	}
-	others, err := s.lostBeside(ctx, e)
+	others, err := s.otherLost(ctx, e)
 	if err != nil {
 		return err
 	}
 	dropped := []imagepin.Entry{e}
-	if _, err := s.applyBeside(ctx, others, dropped, nil, ""); err != nil {
+	if _, err := s.applyKeeping(ctx, others, dropped, nil, ""); err != nil {
 		return err
 	}
 	s.noteRemoved(dropped)
 	return s.releaseSnapshots(ctx, dropped)
 }
 
-// lostBeside gives the other keys on an entry's record that are not in the
-// index. They are dropped or healed in their turn: if their record went now,
-// nothing would remember them after a crash, nor the records of their tags.
-func (s *Store) lostBeside(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
+// otherLost returns the other keys on an entry's record that are not in the index. These are dropped or repaired
+// separately. If their record was removed now, neither they nor the records of their tags would be known after a crash.
+func (s *Store) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
 	img, err := s.Records.Get(ctx, e.Record)
 	if errdefs.IsNotFound(err) {
 		return nil, nil
@@ -216,8 +215,8 @@ func (s *Store) lostBeside(ctx context.Context, e imagepin.Entry) ([]imagepin.En
 	}), nil
 }
 
-// carriesLost reports whether a record carries a key that is not in the index, and
-// means its image: the key was lost, and is repaired or dropped in its turn.
+// carriesLost reports whether a record carries a key that is not in the index and whose image it targets. Such a key
+// was lost, and is about to be repaired or dropped.
 func (s *Store) carriesLost(img images.Image) bool {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
@@ -234,15 +233,13 @@ func (s *Store) carriesLost(img images.Image) bool {
 	return false
 }
 
-// tagged tells whether an entry comes with a record of its tag, besides the one
-// that carries its label.
-func (s *Store) tagged(e imagepin.Entry) bool {
+// hasTagRecord reports whether an entry has a record of its tag besides the record that carries its label.
+func (s *Store) hasTagRecord(e imagepin.Entry) bool {
 	return s.native(e) && e.Record != e.Ref && !strings.Contains(e.Ref, "@")
 }
 
-// Explained tells whether the keys in the index account for a record as it is:
-// it carries keys, or it is the ID or the tag of an image that has some. What
-// is not explained is for adoption to look at.
+// Accounted reports whether a record belongs to keys in the index. It either carries keys, or it is the image ID or the
+// tag of an image with keys. Adoption handles all other records.
 func (s *Store) Accounted(img images.Image) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()

@@ -28,7 +28,7 @@ func TestLoad(t *testing.T) {
 	wantEqual(t, "unexplained", e.load(t), nil)
 	wantEqual(t, "keys", e.keys(), want)
 	if !e.store.HasProof("p") {
-		t.Error("a proof is not found again")
+		t.Error("the proof is lost")
 	}
 	if e.records.writes != 0 || lines(e.state(t)) != lines(before) {
 		t.Errorf("Load wrote %d times", e.records.writes)
@@ -40,12 +40,12 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadSkipsWhatIsNotReady(t *testing.T) {
+func TestLoadSkipsLostKeys(t *testing.T) {
 	digested := func(i image) string { return repo + "@" + i.root.Digest.String() }
 	for name, c := range map[string]struct {
 		spoil func(*testing.T, *env, image)
-		lost  bool // of the native key; the second snapshotter's may stay
-		both  bool
+		lost  bool // the native key is lost
+		both  bool // the key of the second snapshotter is lost too
 	}{
 		"nothing":       {func(*testing.T, *env, image) {}, false, false},
 		"manifest":      {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Manifest.Digest) }, true, true},
@@ -64,7 +64,7 @@ func TestLoadSkipsWhatIsNotReady(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, true, false},
-		"layer, which may be discarded": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Layer.Digest) }, false, false},
+		"layer (can be discarded)": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Layer.Digest) }, false, false},
 		"damaged label": {func(t *testing.T, e *env, i image) {
 			e.label(t, digested(i), imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native}), "{")
 		}, true, false},
@@ -111,7 +111,7 @@ func TestLoadSkipsTargetsOfNoHandler(t *testing.T) {
 }
 
 // A crash between the writes of a tag that moves leaves its key on two records.
-func TestLoadTakesTheLaterOfTwoClaims(t *testing.T) {
+func TestLoadUsesLaterOfTwoLabels(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
 	e.pull(t, tag, a, native, 0, "")
@@ -125,15 +125,15 @@ func TestLoadTakesTheLaterOfTwoClaims(t *testing.T) {
 	e.restart()
 	e.load(t)
 	if got, _ := e.store.Get(old.Key); got.Root.Digest != b.root.Digest {
-		t.Errorf("the tag means %s", got.Root.Digest)
+		t.Errorf("the tag has digest %s", got.Root.Digest)
 	}
 	wantEqual(t, "keys on the old record", e.keyLabels(t, old.Record), texts(imagepin.Key{Ref: old.Record, Target: native}))
 	e.remove(t, append(keysOf(entries(tag, b, native, 1)), entries(tag, a, native, 0)[0].Key)...)
 	e.wantEmpty(t)
 }
 
-// A tag that was deleted while nobody watched is gone, as Sync has it.
-func TestLoadForgetsATagThatIsGone(t *testing.T) {
+// A tag that was deleted while imagepin was not running is gone after a start, same as in Sync.
+func TestLoadRemovesKeysOfDeletedTag(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
@@ -146,7 +146,7 @@ func TestLoadForgetsATagThatIsGone(t *testing.T) {
 	wantEqual(t, "keys on the record", e.keyLabels(t, want[2].Ref), texts(want[2]))
 }
 
-func TestLoadReturnsWhatNoKeyExplains(t *testing.T) {
+func TestLoadReturnsUnaccountedRecords(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
 	e.pull(t, tag, a, native, 0, "")
@@ -161,7 +161,7 @@ func TestLoadReturnsWhatNoKeyExplains(t *testing.T) {
 	e.restart()
 	wantEqual(t, "unexplained", e.load(t), []string{repo + ":other", repo + "@" + b.root.Digest.String(), b.amd64.Config.Digest.String()})
 
-	// Another tool moves a tag of ours: that is unexplained too.
+	// A tag that another tool has moved is unaccounted too.
 	e.move(t, tag, b)
 	e.restart()
 	if got := e.load(t); !slices.Contains(got, tag) {
@@ -172,11 +172,11 @@ func TestLoadReturnsWhatNoKeyExplains(t *testing.T) {
 type brokenSnapshotter struct{ snapshots.Snapshotter }
 
 func (brokenSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string) error {
-	return errors.New("no answer")
+	return errors.New("unavailable")
 }
 
-// One snapshotter that does not answer does not take the others' images away.
-func TestLoadWithASnapshotterThatDoesNotAnswer(t *testing.T) {
+// A snapshotter that fails does not affect the images of others.
+func TestLoadWithUnavailableSnapshotter(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 )
 
-// stuckRecords is an image store whose listing hangs until it is let go.
+// stuckRecords is an image store whose List blocks until free is closed.
 type stuckRecords struct {
 	Records
 	reached, free chan struct{}
@@ -23,9 +23,9 @@ func (r stuckRecords) List(ctx context.Context, filters ...string) ([]images.Ima
 	return r.Records.List(ctx, filters...)
 }
 
-// TestLockHonoursContext has containerd hang under a writer: every other writer
-// gives up with its context, and readers do not wait.
-func TestLockHonoursContext(t *testing.T) {
+// TestLockHonorsContext blocks containerd under a writer. All other writers return when their context ends, and readers
+// do not wait.
+func TestLockHonorsContext(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
@@ -49,9 +49,9 @@ func TestLockHonoursContext(t *testing.T) {
 		"Remove":         func() error { _, err := e.store.Remove(gone, entries[0].Key); return err },
 		"Sync":           func() error { _, err := e.store.Sync(gone, tag); return err },
 		"Drop":           func() error { return e.store.Drop(gone, entries[0]) },
-		"Restore":        func() error { _, err := e.store.PutIf(leased, entries[0], tag); return err },
+		"PutIf":          func() error { _, err := e.store.PutIf(leased, entries[0], tag); return err },
 		"Adopt":          func() error { _, err := e.store.Adopt(gone, Adoption{Entries: entries}); return err },
-		"Realign":        func() error { return e.store.RepairRecords(gone, entries[0]) },
+		"RepairRecords":  func() error { return e.store.RepairRecords(gone, entries[0]) },
 		"Load":           func() error { _, err := e.loadFor(gone); return err },
 		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, nil) },
 		"HideBlob":       func() error { _, err := e.store.HideBlob(gone, entries[0].Manifest); return err },
@@ -59,7 +59,7 @@ func TestLockHonoursContext(t *testing.T) {
 			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err
 		},
-		"NameID": func() error { return e.store.NameID(gone, images.Image{Name: tag}, entries[0].ImageID) },
+		"CreateIDRecord": func() error { return e.store.CreateIDRecord(gone, images.Image{Name: tag}, entries[0].ImageID) },
 		"RemoveRecords": func() error {
 			_, err := e.store.RemoveRecords(gone, entries[0].ImageID, tag)
 			return err
@@ -71,7 +71,7 @@ func TestLockHonoursContext(t *testing.T) {
 		}
 	}
 	if len(e.store.ByRef(tag)) != 1 || len(e.store.Images()) != 1 {
-		t.Error("what is known is not told")
+		t.Error("readers do not return the known entries")
 	}
 	close(records.free)
 	if err := <-loaded; err != nil {

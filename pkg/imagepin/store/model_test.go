@@ -17,10 +17,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// model is what a store should have: which root each key means.
+// model is the expected state of a store: the root digest of each key.
 type model map[imagepin.Key]digest.Digest
 
-// history is a random sequence of what can happen to a store.
+// history is a random sequence of operations on a store.
 type history struct {
 	*env
 	*rand.Rand
@@ -35,13 +35,11 @@ var (
 	modelRefs    = []string{tag, repo + ":2", "registry.example/other:1"}
 )
 
-// Any sequence of pulls, removals, starts, crashes between two writes and
-// changes by other tools leaves keys that are ready, and those that the model
-// has; and in the end all can be removed, and nothing is left.
+// After any sequence of pulls, removals, starts, crashes between two writes, and changes by other tools, all keys are
+// ready, and the keys are those of the model. In the end all keys can be removed, and nothing is left.
 //
-// The histories are the same each time, and those that have failed once are
-// among them. IMAGEPIN_MODEL_HISTORIES adds so many new ones (make soak), and
-// IMAGEPIN_MODEL_SEED repeats one.
+// The seeds are fixed, and include those that have failed before. IMAGEPIN_MODEL_HISTORIES adds that many random seeds
+// (make soak), and IMAGEPIN_MODEL_SEED runs a single seed.
 func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	const histories, length = 16, 20
 	seeds := []uint64{1795268755208666484, 1795268786735584731, 1795269017991299814}
@@ -64,7 +62,7 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 			}
 			for range length {
 				what := h.step()
-				h.sound(t)
+				h.wantSound(t)
 				h.compare(what)
 				if t.Failed() {
 					t.Fatalf("after %s; IMAGEPIN_MODEL_SEED=%d", what, seed)
@@ -76,7 +74,7 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	}
 }
 
-// fromEnvironment is a number that the environment may have.
+// fromEnvironment returns a number from an environment variable, or 0 if it is not set.
 func fromEnvironment(t *testing.T, name string) uint64 {
 	s := os.Getenv(name)
 	if s == "" {
@@ -95,27 +93,27 @@ func (h *history) step() string {
 	h.now++
 	switch h.IntN(8) {
 	case 0, 1, 2:
-		h.pulled(-1)
+		h.pullRandom(-1)
 		return "a pull"
 	case 3:
-		h.removed(-1)
+		h.removeRandom(-1)
 		return "a removal"
 	case 4:
 		h.start()
 		return "a start"
 	case 5:
-		h.pulled(h.IntN(4))
+		h.pullRandom(h.IntN(4))
 		return "a pull that was killed"
 	case 6:
-		h.removed(h.IntN(4))
+		h.removeRandom(h.IntN(4))
 		return "a removal that was killed"
 	default:
-		return "the removal of record " + h.taken()
+		return "the removal of record " + h.removeRandomRecord()
 	}
 }
 
-// pulled makes an image ready; after so many writes the process dies.
-func (h *history) pulled(allow int) {
+// pullRandom makes an image ready. The process dies after allow writes.
+func (h *history) pullRandom(allow int) {
 	ref, img, target := pick(h.Rand, modelRefs), pick(h.Rand, h.images), pick(h.Rand, modelTargets)
 	ctx, done := h.Lease(h.t)
 	h.place(ctx, h.t, img, target)
@@ -130,8 +128,8 @@ func (h *history) pulled(allow int) {
 	})
 }
 
-// removed takes some keys away; after so many writes the process dies.
-func (h *history) removed(allow int) {
+// removeRandom removes some keys. The process dies after allow writes.
+func (h *history) removeRandom(allow int) {
 	keys := h.keysAtRandom()
 	h.records.allow = allow
 	_, err := h.store.Remove(h.ctx, keys...)
@@ -152,7 +150,7 @@ func (h *history) keysAtRandom() []imagepin.Key {
 	return keys
 }
 
-// sorted makes a random choice of keys the same for the same seed.
+// sorted returns the keys in order, so that a seed always selects the same keys.
 func (h *history) sorted() []imagepin.Key {
 	var keys []imagepin.Key
 	for k := range h.model {
@@ -164,8 +162,8 @@ func (h *history) sorted() []imagepin.Key {
 	return keys
 }
 
-// finish takes the change over into the model. Where the process has died on
-// the way, each key is as it was before or as it should have been after.
+// finish applies a change to the model. If the process died during the change, each key is in its state before or after
+// it.
 func (h *history) finish(err error, change func(model)) {
 	h.t.Helper()
 	h.records.allow = -1
@@ -184,19 +182,19 @@ func (h *history) finish(err error, change func(model)) {
 	now := h.known()
 	for k, d := range now {
 		if d != before[k] && d != h.model[k] {
-			h.t.Errorf("after a crash %s means %s: neither %s nor %s", k, d, before[k], h.model[k])
+			h.t.Errorf("after a crash %s has digest %s, neither %s nor %s", k, d, before[k], h.model[k])
 		}
 	}
 	for k, d := range before {
 		if now[k] == "" && h.model[k] == d {
-			h.t.Errorf("after a crash %s is lost, which nobody removed", k)
+			h.t.Errorf("after a crash %s is lost although it was not removed", k)
 		}
 	}
 	h.model = now
 }
 
-// taken removes a record as another tool does, and lets the store know.
-func (h *history) taken() string {
+// removeRandomRecord deletes a record as another tool does, and syncs the store.
+func (h *history) removeRandomRecord() string {
 	var names []string
 	for name := range h.Records(h.t) {
 		if _, err := digest.Parse(name); err != nil {
@@ -221,19 +219,19 @@ func (h *history) taken() string {
 	now := h.known()
 	for k, d := range h.model {
 		if now[k] != d && !may[k] {
-			h.t.Errorf("%s went with record %s, which it does not depend on", k, name)
+			h.t.Errorf("%s is gone after the removal of record %s, which it does not depend on", k, name)
 		}
 	}
 	for k := range now {
 		if _, ok := h.model[k]; !ok {
-			h.t.Errorf("%s came when record %s went", k, name)
+			h.t.Errorf("%s appeared after the removal of record %s", k, name)
 		}
 	}
 	h.model = now
 	return name
 }
 
-// start is what a start does, without adoption.
+// start does what a start does, without adoption.
 func (h *history) start() {
 	h.t.Helper()
 	h.restart()
@@ -249,10 +247,9 @@ func (h *history) start() {
 	if err := h.store.ReleaseOrphans(h.ctx, loaded.Have.Unpacked(), loaded.entries()...); err != nil {
 		h.t.Fatal(err)
 	}
-	// What adoption would look at: records that were written before a key's. A
-	// tag that has moved ahead of its keys stays, as it does where the adoption
-	// of what it means now fails.
-	for _, img := range loaded.Unexplained {
+	// Delete the records that adoption would handle, which were written before those of a key. A tag that moved ahead
+	// of its keys stays, as it does if the adoption of its new image fails.
+	for _, img := range loaded.Unaccounted {
 		if len(h.store.ByRef(img.Name)) > 0 {
 			continue
 		}
@@ -262,7 +259,7 @@ func (h *history) start() {
 	}
 }
 
-// known is what the store has.
+// known returns the keys of the store.
 func (h *history) known() model {
 	m := model{}
 	for _, img := range h.store.Images() {
@@ -278,15 +275,15 @@ func (h *history) compare(what string) {
 	now := h.known()
 	for k, d := range h.model {
 		if now[k] != d {
-			h.t.Errorf("after %s %s means %q, not %q", what, k, now[k], d)
+			h.t.Errorf("after %s %s has digest %q, not %q", what, k, now[k], d)
 		}
 	}
 	for k := range now {
 		if h.model[k] == "" {
-			h.t.Errorf("after %s there is %s", what, k)
+			h.t.Errorf("after %s there is unexpected key %s", what, k)
 		}
 	}
-	report, err := checkerOf(h.store).Check(h.ctx)
+	report, err := newChecker(h.store).Check(h.ctx)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asUnprivileged runs the test called name again in a process that file
-// permissions hold for, and reports whether this is that process.
+// asUnprivileged runs the named test again in a process that is subject to file permissions. It reports whether this is
+// that process.
 func asUnprivileged(t *testing.T, name string) bool {
 	t.Helper()
 	const mark = "IMAGEPIN_TEST_UNPRIVILEGED"
@@ -24,9 +24,9 @@ func asUnprivileged(t *testing.T, name string) bool {
 	var out []byte
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with what it gives up
+		runtime.LockOSThread() // never unlocked, because the thread must not be used again after it drops capabilities
 		for _, c := range []uintptr{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH} {
-			// Who may not give it up does not have it.
+			// A process that may not drop a capability does not have it.
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EPERM) {
 				failed <- err
 				return
@@ -42,8 +42,7 @@ func asUnprivileged(t *testing.T, name string) bool {
 	return false
 }
 
-// Of a file that may not be opened nothing can be told: its keys are not ready and
-// not lost, and are looked at again.
+// The state of a file that cannot be opened is unknown. Its keys are neither ready nor dropped, and are checked again.
 func TestFilePermissionDenied(t *testing.T) {
 	if !asUnprivileged(t, "TestFilePermissionDenied") {
 		return
@@ -65,7 +64,7 @@ func TestFilePermissionDenied(t *testing.T) {
 	if len(loaded.Lost) != 2 {
 		t.Errorf("%d are lost", len(loaded.Lost))
 	}
-	r, err := checkerOf(e.store).Check(e.ctx)
+	r, err := newChecker(e.store).Check(e.ctx)
 	noError(t, err)
 	for _, f := range r.Findings {
 		if f.Repair() != "wait until it can be read" {
@@ -73,11 +72,11 @@ func TestFilePermissionDenied(t *testing.T) {
 		}
 	}
 	noError(t, os.Chmod(config, 0o400))
-	have, err := checkerOf(e.store).Inventory(e.ctx)
+	have, err := newChecker(e.store).Inventory(e.ctx)
 	noError(t, err)
 	for _, l := range loaded.Lost {
-		if loss, lost := checkerOf(e.store).Lost(l.Entry, have); lost {
-			t.Errorf("it can be read again: %+v", loss)
+		if loss, lost := newChecker(e.store).Lost(l.Entry, have); lost {
+			t.Errorf("lost although the file is readable again: %+v", loss)
 		}
 	}
 }

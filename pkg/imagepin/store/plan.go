@@ -9,34 +9,32 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// plan is what is to be brought into line.
+// plan describes which records to update, and how.
 type plan struct {
 	view  view
-	names []string // of the records, in the order in which they are written
-	// gone are the names of key labels that are taken away.
+	names []string // the records, in the order of the writes
+	// gone are the names of the key labels to remove.
 	gone map[string]struct{}
-	// ours are the targets of records that may be removed.
-	ours  map[digest.Digest]bool
-	proof string // noted on the records that carry keys, where there is one
+	// removable are the targets of the records that may be removed.
+	removable map[digest.Digest]bool
+	proof     string // added to the records that carry keys, empty for none
 
-	mayCreate creator
-	still     condition // nil is none
+	mayCreate    creator
+	precondition precondition // nil is none
 }
 
-// creator tells which records a change may make. One that is missing otherwise
-// was deleted by another tool, whose event is still to come: it must not be
-// brought back.
+// creator reports whether a change may create a record. A record that is missing otherwise was deleted by another tool,
+// and must not be created again. Its event is still to come.
 type creator func(name string) bool
 
-// condition is what has to hold for a change to be made. It is looked at in the
-// transaction that makes the change, where containerd has transactions.
-type condition func(context.Context, images.Store) error
+// precondition must hold for a change to be made. It is checked in the transaction that makes the change, if there are
+// transactions.
+type precondition func(context.Context, images.Store) error
 
-// changes gives the writes that bring the records of the plan into line, as they
-// are now.
+// changes returns the writes that bring the records of the plan to their desired state.
 func (p *plan) changes(ctx context.Context, store images.Store) ([]change, error) {
-	if p.still != nil {
-		if err := p.still(ctx, store); err != nil {
+	if p.precondition != nil {
+		if err := p.precondition(ctx, store); err != nil {
 			return nil, err
 		}
 	}
@@ -53,8 +51,8 @@ func (p *plan) changes(ctx context.Context, store images.Store) ([]change, error
 	return changes, nil
 }
 
-// change gives the write, if any is needed, that makes the record called name
-// what the view wants.
+// change returns the write that brings the record called name to its desired state. needed reports whether there is
+// one.
 func (p *plan) change(ctx context.Context, store images.Store, name string) (c change, needed bool, _ error) {
 	var current *images.Image
 	img, err := store.Get(ctx, name)
@@ -68,9 +66,9 @@ func (p *plan) change(ctx context.Context, store images.Store, name string) (c c
 	if err != nil {
 		return change{}, false, err
 	}
-	if want == nil && current != nil && !p.ours[current.Target.Digest] {
-		// Another tool has moved it, and it is not for a removal to take away
-		// what no key speaks of. What it carried of ours speaks of something else.
+	if want == nil && current != nil && !p.removable[current.Target.Digest] {
+		// Another tool has changed the target, and a removal must not delete a record that belongs to no key. Only
+		// remove the labels, which are for another image.
 		c, needed = strip(*current, p.gone)
 		return c, needed, nil
 	}

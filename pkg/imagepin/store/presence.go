@@ -13,15 +13,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// HideSnapshot takes the keys that need a snapshot out of the index, if it is gone, so that they are not reported as
-// present. It returns them, to be repaired. Their labels stay.
+// HideSnapshot removes the keys that need a snapshot from the index if the snapshot is gone, so that they are not
+// reported as present. It returns them for repair. Their labels stay.
 func (s *Store) HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error) {
 	id := snapshot{snapshotter, digest.Digest(name)}
 	before := s.index.needing(id)
 	if len(before) == 0 {
-		return nil, nil // most are those of containers
+		return nil, nil // most snapshots belong to containers
 	}
-	// Without the lock: a snapshotter that hangs must not keep others waiting.
+	// Check without the lock, so that a snapshotter that hangs does not block other writers.
 	here, err := s.HasSnapshot(ctx, snapshotter, id.chainID)
 	if err != nil || here {
 		return nil, err
@@ -36,10 +36,10 @@ func (s *Store) HideSnapshot(ctx context.Context, snapshotter, name string) ([]i
 	return entries, nil
 }
 
-// HideBlob takes the keys that need a blob out of the index, if it is gone, and returns them. Layers are not needed once
-// they are unpacked.
+// HideBlob removes the keys that need a blob from the index if the blob is gone, and returns them. Layers are not
+// needed after they are unpacked.
 func (s *Store) HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
-	if s.isReplaced(d) {
+	if s.isBeingReplaced(d) {
 		return nil, nil
 	}
 	unlock, err := s.lock(ctx)
@@ -65,7 +65,8 @@ func (s *Store) HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry
 	return entries, nil
 }
 
-// HasContent reports whether there is all of an entry but its snapshot and layers.
+// HasContent reports whether the index, the manifest and the configuration of an entry exist. It does not check the
+// snapshot and the layers.
 func (s *Store) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) {
 	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
 		if here, err := s.hasBlob(ctx, d); err != nil || !here {
@@ -79,8 +80,8 @@ func (s *Store) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
 	return blobs.Here(ctx, s.Content, d)
 }
 
-// HasSnapshot tells whether chainID is committed in a snapshotter now. An image
-// without layers has no chain ID, and needs no snapshot.
+// HasSnapshot reports whether chainID is committed in a snapshotter. It reports true for an empty chainID, because an
+// image without layers needs no snapshot.
 func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error) {
 	if chainID == "" {
 		return true, nil
@@ -95,19 +96,18 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 	return info.Kind == snapshots.KindCommitted, nil
 }
 
-// Restore records a key that has been made ready again, if the record called
-// witness still means it: another tool, or a removal, may have been there
-// meanwhile. The context carries a lease of the caller, which is to hold what it
-// needs. It fails with ErrUnavailable where something of that was removed again.
+// PutIf records a key that was made ready again, if the record called witness still targets its image. Another tool or
+// a removal may have changed that record. PutIf adds the content and snapshot to the caller's lease in ctx. restored
+// reports whether the key is ready. PutIf returns ErrUnavailable if content or the snapshot was removed again.
 func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
 	e = *s.withUser(ctx, e)
 	if err := s.AddToLease(ctx, e); err != nil {
 		_, gone := s.Records.Get(ctx, witness)
 		switch {
 		case errdefs.IsNotFound(gone):
-			return false, nil // nobody wants it any more
+			return false, nil // the record is gone
 		case errdefs.IsNotFound(err):
-			return false, fmt.Errorf("%v: %w", err, errdefs.ErrUnavailable) // it can be made again
+			return false, fmt.Errorf("%v: %w", err, errdefs.ErrUnavailable) // the repair can be retried
 		}
 		return false, err
 	}
@@ -126,10 +126,10 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	var replaced []imagepin.Entry
 	if now, ok := s.Get(e.Key); ok {
 		if now.Root.Digest == e.Root.Digest || witness != e.Ref {
-			return true, nil // a pull came first, and knows better
+			return true, nil // a pull was first, and is newer
 		}
-		replaced = append(replaced, now) // the tag's record has moved on
-	} else if meant, err := s.tagMeans(ctx, e); err != nil || !meant {
+		replaced = append(replaced, now) // the tag's record has a new target
+	} else if meant, err := s.tagMatches(ctx, e); err != nil || !meant {
 		return false, err
 	}
 	if err := s.keepSnapshot(ctx, e); err != nil {
@@ -139,10 +139,10 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	return err == nil, err
 }
 
-// tagMeans tells whether the record of an entry's tag, where it has one, is
-// there and as the keys have it.
-func (s *Store) tagMeans(ctx context.Context, e imagepin.Entry) (bool, error) {
-	if !s.tagged(e) {
+// tagMatches reports whether the record of an entry's tag exists and agrees with the keys. It reports true for an entry
+// without such a record.
+func (s *Store) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if !s.hasTagRecord(e) {
 		return true, nil
 	}
 	tag, err := s.Records.Get(ctx, e.Ref)
@@ -155,8 +155,8 @@ func (s *Store) tagMeans(ctx context.Context, e imagepin.Entry) (bool, error) {
 	return tag.Target.Digest == e.RecordTarget.Digest || s.Accounted(tag), nil
 }
 
-// Adopted tells whether the keys of a reference are of an image that came by
-// another tool, and a target that could have it has none.
+// Adopted reports whether all keys of a reference are for an image that another tool put on the node, and at least one
+// target has no key.
 func (s *Store) Adopted(ref string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -165,7 +165,7 @@ func (s *Store) Adopted(ref string) bool {
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
-// Present tells whether there is all that an entry needs, now.
+// Present reports whether all content and the snapshot that an entry needs exist.
 func (s *Store) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if whole, err := s.HasContent(ctx, e); err != nil || !whole {
 		return false, err

@@ -7,7 +7,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Get gives the entry of a key that is ready.
+// Get returns the entry of a key. It reports false if the key is not ready.
 func (s *Store) Get(k imagepin.Key) (imagepin.Entry, bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -17,39 +17,37 @@ func (s *Store) Get(k imagepin.Key) (imagepin.Entry, bool) {
 	return imagepin.Entry{}, false
 }
 
-// ByRef gives the entries of a normalized reference, one per target.
+// ByRef returns the entries of a normalized reference, one per target.
 func (s *Store) ByRef(ref string) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRef[ref].values()
 }
 
-// ByID gives the entries of an image ID, of all its references and targets.
+// ByID returns the entries of an image ID, for all references and targets.
 func (s *Store) ByID(id digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byID[id].values()
 }
 
-// ByRecord gives the entries whose labels a record carries.
+// ByRecord returns the entries whose labels a record carries.
 func (s *Store) ByRecord(name string) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRecord[name].values()
 }
 
-// ByRoot gives the entries of a digest that registries gave, of all repositories and
-// targets.
+// ByRoot returns the entries of a root digest, for all repositories and targets.
 func (s *Store) ByRoot(root digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRoot[root].values()
 }
 
-// Find gives the entries that an image name of a CRI request means: an image
-// ID, a reference in any of the forms that users write, or the beginning of an
-// image ID. It is how containerd's CRI looks images up (LocalResolve in
-// internal/cri/server/images/service.go). An unknown image has no entries.
+// Find returns the entries for an image name in a CRI request. The name is an image ID, a prefix of an image ID, or a
+// reference in any form that users write. Find follows containerd's CRI (LocalResolve in
+// internal/cri/server/images/service.go). It returns nil for an unknown image.
 func (s *Store) Find(name string) []imagepin.Entry {
 	if id, err := digest.Parse(name); err == nil {
 		return s.ByID(id)
@@ -71,8 +69,8 @@ func (s *Store) Find(name string) []imagepin.Entry {
 	return s.index.byID[id].values()
 }
 
-// byManifest finds an image of another platform by its manifest's digest,
-// which is the name of its record, though it was pulled by the index's.
+// byManifest finds an image of another platform by the digest of its manifest. The image was pulled by the digest of
+// the index, but its record has the name with the manifest digest.
 func (s *Store) byManifest(ref reference.Named) []imagepin.Entry {
 	if _, ok := ref.(reference.Digested); !ok {
 		return nil
@@ -80,13 +78,13 @@ func (s *Store) byManifest(ref reference.Named) []imagepin.Entry {
 	return s.ByRecord(ref.String())
 }
 
-// Image is what is on the node under one image ID.
+// Image is an image ID with its entries.
 type Image struct {
 	ID      digest.Digest
 	Entries []imagepin.Entry // at least one, in a stable order
 }
 
-// Images gives every image of the node, in no particular order.
+// Images returns all images of the node, in no particular order.
 func (s *Store) Images() []Image {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()

@@ -16,10 +16,10 @@ func TestRemoveFreesOneSnapshotter(t *testing.T) {
 	e.pull(t, tag, i, nativeToo, 1, "")
 	chain, config := i.amd64.ChainID, i.amd64.Config.Digest
 
-	// A key of that snapshotter is left: nothing is freed.
+	// Another key needs the snapshot, so nothing is freed.
 	e.remove(t, imagepin.Key{Ref: tag, Target: native})
 	if !e.HasSnapshot(t, "first", chain) || e.Records(t)[tag].Name == "" {
-		t.Error("what another key needs was removed")
+		t.Error("content of another key was removed")
 	}
 	e.remove(t, imagepin.Key{Ref: repo + "@" + i.root.Digest.String(), Target: native})
 	if e.HasSnapshot(t, "first", chain) || !e.HasSnapshot(t, "second", chain) {
@@ -32,10 +32,10 @@ func TestRemoveFreesOneSnapshotter(t *testing.T) {
 	if info.Labels[snapshotKey+"first"] != "" || info.Labels[snapshotKey+"second"] != chain.String() {
 		t.Errorf("labels of the configuration: %v", info.Labels)
 	}
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...)
 	e.wantEmpty(t)
-	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // once more: nothing to do
+	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // removing again does nothing
 }
 
 func TestRemoveOfNothing(t *testing.T) {
@@ -46,8 +46,8 @@ func TestRemoveOfNothing(t *testing.T) {
 	}
 }
 
-// What another tool made of a tag meanwhile is not ours to delete.
-func TestRemoveLeavesATagThatMoved(t *testing.T) {
+// A removal does not delete a tag that another tool has moved.
+func TestRemoveKeepsMovedTag(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
 	e.pull(t, tag, a, native, 0, "")

@@ -8,16 +8,15 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// replacing is the blobs that are being replaced: that one has no record for a
-// moment is not a loss.
+// replacing counts the blobs that are being replaced. A blob that is being replaced is not lost, although it has no
+// record for a moment.
 type replacing struct {
 	mu  sync.Mutex
 	now map[digest.Digest]int
 }
 
-// Replacing has [Store.HideBlob] not take a blob for lost that is deleted to be
-// written again. done must be called after that; where the blob is not there
-// then, the keys that need it leave the index.
+// Replacing makes [Store.HideBlob] ignore the deletion of a blob that is about to be written again. The caller must
+// call done after that. If the blob does not exist then, done removes the keys that need it from the index.
 func (s *Store) Replacing(d digest.Digest) (done func(context.Context) error) {
 	s.replacing.mu.Lock()
 	defer s.replacing.mu.Unlock()
@@ -32,13 +31,13 @@ func (s *Store) Replacing(d digest.Digest) (done func(context.Context) error) {
 		}
 		s.replacing.mu.Unlock()
 		if _, err := s.HideBlob(ctx, d); err != nil {
-			return fmt.Errorf("look at what replaced %s: %w", d, err)
+			return fmt.Errorf("check replaced blob %s: %w", d, err)
 		}
 		return nil
 	}
 }
 
-func (s *Store) isReplaced(d digest.Digest) bool {
+func (s *Store) isBeingReplaced(d digest.Digest) bool {
 	s.replacing.mu.Lock()
 	defer s.replacing.mu.Unlock()
 	return s.replacing.now[d] > 0

@@ -19,9 +19,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// calls counts what a start asks of containerd's stores and what it writes.
-// Methods that are not listed here are counted by none, and fail: the stores
-// they are promoted from are nil.
+// calls counts the calls and writes of a start to containerd's stores. Methods that are not counted panic, because the
+// embedded stores are nil.
 type calls struct {
 	lists, contentWalks, snapshotWalks, writes, single int
 }
@@ -45,7 +44,7 @@ type countedContent struct {
 	content.Store // nil
 	real          content.Store
 	n             *calls
-	looks         *sync.Map // of *atomic.Int32 by digest: files are looked at at one time
+	looks         *sync.Map // *atomic.Int32 by digest, because files are checked concurrently
 }
 
 // Look implements blobs.Looker.
@@ -63,7 +62,7 @@ func (c countedContent) Walk(ctx context.Context, fn content.WalkFunc, filters .
 type countedSnapshots struct {
 	snapshots.Snapshotter // nil
 	real                  snapshots.Snapshotter
-	walks                 *atomic.Int32 // the snapshotters are walked at one time
+	walks                 *atomic.Int32 // atomic because snapshotters are walked concurrently
 }
 
 func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
@@ -71,7 +70,7 @@ func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filte
 	return s.real.Walk(ctx, fn, filters...)
 }
 
-// counted makes the store of a start whose calls are counted.
+// counted returns a new store that counts its calls.
 func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	e.restart()
 	c := e.store.Config
@@ -85,8 +84,7 @@ func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	return New(c)
 }
 
-// fill pulls images of the node's platform, of which all have a layer of their
-// own, in two snapshotters by turns.
+// fill pulls images of the node's platform, alternately for two snapshotters. Each image has a layer of its own.
 func (e *env) fill(t testing.TB, count int) {
 	t.Helper()
 	ctx, done := e.Lease(t)
@@ -102,9 +100,9 @@ func (e *env) fill(t testing.TB, count int) {
 	done()
 }
 
-// A start that finds nothing wrong writes nothing, and asks no more of many
-// images than of one, but for one look at the file of each blob that is no layer.
-func TestStartAsksNothingOfEachImage(t *testing.T) {
+// A start without lost keys writes nothing. The number of its calls does not depend on the number of images, except for
+// one check of the file of each blob that is not a layer.
+func TestStartCallsDoNotGrowWithImages(t *testing.T) {
 	for _, count := range []int{1, 200} {
 		e := newEnv(t)
 		e.fill(t, count)
@@ -113,7 +111,7 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 			walks atomic.Int32
 			looks sync.Map
 		)
-		e.Collect(t) // what is for another platform
+		e.Collect(t) // frees the content of other platforms
 		s := e.counted(&n, &walks, &looks)
 		loaded, err := load(e.ctx, s)
 		if err != nil {
@@ -122,8 +120,8 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		if err := s.ReleaseOrphans(e.ctx, loaded.Have.Unpacked(), loaded.entries()...); err != nil {
 			t.Fatal(err)
 		}
-		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unexplained) > 0 {
-			t.Errorf("%d images: %d are loaded, %d lost, %d unexplained", count, got, len(loaded.Lost), len(loaded.Unexplained))
+		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unaccounted) > 0 {
+			t.Errorf("%d images: %d are loaded, %d lost, %d unaccounted", count, got, len(loaded.Lost), len(loaded.Unaccounted))
 		}
 		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
 		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes().Snapshotters())}); n != want {
@@ -132,12 +130,12 @@ func TestStartAsksNothingOfEachImage(t *testing.T) {
 		files := 0
 		looks.Range(func(d, times any) bool {
 			if files++; times.(*atomic.Int32).Load() != 1 {
-				t.Errorf("%s was looked at %d times", d, times.(*atomic.Int32).Load())
+				t.Errorf("the file of %s was checked %d times", d, times.(*atomic.Int32).Load())
 			}
 			return true
 		})
 		if want := 3 * count; files != want { // index, manifest, configuration
-			t.Errorf("%d images: a start looked at %d files, not %d", count, files, want)
+			t.Errorf("%d images: a start checked %d files, not %d", count, files, want)
 		}
 	}
 }

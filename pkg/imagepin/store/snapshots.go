@@ -14,18 +14,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// snapshotRefPrefix begins the label by which an image's configuration keeps
-// its snapshot in a snapshotter alive, as containerd's unpacker sets it.
+// snapshotRefPrefix is the prefix of the label by which an image's configuration references its snapshot. containerd's
+// unpacker sets it.
 const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
-// releaseSnapshots drops the reference from an image's configuration to its
-// snapshot in every snapshotter that the image has lost its last key for, so
-// that these snapshots are freed while another snapshotter keeps its own.
+// releaseSnapshots removes the reference from an image's configuration to its snapshot in each snapshotter for which
+// the image has no keys any more. These snapshots are then freed, and other snapshotters keep theirs.
 func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
 	seen := make(map[Unpacked]bool)
 	for _, e := range removed {
 		u := Unpacked{e.ImageID, e.Target.Snapshotter}
-		if seen[u] || s.keeps(u) {
+		if seen[u] || s.isNeeded(u) {
 			continue
 		}
 		seen[u] = true
@@ -38,8 +37,8 @@ func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) 
 	return nil
 }
 
-// keeps tells whether a key needs an image in a snapshotter.
-func (s *Store) keeps(u Unpacked) bool {
+// isNeeded reports whether a key needs an image to be unpacked in a snapshotter.
+func (s *Store) isNeeded(u Unpacked) bool {
 	return slices.ContainsFunc(s.ByID(u.ImageID), func(e imagepin.Entry) bool { return e.Target.Snapshotter == u.Snapshotter })
 }
 
@@ -55,8 +54,8 @@ func (s *Store) release(ctx context.Context, u Unpacked) error {
 	return nil
 }
 
-// ReleaseUnpacked drops the reference from an image's configuration to its snapshot in a
-// snapshotter, unless a key needs it. A key that is recorded later has it set again.
+// ReleaseUnpacked removes the reference from an image's configuration to its snapshot in a snapshotter, unless a key
+// needs it. A key that is recorded later sets the reference again.
 func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -65,7 +64,7 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 	defer unlock()
 	u := Unpacked{id, snapshotter}
 	info, err := s.Content.Info(ctx, id)
-	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.keeps(u) {
+	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.isNeeded(u) {
 		return nil
 	}
 	if err != nil {
@@ -74,15 +73,15 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 	return s.release(ctx, u)
 }
 
-// Unpacked is an image that its configuration keeps unpacked in a snapshotter.
+// Unpacked is an image whose configuration references a snapshot in a snapshotter.
 type Unpacked struct {
 	ImageID     digest.Digest
 	Snapshotter string
 }
 
-// ReleaseOrphans has images not kept unpacked any more where they have keys, but none for the snapshotter: what a removal
-// leaves that was killed after its records were written. Those of lost keys stay: they may be repaired yet. It writes
-// nothing where there are none.
+// ReleaseOrphans releases snapshots in snapshotters for which an image has no key, if it has keys for others. A removal
+// that was killed after it wrote its records leaves such snapshots. Snapshots of lost keys stay, because these may
+// still be repaired. ReleaseOrphans writes nothing if there are no orphans.
 func (s *Store) ReleaseOrphans(ctx context.Context, all []Unpacked, lost ...imagepin.Entry) error {
 	released, err := s.releaseOrphans(ctx, all, lost)
 	if err != nil || !released {
@@ -102,7 +101,7 @@ func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []image
 		wanted[Unpacked{e.ImageID, e.Target.Snapshotter}] = true
 	}
 	for _, u := range all {
-		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.keeps(u) || s.Snapshotter(u.Snapshotter) == nil {
+		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.isNeeded(u) || s.Snapshotter(u.Snapshotter) == nil {
 			continue
 		}
 		failpoint.Reach("start.orphan")
@@ -114,12 +113,12 @@ func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []image
 	return released, nil
 }
 
-// Unclaimed reports whether no key needs an image that is kept unpacked.
-func (s *Store) Unclaimed(u Unpacked) bool { return !s.keeps(u) }
+// Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
+func (s *Store) Unclaimed(u Unpacked) bool { return !s.isNeeded(u) }
 
-// keepSnapshot makes an image's configuration keep its snapshot alive, as
-// unpacking it does last: another tool may be between the two, and a removal may
-// have let go of it while it was made ready again. The caller holds the lock.
+// keepSnapshot adds the reference from an image's configuration to its snapshot. Unpacking adds it as its last step, so
+// it may be missing while another tool unpacks the image. A removal may also have released it while the image was made
+// ready again. The caller holds the lock.
 func (s *Store) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil
@@ -144,7 +143,7 @@ type Snapshot struct {
 	ChainID     digest.Digest
 }
 
-// Snapshots gives the snapshots that keys need, in a stable order.
+// Snapshots returns the snapshots that keys need, in a stable order.
 func (s *Store) Snapshots() []Snapshot {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -160,8 +159,8 @@ func (s *Store) Snapshots() []Snapshot {
 	return all
 }
 
-// ReleaseSnapshot has the configurations of the images that need a snapshot not keep it any more: only the snapshots on it
-// do, until the images are unpacked again.
+// ReleaseSnapshot removes the references to a snapshot from the configurations of the images that need it. Then only
+// its child snapshots keep it, until the images are unpacked again.
 func (s *Store) ReleaseSnapshot(ctx context.Context, sn Snapshot) error {
 	s.index.mu.RLock()
 	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()

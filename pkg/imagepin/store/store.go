@@ -22,50 +22,47 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Records is containerd's image store, and a way to change several records at
-// once.
+// Records is containerd's image store with a way to change several records at once.
 type Records interface {
 	images.Store
-	// Atomically runs fn, which may use the given image store and the lease
-	// manager, with the context that it is given, and nothing else of
-	// containerd. Where containerd can, either all that fn writes is kept or
-	// nothing; where it cannot (over its socket), the order of the writes has
-	// to be safe, and is.
+	// Atomically runs fn. fn must use only the image store and the context that it receives, and the lease manager, and
+	// nothing else of containerd. In containerd's process, either all writes of fn are kept or none. Over containerd's
+	// socket there are no transactions, so fn writes in an order that is safe without one.
 	Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error
 }
 
-// collectTimeout bounds what is done for a caller that has gone.
+// collectTimeout limits each garbage collection, and the work that goes on after the caller's context has ended.
 const collectTimeout = time.Minute
 
-// Config is what a Store works on. All fields but PinnedImages and KeysARecord are required.
+// Config configures a Store. All fields except PinnedImages and KeysARecord are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
 	Leases      leases.Manager
 	Snapshotter func(name string) snapshots.Snapshotter
-	// Runtimes returns the runtime handlers that are configured now. Keys of targets that it does not have are dropped
-	// after the next [Store.Load].
+	// Runtimes returns the runtime handlers that are currently configured. Keys for other targets are dropped after the
+	// next [Store.Load].
 	Runtimes func() *runtimeplatform.Set
 	// PinnedImages returns the normalized references that containerd's CRI retains (pinned_images).
 	PinnedImages func() []string
-	// KeysARecord is how many keys the record of a digest carries before the
-	// records of tags carry those of their own. Zero is 16.
+	// KeysARecord is how many keys the record of a digest carries. The records of further tags carry their own keys.
+	// Zero means 16.
 	KeysARecord int
 }
 
-// Store is the keys of a node. It is safe for concurrent use.
+// Store holds the keys of a node. It is safe for concurrent use.
 type Store struct {
 	Config
 	index *index
-	write *semaphore.Weighted // one writer at a time; see lock
+	write *semaphore.Weighted // allows one writer at a time, see lock
 	ended bool                // guarded by write
-	// removed is when the last key of an image was removed; guarded by write.
+	// removed is the time at which the last key of each image was removed. It is guarded by write.
 	removed map[digest.Digest]time.Time
 
 	replacing replacing
 }
 
-// New returns a store with an empty index; see [Store.Load].
+// New returns a store with an empty index. [Store.Load] fills it.
 func New(c Config) *Store {
 	if c.PinnedImages == nil {
 		c.PinnedImages = func() []string { return nil }
@@ -73,22 +70,22 @@ func New(c Config) *Store {
 	return &Store{Config: c, write: semaphore.NewWeighted(1), index: newIndex(), removed: make(map[digest.Digest]time.Time)}
 }
 
-// Change is what a write did.
+// Change is the result of a write.
 type Change struct {
 	// Names are the image records that were created or have a new target.
 	Names []string
-	// Wrote tells whether anything was written at all.
+	// Wrote reports whether anything was written.
 	Wrote bool
 }
 
-// lock makes the caller the only writer until the returned function is called.
+// lock makes the caller the only writer until it calls the returned function.
 func (s *Store) lock(ctx context.Context) (func(), error) {
 	if err := s.write.Acquire(ctx, 1); err != nil {
 		return nil, context.Cause(ctx)
 	}
 	if s.ended {
 		s.write.Release(1)
-		return nil, fmt.Errorf("imagepin writes no more keys until containerd is restarted: %w", errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("imagepin has stopped writing keys until containerd restarts: %w", errdefs.ErrFailedPrecondition)
 	}
 	return func() { s.write.Release(1) }, nil
 }
@@ -97,7 +94,7 @@ func (s *Store) lock(ctx context.Context) (func(), error) {
 func (s *Store) End(ctx context.Context) error {
 	unlock, err := s.lock(ctx)
 	if errdefs.IsFailedPrecondition(err) {
-		return nil // it has ended before
+		return nil // End was called before
 	}
 	if err != nil {
 		return err
@@ -107,11 +104,11 @@ func (s *Store) End(ctx context.Context) error {
 	return nil
 }
 
-// Put records that keys are ready: entries replace what was known of their
-// keys. A lease of the caller must hold what they need, see [Store.AddToLease].
-// A non-empty proof is noted on the records that carry the keys.
+// Put records that keys are ready. An entry replaces the current entry of its key. A lease of the caller must hold the
+// content and snapshots of the entries, see [Store.AddToLease]. If proof is not empty, Put adds it to the records that
+// carry the keys.
 //
-// Put writes only what differs, and nothing where nothing does.
+// Put writes only differences.
 func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -121,14 +118,13 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 	return s.put(ctx, proof, entries, nil)
 }
 
-// put is Put for a caller that holds the lock. still is the condition on which
-// anything is written; nil is none.
-func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry, still condition) (Change, error) {
-	entries, replaced, news := s.news(proof, entries)
-	if !news {
+// put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
+func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
+	entries, replaced, changed := s.diffEntries(proof, entries)
+	if !changed {
 		return Change{}, nil
 	}
-	// First, so that no record is written whose snapshot nothing keeps.
+	// Update the snapshots first, so that no record exists whose snapshot has no reference.
 	for _, e := range entries {
 		if err := s.keepSnapshot(ctx, e); err != nil {
 			return Change{}, err
@@ -138,46 +134,45 @@ func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry,
 	if err != nil {
 		return Change{}, err
 	}
-	// They are written first: a key always has a record that carries it.
+	// Entries that move to another record are written first, so that a record carries each key at any time.
 	replaced, entries = append(replaced, before...), append(after, entries...)
-	return s.bring(ctx, nil, replaced, entries, proof, creates(entries), still)
+	return s.commit(ctx, nil, replaced, entries, proof, creatorFor(entries), pre)
 }
 
-// Recorded reports whether Put would write nothing.
+// Recorded reports whether Put has nothing to write.
 func (s *Store) Recorded(proof string, entries ...imagepin.Entry) bool {
-	_, _, news := s.news(proof, entries)
-	return !news
+	_, _, changed := s.diffEntries(proof, entries)
+	return !changed
 }
 
-// news gives entries as they are to be recorded, and those they replace. news
-// is false where all of them, and the proof, are recorded already.
-func (s *Store) news(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, news bool) {
+// diffEntries returns entries as they are to be recorded, and the current entries that they replace. changed is false
+// if all of them and the proof are already recorded.
+func (s *Store) diffEntries(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, changed bool) {
 	wanted = slices.Clone(entries)
-	s.carried(wanted)
+	s.chooseRecords(wanted)
 	for i, e := range wanted {
 		old, ok := s.Get(e.Key)
 		switch {
 		case ok && sameImage(old, e):
-			wanted[i] = old // it says since when the key has been ready
-			news = news || !s.hasProofOn(e.Record, proof)
+			wanted[i] = old // keeps ReadyAt
+			changed = changed || !s.hasProofOn(e.Record, proof)
 		case ok:
-			replaced, news = append(replaced, old), true
+			replaced, changed = append(replaced, old), true
 		default:
-			news = true
+			changed = true
 		}
 	}
-	return wanted, replaced, news
+	return wanted, replaced, changed
 }
 
 func sameImage(a, b imagepin.Entry) bool {
 	return a.Root.Digest == b.Root.Digest && a.Manifest == b.Manifest && a.ImageID == b.ImageID &&
 		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest &&
-		(a.Source == b.Source || b.Source != imagepin.SourcePull) // another tool's that was pulled since is news
+		(a.Source == b.Source || b.Source != imagepin.SourcePull) // a pull replaces an entry of another tool
 }
 
-// Remove takes keys away, and the records that no key needs any more. What they
-// kept alive goes with the next garbage collection, as far as nothing else holds
-// it: see [Store.Collect]. Keys that are not there are ignored.
+// Remove removes keys, and the records that no other key needs. The next garbage collection frees the content and
+// snapshots that nothing else references, see [Store.Collect]. Remove ignores unknown keys.
 func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -199,17 +194,15 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	}
 	s.noteRemoved(removed)
 	failpoint.Reach("remove.recorded")
-	// The keys are gone: what they held has to go too, whoever still waits.
+	// The keys are gone, so release their snapshots even if the caller does not wait any longer.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
 	defer cancel()
 	return ch, s.releaseSnapshots(ctx, removed)
 }
 
-// Sync takes notice of what another tool has done to the record called name.
-// Keys whose record or tag is gone, or has come to mean something else, are
-// removed; labels that were wiped are written again. It returns the record
-// where no key accounts for it, for adoption to look at: one that carries lost
-// keys is about to be repaired or removed, and is none.
+// Sync updates the keys after another tool may have changed the record called name. It removes keys whose record or tag
+// was deleted or now targets another image, and writes missing labels again. It returns the record for adoption if it
+// has no key. It does not return a record that carries lost keys, because these are about to be repaired or dropped.
 func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	img, removed, err := s.sync(ctx, name)
 	if err != nil || !removed {
@@ -218,7 +211,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	return nil, s.Collect(ctx)
 }
 
-// sync is Sync; removed reports whether it has removed the record.
+// sync is Sync for one record. removed reports whether it has removed the record.
 func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -236,10 +229,10 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 				carried = append(carried, e)
 			}
 		}
-		if err := s.unseat(ctx, carried); err != nil {
+		if err := s.detach(ctx, carried); err != nil {
 			return nil, false, err
 		}
-		return nil, false, s.bringBackID(ctx, name)
+		return nil, false, s.repairIDRecord(ctx, name)
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
@@ -249,7 +242,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
-	if err := s.unseat(ctx, moved); err != nil {
+	if err := s.detach(ctx, moved); err != nil {
 		return nil, false, err
 	}
 	if stay := s.ByRecord(name); len(stay) > 0 {
@@ -258,15 +251,14 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	if s.Accounted(img) || s.carriesLost(img) {
 		return nil, false, nil
 	}
-	if removed, err := s.removeLate(ctx, img); err != nil || removed {
+	if removed, err := s.removeLateRecord(ctx, img); err != nil || removed {
 		return nil, removed, err
 	}
 	return &img, false, nil
 }
 
-// repairRecord writes again what is missing on the record called name, which carries
-// entries, and makes the records of their image IDs where they are gone. The
-// records of their tags have events of their own.
+// repairRecord writes what is missing on the record called name, which carries entries, and creates missing records of
+// their image IDs. It does not repair the records of their tags, because these have events of their own.
 func (s *Store) repairRecord(ctx context.Context, name string, entries []imagepin.Entry) error {
 	names := []string{name}
 	for _, e := range entries {
@@ -274,13 +266,13 @@ func (s *Store) repairRecord(ctx context.Context, name string, entries []imagepi
 			names = append(names, id)
 		}
 	}
-	_, err := s.align(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
+	_, err := s.writePlan(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
 	return err
 }
 
-// bringBackID writes the record of an image ID again that another tool has removed,
-// where there are keys of it: containers are made by their ID.
-func (s *Store) bringBackID(ctx context.Context, name string) error {
+// repairIDRecord creates the record of an image ID again if another tool has removed it and the image has keys. CRI
+// creates containers by image ID.
+func (s *Store) repairIDRecord(ctx context.Context, name string) error {
 	id, err := digest.Parse(name)
 	if err != nil {
 		return nil
@@ -292,10 +284,9 @@ func (s *Store) bringBackID(ctx context.Context, name string) error {
 	return s.repairRecord(ctx, name, entries)
 }
 
-// unseat takes keys off a record that is gone, or means another image. Those of a tag whose own record is
-// still there move to that, which keeps the image as well; the others are
-// removed.
-func (s *Store) unseat(ctx context.Context, entries []imagepin.Entry) error {
+// detach removes keys from a record that was deleted or now targets another image. If the record of a key's tag still
+// targets the key's image, the key moves to that record, which also keeps the image. All other keys are removed.
+func (s *Store) detach(ctx context.Context, entries []imagepin.Entry) error {
 	var moved []imagepin.Entry
 	for _, e := range entries {
 		if e.Ref == e.Record || !s.native(e) {
@@ -323,7 +314,7 @@ func (s *Store) unseat(ctx context.Context, entries []imagepin.Entry) error {
 	return s.releaseSnapshots(ctx, entries)
 }
 
-// forget removes keys that another tool has taken the ground from under.
+// forget removes keys whose record another tool has deleted or changed.
 func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
 	if len(entries) == 0 {
 		return nil
@@ -335,39 +326,38 @@ func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
 	return s.releaseSnapshots(ctx, entries)
 }
 
-// apply changes the set of entries and brings every record into line that one
-// of them is about. The caller holds the lock.
+// apply changes the set of entries and updates all affected records. The caller holds the lock.
 func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.applyBeside(ctx, nil, removed, added, proof)
+	return s.applyKeeping(ctx, nil, removed, added, proof)
 }
 
-// creates lets the records be made that entries are about.
-func creates(added []imagepin.Entry) creator {
+// creatorFor allows a change to create the records of entries.
+func creatorFor(added []imagepin.Entry) creator {
 	names := affected(nil, added)
 	return func(name string) bool { return slices.Contains(names, name) }
 }
 
-// applyBeside is apply where there are keys that are recorded and not in the
-// index: their records stay.
-func (s *Store) applyBeside(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.bring(ctx, recorded, removed, added, proof, creates(added), nil)
+// applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
+func (s *Store) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
+	return s.commit(ctx, recorded, removed, added, proof, creatorFor(added), nil)
 }
 
-func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, still condition) (Change, error) {
+// commit writes the affected records, and then updates the index.
+func (s *Store) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, pre precondition) (Change, error) {
 	p := plan{
-		view:      s.view(removed, added, recorded),
-		names:     affected(removed, added),
-		gone:      make(map[string]struct{}),
-		ours:      make(map[digest.Digest]bool),
-		proof:     proof,
-		mayCreate: mayCreate,
-		still:     still,
+		view:         s.view(removed, added, recorded),
+		names:        affected(removed, added),
+		gone:         make(map[string]struct{}),
+		removable:    make(map[digest.Digest]bool),
+		proof:        proof,
+		mayCreate:    mayCreate,
+		precondition: pre,
 	}
 	for _, e := range removed {
 		p.gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
-		p.ours[e.RecordTarget.Digest] = true
+		p.removable[e.RecordTarget.Digest] = true
 	}
-	changes, err := s.align(ctx, p)
+	changes, err := s.writePlan(ctx, p)
 	if err != nil {
 		return Change{}, err
 	}
@@ -375,16 +365,16 @@ func (s *Store) bring(ctx context.Context, recorded, removed, added []imagepin.E
 	return summarize(changes), nil
 }
 
-// align brings the records of a plan into line, and gives what it has written.
-func (s *Store) align(ctx context.Context, p plan) ([]change, error) {
-	// A transaction costs a sync to disk even where nothing is written in it.
+// writePlan makes the changes of a plan, and returns them.
+func (s *Store) writePlan(ctx context.Context, p plan) ([]change, error) {
+	// A transaction costs a sync to disk even if it writes nothing.
 	changes, err := p.changes(ctx, s.Records)
 	if err != nil {
 		return nil, err
 	}
 	if len(changes) > 0 {
 		err = s.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
-			// Other tools write too: what counts is what is there now.
+			// Other tools write too, so compute the changes again in the transaction.
 			if changes, err = p.changes(ctx, store); err != nil {
 				return err
 			}
@@ -418,12 +408,11 @@ func summarize(changes []change) Change {
 	return ch
 }
 
-// view is the entries as they will be after a change. recorded are keys that are
-// not in the index.
+// view returns the entries as they are after a change. recorded are keys that are not in the index.
 func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
-	about := s.index.beside(removed, added)
+	about := s.index.related(removed, added)
 	for _, e := range removed {
-		// Another record may carry the same key, and keeps it.
+		// Another record that carries the same key keeps it.
 		if o, ok := about[e.Key]; ok && o.Record == e.Record {
 			delete(about, e.Key)
 		}
@@ -432,9 +421,9 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 		about[added[i].Key] = &added[i]
 	}
 	v := view{
-		about:  make(map[string]group),
-		native: s.native,
-		pinned: func(ref string) bool { return slices.Contains(s.PinnedImages(), ref) },
+		entries: make(map[string]group),
+		native:  s.native,
+		pinned:  func(ref string) bool { return slices.Contains(s.PinnedImages(), ref) },
 		preferred: func(e *imagepin.Entry) bool {
 			return e.Target == s.Runtimes().Default().Target
 		},
@@ -453,11 +442,12 @@ func (s *Store) native(e imagepin.Entry) bool {
 	return ok && rt.Native
 }
 
-// affected lists the records that entries are about, in the order in which it
-// is safe to write them one by one: first the tag, which promises nothing and
-// would be adopted, then what carries the labels of new keys, then the ID, which
-// a start makes where it is missing and could not explain alone, and what keeps
-// the old alive last. That can be the tag: it exists, and can wait.
+// affected lists the records of entries in an order in which it is safe to write them one by one:
+//  1. The tags. A tag record alone is safe, because a start adopts it.
+//  2. The records that carry the labels of new keys.
+//  3. The image IDs. A start creates a missing one, but cannot account for one without a key.
+//  4. The records that keep removed entries alive. A tag can be one of them, and is then written last, because it
+//     already exists.
 func affected(removed, added []imagepin.Entry) []string {
 	var names []string
 	listed := make(map[string]bool)
@@ -494,11 +484,10 @@ func affected(removed, added []imagepin.Entry) []string {
 	return names
 }
 
-// Collect runs containerd's garbage collection and waits for it. Deleting an
-// image record synchronously would do, but a label that is dropped triggers
-// nothing: a lease that is made and deleted does.
+// Collect runs containerd's garbage collection and waits for it. Removing a label does not trigger a collection, so
+// Collect creates a lease and deletes it synchronously.
 func (s *Store) Collect(ctx context.Context) error {
-	// A snapshotter that hangs keeps a collection from ending.
+	// A collection does not end while a snapshotter hangs.
 	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
 	defer cancel()
 	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
@@ -514,9 +503,8 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
-// decode reads the keys on a record. A label that cannot be read is somebody
-// else's business (a newer version, a damaged one): it is logged, left alone,
-// and the key is as if it were not there.
+// decode reads the keys on a record. It logs and ignores labels that it cannot read, because they are damaged or of a
+// newer version.
 func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 	var entries []imagepin.Entry
 	for name, value := range img.Labels {
@@ -525,7 +513,7 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 		}
 		e, err := imagepin.DecodeKeyLabel(name, value)
 		if err != nil {
-			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("a key is left alone that cannot be read")
+			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("ignoring unreadable key label")
 			continue
 		}
 		e.Record, e.RecordTarget = img.Name, img.Target
@@ -536,7 +524,7 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 
 func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }
 
-// Realign writes the records of an entry again, as far as they differ.
+// RepairRecords writes the records of an entry again if they differ.
 func (s *Store) RepairRecords(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {

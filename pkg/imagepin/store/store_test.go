@@ -40,7 +40,7 @@ func TestRecordsOfANativeImage(t *testing.T) {
 	if e.HasBlob(t, i.arm.Manifest.Digest) {
 		t.Error("the index keeps the manifest of another platform")
 	}
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(es)...)
 	e.wantEmpty(t)
 }
@@ -55,20 +55,20 @@ func TestRecordsOfAForeignImage(t *testing.T) {
 	})
 	es := entries(tag, i, foreign, 0)
 	wantEqual(t, "keys on the manifest's record", e.keyLabels(t, record), texts(keysOf(es)...))
-	e.sound(t)
+	e.wantSound(t)
 
-	// The node's own platform of the same tag stands beside it.
+	// The same tag for the node's own platform has records of its own.
 	e.pull(t, tag, i, native, 1, "")
 	e.wantRecords(t, map[string]digest.Digest{
 		record: i.arm.Manifest.Digest, i.arm.Config.Digest.String(): i.arm.Manifest.Digest,
 		tag: i.root.Digest, repo + "@" + i.root.Digest.String(): i.root.Digest, i.amd64.Config.Digest.String(): i.root.Digest,
 	})
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, native, 1))...)
 	e.wantRecords(t, map[string]digest.Digest{
 		record: i.arm.Manifest.Digest, i.arm.Config.Digest.String(): i.arm.Manifest.Digest,
 	})
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(es)...)
 	e.wantEmpty(t)
 }
@@ -92,7 +92,7 @@ func TestSecondSnapshotterAddsLabelsOnly(t *testing.T) {
 			t.Errorf("%s: %d labels were added", name, added)
 		}
 	}
-	e.sound(t)
+	e.wantSound(t)
 }
 
 func TestTagMoves(t *testing.T) {
@@ -101,7 +101,7 @@ func TestTagMoves(t *testing.T) {
 	e.pull(t, tag, a, native, 0, "")
 	change := e.pull(t, tag, b, native, 1, "")
 	if !slices.Contains(change.Names, tag) {
-		t.Errorf("the CRI service behind is not waited for to see the tag move: %v", change.Names)
+		t.Errorf("the moved tag is not in the names that the CRI has to see: %v", change.Names)
 	}
 	oldRecord, newRecord := repo+"@"+a.root.Digest.String(), repo+"@"+b.root.Digest.String()
 	e.wantRecords(t, map[string]digest.Digest{
@@ -111,19 +111,18 @@ func TestTagMoves(t *testing.T) {
 	wantEqual(t, "keys on the old record", e.keyLabels(t, oldRecord), texts(imagepin.Key{Ref: oldRecord, Target: native}))
 	wantEqual(t, "keys on the new record", e.keyLabels(t, newRecord), texts(keysOf(entries(tag, b, native, 1))...))
 	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != b.root.Digest {
-		t.Errorf("the tag means %s", got.Root.Digest)
+		t.Errorf("the tag has digest %s", got.Root.Digest)
 	}
-	e.sound(t)
+	e.wantSound(t)
 
 	e.restart()
 	wantEqual(t, "unexplained", e.load(t), nil)
 	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != b.root.Digest {
-		t.Errorf("after a start the tag means %s", got.Root.Digest)
+		t.Errorf("after a start the tag has digest %s", got.Root.Digest)
 	}
 }
 
-// One target moves to what the tag means now, another stays with what it meant:
-// the tag's record follows what was made ready last.
+// The tag moves for one target only. The tag's record follows the key that was made ready last.
 func TestTagMovesForOneTarget(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -135,9 +134,9 @@ func TestTagMovesForOneTarget(t *testing.T) {
 	}
 	e.remove(t, imagepin.Key{Ref: tag, Target: nativeToo}, imagepin.Key{Ref: repo + "@" + b.root.Digest.String(), Target: nativeToo})
 	if got := e.Records(t)[tag].Target.Digest; got != a.root.Digest {
-		t.Errorf("the tag's record targets %s, which no key means", got)
+		t.Errorf("the tag's record targets %s, which has no key", got)
 	}
-	e.sound(t)
+	e.wantSound(t)
 }
 
 func TestPutOfTheSameWritesNothing(t *testing.T) {
@@ -163,12 +162,12 @@ func TestPutOfTheSameWritesNothing(t *testing.T) {
 			t.Errorf("restart %v: wrote %d times", restart, e.records.writes)
 		}
 		if after, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); !after.ReadyAt.Equal(before.ReadyAt) {
-			t.Errorf("restart %v: the key forgot since when it is ready", restart)
+			t.Errorf("restart %v: the ready time of the key has changed", restart)
 		}
 	}
 }
 
-// gzip and zstd of one build, say.
+// Two manifests can share a configuration, for example gzip and zstd variants of one build.
 func TestManifestsThatShareAConfiguration(t *testing.T) {
 	e := newEnv(t)
 	of := func(compression string) image {
@@ -177,13 +176,13 @@ func TestManifestsThatShareAConfiguration(t *testing.T) {
 	}
 	gzip, zstd := of("gzip"), of("zstd")
 	if gzip.amd64.Config.Digest != zstd.amd64.Config.Digest || gzip.amd64.Manifest.Digest == zstd.amd64.Manifest.Digest {
-		t.Fatal("the images are not what the test needs")
+		t.Fatal("the two images must have one configuration and different manifests")
 	}
 	id := gzip.amd64.Config.Digest.String()
 	e.pull(t, repo+":gzip", gzip, native, 0, "")
 	e.pull(t, repo+":zstd", zstd, native, 1, "")
 	if got := e.Records(t)[id].Target.Digest; got != gzip.root.Digest {
-		t.Errorf("the ID was retargeted to %s for no need", got)
+		t.Errorf("the ID was retargeted to %s without need", got)
 	}
 	e.remove(t, keysOf(entries(repo+":gzip", gzip, native, 0))...)
 	e.wantRecords(t, map[string]digest.Digest{
@@ -192,7 +191,7 @@ func TestManifestsThatShareAConfiguration(t *testing.T) {
 	if e.HasBlob(t, gzip.amd64.Manifest.Digest) {
 		t.Error("the ID keeps the manifest that was removed")
 	}
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(entries(repo+":zstd", zstd, native, 1))...)
 	e.wantEmpty(t)
 }
@@ -207,7 +206,7 @@ func TestOneManifestInTwoRepositories(t *testing.T) {
 	e.wantRecords(t, map[string]digest.Digest{
 		other: i.root.Digest, "mirror.example/copy@" + i.root.Digest.String(): i.root.Digest, i.amd64.Config.Digest.String(): i.root.Digest,
 	})
-	e.sound(t)
+	e.wantSound(t)
 }
 
 func TestLabelsOfOthersStay(t *testing.T) {
@@ -244,7 +243,7 @@ func TestLabelsOfOthersStay(t *testing.T) {
 	if _, err := e.store.Sync(e.ctx, record); err != nil {
 		t.Fatal(err)
 	}
-	check("a look at the record")
+	check("a sync of the record")
 }
 
 func TestPinnedImages(t *testing.T) {
@@ -254,8 +253,7 @@ func TestPinnedImages(t *testing.T) {
 	e.pull(t, "registry.example/pause:2", e.image("other"), native, 0, "")
 	for name, img := range e.Records(t) {
 		want := ""
-		// The ID and the tag are what the CRI asks by; the record of the
-		// digest carries the tag's key.
+		// The CRI looks the image up by ID and tag. The record of the digest carries the tag's key.
 		if img.Target.Digest == pause.root.Digest {
 			want = CRIPinnedValue
 		}
@@ -278,10 +276,10 @@ func TestProofs(t *testing.T) {
 	wantEqual(t, "proofs on the digest's record", on(record), []string{"p0"})
 	wantEqual(t, "proofs on the tag", on(tag), nil)
 	if !e.store.HasProof("other", "p0") || e.store.HasProof("other") || e.store.HasProof() {
-		t.Error("the proof is not known")
+		t.Error("HasProof reports wrong proofs")
 	}
 
-	// The oldest goes when there is no room: give each a time of its own.
+	// A full record drops its oldest proof, so give each proof its own time.
 	e.label(t, record, imagepin.ProofLabelPrefix+"p0", "2026-01-01T00:00:00Z")
 	for n := 1; n < MaxProofsARecord; n++ {
 		proof := fmt.Sprintf("p%d", n)
@@ -308,7 +306,7 @@ func TestProofs(t *testing.T) {
 			t.Errorf("restart %v: proofs are %v", restart, got)
 		}
 		if e.store.HasProof(gone) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
-			t.Errorf("restart %v: the store knows other proofs than the record has", restart)
+			t.Errorf("restart %v: the proofs of the store differ from those of the record", restart)
 		}
 	}
 
@@ -319,8 +317,7 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// A pull takes an adopted image over: its key moves from the tag that carried
-// it to the record of the digest.
+// A pull replaces the key of an adopted image. The key moves from the tag's record to the record of the digest.
 func TestPullOfAnAdoptedImage(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -330,7 +327,7 @@ func TestPullOfAnAdoptedImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
-	wantEqual(t, "unexplained", e.load(t), []string{tag})
+	wantEqual(t, "unaccounted", e.load(t), []string{tag})
 	adopted := entries(tag, i, native, 0)[1]
 	adopted.Source, adopted.Record = imagepin.SourceAdopted, tag
 	if _, err := e.store.Put(e.ctx, "", adopted); err != nil {
@@ -343,9 +340,9 @@ func TestPullOfAnAdoptedImage(t *testing.T) {
 	wantEqual(t, "keys on the tag after a pull", e.keyLabels(t, tag), nil)
 	wantEqual(t, "keys on the digest's record", e.keyLabels(t, repo+"@"+i.root.Digest.String()), texts(keysOf(entries(tag, i, native, 1))...))
 	if e.Records(t)[tag].Labels["a"] != "b" {
-		t.Error("a label of the tool is gone")
+		t.Error("a label of the other tool is gone")
 	}
-	e.sound(t)
+	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, native, 0))...)
 	e.wantEmpty(t)
 }
@@ -383,29 +380,28 @@ func TestFind(t *testing.T) {
 		var got digest.Digest
 		for _, entry := range e.store.Find(name) {
 			if got != "" && got != entry.ImageID {
-				t.Errorf("%q means several images", name)
+				t.Errorf("%q finds several images", name)
 			}
 			got = entry.ImageID
 		}
 		if got != want {
-			t.Errorf("%q means %q, not %q", name, got, want)
+			t.Errorf("%q finds %q, not %q", name, got, want)
 		}
 	}
 
-	// The beginning that several IDs share means none of them.
+	// A prefix of several IDs finds none of them.
 	if es := e.store.Find("sha256:"); len(es) > 0 {
-		t.Errorf("an ambiguous beginning means %v", keysOf(es))
+		t.Errorf("an ambiguous prefix finds %v", keysOf(es))
 	}
 	e.remove(t, keysOf(entries("docker.io/library/busybox:latest", busybox, native, 0))...)
 	for _, name := range []string{"busybox", id.String(), id.Encoded()[:12]} {
 		if es := e.store.Find(name); len(es) > 0 {
-			t.Errorf("%q still means %v", name, keysOf(es))
+			t.Errorf("%q still finds %v", name, keysOf(es))
 		}
 	}
 }
 
-// A removal that ends after its records were written leaves a snapshot that no
-// key needs; the next start lets go of it.
+// A removal that fails after its records were written leaves a snapshot that no key needs. The next start releases it.
 func TestReleaseOrphans(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -418,12 +414,12 @@ func TestReleaseOrphans(t *testing.T) {
 	}
 	e.Collect(t)
 	if !e.HasSnapshot(t, "first", i.amd64.ChainID) {
-		t.Fatal("there is no orphan to release")
+		t.Fatal("there is no orphaned snapshot to release")
 	}
 	e.restart()
 	e.load(t)
 	for range 2 {
-		have, err := checkerOf(e.store).Inventory(e.ctx)
+		have, err := newChecker(e.store).Inventory(e.ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -434,20 +430,20 @@ func TestReleaseOrphans(t *testing.T) {
 	if e.HasSnapshot(t, "first", i.amd64.ChainID) || !e.HasSnapshot(t, "second", i.amd64.ChainID) {
 		t.Error("the snapshots are not those of the keys")
 	}
-	e.sound(t)
+	e.wantSound(t)
 
-	// Where there are none, nothing is written.
-	have, err := checkerOf(e.store).Inventory(e.ctx)
+	// Without orphans, nothing is written.
+	have, err := newChecker(e.store).Inventory(e.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.store.Content = failingContent{e.Content, cause}
 	if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
-		t.Errorf("writes where nothing differs: %v", err)
+		t.Errorf("ReleaseOrphans without orphans writes: %v", err)
 	}
 }
 
-func TestWritersTakeTurns(t *testing.T) {
+func TestConcurrentWriters(t *testing.T) {
 	e := newEnv(t)
 	all := make([]image, 8)
 	ctx, done := e.Lease(t)
@@ -475,9 +471,9 @@ func TestWritersTakeTurns(t *testing.T) {
 	wg.Wait()
 	done()
 	if got := len(e.keys()); got != len(all) {
-		t.Errorf("%d keys, want two of every other image", got)
+		t.Errorf("%d keys, want two for every second image", got)
 	}
-	e.sound(t)
+	e.wantSound(t)
 
 	stopped, cancel := context.WithCancelCause(e.ctx)
 	cancel(errStopped)
@@ -487,6 +483,6 @@ func TestWritersTakeTurns(t *testing.T) {
 	}
 	defer unlock()
 	if _, err := e.store.Put(stopped, "", entries(tag, all[0], native, 0)...); !errors.Is(err, errStopped) {
-		t.Errorf("waits for the lock after its context: %v", err)
+		t.Errorf("Put waits for the lock after its context has ended: %v", err)
 	}
 }

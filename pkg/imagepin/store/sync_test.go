@@ -17,7 +17,7 @@ func TestSync(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(*env, *testing.T, image, image)
 		look      string // "tag", "digest" or "ID"
-		keys      int    // that are left
+		keys      int    // keys that are left
 		unknown   bool
 	}{
 		"nothing":                       {func(*env, *testing.T, image, image) {}, "digest", 2, false},
@@ -51,23 +51,23 @@ func TestSync(t *testing.T) {
 			if got := e.keys(); len(got) != c.keys {
 				t.Errorf("keys are %v", got)
 			}
-			e.sound(t)
+			e.wantSound(t)
 			if strings.HasPrefix(name, "labels") && lines(e.state(t)) != lines(before) {
-				t.Errorf("labels were not put back:\n%s", lines(e.state(t)))
+				t.Errorf("labels were not restored:\n%s", lines(e.state(t)))
 			}
 			if strings.HasPrefix(name, "nothing") && e.records.writes != 3 {
 				t.Errorf("wrote %d times", e.records.writes-3)
 			}
 			after := e.state(t)
 			if _, err := e.store.Sync(e.ctx, look); err != nil || lines(e.state(t)) != lines(after) {
-				t.Errorf("the second look changes something: %v", err)
+				t.Errorf("the second Sync changes something: %v", err)
 			}
 		})
 	}
 }
 
-// TestSyncOfALostImage drops the keys of an image one after the other. The events of their record come in between, while its snapshot is
-// not collected yet: the image is not another tool's.
+// TestSyncOfALostImage drops the keys of an image one by one. Events of their record arrive in between, while its
+// snapshot is not collected yet. The record must not be returned for adoption.
 func TestSyncOfALostImage(t *testing.T) {
 	for other, target := range map[string]runtimeplatform.Target{"second": native, "first": foreign} {
 		t.Run(target.String(), func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestSyncOfALostImage(t *testing.T) {
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("lost are %v, %v", loaded, err)
 			}
-			held, done := e.Lease(t) // as a collection that is still to come
+			held, done := e.Lease(t) // as before a collection
 			e.place(held, t, i, target)
 			for _, l := range loaded.Lost {
 				if err := e.store.Drop(e.ctx, l.Entry); err != nil {
@@ -95,7 +95,7 @@ func TestSyncOfALostImage(t *testing.T) {
 	}
 }
 
-// configured gives the store other handlers.
+// configured replaces the runtime handlers of the store.
 func (e *env) configured(t *testing.T, handlers ...runtimeplatform.Handler) {
 	t.Helper()
 	runtimes, err := runtimeplatform.New(handlers[0].Name, handlers, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -129,7 +129,7 @@ func (e *env) move(t *testing.T, name string, to image) {
 	}
 }
 
-// wipeDigest does what stock's CRI does when it pulls the same digest again.
+// wipeDigest removes labels as stock containerd's CRI does when it pulls the same digest again.
 func (e *env) wipeDigest(t *testing.T, a, _ image) {
 	t.Helper()
 	if _, err := e.Images.Update(e.ctx, images.Image{

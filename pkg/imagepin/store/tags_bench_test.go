@@ -8,8 +8,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// tagsOf gives one image of which a node has count tags, and a function that gives
-// the entries of tag i.
+// tagsOf records one image with count tags. It returns a function that returns the entries of tag i.
 func (e *env) tagsOf(t testing.TB, count int) func(i int) []imagepin.Entry {
 	t.Helper()
 	ctx, done := e.Lease(t)
@@ -26,8 +25,7 @@ func (e *env) tagsOf(t testing.TB, count int) func(i int) []imagepin.Entry {
 	return of
 }
 
-// BenchmarkPutTag records one more tag of a digest that has many, and takes notice
-// of the events of that.
+// BenchmarkPutTag measures the recording of one more tag of a digest with many tags, and the handling of its events.
 func BenchmarkPutTag(b *testing.B) {
 	for _, count := range []int{1, 100, 400, 1_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {

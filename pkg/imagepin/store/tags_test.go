@@ -12,47 +12,46 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// effort is what is asked of containerd's image store.
-type effort struct {
+// requests counts requests to containerd's image store.
+type requests struct {
 	reads, writes, fields int
 }
 
-// weighed counts what is asked of an image store.
-type weighed struct {
+// countingRecords counts requests to an image store.
+type countingRecords struct {
 	Records
-	effort *effort
+	requests *requests
 }
 
-func (r weighed) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+func (r countingRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	return r.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error { return fn(ctx, r) })
 }
 
-func (r weighed) Get(ctx context.Context, name string) (images.Image, error) {
-	r.effort.reads++
+func (r countingRecords) Get(ctx context.Context, name string) (images.Image, error) {
+	r.requests.reads++
 	return r.Records.Get(ctx, name)
 }
 
-func (r weighed) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	r.effort.writes++
+func (r countingRecords) Create(ctx context.Context, img images.Image) (images.Image, error) {
+	r.requests.writes++
 	return r.Records.Create(ctx, img)
 }
 
-func (r weighed) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
-	r.effort.writes++
-	r.effort.fields += len(fields)
+func (r countingRecords) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
+	r.requests.writes++
+	r.requests.fields += len(fields)
 	return r.Records.Update(ctx, img, fields...)
 }
 
-// oneMore records one more tag of a digest that has count of them, and takes
-// notice of the records that were written. It gives what that asked of containerd,
-// and how many bytes of memory it took.
-func oneMore(t *testing.T, count int) (effort, uint64) {
+// putOneMore records one more tag of a digest with count tags, and syncs the records that were written. It returns the
+// requests to containerd, and the memory that was allocated in bytes.
+func putOneMore(t *testing.T, count int) (requests, uint64) {
 	t.Helper()
 	e := newEnv(t)
 	put := e.tagsOf(t, count)(count)
-	var n effort
+	var n requests
 	s := e.store
-	s.Records = weighed{s.Records, &n}
+	s.Records = countingRecords{s.Records, &n}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if change, err := s.Put(e.ctx, "", put...); err != nil || !change.Wrote {
@@ -67,28 +66,27 @@ func oneMore(t *testing.T, count int) (effort, uint64) {
 	return n, after.TotalAlloc - before.TotalAlloc
 }
 
-// One more tag of a digest reads and writes the same records however many there
-// are: its own. What it costs in memory grows with the entries of the image, not
-// with their square.
-func TestOneMoreTagOfMany(t *testing.T) {
+// One more tag of a digest reads and writes the same number of records, however many tags there are. Its memory grows
+// with the number of the image's entries, not with its square.
+func TestCostOfOneMoreTag(t *testing.T) {
 	const few, many = 50, 400
-	wanted, small := oneMore(t, few)
-	got, big := oneMore(t, many)
+	wanted, small := putOneMore(t, few)
+	got, big := putOneMore(t, many)
 	if got != wanted {
-		t.Errorf("with %d tags it asks %+v of containerd, with %d %+v", few, wanted, many, got)
+		t.Errorf("requests to containerd with %d tags are %+v, with %d tags %+v", few, wanted, many, got)
 	}
-	if want := (effort{reads: 13, writes: 1}); got != want {
-		t.Errorf("it asks %+v of containerd, not %+v", got, want)
+	if want := (requests{reads: 13, writes: 1}); got != want {
+		t.Errorf("requests to containerd are %+v, not %+v", got, want)
 	}
 	if limit := 2 * small * many / few; big > limit {
-		t.Errorf("with %d tags it takes %d bytes, with %d %d: more than %d", few, small, many, big, limit)
+		t.Errorf("memory with %d tags is %d bytes, with %d tags %d bytes, more than %d", few, small, many, big, limit)
 	}
 	t.Logf("%d tags: %d bytes, %d tags: %d bytes", few, small, many, big)
 }
 
-// The labels that another tool has taken from a record of many tags are all
-// written again, and a record that other tags have is left alone.
-func TestManyTagsAreMended(t *testing.T) {
+// Another tool removes the labels of a record with many tags. Sync writes all of them again, and does not change the
+// records of the tags.
+func TestRepairOfManyTags(t *testing.T) {
 	const count = 20
 	e := newEnv(t)
 	of := e.tagsOf(t, count)
@@ -114,7 +112,7 @@ func TestManyTagsAreMended(t *testing.T) {
 	if unknown := e.load(t); len(unknown) > 0 {
 		t.Errorf("unexplained: %q", unknown)
 	}
-	// The key of the digest is one, whichever tag it was pulled by.
+	// The digest has one key, independent of the tag that it was pulled by.
 	keys := map[imagepin.Key]bool{}
 	for _, k := range want {
 		keys[k] = true
@@ -124,9 +122,8 @@ func TestManyTagsAreMended(t *testing.T) {
 	}
 }
 
-// A tag that another tool has moved is not moved back when another tag of the
-// digest that it had is written.
-func TestATagThatMovedIsNotMovedBack(t *testing.T) {
+// A tag that another tool has moved is not moved back when another tag of its old digest is written.
+func TestMovedTagIsNotMovedBack(t *testing.T) {
 	e := newEnv(t)
 	of := e.tagsOf(t, 2)
 	other := e.image("other")
@@ -134,7 +131,7 @@ func TestATagThatMovedIsNotMovedBack(t *testing.T) {
 	defer done()
 	e.place(ctx, t, other, native)
 	e.move(t, of(0)[1].Ref, other)
-	if _, err := e.store.Sync(e.ctx, of(0)[0].Record); err != nil { // before the event of the tag has come
+	if _, err := e.store.Sync(e.ctx, of(0)[0].Record); err != nil { // before the event of the tag
 		t.Fatal(err)
 	}
 	if got := e.Records(t)[of(0)[1].Ref].Target.Digest; got != other.root.Digest {

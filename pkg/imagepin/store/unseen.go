@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Unseen gives the names of an entry's records that containerd's CRI may not know
-// yet as they are: it follows the events of what is written.
+// Unseen returns the names of an entry's records whose current state containerd's CRI may not know yet. The CRI follows
+// the events of image records.
 func (s *Store) Unseen(e imagepin.Entry) []string {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -26,8 +26,7 @@ func (s *Store) Unseen(e imagepin.Entry) []string {
 	return names
 }
 
-// Seen notes that containerd's CRI knows an entry's image under names, or that
-// there is nothing to know.
+// Seen notes that containerd's CRI knows an entry's image by names, or does not have to.
 func (s *Store) Seen(names ...string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
@@ -36,8 +35,7 @@ func (s *Store) Seen(names ...string) {
 	}
 }
 
-// Unsee notes that another tool has just written the record of an image that is
-// about to be adopted.
+// Unsee notes that another tool has just written the record of an image that is about to be adopted.
 func (s *Store) Unsee(img images.Image, entries ...imagepin.Entry) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
@@ -49,9 +47,8 @@ func (s *Store) Unsee(img images.Image, entries ...imagepin.Entry) {
 	}
 }
 
-// Republish publishes the event of the record called name once more, by writing
-// what containerd's CRI itself writes to each. It fails with ErrNotFound where there
-// is no such record.
+// Republish publishes the event of the record called name again. It writes the label that containerd's CRI itself
+// writes to each record. It returns ErrNotFound if the record does not exist.
 func (s *Store) Republish(ctx context.Context, name string) error {
 	img := images.Image{Name: name, Labels: map[string]string{criManagedLabel: criManagedValue}}
 	if _, err := s.Records.Update(ctx, img, "labels."+criManagedLabel); err != nil {
@@ -60,8 +57,8 @@ func (s *Store) Republish(ctx context.Context, name string) error {
 	return nil
 }
 
-// noteUnseen notes what was written, before it is in the index: a call that finds
-// it there has to wait as the one does that has written it.
+// noteUnseen notes the changed records before their keys are in the index. A call that finds a key in the index has to
+// wait for the CRI in the same way as the call that wrote it.
 func (x *index) noteUnseen(changes []change) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -74,7 +71,7 @@ func (x *index) noteUnseen(changes []change) {
 	}
 }
 
-// noteRecord notes how a record is now; the zero target is that it is gone.
+// noteRecord notes the current target of a record. The empty target means that the record is gone.
 func (x *index) noteRecord(name string, target digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -83,12 +80,11 @@ func (x *index) noteRecord(name string, target digest.Digest) {
 	}
 }
 
-// noteRecent notes the records of keys that were made so lately that containerd's
-// CRI may not have handled their events: it may not have been restarted with this
-// process. targets are those of all records.
+// noteRecent notes the records of keys that were made ready so recently that containerd's CRI may not have handled
+// their events. The CRI may not have been restarted together with this process. targets are the targets of all records.
 func (x *index) noteRecent(targets map[string]digest.Digest) {
 	for _, e := range x.byKey {
-		if time.Since(e.ReadyAt) > lateRecord {
+		if time.Since(e.ReadyAt) > lateRecordWindow {
 			continue
 		}
 		for _, name := range []string{e.Ref, e.Record, e.ImageID.String()} {

@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 )
 
-// TestUnseen has what was written waited for by whoever finds it, until it is seen,
-// or is not there any more as it was written.
+// TestUnseen checks which records a caller has to wait for. A record is unseen after a write, until it is marked as
+// seen, changed again, or removed.
 func TestUnseen(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -28,7 +28,7 @@ func TestUnseen(t *testing.T) {
 	e.store.Seen(digested)
 	want("one is seen", a, []string{tag, id})
 	if got := e.store.Unseen(entries(tag, a, foreign, 0)[1]); slices.Contains(got, tag) {
-		t.Errorf("a tag of another platform is waited for: %q", got)
+		t.Errorf("a tag of another platform is unseen: %q", got)
 	}
 	e.pull(t, tag, a, nativeToo, 1, "")
 	want("labels do not count", a, []string{tag, id})
@@ -53,9 +53,8 @@ func TestUnseen(t *testing.T) {
 	want("another tool has written it", a, []string{tag, id})
 }
 
-// TestLetGo lets go of a snapshot that a failed pull has unpacked, and of none that a
-// key needs.
-func TestLetGo(t *testing.T) {
+// TestReleaseUnpacked releases a snapshot that a failed pull has unpacked, but not a snapshot that a key needs.
+func TestReleaseUnpacked(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
@@ -73,9 +72,9 @@ func TestLetGo(t *testing.T) {
 	if !e.HasSnapshot(t, "first", i.amd64.ChainID) || e.HasSnapshot(t, "second", i.amd64.ChainID) {
 		t.Error("the snapshots are not those of the keys")
 	}
-	e.sound(t)
+	e.wantSound(t)
 	gone := e.image("b")
 	if err := e.store.ReleaseUnpacked(e.ctx, gone.amd64.Config.Digest, "first"); err != nil {
-		t.Errorf("of what is not there: %v", err)
+		t.Errorf("release of a missing image: %v", err)
 	}
 }

@@ -15,28 +15,26 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// lateRecord is how long containerd's CRI may take to write the record of an
-// image ID. It does so when it handles the event of another record, which can be
-// removed by then (updateImage in internal/cri/server/images/image_pull.go).
-const lateRecord = time.Minute
+// lateRecordWindow is how long containerd's CRI may take to write the record of an image ID. The CRI writes it when it
+// handles the event of another record, which may be removed by then (updateImage in
+// internal/cri/server/images/image_pull.go).
+const lateRecordWindow = time.Minute
 
-// Untagged is an image that no key accounts for, and that has a record of its
-// image ID. containerd's CRI lists it without a tag.
+// Untagged is an image that has a record of its image ID but no key. containerd's CRI lists it without a tag.
 type Untagged struct {
 	// Entry has ImageID, Manifest, ChainID, Size and User. Its Key is empty.
 	imagepin.Entry
 }
 
-// NoteUntagged notes an image that has a record of its ID and no key. It is
-// forgotten when the record goes; see [Store.Sync].
+// NoteUntagged adds an image that has a record of its ID but no key. It is forgotten when the record is removed, see
+// [Store.Sync].
 func (s *Store) NoteUntagged(u Untagged) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	s.index.untagged[u.ImageID] = u
 }
 
-// Untagged gives the images that have a record of their ID and no key, in no
-// particular order.
+// Untagged returns the images that have a record of their ID but no key, in no particular order.
 func (s *Store) Untagged() []Untagged {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -49,7 +47,7 @@ func (s *Store) Untagged() []Untagged {
 	return all
 }
 
-// FindUntagged gives the image without a key that has an ID.
+// FindUntagged returns the image without a key that has the given ID.
 func (s *Store) FindUntagged(name string) (Untagged, bool) {
 	id, err := digest.Parse(name)
 	if err != nil {
@@ -61,17 +59,16 @@ func (s *Store) FindUntagged(name string) (Untagged, bool) {
 	return u, ok && len(s.index.byID[id]) == 0
 }
 
-// forgetUntagged notes that the record of an ID is gone.
+// forgetUntagged notes that the record of an image ID is gone.
 func (s *Store) forgetUntagged(name string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	delete(s.index.untagged, digest.Digest(name))
 }
 
-// RemoveUntagged removes the record of an image ID that no key accounts for, that
-// is the only record of its target and that nobody has written since before. What
-// it kept goes with the next garbage collection, see [Store.Collect]. The caller
-// has seen that nothing is made of the image.
+// RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target and was not
+// written after before. The next garbage collection frees its content, see [Store.Collect]. The caller has checked that
+// nothing uses the image.
 func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -91,10 +88,9 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	return s.removeUnaccounted(ctx, img)
 }
 
-// RemoveRecords removes those of an image's records that no key in the index
-// accounts for, and the other records of their targets. What they kept goes with
-// the next garbage collection, see [Store.Collect]. A name without a record is
-// none.
+// RemoveRecords removes the named records of an image, and the other records of their targets. It keeps records that
+// belong to keys in the index, and ignores names without a record. The next garbage collection frees their content, see
+// [Store.Collect].
 func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...string) (removed bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -125,12 +121,12 @@ func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...st
 	if removed {
 		s.forgetUntagged(id.String())
 		s.noteRemoved([]imagepin.Entry{{ImageID: id}})
-		log.G(ctx).WithField("image", id).Info("removed the records of an image that no key accounts for")
+		log.G(ctx).WithField("image", id).Info("removed the records of an image without a key")
 	}
 	return removed, nil
 }
 
-// sameTargets gives the records that mean what one of some names means.
+// sameTargets returns the records that have the same target as any of the named records.
 func sameTargets(ctx context.Context, records images.Store, names []string) ([]images.Image, error) {
 	var filters []string
 	for _, name := range names {
@@ -144,7 +140,7 @@ func sameTargets(ctx context.Context, records images.Store, names []string) ([]i
 		filters = append(filters, fmt.Sprintf("target.digest==%s", img.Target.Digest))
 	}
 	if len(filters) == 0 {
-		return nil, nil // no filter would be all records
+		return nil, nil // List without a filter returns all records
 	}
 	all, err := records.List(ctx, filters...)
 	if err != nil {
@@ -153,9 +149,8 @@ func sameTargets(ctx context.Context, records images.Store, names []string) ([]i
 	return all, nil
 }
 
-// HasKeys reports whether a record of the image that a record name means carries
-// keys, in the index or not. Those that are not in the index are lost: they are
-// repaired or dropped.
+// HasKeys reports whether any record with the same target as the named record carries keys. It includes keys that are
+// not in the index. These are lost, and are repaired or dropped.
 func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 	all, err := sameTargets(ctx, s.Records, []string{name})
 	if err != nil {
@@ -171,8 +166,8 @@ func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 	return false, nil
 }
 
-// removeUnaccounted removes the record of an image ID, unless there is a key of
-// it or another record of its target. The caller holds the lock.
+// removeUnaccounted removes the record of an image ID, unless the image has a key or another record. The caller holds
+// the lock.
 func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
 	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[criManagedLabel] != criManagedValue {
 		return false, nil
@@ -190,19 +185,18 @@ func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (remove
 	}
 	failpoint.Reach("untagged.removed")
 	s.forgetUntagged(img.Name)
-	log.G(ctx).WithField("image", img.Name).Info("removed the record of an image ID that no key accounts for")
+	log.G(ctx).WithField("image", img.Name).Info("removed the record of an image ID without a key")
 	return true, nil
 }
 
-// Managed reports whether containerd's CRI knows a record, and lists its image.
+// Managed reports whether containerd's CRI has labeled a record as its own, and therefore lists the image.
 func Managed(img images.Image) bool { return img.Labels[criManagedLabel] == criManagedValue }
 
-// NameID writes the record of an image ID where a record of the image is as img still
-// and that of the ID is gone. containerd's CRI writes the record of a reference again
-// that is removed while it handles its event, after the record of the ID (UpdateImage
-// in internal/cri/server/images/image_pull.go); that one may have been removed since,
-// and the image would be listed by nobody.
-func (s *Store) NameID(ctx context.Context, img images.Image, id digest.Digest) error {
+// CreateIDRecord creates the record of an image ID if it does not exist, and the record img still exists with the same
+// target. containerd's CRI creates the record of a reference again if the reference is removed while the CRI handles the
+// event of its creation (UpdateImage in internal/cri/server/images/image_pull.go). The record of the ID may have been
+// removed since, and then no list contains the image.
+func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -224,12 +218,12 @@ func (s *Store) NameID(ctx context.Context, img images.Image, id digest.Digest) 
 	return nil
 }
 
-// noteRemoved notes the images whose last keys have been removed: containerd's
-// CRI may yet write the record of their ID. The caller holds the lock.
+// noteRemoved notes the images whose last keys were removed, because containerd's CRI may still write the record of
+// their ID. The caller holds the lock.
 func (s *Store) noteRemoved(entries []imagepin.Entry) {
 	now := time.Now()
 	for id, at := range s.removed {
-		if now.Sub(at) > lateRecord {
+		if now.Sub(at) > lateRecordWindow {
 			delete(s.removed, id)
 		}
 	}
@@ -240,11 +234,11 @@ func (s *Store) noteRemoved(entries []imagepin.Entry) {
 	}
 }
 
-// removeLate removes a record that containerd's CRI has written of an image after
-// that was removed. The caller holds the lock.
-func (s *Store) removeLate(ctx context.Context, img images.Image) (removed bool, _ error) {
+// removeLateRecord removes a record that containerd's CRI wrote for an image after its removal. The caller holds the
+// lock.
+func (s *Store) removeLateRecord(ctx context.Context, img images.Image) (removed bool, _ error) {
 	at, ok := s.removed[digest.Digest(img.Name)]
-	if !ok || time.Since(at) > lateRecord {
+	if !ok || time.Since(at) > lateRecordWindow {
 		return false, nil
 	}
 	return s.removeUnaccounted(ctx, img)

@@ -24,8 +24,8 @@ func (e *env) idRecord(t *testing.T, i image) images.Image {
 	return img
 }
 
-// TestLateRecordOfAnImageID has containerd's CRI write the record of an image ID
-// after the image was removed, or its lost keys were dropped. It goes with its event.
+// TestLateRecordOfAnImageID writes the record of an image ID after the image was removed, or its lost keys were
+// dropped, as containerd's CRI does. The record is removed when its event is handled.
 func TestLateRecordOfAnImageID(t *testing.T) {
 	for name, remove := range map[string]func(*env, *testing.T, image){
 		"removed": func(e *env, t *testing.T, i image) {
@@ -51,7 +51,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			i := e.image("a")
 			e.pull(t, tag, i, native, 0, "")
 			ctx, done := e.Lease(t)
-			e.place(ctx, t, i, native) // it is there until it is collected
+			e.place(ctx, t, i, native) // it exists until it is collected
 			remove(e, t, i)
 			e.idRecord(t, i)
 			done()
@@ -64,9 +64,8 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 	}
 }
 
-// TestUntagged has records of image IDs that no key accounts for. They are listed,
-// until there is a key or the record goes, and removed after a time of grace where
-// nothing else names their target.
+// TestUntagged has records of image IDs without keys. They are listed until the image gets a key or the record is
+// removed. They are removed after a grace period, unless another record has the same target.
 func TestUntagged(t *testing.T) {
 	e := newEnv(t)
 	alone, named, pulled := e.image("a"), e.image("b"), e.image("c")
@@ -88,7 +87,7 @@ func TestUntagged(t *testing.T) {
 	}
 	e.pull(t, tag, pulled, native, 1, "")
 	if _, ok := e.store.FindUntagged(pulled.amd64.Config.Digest.String()); ok || len(e.store.Untagged()) != 2 {
-		t.Errorf("listed besides a key are %v", e.store.Untagged())
+		t.Errorf("listed with a key are %v", e.store.Untagged())
 	}
 	for _, c := range []struct {
 		name  string
@@ -96,8 +95,8 @@ func TestUntagged(t *testing.T) {
 		age   time.Duration
 		want  bool
 	}{
-		{"within the time of grace", alone, time.Hour, false},
-		{"after it", alone, 0, true},
+		{"within the grace period", alone, time.Hour, false},
+		{"after the grace period", alone, 0, true},
 		{"that was removed", alone, 0, false},
 		{"with another name", named, 0, false},
 		{"with a key", pulled, 0, false},
@@ -118,9 +117,8 @@ func TestUntagged(t *testing.T) {
 	}
 }
 
-// TestRemoveRecords removes the records of images by one of their names: those that
-// no key accounts for, whatever they are called, and what containerd's CRI writes
-// of them late.
+// TestRemoveRecords removes the records of images by one of their names. This includes all records without keys, and
+// records that containerd's CRI writes late.
 func TestRemoveRecords(t *testing.T) {
 	e := newEnv(t)
 	alone, pulled := e.image("a"), e.image("b")
@@ -165,8 +163,8 @@ func TestRemoveRecords(t *testing.T) {
 	e.wantEmpty(t)
 }
 
-// TestHasKeys asks by the names of an image whose keys are in the index, lost,
-// dropped, or those of another image that its record meant before.
+// TestHasKeys queries an image whose keys are ready, lost, dropped, or of another image that its record targeted
+// before.
 func TestHasKeys(t *testing.T) {
 	e := newEnv(t)
 	i, later := e.image("a"), e.image("b")
@@ -232,7 +230,7 @@ func TestNameID(t *testing.T) {
 				}
 			}
 			for range 2 {
-				if err := e.store.NameID(e.ctx, read, i.amd64.Config.Digest); err != nil {
+				if err := e.store.CreateIDRecord(e.ctx, read, i.amd64.Config.Digest); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -11,9 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// withUser reads the user of an entry whose label has no room for it. Where the
-// configuration cannot be read the user stays unknown, as that of an image that
-// names none.
+// withUser reads the user of an entry whose label has no room for it. If the configuration cannot be read, the user
+// stays unknown, as for an image that names none.
 func (s *Store) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
 	if !e.UserAside || e.User != "" {
 		return &e
@@ -24,7 +23,7 @@ func (s *Store) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry 
 		err = json.Unmarshal(b, &config)
 	}
 	if err != nil {
-		log.G(ctx).WithError(err).WithField("key", e.Key.String()).Warn("the user of an image is not known: its configuration cannot be read")
+		log.G(ctx).WithError(err).WithField("key", e.Key.String()).Warn("image user is unknown: cannot read the image configuration")
 	}
 	e.User = config.Config.User
 	return &e

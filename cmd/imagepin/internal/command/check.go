@@ -9,20 +9,20 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const checkDescription = `Compares what is recorded (images and pins) with what there is (content,
-snapshots, labels) and prints what differs, and which images of other tools
-could not be adopted. With --repair it repairs what differs and prints how:
-unpacked again, fetched again, records and labels restored, or, where none of
-these is possible, the key is dropped and the next pull fetches the image.
+const checkDescription = `Compares the records of images and pins with the content, snapshots and labels
+on the node. It lists the differences, and the images of other tools that could
+not be adopted. With --repair it repairs the differences and lists the repairs:
+it unpacks or fetches again, or repairs records and labels. If none of these is
+possible, it drops the key, and the next pull fetches the image.
 
-Of content, a check looks whether the files are there and as large as they should
-be. With --deep it also reads all of it and compares it with its digests, and
-looks for the directories of snapshots. That takes as long as the disk does:
---rate bounds it, and it can be interrupted at any time.
+By default, a check verifies that the files of content exist and have the right
+size. With --deep it also reads all content and compares it with its digests, and
+verifies that the directories of snapshots exist. This takes as long as the disk
+needs: --rate limits it, and it can be interrupted at any time.
 
 Exit code:
-  0  nothing differs, or all of it was repaired
-  1  something differs
+  0  no differences, or all differences are repaired
+  1  there are differences
 
 Examples:
   imagepin check
@@ -32,12 +32,12 @@ Examples:
 func (a *app) checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
-		Usage:       "Compare what is recorded with what there is",
+		Usage:       "Compare the records with the state of the node",
 		Description: checkDescription,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "repair", Usage: "repair what differs"},
+			&cli.BoolFlag{Name: "repair", Usage: "repair the differences"},
 			&cli.BoolFlag{Name: "deep", Usage: "read all content and compare it with its digests"},
-			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, how much to read in a second, as `SIZE`; 0 is unlimited"},
+			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, read at most `SIZE` per second; 0 means no limit"},
 		},
 		Action: a.check,
 	}
@@ -97,7 +97,7 @@ func findingFields(f *api.Finding, repair bool) []field {
 	fields := []field{{"Problem", f.GetProblem()}}
 	switch {
 	case f.GetRepaired() && f.GetError() != "":
-		return append(fields, field{"Repaired", f.GetRepair()}, field{"Because", firstLine(f.GetError())})
+		return append(fields, field{"Repaired", f.GetRepair()}, field{"Reason", firstLine(f.GetError())})
 	case f.GetRepaired():
 		return append(fields, field{"Repaired", f.GetRepair()})
 	case f.GetError() != "":

@@ -21,12 +21,10 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// reachTimeout is how long containerd's socket may take to accept a
-// connection, when it is asked only for whether it does.
+// reachTimeout bounds the check whether containerd's socket accepts connections.
 const reachTimeout = 5 * time.Second
 
-// call calls the control service as the global flags say. Errors are for
-// people: they are not gRPC statuses anymore.
+// call calls the control service with the global flags. Its errors are messages for users, not gRPC statuses.
 func (a *app) call(ctx context.Context, cmd *cli.Command, do func(context.Context, api.ControlClient) error) error {
 	address := strings.TrimPrefix(cmd.String("address"), "unix://")
 	conn, err := connect(address)
@@ -49,15 +47,14 @@ func (a *app) call(ctx context.Context, cmd *cli.Command, do func(context.Contex
 	return explain(err, address)
 }
 
-// withTimeout ends ctx after a time; zero is never. It is not a deadline, which
-// the other side would keep too: its answer, that the call is cancelled, can
-// come before ctx is done here.
+// withTimeout cancels ctx after timeout; zero means no timeout. It does not set a deadline: the server would apply a
+// deadline too, and its answer, that the call is canceled, could arrive before ctx is done here.
 func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if timeout <= 0 {
 		return ctx, func() { cancel(nil) }
 	}
-	timer := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("not done within %s (--timeout)", timeout)) })
+	timer := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("timed out after %s (--timeout)", timeout)) })
 	return ctx, func() {
 		timer.Stop()
 		cancel(nil)
@@ -68,13 +65,13 @@ func connect(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///containerd",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, address) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// An answer is as large as the other side may send.
+		// Accept messages of any size that the server may send.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 	)
 }
 
-// joined adds up the messages of a list that comes in pieces.
-func joined[M any, P interface {
+// receiveAll merges the messages of a stream into all.
+func receiveAll[M any, P interface {
 	*M
 	proto.Message
 }](stream grpc.ServerStreamingClient[M], all P) error {
@@ -90,33 +87,33 @@ func joined[M any, P interface {
 	}
 }
 
-// explain says in words what a status means.
+// explain converts a gRPC status to a message for users.
 func explain(err error, address string) error {
 	s, ok := status.FromError(err)
 	if !ok {
 		return err
 	}
 	switch s.Code() {
-	case codes.Unavailable: // containerd, or a registry that it asked?
-		if err := reach(address); err != nil {
+	case codes.Unavailable: // containerd, or a registry that it called
+		if err := checkReachable(address); err != nil {
 			return err
 		}
 	case codes.Unimplemented:
 		if strings.HasPrefix(s.Message(), "unknown method") {
-			return fmt.Errorf("the imagepin in the containerd at %s is older than this command: %s", address, s.Message())
+			return fmt.Errorf("imagepin at %s is older than this command: %s", address, s.Message())
 		}
-		return fmt.Errorf("the containerd at %s runs without imagepin, or imagepin is disabled or failed to load (ctr plugins ls says which)", address)
+		return fmt.Errorf("containerd at %s does not serve imagepin: the plugin is missing, is disabled, or failed to load (see ctr plugins ls)", address)
 	}
 	return errors.New(s.Message())
 }
 
-// reach fails, with the reason, where containerd does not accept connections.
-func reach(address string) error {
+// checkReachable returns an error if containerd does not accept connections.
+func checkReachable(address string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), reachTimeout)
 	defer cancel()
 	conn, err := dial(ctx, address)
 	if err != nil {
-		return fmt.Errorf("containerd cannot be reached, is it running? %w", err)
+		return fmt.Errorf("cannot connect to containerd, is it running? %w", err)
 	}
 	return conn.Close()
 }

@@ -1,5 +1,5 @@
-// Package command is the imagepin command: its subcommands, how they call the
-// control service in containerd, and how they print what it says.
+// Package command implements the imagepin command: its subcommands, their calls of the control service in containerd,
+// and their output.
 package command
 
 import (
@@ -21,30 +21,28 @@ import (
 const (
 	exitOK      = 0
 	exitFailed  = 1
-	exitChanged = 10 // refresh: it worked, and something is another digest now
+	exitChanged = 10 // refresh succeeded, and a digest changed
 )
 
-// Stdio is where a command reads and writes. Progress bars are drawn, and
-// passwords asked for, where these are terminals.
+// Stdio has the input and output of a command. On terminals, a command draws progress bars and prompts for passwords.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
 }
 
-// exitError ends the command with a code and prints nothing: what there is to
-// say has been printed.
+// exitError ends the command with an exit code and without a message, because the command has already printed its
+// output.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// app is what all subcommands share.
+// app is shared by all subcommands.
 type app struct {
 	Stdio
 	now func() time.Time
 }
 
-// Run runs the command and gives its exit code. args begin with the name of
-// the program.
+// Run runs the command and returns its exit code. args begins with the name of the program.
 func Run(ctx context.Context, stdio Stdio, args []string) int {
 	return (&app{Stdio: stdio, now: time.Now}).run(ctx, args)
 }
@@ -62,37 +60,37 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return exitFailed
 }
 
-const rootDescription = `imagepin decides which digest an image reference means on this node, and keeps
-one image of it for each platform and snapshotter that pods need. This command
-speaks to the imagepin in containerd, over containerd's socket; or to "imagepin
-serve", which runs beside a containerd without it, over that one's (--address).
+const rootDescription = `imagepin pins image references to digests on this node, and keeps one image for
+each platform and snapshotter that pods need. This command calls the imagepin
+plugin over containerd's socket, or "imagepin serve" over its own socket
+(--address).
 
-What is here, and which digest a tag means:
+List images, and show which digest a tag is pinned to:
   imagepin images
   imagepin inspect docker.io/library/nginx:1.29
 
-What a pull would do now, and why; and the pull itself:
+Show what a pull would use, and pull:
   imagepin resolve docker.io/library/nginx:1.29
   imagepin pull docker.io/library/nginx:1.29 --handler kata
 
-Hold a tag at a digest, move it on, let it go:
+Pin a tag to a digest, refresh the pin, and remove it:
   imagepin pin set docker.io/library/nginx:1.29 sha256:5f1…
   imagepin refresh docker.io/library/nginx:1.29
   imagepin pin rm docker.io/library/nginx:1.29
 
-Completion of commands and flags (bash, zsh, fish, pwsh):
+Complete commands and flags in the shell (bash, zsh, fish, pwsh):
   source <(imagepin completion bash)`
 
 func (a *app) root() *cli.Command {
 	root := &cli.Command{
 		Name:                  "imagepin",
-		Usage:                 "See and steer which digest an image reference means on this node",
+		Usage:                 "Pin image references to digests, and show images and pins",
 		Version:               version.Version,
 		Description:           rootDescription,
 		EnableShellCompletion: true,
 		ConfigureShellCompletionCommand: func(c *cli.Command) {
 			c.Hidden = false
-			c.Usage = "Print a script that completes commands and flags in a shell"
+			c.Usage = "Print a shell completion script"
 		},
 		HideHelpCommand: true,
 		Flags:           globalFlags(),
@@ -111,26 +109,26 @@ func globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{
 			Name: "address", Aliases: []string{"a"}, Value: defaults.DefaultAddress,
-			Usage: "containerd's `SOCKET`, or that of imagepin serve", Sources: cli.EnvVars("CONTAINERD_ADDRESS"),
+			Usage: "`SOCKET` of containerd or of imagepin serve", Sources: cli.EnvVars("CONTAINERD_ADDRESS"),
 		},
 		&cli.StringFlag{
 			Name: "namespace", Aliases: []string{"n"}, Value: "k8s.io",
-			Usage: "containerd's `NAMESPACE`, that of the CRI", Sources: cli.EnvVars(namespaces.NamespaceEnvVar),
+			Usage: "containerd `NAMESPACE` of the CRI", Sources: cli.EnvVars(namespaces.NamespaceEnvVar),
 		},
 		&cli.StringFlag{
-			Name: "output", Aliases: []string{"o"}, Value: outputTable, Usage: "`FORMAT` of what is printed: table or json",
+			Name: "output", Aliases: []string{"o"}, Value: outputTable, Usage: "output `FORMAT`: table or json",
 			Validator: func(format string) error {
 				if format != outputTable && format != outputJSON {
-					return errors.New("it is table or json")
+					return errors.New("must be table or json")
 				}
 				return nil
 			},
 		},
-		&cli.DurationFlag{Name: "timeout", Usage: "give up after `DURATION`; 0s is never"},
+		&cli.DurationFlag{Name: "timeout", Usage: "give up after `DURATION`; 0s means no timeout"},
 	}
 }
 
-// group is a command that only has subcommands.
+// group is a command that has only subcommands.
 func group(c *cli.Command) *cli.Command {
 	c.Action = subcommandMissing
 	return c
@@ -138,12 +136,12 @@ func group(c *cli.Command) *cli.Command {
 
 func subcommandMissing(_ context.Context, cmd *cli.Command) error {
 	if cmd.Args().Present() {
-		return fmt.Errorf("there is no such command, see %s --help", cmd.FullName())
+		return fmt.Errorf("unknown command, see %s --help", cmd.FullName())
 	}
 	return cli.ShowSubcommandHelp(cmd)
 }
 
-// oneLineUsageErrors has wrong flags said in one line, not with the whole help.
+// oneLineUsageErrors shortens errors about invalid flags to one line, without the help text.
 func oneLineUsageErrors(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		return fmt.Errorf("%w, see %s --help", err, cmd.FullName())
@@ -156,8 +154,8 @@ func oneLineUsageErrors(cmd *cli.Command) {
 	}
 }
 
-// arguments gives the arguments of cmd, which are as many as it names. Wrong
-// ones are not repeated: they could be a password.
+// arguments returns the arguments of cmd, which must be as many as names. The error does not contain the arguments,
+// because one could be a password.
 func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 	if cmd.NArg() == len(names) {
 		return cmd.Args().Slice(), nil
@@ -166,18 +164,18 @@ func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 	if len(names) > 0 {
 		takes = strings.Join(names, " ")
 	}
-	return nil, fmt.Errorf("%s takes %s, but got %d arguments, see %s --help", cmd.FullName(), takes, cmd.NArg(), cmd.FullName())
+	return nil, fmt.Errorf("%s takes %s, got %d arguments, see %s --help", cmd.FullName(), takes, cmd.NArg(), cmd.FullName())
 }
 
-// Flags that several commands have.
+// Flags of several commands.
 func handlerFlag() cli.Flag {
-	return &cli.StringFlag{Name: "handler", Usage: "for the platform and snapshotter of runtime `HANDLER`; empty is the default one"}
+	return &cli.StringFlag{Name: "handler", Usage: "runtime `HANDLER` whose platform and snapshotter to use; empty means the default handler"}
 }
 
 func scopeFlag(empty string) cli.Flag {
-	return &cli.StringFlag{Name: "scope", Usage: "`SCOPE`: node, or workload/<namespace>/<label>=<value>; empty is " + empty}
+	return &cli.StringFlag{Name: "scope", Usage: "`SCOPE`: node, or workload/<namespace>/<label>=<value>; empty means " + empty}
 }
 
 func noTruncFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "no-trunc", Usage: "print whole digests and times"}
+	return &cli.BoolFlag{Name: "no-trunc", Usage: "do not truncate digests, and print exact times"}
 }

@@ -22,9 +22,9 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "update testdata")
 
-// golden compares with a file of testdata.
+// golden compares got with a file in testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -125,11 +125,11 @@ func TestRequests(t *testing.T) {
 			if got := run(t, c, strings.Fields(test.args)...); got.err != "" {
 				t.Error(got.err)
 			}
-			if !proto.Equal(c.asked, test.want) {
-				t.Errorf("asked %v, want %v", c.asked, test.want)
+			if !proto.Equal(c.request, test.want) {
+				t.Errorf("request %v, want %v", c.request, test.want)
 			}
 			if len(c.namespace) != 1 || c.namespace[0] != "k8s.io" {
-				t.Errorf("asked in namespace %q", c.namespace)
+				t.Errorf("request in namespace %q", c.namespace)
 			}
 		})
 	}
@@ -144,18 +144,18 @@ func TestEnvironment(t *testing.T) {
 		t.Fatal(errOut.String())
 	}
 	if c.namespace[0] != "other" {
-		t.Errorf("asked in namespace %q", c.namespace)
+		t.Errorf("request in namespace %q", c.namespace)
 	}
 }
 
-// everyCall has each command that calls.
+// everyCall has one call of each command that uses the control service.
 var everyCall = []string{
 	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check", "check --deep",
 	"uninstall",
 }
 
-// failed checks that a command printed one message and nothing else.
-func failed(t *testing.T, got ran, want string) {
+// failed checks that a command failed and printed only this message.
+func failed(t *testing.T, got result, want string) {
 	t.Helper()
 	if got.code != 1 || got.out != "" || got.err != "imagepin: "+want+"\n" {
 		t.Errorf("exit code %d, printed %q and %q, want 1 and %q", got.code, got.out, got.err, want)
@@ -187,13 +187,13 @@ func TestContainerdStopped(t *testing.T) {
 		for _, args := range everyCall {
 			t.Run(why+"/"+args, func(t *testing.T) {
 				got := runAt(t, address, nil, strings.Fields(args)...)
-				failed(t, got, "containerd cannot be reached, is it running? dial unix "+address+": connect: "+why)
+				failed(t, got, "cannot connect to containerd, is it running? dial unix "+address+": connect: "+why)
 			})
 		}
 	}
 }
 
-func TestContainerdStopsDuringACall(t *testing.T) {
+func TestContainerdStopsDuringCall(t *testing.T) {
 	c := &control{}
 	s, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	stopped := make(chan struct{})
@@ -203,7 +203,7 @@ func TestContainerdStopsDuringACall(t *testing.T) {
 	}
 	got := runAt(t, address, nil, "refresh", "app")
 	<-stopped
-	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: containerd cannot be reached, is it running?") {
+	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: cannot connect to containerd, is it running?") {
 		t.Errorf("exit code %d, printed %q", got.code, got.err)
 	}
 }
@@ -213,7 +213,7 @@ func TestContainerdWithoutImagepin(t *testing.T) {
 	for _, args := range everyCall {
 		t.Run(args, func(t *testing.T) {
 			got := runAt(t, address, nil, strings.Fields(args)...)
-			failed(t, got, "the containerd at "+address+" runs without imagepin, or imagepin is disabled or failed to load (ctr plugins ls says which)")
+			failed(t, got, "containerd at "+address+" does not serve imagepin: the plugin is missing, is disabled, or failed to load (see ctr plugins ls)")
 		})
 	}
 }
@@ -222,7 +222,7 @@ func TestContainerdWithOlderImagepin(t *testing.T) {
 	older := grpc.ServiceDesc{ServiceName: api.Control_ServiceDesc.ServiceName, HandlerType: (*any)(nil)}
 	_, address := serve(t, func(s *grpc.Server) { s.RegisterService(&older, struct{}{}) })
 	failed(t, runAt(t, address, nil, "images"),
-		"the imagepin in the containerd at "+address+" is older than this command: unknown method StreamImages for service imagepin.v1.Control")
+		"imagepin at "+address+" is older than this command: unknown method StreamImages for service imagepin.v1.Control")
 }
 
 func TestTimeout(t *testing.T) {
@@ -230,7 +230,7 @@ func TestTimeout(t *testing.T) {
 	c := &control{during: func(context.Context) { <-release }}
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	defer close(release)
-	failed(t, runAt(t, address, nil, "check", "--timeout", "20ms"), "not done within 20ms (--timeout)")
+	failed(t, runAt(t, address, nil, "check", "--timeout", "20ms"), "timed out after 20ms (--timeout)")
 }
 
 func TestInterrupted(t *testing.T) {
@@ -242,7 +242,7 @@ func TestInterrupted(t *testing.T) {
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	for _, args := range [][]string{{"check"}, {"pull", "app", "-u", "bob", "--password-stdin"}} {
 		var out, errOut bytes.Buffer
-		in, _ := io.Pipe() // on which nothing comes
+		in, _ := io.Pipe() // never has data
 		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, append([]string{"imagepin", "-a", address}, args...))
 		if code != 1 || !strings.HasSuffix(errOut.String(), "interrupted\n") {
 			t.Errorf("%s: exit code %d, printed %q", args, code, errOut.String())
@@ -250,22 +250,22 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-func TestWrongUse(t *testing.T) {
+func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "",
-		"nonsense":                              "there is no such command, see imagepin --help",
-		"pin nonsense":                          "there is no such command, see imagepin pin --help",
-		"images x":                              "imagepin images takes no arguments, but got 1 arguments, see imagepin images --help",
-		"pull":                                  "imagepin pull takes REF, but got 0 arguments, see imagepin pull --help",
-		"pull app --user bob secret":            "imagepin pull takes REF, but got 2 arguments, see imagepin pull --help",
-		"pin set app":                           "imagepin pin set takes REF DIGEST, but got 1 arguments, see imagepin pin set --help",
+		"nonsense":                              "unknown command, see imagepin --help",
+		"pin nonsense":                          "unknown command, see imagepin pin --help",
+		"images x":                              "imagepin images takes no arguments, got 1 arguments, see imagepin images --help",
+		"pull":                                  "imagepin pull takes REF, got 0 arguments, see imagepin pull --help",
+		"pull app --user bob secret":            "imagepin pull takes REF, got 2 arguments, see imagepin pull --help",
+		"pin set app":                           "imagepin pin set takes REF DIGEST, got 1 arguments, see imagepin pin set --help",
 		"images --nonsense":                     "flag provided but not defined: -nonsense, see imagepin images --help",
-		"images -o xml":                         `invalid value "xml" for flag -o: it is table or json, see imagepin images --help`,
-		"pull app --user bob":                   "read the password: there is no terminal to ask at, use --password-stdin",
-		"pull app --password-stdin":             "a password needs a name: --user NAME",
-		"pull app --user :secret":               "a password needs a name: --user NAME",
-		"pull app -u b:secret --password-stdin": "the password is given twice: with --user and with --password-stdin",
-		"pull app -u bob --password-stdin":      "read the password: there is none on standard input",
+		"images -o xml":                         `invalid value "xml" for flag -o: must be table or json, see imagepin images --help`,
+		"pull app --user bob":                   "read the password: standard input is not a terminal, use --password-stdin",
+		"pull app --password-stdin":             "a password requires --user NAME",
+		"pull app --user :secret":               "a password requires --user NAME",
+		"pull app -u b:secret --password-stdin": "--user with a password and --password-stdin exclude each other",
+		"pull app -u bob --password-stdin":      "read the password: standard input is empty",
 	} {
 		t.Run(args, func(t *testing.T) {
 			got := runAt(t, "/absent", bytes.NewReader(nil), strings.Fields(args)...)
@@ -289,7 +289,7 @@ func TestPasswordFromStandardInput(t *testing.T) {
 			if got.code != 0 {
 				t.Fatal(got.err)
 			}
-			if p := c.asked.(*api.PullRequest).GetCredential().GetPassword(); p != "secret" {
+			if p := c.request.(*api.PullRequest).GetCredential().GetPassword(); p != "secret" {
 				t.Errorf("the password is %q", p)
 			}
 		})
@@ -303,7 +303,7 @@ func TestPasswordIsNotEchoed(t *testing.T) {
 	}
 }
 
-// commands gives every command and its full name.
+// commands returns all commands by their full names.
 func commands(c *cli.Command, path string) map[string]*cli.Command {
 	all := map[string]*cli.Command{path: c}
 	for _, sub := range c.Commands {
@@ -314,7 +314,7 @@ func commands(c *cli.Command, path string) map[string]*cli.Command {
 	return all
 }
 
-func TestHelpTeaches(t *testing.T) {
+func TestHelpHasExamples(t *testing.T) {
 	root := (&app{}).root()
 	for name, c := range commands(root, "imagepin") {
 		args := append(strings.Fields(name)[1:], "--help")
@@ -324,7 +324,7 @@ func TestHelpTeaches(t *testing.T) {
 		}
 		_, examples, _ := strings.Cut(got.out, "\nDESCRIPTION:")
 		if !strings.Contains(examples, "  "+name) {
-			t.Errorf("the help of %s has no example of it", name)
+			t.Errorf("the help of %s has no example", name)
 		}
 	}
 }
@@ -344,8 +344,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestImports keeps the client a client: all that it has of imagepin is the
-// contract, the configuration that it checks offline, and serve as a whole.
+// TestImports checks what the client imports of imagepin: only the API, the configuration that it validates offline,
+// and serve as a whole.
 func TestImports(t *testing.T) {
 	const module = "github.com/imagepin/imagepin/"
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, module+"cmd/imagepin/...").Output()

@@ -13,7 +13,7 @@ import (
 	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-const configDescription = `Works on files, without a containerd.
+const configDescription = `Works on files. containerd does not need to run.
 
 Examples:
   imagepin config check /etc/containerd/config.toml
@@ -28,34 +28,33 @@ func (a *app) configCommand() *cli.Command {
 	})
 }
 
-const configCheckDescription = `Reads containerd's configuration, with the files that it imports, and checks
-imagepin's section as containerd would at its start: a key that does not exist
-and a value that cannot be are errors. Whether snapshotters are there is not
-checked.
+const configCheckDescription = `Reads containerd's configuration and the files that it imports, and checks
+imagepin's section as containerd does at startup: unknown keys and invalid values
+are errors. It does not check whether the snapshotters exist.
 
 Exit code:
-  0  it is right
-  1  it is not; the error names section and key
+  0  the configuration is valid
+  1  the configuration is invalid; the error names the section and the key
 
-With --serve, the file is that of imagepin serve. Whether it fits the running
-containerd is not checked.
+With --serve, FILE is the configuration of imagepin serve. It is not compared
+with the configuration of the running containerd.
 
 Examples:
   imagepin config check /etc/containerd/config.toml
   imagepin config check new.toml && install new.toml /etc/containerd/config.toml
   imagepin config check --serve /etc/imagepin/config.toml`
 
-func servedFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "serve", Usage: "the configuration is that of imagepin serve"}
+func serveFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "serve", Usage: "use the configuration of imagepin serve"}
 }
 
 func (a *app) configCheckCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
-		Usage:       "Check containerd's configuration file, without a containerd",
+		Usage:       "Check containerd's configuration file",
 		ArgsUsage:   "FILE",
 		Description: configCheckDescription,
-		Flags:       []cli.Flag{servedFlag()},
+		Flags:       []cli.Flag{serveFlag()},
 		Action:      a.configCheck,
 	}
 }
@@ -66,7 +65,7 @@ func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if cmd.Bool("serve") {
-		return a.configCheckServed(args[0])
+		return a.configCheckServe(args[0])
 	}
 	c, err := loadConfig(args[0])
 	if err != nil {
@@ -79,7 +78,7 @@ func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 	return err
 }
 
-func (a *app) configCheckServed(path string) error {
+func (a *app) configCheckServe(path string) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -87,40 +86,40 @@ func (a *app) configCheckServed(path string) error {
 	if _, err := imagepinconfig.ParseFile(b); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: right\n", path)
+	_, err = fmt.Fprintf(a.Out, "%s: OK\n", path)
 	return err
 }
 
-// check is what is wrong with the configuration.
+// check returns what is wrong with the configuration.
 func (c *config) check() error {
 	var wrong []error
 	for name := range c.Plugins {
 		if strings.Contains(name, "imagepin") && name != imagepinconfig.Section {
-			wrong = append(wrong, fmt.Errorf("[plugins.%q]: there is no such section, imagepin's is %q", name, imagepinconfig.Section))
+			wrong = append(wrong, fmt.Errorf("[plugins.%q]: unknown section (did you mean %q?)", name, imagepinconfig.Section))
 		}
 	}
 	return errors.Join(append(wrong, imagepinconfig.CheckPlugins(c.Plugins))...)
 }
 
-// verdict says what a configuration that is right means for imagepin.
+// verdict describes the effect of a valid configuration on imagepin.
 func (c *config) verdict() string {
 	for _, uri := range c.DisabledPlugins {
 		if uri == imagepinconfig.Section {
-			return "right, but imagepin is disabled (disabled_plugins)"
+			return "OK, but imagepin is disabled (disabled_plugins)"
 		}
 	}
 	if _, ok := c.Plugins[imagepinconfig.Section]; !ok {
-		return "right, imagepin has no section and runs with its defaults"
+		return "OK, imagepin has no section and uses its defaults"
 	}
-	return "right"
+	return "OK"
 }
 
-const configDefaultDescription = `Prints imagepin's section of containerd's configuration with every key and its
-default. Nothing of it is needed. docs/configuration.md says what the keys mean.
+const configDefaultDescription = `Prints imagepin's section of containerd's configuration with all keys and their
+defaults. All keys are optional. docs/configuration.md describes them.
 
-With --serve, prints the configuration of imagepin serve (docs/standalone.md). A
-key that the running containerd tells is to be left out, or has to be the same
-there.
+With --serve, prints the configuration of imagepin serve (docs/standalone.md).
+Leave out a key that the running containerd reports, or set it to the same value
+as there.
 
 Examples:
   imagepin config default > /etc/containerd/conf.d/imagepin.toml
@@ -129,9 +128,9 @@ Examples:
 func (a *app) configDefaultCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "default",
-		Usage:       "Print every key with its default",
+		Usage:       "Print all keys with their defaults",
 		Description: configDefaultDescription,
-		Flags:       []cli.Flag{servedFlag()},
+		Flags:       []cli.Flag{serveFlag()},
 		Action:      a.configDefault,
 	}
 }

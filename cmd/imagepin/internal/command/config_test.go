@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// write writes files and gives the path of the first.
+// write writes files and returns the path of the first.
 func write(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,17 +28,17 @@ const ours = `[plugins."io.containerd.imagepin.v1.images"]` + "\n"
 func TestConfigCheckOfExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../../contrib/config/*.toml")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("there are no examples: %v", err)
+		t.Fatalf("no examples: %v", err)
 	}
 	for _, file := range files {
 		got := runAt(t, "/absent", nil, "config", "check", file)
-		if got.code != 0 || !strings.HasPrefix(got.out, file+": right") {
+		if got.code != 0 || !strings.HasPrefix(got.out, file+": OK") {
 			t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
 		}
 	}
 }
 
-func TestConfigDefaultIsRight(t *testing.T) {
+func TestConfigDefaultIsValid(t *testing.T) {
 	printed := runAt(t, "/absent", nil, "config", "default")
 	if !strings.Contains(printed.out, "manifest_pull_timeout = '1m0s'") {
 		t.Errorf("printed %q", printed.out)
@@ -52,27 +52,27 @@ func TestConfigDefaultIsRight(t *testing.T) {
 func TestConfigCheck(t *testing.T) {
 	for name, test := range map[string]struct {
 		files []string
-		right string // what is printed where it is right
-		wrong string // what the error says where it is not
+		valid string // printed if the file is valid
+		wrong string // part of the error otherwise
 	}{
-		"empty":    {files: []string{"c.toml", ""}, right: "runs with its defaults"},
-		"disabled": {files: []string{"c.toml", `disabled_plugins = ["io.containerd.imagepin.v1.images"]`}, right: "is disabled"},
+		"empty":    {files: []string{"c.toml", ""}, valid: "uses its defaults"},
+		"disabled": {files: []string{"c.toml", `disabled_plugins = ["io.containerd.imagepin.v1.images"]`}, valid: "is disabled"},
 		"no file":  {files: []string{"x/y", ""}, wrong: "x: is a directory"},
 		"no toml":  {files: []string{"c.toml", "a = 1\nb = = 2"}, wrong: "c.toml:2:5: toml:"},
 		"version":  {files: []string{"c.toml", "version = 99"}, wrong: "version 99 is newer"},
 		"unknown key": {
 			files: []string{"c.toml", ours + "max_concurrent_unpack = 4"},
-			wrong: `[plugins."io.containerd.imagepin.v1.images"] max_concurrent_unpack: no such key`,
+			wrong: `[plugins."io.containerd.imagepin.v1.images"]: unknown key "max_concurrent_unpack" (did you mean "max_concurrent_unpacks"?)`,
 		},
 		"value": {files: []string{"c.toml", ours + `manifest_pull_timeout = "1s"`}, wrong: "manifest_pull_timeout: 1s is less than 30s"},
 		"section": {
 			files: []string{"c.toml", `[plugins."io.containerd.imagepin.v1.image"]`},
-			wrong: `there is no such section, imagepin's is "io.containerd.imagepin.v1.images"`,
+			wrong: `unknown section (did you mean "io.containerd.imagepin.v1.images"?)`,
 		},
-		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "it is not a table"},
+		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "must be a table"},
 		"no handler": {
 			files: []string{"c.toml", ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
-			wrong: "handlers.kata: there is no such runtime handler",
+			wrong: "handlers.kata: no such runtime handler",
 		},
 		"handler of another file": {
 			files: []string{
@@ -80,14 +80,14 @@ func TestConfigCheck(t *testing.T) {
 				"conf.d/a.toml", "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\"",
 				"b.toml", "imports = ['c.toml']\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
-			right: "right\n",
+			valid: "OK\n",
 		},
 		"handler of version 2": {
 			files: []string{
 				"c.toml", "version = 2\n" + ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\n" +
 					"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
-			right: "right\n",
+			valid: "OK\n",
 		},
 		"platform": {
 			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"x/y/z/z\""},
@@ -99,7 +99,7 @@ func TestConfigCheck(t *testing.T) {
 			},
 			wrong: "max_concurrent_unpacks: 0 is less than 1",
 		},
-		"import that is not there": {files: []string{"c.toml", "imports = ['absent.toml']"}, wrong: "absent.toml: no such file or directory"},
+		"missing import": {files: []string{"c.toml", "imports = ['absent.toml']"}, wrong: "absent.toml: no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, test.files...)
@@ -108,7 +108,7 @@ func TestConfigCheck(t *testing.T) {
 			}
 			got := runAt(t, "/absent", nil, "config", "check", path)
 			if test.wrong == "" {
-				if got.code != 0 || !strings.Contains(got.out, test.right) {
+				if got.code != 0 || !strings.Contains(got.out, test.valid) {
 					t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
 				}
 				return

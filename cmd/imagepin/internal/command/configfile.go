@@ -11,8 +11,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// config is what is read of containerd's config.toml. Its own type is in a
-// package of containerd that may change.
+// config is the part of containerd's config.toml that is checked. containerd's own type is in a package that is not
+// stable.
 type config struct {
 	Version         int            `toml:"version"`
 	Imports         []string       `toml:"imports"`
@@ -20,9 +20,8 @@ type config struct {
 	Plugins         map[string]any `toml:"plugins"`
 }
 
-// loadConfig reads a file and what it imports, each once, and merges them as
-// containerd does (cmd/containerd/server/config): a later file wins, tables are
-// merged key by key, anything else in them is replaced.
+// loadConfig reads a file and its imports, each once, and merges them as containerd does
+// (cmd/containerd/server/config): later files take precedence, tables are merged by key, other values are replaced.
 func loadConfig(path string) (*config, error) {
 	merged := &config{Plugins: make(map[string]any)}
 	read := make(map[string]bool)
@@ -63,12 +62,12 @@ func readConfig(path string) (*config, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
 	case c.Version > version.ConfigVersion:
-		return nil, fmt.Errorf("%s: version %d is newer than this containerd knows, %d", path, c.Version, version.ConfigVersion)
+		return nil, fmt.Errorf("%s: version %d is newer than the newest supported version %d", path, c.Version, version.ConfigVersion)
 	}
 	return &c, nil
 }
 
-// importedFiles are relative to the file that imports them, and may be globs.
+// importedFiles resolves imports, which are relative to the importing file and may be globs.
 func importedFiles(from string, imports []string) ([]string, error) {
 	var files []string
 	for _, path := range imports {
@@ -88,7 +87,7 @@ func importedFiles(from string, imports []string) ([]string, error) {
 	return files, nil
 }
 
-// merge puts from over to.
+// merge merges from into to.
 func merge(to, from map[string]any) {
 	for key, value := range from {
 		table, isTable := value.(map[string]any)

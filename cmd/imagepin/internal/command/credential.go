@@ -15,33 +15,32 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// credentialHelp is in the description of every command that asks a registry.
+// credentialHelp is part of the description of every command that sends requests to a registry.
 const credentialHelp = `
 
-With --user the registry is asked with that user's password, which is read from
-the terminal, or with --password-stdin from standard input. A password after the
-name (name:password) is seen by everybody who can list processes. Without --user
-the registry is asked with the node's own credentials, if it has any.`
+With --user, requests to the registry use this user and a password that is read
+from the terminal, or from standard input with --password-stdin. A password on
+the command line (name:password) is visible to everyone who can list processes.
+Without --user, the node's own credentials are used, if there are any.`
 
 func credentialFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "user", Aliases: []string{"u"}, Usage: "ask the registry as `NAME[:PASSWORD]`"},
+		&cli.StringFlag{Name: "user", Aliases: []string{"u"}, Usage: "registry user and password, `NAME[:PASSWORD]`"},
 		&cli.BoolFlag{Name: "password-stdin", Usage: "read the password from standard input"},
 	}
 }
 
-// credential is what the flags say of the registry's user, nil without one.
-// No error repeats what was given.
+// credential returns the credential in the flags, or nil. Its errors do not contain the values of the flags.
 func (a *app) credential(ctx context.Context, cmd *cli.Command) (*api.Credential, error) {
 	name, password, given := strings.Cut(cmd.String("user"), ":")
 	fromStdin := cmd.Bool("password-stdin")
 	switch {
 	case name == "" && (given || fromStdin):
-		return nil, errors.New("a password needs a name: --user NAME")
+		return nil, errors.New("a password requires --user NAME")
 	case name == "":
 		return nil, nil
 	case given && fromStdin:
-		return nil, errors.New("the password is given twice: with --user and with --password-stdin")
+		return nil, errors.New("--user with a password and --password-stdin exclude each other")
 	case given:
 		return &api.Credential{Username: name, Password: password}, nil
 	}
@@ -56,11 +55,11 @@ func (a *app) credential(ctx context.Context, cmd *cli.Command) (*api.Credential
 	return &api.Credential{Username: name, Password: password}, nil
 }
 
-// askPassword asks at the terminal, without echo.
+// askPassword prompts on the terminal, without echo.
 func (a *app) askPassword(ctx context.Context) (string, error) {
 	in, ok := terminal(a.In)
 	if !ok {
-		return "", errors.New("there is no terminal to ask at, use --password-stdin")
+		return "", errors.New("standard input is not a terminal, use --password-stdin")
 	}
 	if err := in.DisableEcho(); err != nil {
 		return "", err
@@ -74,13 +73,12 @@ func (a *app) askPassword(ctx context.Context) (string, error) {
 func (a *app) readPassword(ctx context.Context) (string, error) {
 	password, err := readLine(ctx, a.In)
 	if err == nil && password == "" {
-		return "", errors.New("there is none on standard input")
+		return "", errors.New("standard input is empty")
 	}
 	return password, err
 }
 
-// readLine reads one line, or until ctx ends: the read itself then goes on
-// until the process ends.
+// readLine reads one line. If ctx ends first, the read continues until the process ends.
 func readLine(ctx context.Context, r io.Reader) (string, error) {
 	type read struct {
 		line string
@@ -102,7 +100,7 @@ func readLine(ctx context.Context, r io.Reader) (string, error) {
 	}
 }
 
-// terminal gives f as a terminal where it is one.
+// terminal returns f as a terminal, if it is one.
 func terminal(f any) (console.Console, bool) {
 	file, ok := f.(*os.File)
 	if !ok {
@@ -112,8 +110,8 @@ func terminal(f any) (console.Console, bool) {
 	return c, err == nil
 }
 
-// hidden takes the password out of an error, whoever put it there.
-func hidden(err error, c *api.Credential) error {
+// redactPassword removes the password from an error.
+func redactPassword(err error, c *api.Credential) error {
 	if err == nil || c.GetPassword() == "" || !strings.Contains(err.Error(), c.GetPassword()) {
 		return err
 	}

@@ -12,17 +12,17 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// unlimited is a rate that bounds nothing, as the control service has it.
+// unlimited means no limit in requests to the control service.
 const unlimited = -1
 
-// rateOf gives how fast a deep check may read, in bytes a second.
+// rateOf returns the maximum read rate of a deep check, in bytes per second.
 func rateOf(cmd *cli.Command) (int64, error) {
 	if cmd.IsSet("rate") && !cmd.Bool("deep") {
-		return 0, fmt.Errorf("--rate is for --deep")
+		return 0, fmt.Errorf("--rate requires --deep")
 	}
 	rate, err := units.RAMInBytes(cmd.String("rate"))
 	if err != nil || rate < 0 {
-		return 0, fmt.Errorf("--rate %q is not a size, as 100MiB is", cmd.String("rate"))
+		return 0, fmt.Errorf("--rate %q must be a size such as 100MiB", cmd.String("rate"))
 	}
 	if rate == 0 {
 		return unlimited, nil
@@ -30,10 +30,10 @@ func rateOf(cmd *cli.Command) (int64, error) {
 	return rate, nil
 }
 
-// deepCheck makes a deep check, and shows on standard error how far it is.
+// deepCheck runs a deep check and shows its progress on standard error.
 func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepCheckRequest) (*api.CheckResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream where printing failed
+	defer cancel() // ends the stream if printing failed
 	stream, err := c.DeepCheck(ctx, r)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 			err = errors.New("containerd ended the check without a result")
 		}
 		if err != nil {
-			_ = shown.end() // the other error says more
+			_ = shown.end() // the other error is more important
 			return nil, err
 		}
 		if result := message.GetResult(); result != nil {
@@ -58,8 +58,8 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 	}
 }
 
-// checkProgress shows how far a deep check is: on a terminal one line that is
-// written over, elsewhere a line for each tenth.
+// checkProgress shows the progress of a deep check: on a terminal one line that is overwritten, otherwise one line for
+// each tenth.
 type checkProgress struct {
 	w         io.Writer
 	overwrite bool
@@ -86,7 +86,7 @@ func (p *checkProgress) show(now *api.DeepCheckProgress) error {
 	return err
 }
 
-// end leaves the line that was written over.
+// end finishes the line that was overwritten.
 func (p *checkProgress) end() error {
 	if !p.overwrite || p.last == "" {
 		return nil
@@ -100,7 +100,7 @@ func progressLine(p *api.DeepCheckProgress) string {
 		p.GetBlobs(), p.GetBlobsTotal(), units.BytesSize(float64(p.GetBytes())), units.BytesSize(float64(p.GetBytesTotal())),
 		p.GetSnapshots(), p.GetSnapshotsTotal())
 	if p.GetFindings() > 0 {
-		line += fmt.Sprintf("; %d differ, %d seen to", p.GetFindings(), p.GetRepaired())
+		line += fmt.Sprintf("; %d differ, %d processed", p.GetFindings(), p.GetRepaired())
 	}
 	return line
 }

@@ -24,11 +24,11 @@ read 5 of 5 blobs, 20MiB of 20MiB; 0 of 2 snapshots
 	}
 }
 
-// On a terminal, one line is written over.
+// On a terminal, one line is overwritten.
 func TestDeepCheckProgressOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	p := &checkProgress{w: &out, overwrite: true}
-	for _, message := range read() {
+	for _, message := range deepProgress() {
 		if err := p.show(message.GetProgress()); err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +49,7 @@ func TestDeepCheckWithoutResult(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends the call, and says so.
+// Ctrl-C cancels the call and prints a message.
 func TestDeepCheckInterrupted(t *testing.T) {
 	c := recorded()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -70,9 +70,9 @@ func TestDeepCheckInterrupted(t *testing.T) {
 
 func TestDeepCheckRate(t *testing.T) {
 	for args, want := range map[string]string{
-		"check --rate 1MiB":        "--rate is for --deep",
-		"check --deep --rate fast": "is not a size",
-		"check --deep --rate=-1":   "is not a size",
+		"check --rate 1MiB":        "--rate requires --deep",
+		"check --deep --rate fast": "must be a size",
+		"check --deep --rate=-1":   "must be a size",
 	} {
 		if got := runAt(t, "/nowhere.sock", nil, strings.Fields(args)...); got.code == 0 || !strings.Contains(got.err, want) {
 			t.Errorf("%s: exit code %d, printed %q", args, got.code, got.err)

@@ -7,8 +7,7 @@ import (
 	"net"
 )
 
-// dial fails at once where there is no socket, unlike containerd's dialer,
-// which waits for one.
+// dial fails at once if the socket does not exist. containerd's dialer waits for it.
 func dial(ctx context.Context, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", address)
 }

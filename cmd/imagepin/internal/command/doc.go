@@ -2,6 +2,5 @@ package command
 
 import "github.com/urfave/cli/v3"
 
-// Root is the command with all of its subcommands, for what is generated of
-// it. It is not for running.
+// Root returns the command with all of its subcommands, for generators. It cannot run.
 func Root() *cli.Command { return (&app{}).root() }

@@ -11,7 +11,8 @@ import (
 
 const imagesDescription = `Lists the images of the node, one line for each reference, platform and
 snapshotter. MANIFEST is the digest of the manifest for the platform, IMAGE ID
-that of its configuration, PIN the scope of a pin that holds the reference.
+the digest of its configuration, PIN the scope of the pin that holds the
+reference at this digest.
 
 Examples:
   imagepin images
@@ -26,7 +27,7 @@ func (a *app) imagesCommand() *cli.Command {
 		Usage:       "List the images of the node",
 		Description: imagesDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ref", Usage: "only references that match `GLOB`, over the whole (docker.io/library/nginx:1.29): * is any text without a slash, ** any text"},
+			&cli.StringFlag{Name: "ref", Usage: "only references that match `GLOB` as a whole (docker.io/library/nginx:1.29): * matches any text without a slash, ** any text"},
 			&cli.StringFlag{Name: "handler", Usage: "only images for runtime `HANDLER`"},
 			noTruncFlag(),
 		},
@@ -46,7 +47,7 @@ func (a *app) images(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 		response := &api.ImagesResponse{}
-		if err := joined(stream, response); err != nil {
+		if err := receiveAll(stream, response); err != nil {
 			return err
 		}
 		return a.print(cmd, response, func() error { return a.printImages(a.style(cmd), response.GetKeys()) })

@@ -10,9 +10,8 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const inspectDescription = `Prints everything that is known of a reference or an image ID: the rule that
-decides how it is treated, each platform and snapshotter that has it, each pin
-with its history, and whether the tag has moved away from a pin.
+const inspectDescription = `Shows all details of a reference or an image ID: the rule that applies, each
+platform and snapshotter that has it, and each pin with its history and drift.
 
 Examples:
   imagepin inspect docker.io/library/nginx:1.29
@@ -21,7 +20,7 @@ Examples:
 func (a *app) inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "inspect",
-		Usage:       "Show everything that is known of a reference",
+		Usage:       "Show the details of a reference or an image ID",
 		ArgsUsage:   "REF",
 		Description: inspectDescription,
 		Action:      a.inspect,
@@ -64,7 +63,7 @@ func (a *app) printInspect(s style, r *api.InspectResponse) error {
 	return nil
 }
 
-// noneOf says that there are none; those that there are speak for themselves.
+// noneOf returns "none" for 0. Otherwise the field is omitted, because the items follow.
 func noneOf(n int) string {
 	if n == 0 {
 		return "none"
@@ -90,12 +89,12 @@ func (a *app) printKey(s style, k *api.Key) error {
 		field{"Size", size(k.GetSize())},
 		field{"User", k.GetUser()},
 		field{"Record", k.GetRecord()},
-		field{"Pinned by", k.GetPin()},
+		field{"Pin scope", k.GetPin()},
 	)
 }
 
 func (a *app) printPin(s style, p *api.Pin) error {
-	fmt.Fprintf(a.Out, "\nPin of scope %s\n", p.GetScope())
+	fmt.Fprintf(a.Out, "\nPin in scope %s\n", p.GetScope())
 	if err := block(a.Out, "  ",
 		field{"Reference", p.GetRef()},
 		field{"Digest", descriptor(p.GetRoot())},
@@ -110,9 +109,9 @@ func (a *app) printPin(s style, p *api.Pin) error {
 	if len(p.GetHistory()) == 0 {
 		return nil
 	}
-	fmt.Fprintln(a.Out, "  Before:")
+	fmt.Fprintln(a.Out, "  History:")
 	for _, h := range p.GetHistory() {
-		fmt.Fprintf(a.Out, "    from %s it was %s, by %s\n", stamp(h.GetAt()), h.GetDigest(), h.GetBy())
+		fmt.Fprintf(a.Out, "    from %s: %s, by %s\n", stamp(h.GetAt()), h.GetDigest(), h.GetBy())
 	}
 	return nil
 }
@@ -121,5 +120,5 @@ func driftText(d *api.Drift) string {
 	if d == nil {
 		return "no"
 	}
-	return fmt.Sprintf("since %s the tag means %s", stamp(d.GetSince()), d.GetDigest())
+	return fmt.Sprintf("tag moved to %s (detected %s)", d.GetDigest(), stamp(d.GetSince()))
 }

@@ -23,14 +23,13 @@ const (
 	outputTable = "table"
 	outputJSON  = "json"
 
-	// shortDigits is how many digits of a digest tell it apart, as in docker
-	// and nerdctl.
+	// shortDigits is the number of digits in a truncated digest, as in docker and nerdctl.
 	shortDigits = 12
-	// none is in a cell that has nothing to say.
+	// none is the value of an empty cell.
 	none = "-"
 )
 
-// print prints a response: as it is in JSON, or as text makes it.
+// print prints a response as JSON, or calls text.
 func (a *app) print(cmd *cli.Command, response proto.Message, text func() error) error {
 	if cmd.String("output") == outputJSON {
 		return printJSON(a.Out, response)
@@ -38,8 +37,8 @@ func (a *app) print(cmd *cli.Command, response proto.Message, text func() error)
 	return text()
 }
 
-// printJSON prints m in protobuf's JSON form, with fields that are empty. Its
-// own white space changes from build to build on purpose; ours does not.
+// printJSON prints m in protobuf's JSON format, including empty fields. protojson intentionally varies its white space
+// between builds; this output is stable.
 func printJSON(w io.Writer, m proto.Message) error {
 	b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
@@ -64,11 +63,10 @@ func table(w io.Writer, header []string, rows [][]string) error {
 	return tw.Flush()
 }
 
-// field is one line of a block: a name and what is said of it. One without a
-// value is left out.
+// field is one line of a block: a name and a value. A field without a value is omitted.
 type field struct{ name, value string }
 
-// block prints fields one below the other, each line after indent.
+// block prints fields as lines with an indent.
 func block(w io.Writer, indent string, fields ...field) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, f := range fields {
@@ -79,30 +77,30 @@ func block(w io.Writer, indent string, fields ...field) error {
 	return tw.Flush()
 }
 
-// style is how digests and times look in a table.
+// style is the format of digests and times in a table.
 type style struct {
-	whole bool
-	now   time.Time
+	noTrunc bool
+	now     time.Time
 }
 
 func (a *app) style(cmd *cli.Command) style {
-	return style{whole: cmd.Bool("no-trunc"), now: a.now()}
+	return style{noTrunc: cmd.Bool("no-trunc"), now: a.now()}
 }
 
 func (s style) digest(d string) string {
 	switch {
 	case d == "":
 		return none
-	case s.whole:
+	case s.noTrunc:
 		return d
 	}
 	return short(d)
 }
 
-// ref shortens the digest in a reference.
+// ref truncates the digest in a reference.
 func (s style) ref(ref string) string {
 	name, d, ok := strings.Cut(ref, "@")
-	if s.whole || !ok {
+	if s.noTrunc || !ok {
 		return ref
 	}
 	return name + "@" + short(d)
@@ -112,7 +110,7 @@ func (s style) time(t *timestamppb.Timestamp) string {
 	switch {
 	case unset(t):
 		return none
-	case s.whole:
+	case s.noTrunc:
 		return stamp(t)
 	}
 	return s.ago(t)
@@ -122,7 +120,7 @@ func (s style) ago(t *timestamppb.Timestamp) string {
 	return units.HumanDuration(s.now.Sub(t.AsTime())) + " ago"
 }
 
-// since is a time both ways, empty where there is none.
+// since returns the absolute and the relative time, or "" if it is not set.
 func (s style) since(t *timestamppb.Timestamp) string {
 	if unset(t) {
 		return ""
@@ -130,13 +128,13 @@ func (s style) since(t *timestamppb.Timestamp) string {
 	return fmt.Sprintf("%s (%s)", stamp(t), s.ago(t))
 }
 
-// unset also takes Go's zero time, which has a form of its own in protobuf.
+// unset also treats Go's zero time as unset, which is a valid time in protobuf.
 func unset(t *timestamppb.Timestamp) bool { return t == nil || t.AsTime().IsZero() }
 
 func stamp(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
-// short gives the first digits of a digest, and the algorithm where it is not
-// the usual one. What is not a digest stays.
+// short returns the first digits of a digest, with the algorithm if it is not SHA-256. It returns other texts
+// unchanged.
 func short(s string) string {
 	d, err := digest.Parse(s)
 	if err != nil {
@@ -163,7 +161,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// size is a number of bytes, empty where it is not known.
+// size formats a number of bytes. It returns "" if the number is unknown.
 func size(n int64) string {
 	if n == 0 {
 		return ""
@@ -178,7 +176,7 @@ func targetName(t *api.Target) string {
 	return t.GetPlatform() + " on " + t.GetSnapshotter()
 }
 
-// descriptor is empty where there is none.
+// descriptor returns "" if there is none.
 func descriptor(d *api.Descriptor) string {
 	if d.GetDigest() == "" {
 		return ""
@@ -211,8 +209,7 @@ func ruleText(r *api.Rule) string {
 	return s
 }
 
-// firstLine leaves out what an error's second line says is to be done, where
-// there is room for one.
+// firstLine removes the second line of an error, which is a hint, for places with room for one line only.
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line

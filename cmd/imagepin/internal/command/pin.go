@@ -9,10 +9,10 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const pinDescription = `A pin says which digest a reference means, whatever its tag means by now. Pins
-are made when a reference is first used (version_consistency in the
-configuration), or here. A pin holds for the node, or for one revision of a
-workload: scope workload/<namespace>/<label>=<value>.
+const pinDescription = `A pin holds a tag at a digest, even if the tag moves in the registry. The first
+use of a reference makes a pin if version_consistency is configured. "imagepin
+pin set" makes or moves a pin. A pin applies to the node, or to one revision of
+a workload: scope workload/<namespace>/<label>=<value>.
 
 Examples:
   imagepin pin ls
@@ -28,8 +28,8 @@ func (a *app) pinCommand() *cli.Command {
 	})
 }
 
-const pinListDescription = `Lists the pins of the node. DRIFT is the digest that the tag was last seen to
-mean, where that is another one.
+const pinListDescription = `Lists the pins of the node. DRIFT is the digest that the tag last had in the
+registry, if it is not the pinned digest.
 
 Examples:
   imagepin pin ls
@@ -43,7 +43,7 @@ func (a *app) pinListCommand() *cli.Command {
 		Usage:       "List pins",
 		Description: pinListDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ref", Usage: "only pins of references that match `GLOB`: * is any text without a slash, ** any text"},
+			&cli.StringFlag{Name: "ref", Usage: "only pins of references that match `GLOB`: * matches any text without a slash, ** any text"},
 			scopeFlag("all"),
 			noTruncFlag(),
 		},
@@ -61,7 +61,7 @@ func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 		response := &api.PinsResponse{}
-		if err := joined(stream, response); err != nil {
+		if err := receiveAll(stream, response); err != nil {
 			return err
 		}
 		return a.print(cmd, response, func() error { return a.printPins(a.style(cmd), response.GetPins()) })
@@ -79,25 +79,25 @@ func (a *app) printPins(s style, pins []*api.Pin) error {
 	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, rows)
 }
 
-const pinSetDescription = `Decides which digest a reference means, from the next pull or container on. The
-digest is the one that the registry gives for a tag (imagepin inspect prints it),
-not that of one platform's manifest where there are several. What runs already
-goes on as it is.
+const pinSetDescription = `Pins a tag to a digest, from the next pull or container on. The digest must be
+the one that the registry returns for a tag (imagepin inspect shows it): for an
+image with several platforms this is the digest of the index, not of one
+platform's manifest. Running containers are not affected.
 
 Examples:
   imagepin pin set docker.io/library/nginx:1.29 sha256:5f1…
   imagepin pin set shop:v7 sha256:5f1… --scope workload/shop/pod-template-hash=7d4b9c
-  imagepin pin set shop:v7 sha256:5f1… --retain    # keep its content, whatever happens` + credentialHelp
+  imagepin pin set shop:v7 sha256:5f1… --retain    # also keep its content` + credentialHelp
 
 func (a *app) pinSetCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "set",
-		Usage:       "Decide which digest a reference means",
+		Usage:       "Pin a tag to a digest",
 		ArgsUsage:   "REF DIGEST",
 		Description: pinSetDescription,
 		Flags: append([]cli.Flag{
 			scopeFlag("node"),
-			&cli.BoolFlag{Name: "retain", Usage: "keep the content too: through image removal, and if the registry loses it"},
+			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it"},
 		}, credentialFlags()...),
 		Action: a.pinSet,
 	}
@@ -121,25 +121,25 @@ func (a *app) pinSet(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.print(cmd, response, func() error { return a.printPinSet(response) })
 	})
-	return hidden(err, credential)
+	return redactPassword(err, credential)
 }
 
 func (a *app) printPinSet(r *api.SetPinResponse) error {
 	p := r.GetPin()
-	line := fmt.Sprintf("%s means %s for scope %s", p.GetRef(), p.GetRoot().GetDigest(), p.GetScope())
+	line := fmt.Sprintf("Pinned %s to %s (scope %s", p.GetRef(), p.GetRoot().GetDigest(), p.GetScope())
 	switch r.GetPrevious() {
 	case "":
 	case p.GetRoot().GetDigest():
-		line += ", as before"
+		line += ", unchanged"
 	default:
-		line += ", before it was " + r.GetPrevious()
+		line += ", was " + r.GetPrevious()
 	}
-	_, err := fmt.Fprintln(a.Out, line)
+	_, err := fmt.Fprintln(a.Out, line+")")
 	return err
 }
 
-const pinRemoveDescription = `Lets a reference mean again what its registry says, from the next pull on. If
-version_consistency holds for it, that pull pins it anew.
+const pinRemoveDescription = `Removes a pin. From the next pull on, the tag follows the registry again. If
+version_consistency applies to the reference, that pull makes a new pin.
 
 Examples:
   imagepin pin rm docker.io/library/nginx:1.29
@@ -149,7 +149,7 @@ func (a *app) pinRemoveCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "rm",
 		Aliases:     []string{"remove"},
-		Usage:       "Let a reference mean again what its registry says",
+		Usage:       "Remove a pin: the tag follows the registry again",
 		ArgsUsage:   "REF",
 		Description: pinRemoveDescription,
 		Flags:       []cli.Flag{scopeFlag("node")},
@@ -169,7 +169,7 @@ func (a *app) pinRemove(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.print(cmd, response, func() error {
 			p := response.GetPin()
-			_, err := fmt.Fprintf(a.Out, "%s is not pinned for scope %s anymore, it was %s\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
+			_, err := fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
 			return err
 		})
 	})

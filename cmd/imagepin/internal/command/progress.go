@@ -15,14 +15,14 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// redrawEvery is how often bars are drawn, as ctr does.
+// redrawEvery is the interval for drawing bars, as in ctr.
 const redrawEvery = 100 * time.Millisecond
 
-// progress shows how far a pull is.
+// progress shows the progress of a pull.
 type progress interface {
-	// update takes what has changed.
+	// update applies changes.
 	update([]*api.Progress) error
-	// redraw shows how it stands now, where that is not shown already.
+	// redraw shows the current state, if update does not.
 	redraw() error
 }
 
@@ -34,7 +34,7 @@ func newProgress(w io.Writer, ref string, now func() time.Time) progress {
 	return &lines{blobs: b, w: w}
 }
 
-// terminalSize gives columns and rows, the usual ones where it has none.
+// terminalSize returns columns and rows, with defaults if the terminal has none.
 func terminalSize(t console.Console) (width, height int) {
 	size, err := t.Size()
 	if err != nil || size.Width == 0 || size.Height == 0 {
@@ -43,11 +43,10 @@ func terminalSize(t console.Console) (width, height int) {
 	return int(size.Width), int(size.Height)
 }
 
-// finishedEvents are those of containerd's transfer service after which, for
-// now, nothing is being done to a blob.
+// finishedEvents are the events of containerd's transfer service after which a blob is idle for now.
 var finishedEvents = []string{"already exists", "complete", "extracted"}
 
-// blob is how far one blob is.
+// blob is the progress of one blob.
 type blob struct {
 	name          string
 	event         string
@@ -56,7 +55,7 @@ type blob struct {
 
 func (b *blob) finished() bool { return slices.Contains(finishedEvents, b.event) }
 
-// part is how much of it is done, 0 to 1.
+// part returns the completed part, 0 to 1.
 func (b *blob) part() float64 {
 	switch {
 	case b.finished():
@@ -67,7 +66,7 @@ func (b *blob) part() float64 {
 	return 0
 }
 
-// headline says what happened to it last. Some events of an image name it.
+// headline describes the last event. Some events of an image contain its name.
 func (b *blob) headline() string {
 	if strings.Contains(b.event, b.name) {
 		return b.event
@@ -75,8 +74,7 @@ func (b *blob) headline() string {
 	return b.name + ": " + b.event
 }
 
-// blobs are the blobs of a pull, in the order in which they were heard of, and
-// the image as a whole.
+// blobs has the blobs of a pull in the order of their first event, and the image as a whole.
 type blobs struct {
 	image    *blob
 	order    []*blob
@@ -87,7 +85,7 @@ func newBlobs(ref string) blobs {
 	return blobs{image: &blob{name: ref}, byDigest: make(map[string]*blob)}
 }
 
-// apply notes a change and tells whether it is more than a number of bytes.
+// apply applies a change. isNew reports whether the event changed, and not only the number of bytes.
 func (bs *blobs) apply(p *api.Progress) (b *blob, isNew bool) {
 	b = bs.get(p)
 	isNew = b.event != p.GetEvent()
@@ -125,8 +123,7 @@ func kind(mediaType string) string {
 	return "blob"
 }
 
-// lines is progress for what is not a terminal: a line for each thing that
-// happens, none for bytes.
+// lines is the progress without a terminal: one line for each event, except for bytes.
 type lines struct {
 	blobs
 	w io.Writer
@@ -151,14 +148,14 @@ func (l *lines) update(changes []*api.Progress) error {
 
 func (l *lines) redraw() error { return nil }
 
-// bars is progress for a terminal: a bar for each blob, drawn over the last.
+// bars is the progress on a terminal: one bar for each blob, redrawn in place.
 type bars struct {
 	blobs
 	w     io.Writer
 	size  func() (width, height int)
 	now   func() time.Time
 	start time.Time
-	drawn int // lines that the next picture replaces
+	drawn int // number of lines to overwrite
 }
 
 func (b *bars) update(changes []*api.Progress) error {
@@ -176,15 +173,14 @@ const (
 	minBar, maxBar = 10, 40
 )
 
-// redraw replaces the last picture. Unlike containerd's progress.Writer, which
-// counts the lines that wrap at the width of standard input, it makes lines that
-// do not wrap: standard input may be where a password came from.
+// redraw replaces what was drawn last. Its lines do not wrap. containerd's progress.Writer computes wrapped lines from
+// the width of standard input, but standard input may have been used for a password.
 func (b *bars) redraw() error {
 	if len(b.order) == 0 && b.image.event == "" {
 		return nil
 	}
 	width, height := b.size()
-	shown := b.visible(height - 3) // with two lines around them, and the cursor's
+	shown := b.visible(height - 3) // without the two lines around the bars, and the line of the cursor
 	barWidth := min(max(width-nameWidth-eventWidth-sizesWidth-3, minBar), maxBar)
 	var picture bytes.Buffer
 	picture.WriteString(strings.Repeat(clearLine, b.drawn))
@@ -199,8 +195,7 @@ func (b *bars) redraw() error {
 	return err
 }
 
-// visible are at most n blobs: where there are more, those that are finished
-// are left out first.
+// visible returns at most n blobs. If there are more, it omits finished blobs first.
 func (b *bars) visible(n int) []*blob {
 	n = max(n, 1)
 	over := len(b.order) - n
@@ -218,7 +213,7 @@ func (b *bars) visible(n int) []*blob {
 	return shown[:min(len(shown), n)]
 }
 
-// cut leaves the beginning of a line that is too long.
+// cut truncates a line that is too long.
 func cut(line string, width int) string {
 	if runes := []rune(line); len(runes) > width {
 		return string(runes[:width-1]) + "…"

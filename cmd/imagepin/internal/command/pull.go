@@ -13,12 +13,12 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const pullDescription = `Makes an image ready for the platform and snapshotter of a runtime handler, as
-kubelet's pull does: which digest that is follows from the rules and pins (see
-imagepin resolve). Only what is missing is fetched and unpacked.
+const pullDescription = `Pulls and unpacks an image for the platform and snapshotter of a runtime
+handler, as a pull by kubelet does. Rules and pins decide which digest is pulled
+(see imagepin resolve). Only missing content is fetched and unpacked.
 
-On a terminal there is a bar for each blob, elsewhere a line for each thing that
-happens. With -o json that goes to standard error, and the result to standard
+On a terminal, progress is one bar for each blob, otherwise one line for each
+event. With -o json, progress goes to standard error and the result to standard
 output.
 
 Examples:
@@ -29,7 +29,7 @@ Examples:
 func (a *app) pullCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "pull",
-		Usage:       "Make an image ready",
+		Usage:       "Pull and unpack an image for a runtime handler",
 		ArgsUsage:   "REF",
 		Description: pullDescription,
 		Flags:       append([]cli.Flag{handlerFlag()}, credentialFlags()...),
@@ -48,7 +48,7 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 	}
 	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
 		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // ends the stream where printing failed
+		defer cancel() // ends the stream if printing failed
 		stream, err := c.Pull(ctx, &api.PullRequest{Ref: args[0], Handler: cmd.String("handler"), Credential: credential})
 		if err != nil {
 			return err
@@ -59,10 +59,10 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.print(cmd, result, func() error { return a.printPulled(result) })
 	})
-	return hidden(err, credential)
+	return redactPassword(err, credential)
 }
 
-// progressOut keeps progress away from what a program reads.
+// progressOut returns the output for progress, which must not mix with JSON.
 func (a *app) progressOut(cmd *cli.Command) io.Writer {
 	if cmd.String("output") == outputJSON {
 		return a.Err
@@ -76,7 +76,7 @@ type received struct {
 	err      error
 }
 
-// receive gives what comes on stream, up to the error that ends it.
+// receive returns the messages of stream, up to the error that ends it.
 func receive(ctx context.Context, stream grpc.ServerStreamingClient[api.PullResponse]) <-chan received {
 	messages := make(chan received)
 	go func() {
@@ -95,7 +95,7 @@ func receive(ctx context.Context, stream grpc.ServerStreamingClient[api.PullResp
 	return messages
 }
 
-// follow shows the progress of a pull until it is done. ctx is the stream's.
+// follow shows the progress of a pull until it ends. ctx is the stream's.
 func follow(ctx context.Context, stream grpc.ServerStreamingClient[api.PullResponse], p progress) (*api.PullResult, error) {
 	messages := receive(ctx, stream)
 	tick := time.NewTicker(redrawEvery)
@@ -123,7 +123,7 @@ func follow(ctx context.Context, stream grpc.ServerStreamingClient[api.PullRespo
 	}
 }
 
-// ended is the end of a pull, which leaves the last picture of its progress.
+// ended handles the end of a pull. The last progress stays on the screen.
 func ended(end error, result *api.PullResult, p progress) (*api.PullResult, error) {
 	if err := p.redraw(); err != nil {
 		return nil, err
@@ -137,16 +137,16 @@ func ended(end error, result *api.PullResult, p progress) (*api.PullResult, erro
 	return result, nil
 }
 
-// doneWords say what a pull did.
-var doneWords = map[string]string{
-	"nothing":  "was ready already",
-	"recorded": "was here already, and is ready under this reference now",
-	"unpacked": "was fetched already, and is unpacked now",
+// outcomeTexts describe the outcomes of a pull.
+var outcomeTexts = map[string]string{
+	"nothing":  "is up to date",
+	"recorded": "was on the node and is recorded under this reference",
+	"unpacked": "was on the node and is unpacked",
 	"fetched":  "is fetched and unpacked",
 }
 
 func (a *app) printPulled(r *api.PullResult) error {
-	words, ok := doneWords[r.GetDone()]
+	words, ok := outcomeTexts[r.GetDone()]
 	if !ok {
 		words = r.GetDone()
 	}
@@ -156,6 +156,6 @@ func (a *app) printPulled(r *api.PullResult) error {
 		field{"Digest", k.GetRoot().GetDigest()},
 		field{"Manifest", k.GetManifest()},
 		field{"Image ID", k.GetImageId()},
-		field{"Pinned by", k.GetPin()},
+		field{"Pin scope", k.GetPin()},
 	)
 }

@@ -25,7 +25,7 @@ func TestPullProgressIsNotInJSON(t *testing.T) {
 	}
 }
 
-func TestPullThatFailsHalfway(t *testing.T) {
+func TestPullFailsAfterProgress(t *testing.T) {
 	c := recorded()
 	c.pull = c.pull[:3]
 	c.err = status.Error(codes.Unavailable, "PullStalled: app")
@@ -44,7 +44,7 @@ func TestPullWithoutResult(t *testing.T) {
 	}
 }
 
-// newBars are bars on a screen of that size, and what is drawn on it.
+// newBars returns bars on a terminal of this size, and its output.
 func newBars(width, height int) (*bars, *bytes.Buffer) {
 	var out bytes.Buffer
 	return &bars{
@@ -68,11 +68,11 @@ func TestBars(t *testing.T) {
 	}
 	golden(t, "bars", strings.ReplaceAll(out.String(), "\x1b", "^"))
 	if n := strings.Count(out.String(), clearLine); n != 2+6*4 {
-		t.Errorf("%d lines were replaced", n)
+		t.Errorf("%d lines were overwritten", n)
 	}
 }
 
-// visibleText is a line without colors.
+// visibleText removes colors from a line.
 func visibleText(line string) string {
 	return strings.NewReplacer("\x1b[32m", "", "\x1b[0m", "", clearLine, "").Replace(line)
 }
@@ -97,7 +97,7 @@ func TestBarsDoNotWrap(t *testing.T) {
 	}
 }
 
-func TestBarsOnALowScreen(t *testing.T) {
+func TestBarsOnSmallTerminal(t *testing.T) {
 	b, out := newBars(80, 5)
 	var changes []*api.Progress
 	for i, event := range []string{"complete", "downloading", "already exists", "downloading", "waiting", "waiting"} {
@@ -114,12 +114,11 @@ func TestBarsOnALowScreen(t *testing.T) {
 		t.Errorf("%d lines on 5: %q", n, out)
 	}
 	if strings.Contains(out.String(), "complete") || strings.Contains(out.String(), "exists") {
-		t.Errorf("what is finished takes room: %q", out)
+		t.Errorf("finished blobs are shown: %q", out)
 	}
 }
 
-// TestOnATerminal pulls at a terminal: the password is asked for and not
-// echoed, and there are bars.
+// TestOnATerminal pulls on a terminal: it prompts for the password without echo, and draws bars.
 func TestOnATerminal(t *testing.T) {
 	pty, path, err := console.NewPty()
 	if err != nil {
@@ -142,22 +141,22 @@ func TestOnATerminal(t *testing.T) {
 	if _, err := pty.Write([]byte("hunter2\n")); err != nil {
 		t.Fatal(err)
 	}
-	screen += readUntil(t, pty, "Pinned by")
+	screen += readUntil(t, pty, "Pin scope")
 	if got := <-code; got != 0 {
 		t.Fatalf("exit code %d: %s", got, screen)
 	}
-	if p := c.asked.(*api.PullRequest).GetCredential().GetPassword(); p != "hunter2" {
+	if p := c.request.(*api.PullRequest).GetCredential().GetPassword(); p != "hunter2" {
 		t.Errorf("the password is %q", p)
 	}
 	if strings.Contains(screen, "hunter2") {
 		t.Error("the password is echoed")
 	}
 	if !strings.Contains(screen, "\x1b[32m+++") {
-		t.Errorf("there are no bars: %q", screen)
+		t.Errorf("no bars: %q", screen)
 	}
 }
 
-// readUntil reads from a terminal until it shows text.
+// readUntil reads from a terminal until text appears.
 func readUntil(t *testing.T, pty console.Console, text string) string {
 	t.Helper()
 	var screen strings.Builder

@@ -9,14 +9,14 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const refreshDescription = `Asks the registry what a reference means now, moves its pins there, and pulls it
-for every platform and snapshotter that had it. What runs already goes on as it
-is.
+const refreshDescription = `Resolves a tag at the registry, pulls the current digest for every platform and
+snapshotter that has the tag, and moves the tag's pins to that digest. Running
+containers are not affected.
 
 Exit code:
   0   nothing changed
-  10  something is another digest now
-  1   it failed, at least for one pin or target
+  10  a digest changed
+  1   failed for at least one pin or target
 
 Examples:
   imagepin refresh docker.io/library/nginx:1.29
@@ -26,7 +26,7 @@ Examples:
 func (a *app) refreshCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "refresh",
-		Usage:       "Let a reference mean what its tag means now, and pull that",
+		Usage:       "Move pins to the tag's current digest and pull it",
 		ArgsUsage:   "REF",
 		Description: refreshDescription,
 		Flags:       append([]cli.Flag{scopeFlag("all"), noTruncFlag()}, credentialFlags()...),
@@ -49,15 +49,15 @@ func (a *app) refresh(ctx context.Context, cmd *cli.Command) error {
 		return err
 	})
 	if err != nil {
-		return hidden(err, credential)
+		return redactPassword(err, credential)
 	}
 	if err := a.print(cmd, response, func() error { return a.printRefresh(a.style(cmd), response) }); err != nil {
 		return err
 	}
-	return hidden(refreshResult(response), credential)
+	return redactPassword(refreshResult(response), credential)
 }
 
-// refreshResult is the exit code that is documented.
+// refreshResult returns the documented exit code.
 func refreshResult(r *api.RefreshResponse) error {
 	failed := 0
 	for _, one := range r.GetRefreshed() {
@@ -67,7 +67,7 @@ func refreshResult(r *api.RefreshResponse) error {
 	}
 	switch {
 	case failed > 0:
-		return fmt.Errorf("%d of %d could not be refreshed", failed, len(r.GetRefreshed()))
+		return fmt.Errorf("failed to refresh %d of %d", failed, len(r.GetRefreshed()))
 	case r.GetChanged():
 		return exitError(exitChanged)
 	}
@@ -75,21 +75,21 @@ func refreshResult(r *api.RefreshResponse) error {
 }
 
 func (a *app) printRefresh(s style, r *api.RefreshResponse) error {
-	fmt.Fprintf(a.Out, "%s means %s\n", r.GetRef(), r.GetRegistry().GetDigest())
+	fmt.Fprintf(a.Out, "%s resolves to %s\n", r.GetRef(), r.GetRegistry().GetDigest())
 	if len(r.GetRefreshed()) == 0 {
 		return nil
 	}
 	rows := make([][]string, len(r.GetRefreshed()))
 	for i, one := range r.GetRefreshed() {
-		what := "image"
+		kind := "image"
 		if one.GetScope() != "" {
-			what = "pin"
+			kind = "pin"
 		}
 		rows[i] = []string{
-			what, orNone(one.GetScope()), targetName(one.GetTarget()), s.digest(one.GetBefore()), s.digest(one.GetAfter()), refreshedText(one),
+			kind, orNone(one.GetScope()), targetName(one.GetTarget()), s.digest(one.GetBefore()), s.digest(one.GetAfter()), refreshedText(one),
 		}
 	}
-	return table(a.Out, []string{"WHAT", "SCOPE", "FOR", "BEFORE", "AFTER", "RESULT"}, rows)
+	return table(a.Out, []string{"KIND", "SCOPE", "TARGET", "BEFORE", "AFTER", "RESULT"}, rows)
 }
 
 func refreshedText(r *api.Refreshed) string {

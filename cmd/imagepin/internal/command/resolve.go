@@ -9,9 +9,9 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const resolveDescription = `Says what a pull would do now and why: the rule that holds, the pin, what the
-registry says, the digest and manifest that would run, and what of it is missing
-on the node. It changes nothing.
+const resolveDescription = `Shows what a pull would use now, and why: the rule that applies, the pin, the
+digest in the registry, the digest and the manifest to run, and the parts that
+are missing on the node. It changes nothing.
 
 Examples:
   imagepin resolve docker.io/library/nginx:1.29
@@ -21,10 +21,10 @@ Examples:
 func (a *app) resolveCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "resolve",
-		Usage:       "Say what a pull would do now, and why",
+		Usage:       "Show what a pull would use, and why",
 		ArgsUsage:   "REF",
 		Description: resolveDescription,
-		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("what the rules say for a pull that is for no pod")}, credentialFlags()...),
+		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("the scope of a pull without a pod")}, credentialFlags()...),
 		Action:      a.resolve,
 	}
 }
@@ -47,18 +47,18 @@ func (a *app) resolve(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.print(cmd, response, func() error { return a.printResolve(response) })
 	})
-	return hidden(err, credential)
+	return redactPassword(err, credential)
 }
 
 func (a *app) printResolve(r *api.ResolveResponse) error {
 	if err := block(a.Out, "",
 		field{"Reference", r.GetRef()},
-		field{"For", targetName(r.GetTarget())},
+		field{"Target", targetName(r.GetTarget())},
 		field{"Rule", ruleText(r.GetRule())},
 		field{"Pin", pinText(r.GetPin())},
 		field{"Registry", registryText(r)},
 		field{"Would run", orNone(descriptor(r.GetRoot()))},
-		field{"Because", r.GetWhy()},
+		field{"Reason", r.GetWhy()},
 		field{"Manifest", manifestText(r)},
 		field{"Ready", yesNo(r.GetReady())},
 		field{"Missing", noneOf(len(r.GetMissing()))},
@@ -88,7 +88,7 @@ func registryText(r *api.ResolveResponse) string {
 	case r.GetRegistryError() != "":
 		return "failed: " + firstLine(r.GetRegistryError())
 	case r.GetRegistry() == nil:
-		return "not asked"
+		return "not queried"
 	case r.GetHost() == "":
 		return descriptor(r.GetRegistry())
 	}
@@ -97,7 +97,7 @@ func registryText(r *api.ResolveResponse) string {
 
 func manifestText(r *api.ResolveResponse) string {
 	if r.GetManifest() == "" {
-		return "not known until the index is fetched"
+		return "unknown until the index is fetched"
 	}
 	return r.GetManifest()
 }

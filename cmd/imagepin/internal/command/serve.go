@@ -15,28 +15,28 @@ import (
 	imagepinserve "github.com/imagepin/imagepin/pkg/imagepin/serve"
 )
 
-const serveDescription = `Serves the CRI on a socket of its own, in front of a containerd that is as its
-distribution made it. kubelet's containerRuntimeEndpoint is this socket then.
-What is not about images is passed on.
+const serveDescription = `Serves the CRI on its own socket, in front of an unmodified containerd. Set
+kubelet's containerRuntimeEndpoint to this socket. Calls that are not about
+images are forwarded to containerd.
 
-A containerd that is not there yet, or goes away, is waited for. What a running
-containerd tells of its configuration is read from it, the rest from the file:
-"imagepin config default --serve" prints every key.
+If containerd is not running or stops, imagepin waits for it. imagepin takes its
+settings from the running containerd where containerd reports them, and otherwise
+from the file: "imagepin config default --serve" prints all keys.
 
 Signals:
-  SIGHUP   read the file again; one that is wrong changes nothing
-  SIGTERM  stop, after the calls that are under way, for at most 10 seconds
+  SIGHUP   reload the file; an invalid file changes nothing
+  SIGTERM  stop after the running calls, within at most 10 seconds
 
-It tells systemd when it is ready (Type=notify), and takes its socket (socket
-activation).
+It notifies systemd when it is ready (Type=notify), and supports socket
+activation.
 
 Examples:
   imagepin serve
   imagepin serve --config /etc/imagepin/config.toml
   imagepin images --address /run/imagepin/imagepin.sock`
 
-// servedConfig is where the configuration is that serve reads.
-const servedConfig = "/etc/imagepin/config.toml"
+// defaultServeConfig is the default path of serve's configuration.
+const defaultServeConfig = "/etc/imagepin/config.toml"
 
 func (a *app) serveCommands() []*cli.Command {
 	return []*cli.Command{{
@@ -44,7 +44,7 @@ func (a *app) serveCommands() []*cli.Command {
 		Usage:       "Serve the CRI in front of a containerd without imagepin",
 		Description: serveDescription,
 		Flags: []cli.Flag{&cli.StringFlag{
-			Name: "config", Aliases: []string{"c"}, Value: servedConfig, Usage: "`FILE` with the configuration; the default one may be missing",
+			Name: "config", Aliases: []string{"c"}, Value: defaultServeConfig, Usage: "configuration `FILE`; the default file is optional",
 		}},
 		Action: a.serve,
 	}}
@@ -57,13 +57,14 @@ func (a *app) serve(ctx context.Context, cmd *cli.Command) error {
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
-	load := func() (*imagepinconfig.ServeConfig, error) { return readServed(cmd.String("config"), !cmd.IsSet("config")) }
+	load := func() (*imagepinconfig.ServeConfig, error) {
+		return readServeConfig(cmd.String("config"), !cmd.IsSet("config"))
+	}
 	return imagepinserve.Run(ctx, imagepinserve.Config{Load: load, Reload: reload})
 }
 
-// readServed reads a configuration of serve. One that may be missing has the
-// defaults then.
-func readServed(path string, mayBeMissing bool) (*imagepinconfig.ServeConfig, error) {
+// readServeConfig reads the configuration of serve. A file that may be missing has the defaults.
+func readServeConfig(path string, mayBeMissing bool) (*imagepinconfig.ServeConfig, error) {
 	b, err := os.ReadFile(path)
 	if err != nil && (!mayBeMissing || !os.IsNotExist(err)) {
 		return nil, err

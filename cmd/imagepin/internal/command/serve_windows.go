@@ -2,5 +2,5 @@ package command
 
 import "github.com/urfave/cli/v3"
 
-// serveCommands are none: imagepin is a plugin of containerd here.
+// serveCommands returns none: on Windows, imagepin is only a plugin of containerd.
 func (a *app) serveCommands() []*cli.Command { return nil }

@@ -33,12 +33,12 @@ const (
 	bothOnHost = "linux/amd64"
 )
 
-// testNow is when tests run.
+// testNow is the time of the tests.
 var testNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(testNow.Add(-d)) }
 
-// control answers as it was recorded, and keeps what it was asked.
+// control returns recorded answers, and stores the last request.
 type control struct {
 	api.UnimplementedControlServer
 	images    *api.ImagesResponse
@@ -50,17 +50,17 @@ type control struct {
 	removePin *api.RemovePinResponse
 	refresh   *api.RefreshResponse
 	check     *api.CheckResponse
-	deep      []*api.DeepCheckResponse // but the last
+	deep      []*api.DeepCheckResponse // all except the last
 	uninstall *api.UninstallResponse
-	err       error                 // of every call, after what pull sends
-	during    func(context.Context) // while a call is served
+	err       error                 // of every call, after the messages of pull
+	during    func(context.Context) // called during a call
 
-	asked     proto.Message
+	request   proto.Message
 	namespace []string
 }
 
 func (c *control) answer(ctx context.Context, request proto.Message) error {
-	c.asked = request
+	c.request = request
 	md, _ := metadata.FromIncomingContext(ctx)
 	c.namespace = md.Get("containerd-namespace")
 	if c.during != nil {
@@ -139,8 +139,7 @@ func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.
 	return c.uninstall, c.answer(ctx, r)
 }
 
-// listen gives a socket as containerd has one. Its path is short, as the system
-// wants it.
+// listen returns a socket. Its path is short, because the system limits it.
 func listen(t *testing.T) (net.Listener, string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "imagepin")
@@ -156,7 +155,7 @@ func listen(t *testing.T) (net.Listener, string) {
 	return l, address
 }
 
-// serve serves what register registers on a socket.
+// serve starts a server on a socket.
 func serve(t *testing.T, register func(*grpc.Server)) (s *grpc.Server, address string) {
 	t.Helper()
 	l, address := listen(t)
@@ -173,23 +172,23 @@ func serve(t *testing.T, register func(*grpc.Server)) (s *grpc.Server, address s
 	return s, address
 }
 
-// ran is what a command left.
-type ran struct {
+// result is the result of a command.
+type result struct {
 	code     int
 	out, err string
 }
 
-// runAt runs the command against an address.
-func runAt(t *testing.T, address string, in io.Reader, args ...string) ran {
+// runAt runs the command with an address.
+func runAt(t *testing.T, address string, in io.Reader, args ...string) result {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	a := &app{Stdio: Stdio{In: in, Out: &out, Err: &errOut}, now: func() time.Time { return testNow }}
 	code := a.run(t.Context(), append([]string{"imagepin", "--address", address}, args...))
-	return ran{code, out.String(), errOut.String()}
+	return result{code, out.String(), errOut.String()}
 }
 
-// run runs the command against c.
-func run(t *testing.T, c *control, args ...string) ran {
+// run runs the command with c as the server.
+func run(t *testing.T, c *control, args ...string) result {
 	t.Helper()
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	return runAt(t, address, bytes.NewReader(nil), args...)
@@ -237,7 +236,7 @@ func appRule() *api.Rule {
 	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true}
 }
 
-// recorded is a node on which something of everything happened.
+// recorded returns the answers of a node with various images, pins and findings.
 func recorded() *control {
 	return &control{
 		images:  &api.ImagesResponse{Keys: []*api.Key{appKey(), armKey()}},
@@ -245,7 +244,7 @@ func recorded() *control {
 		resolve: &api.ResolveResponse{
 			Ref: appRef, Target: appKey().Target, Rule: appRule(), Pin: appPin(),
 			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: theirHost,
-			Root: appPin().Root, Why: "the pin of scope node holds", Manifest: manifestD,
+			Root: appPin().Root, Why: "pinned in scope node since 2026-11-19T10:00:00Z", Manifest: manifestD,
 			Missing: []*api.Missing{{What: "layer", Name: layerD, Size: 5 << 20}, {What: "snapshot", Name: chainID}},
 		},
 		pull:      pulled(),
@@ -263,15 +262,15 @@ func recorded() *control {
 		check: &api.CheckResponse{Checked: 7, Findings: []*api.Finding{
 			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
-			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "leave it alone"},
+			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it"},
 		}},
-		deep:      read(),
+		deep:      deepProgress(),
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
 }
 
-// read is the progress of a deep check.
-func read() []*api.DeepCheckResponse {
+// deepProgress is the progress of a deep check.
+func deepProgress() []*api.DeepCheckResponse {
 	var all []*api.DeepCheckResponse
 	for i := range int64(6) {
 		all = append(all, &api.DeepCheckResponse{Progress: &api.DeepCheckProgress{
@@ -283,7 +282,7 @@ func read() []*api.DeepCheckResponse {
 	return append(all, &api.DeepCheckResponse{Progress: last})
 }
 
-// repairs are findings with which everything was done that can be.
+// repairs are findings with all types of repairs.
 func repairs() []*api.Finding {
 	of := func(version, problem, repair string, repaired bool, err string) *api.Finding {
 		return &api.Finding{
@@ -292,16 +291,16 @@ func repairs() []*api.Finding {
 		}
 	}
 	return []*api.Finding{
-		of("v1", "its snapshot is gone", "unpacked again from what is here", true, ""),
-		of("v2", "content "+manifestD+" is gone", "fetched again by its digest", true, ""),
+		of("v1", "its snapshot is gone", "unpacked again from local content", true, ""),
+		of("v2", "content "+manifestD+" is gone", "fetched again by digest", true, ""),
 		of("v3", "content "+manifestD+" is gone", "key dropped", true, "CannotPullImage: the registry is down\nis it?"),
-		of("v4", "its record does not carry its label", "records and labels restored", true, ""),
-		of("v5", "its record does not carry its label", "left alone", false, "write image record: the disk is full"),
-		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "left alone"},
+		of("v4", "its record does not carry its label", "records and labels repaired", true, ""),
+		of("v5", "its record does not carry its label", "ignored", false, "write image record: the disk is full"),
+		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignored"},
 	}
 }
 
-// pulled is a pull of one layer, with the index here already.
+// pulled is a pull of one layer, with the index on the node.
 func pulled() []*api.PullResponse {
 	index := &api.Progress{Digest: digestOld, MediaType: indexType}
 	layer := &api.Progress{Digest: layerD, MediaType: layerType, Total: 5 << 20}

@@ -9,21 +9,20 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const uninstallDescription = `Removes every io.imagepin.* label, lease and pin from containerd's metadata, so
-that stock containerd runs on what is left: image records, content and
-snapshots stay, and so do running pods. Without --yes it only says what it would
-remove.
+const uninstallDescription = `Removes every io.imagepin.* label, lease and pin from containerd's metadata.
+Image records, content, snapshots and running pods stay, and stock containerd can
+use them. Without --yes it only prints what it would remove.
 
-From then on imagepin writes nothing more, and the CRI is containerd's own,
-until containerd is restarted. Put stock containerd in its place before that
-(or disable the plugin): imagepin would adopt the images again.
+After that, imagepin writes nothing more, and the CRI is containerd's own, until
+containerd restarts. Before the restart, replace imagepin's containerd with stock
+containerd, or disable the plugin: otherwise imagepin adopts the images again.
 
-Pins are gone for good. To be able to go back to them, keep what
-"imagepin pin ls -o json" prints.
+Pins are lost permanently. To be able to set them again, save the output of
+"imagepin pin ls -o json".
 
 Exit code:
-  0  it is uninstalled
-  1  it is not: --yes was not given, or it failed
+  0  uninstalled
+  1  not uninstalled: --yes is missing, or it failed
 
 Examples:
   imagepin uninstall
@@ -32,9 +31,9 @@ Examples:
 func (a *app) uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "uninstall",
-		Usage:       "Remove all that imagepin has written to containerd's metadata",
+		Usage:       "Remove everything that imagepin has written to containerd's metadata",
 		Description: uninstallDescription,
-		Flags:       []cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "do it"}},
+		Flags:       []cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}},
 		Action:      a.uninstall,
 	}
 }
@@ -62,9 +61,9 @@ func (a *app) uninstall(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) printUninstall(r *api.UninstallResponse, dry bool) error {
-	verb, then := "Removed", "imagepin writes nothing more. Go on with stock containerd, on its own socket: imagepin, started again, would adopt the images again."
+	verb, then := "Removed", "imagepin is inactive. Switch to stock containerd, on its own socket: if imagepin starts again, it adopts the images again."
 	if dry {
-		verb, then = "Would remove", "Nothing was changed. Do it with --yes."
+		verb, then = "Would remove", "Nothing was changed. To uninstall, add --yes."
 	}
 	_, err := fmt.Fprintf(a.Out, "%s %d labels on %d image records, %d pins and %d leases.\n%s\n",
 		verb, r.GetLabels(), r.GetRecords(), r.GetPins(), r.GetLeases(), then)

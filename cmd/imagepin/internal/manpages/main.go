@@ -1,5 +1,4 @@
-// Command manpages writes the manual pages of the imagepin command: one of
-// each of its commands, generated of what --help says.
+// Command manpages writes one manual page for each command of imagepin, generated from its --help.
 //
 //	manpages [-date YYYY-MM-DD] DIR
 package main
@@ -14,7 +13,7 @@ import (
 )
 
 func main() {
-	date := flag.String("date", "", "the date that the pages carry")
+	date := flag.String("date", "", "the date on the pages")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: manpages [-date YYYY-MM-DD] DIR")

@@ -7,8 +7,8 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// pages gives the text of a page for root and for each visible command below
-// it, by the name of the page: imagepin, imagepin-pin-ls, ….
+// pages returns the text of a page for root and for each visible command below it, by the name of the page: imagepin,
+// imagepin-pin-ls, ….
 func pages(root *cli.Command, date string) map[string]string {
 	out := make(map[string]string)
 	var walk func(path []*cli.Command)
@@ -42,7 +42,7 @@ func joinNames(path []*cli.Command, sep string) string {
 	return strings.Join(names, sep)
 }
 
-// page is the page of the last command of path.
+// page returns the page for the last command in path.
 func page(path []*cli.Command, version, date string) string {
 	cmd, subs := path[len(path)-1], commands(path[len(path)-1])
 	b := new(roff)
@@ -96,7 +96,7 @@ func lowerFirst(s string) string {
 	return strings.ToLower(s[:1]) + s[1:]
 }
 
-// roff is a page under way.
+// roff is a page in roff format.
 type roff struct{ strings.Builder }
 
 // macro writes a request with its arguments.
@@ -108,12 +108,12 @@ func (r *roff) macro(name string, args ...string) {
 	r.WriteByte('\n')
 }
 
-// text writes a paragraph's text, of one line.
+// text writes one line of text.
 func (r *roff) text(s string) { r.WriteString(protect(escape(s)) + "\n") }
 
 func (r *roff) bold(s string) { r.WriteString(`\fB` + escape(s) + `\fR` + "\n") }
 
-// preformatted writes text whose lines stay as they are.
+// preformatted writes text without changing its lines.
 func (r *roff) preformatted(s string) {
 	r.macro("nf")
 	for line := range strings.Lines(s) {
@@ -122,8 +122,7 @@ func (r *roff) preformatted(s string) {
 	r.macro("fi")
 }
 
-// flag writes a flag as --help has it: its names with what they take, then
-// what it is for.
+// flag writes a flag as in --help: its names and argument, and then its usage.
 func (r *roff) flag(f cli.Flag) {
 	names, usage, ok := strings.Cut(f.String(), "\t")
 	if !ok || strings.TrimSpace(names) == "" {
@@ -138,7 +137,7 @@ var escaper = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`
 
 func escape(s string) string { return escaper.Replace(s) }
 
-// protect keeps a line from being taken for a request.
+// protect prevents that a line is read as a request.
 func protect(s string) string {
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, `\(aq`) {
 		return `\&` + s

@@ -13,7 +13,7 @@ func TestEveryCommandHasAPage(t *testing.T) {
 	all := pages(command.Root(), "2026-01-02")
 	for _, name := range []string{"imagepin", "imagepin-pull", "imagepin-pin", "imagepin-pin-set"} {
 		if all[name] == "" {
-			t.Errorf("there is no page %s", name)
+			t.Errorf("missing page %s", name)
 		}
 	}
 	for name, text := range all {
@@ -32,11 +32,11 @@ func TestEveryCommandHasAPage(t *testing.T) {
 	}
 }
 
-func TestTextIsNoRequest(t *testing.T) {
+func TestTextIsNotARequest(t *testing.T) {
 	text := page([]*cli.Command{{Name: "x", Usage: "a 'b' \"c\"", Description: ".so /etc/passwd\n'tis\n\\fBno\\fR"}}, "1", "")
 	for _, want := range []string{"\n\\&.so /etc/passwd\n", "\n\\&\\(aqtis\n", "\n\\efBno\\efR\n"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("there is no %q in\n%s", want, text)
+			t.Errorf("missing %q in\n%s", want, text)
 		}
 	}
 }

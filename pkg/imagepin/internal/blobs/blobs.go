@@ -1,6 +1,5 @@
-// Package blobs looks at the files of blobs. containerd's metadata says which
-// content there is; whether the file is there as well, whole and unaltered, only
-// shows when it is opened.
+// Package blobs checks the files of blobs. containerd's metadata has a record of each blob. Only opening its file shows
+// whether the file exists and is complete and unchanged.
 package blobs
 
 import (
@@ -17,32 +16,30 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Damage is a blob whose file is not what containerd's metadata says it is. It is
-// an errdefs.ErrDataLoss.
+// Damage is a blob whose file does not match its record in containerd's metadata. It is an errdefs.ErrDataLoss.
 type Damage struct {
 	Digest digest.Digest
-	// Problem is what is wrong with the file, in words.
+	// Problem describes the damage. It continues "its file ...".
 	Problem string
-	// Gone tells that there is no file.
+	// Gone is true if the file does not exist.
 	Gone bool
 }
 
 // Error implements error.
 func (d *Damage) Error() string { return fmt.Sprintf("content %s: its file %s", d.Digest, d.Problem) }
 
-// Unwrap gives the class.
+// Unwrap returns the class.
 func (d *Damage) Unwrap() error { return errdefs.ErrDataLoss }
 
-// Looker is a content store that looks at a file in a way of its own.
+// Looker is a content store with its own implementation of [Look].
 type Looker interface {
-	// Look does what the function [Look] does.
+	// Look implements the function [Look].
 	Look(ctx context.Context, d digest.Digest, size int64) error
 }
 
-// Look reports whether the file of a blob that the store has a record of is there
-// and has size bytes. It reads nothing of it. The error is a [*Damage] where the
-// file is damaged, and another one where that cannot be told, for example because
-// permission to open it is denied.
+// Look checks that the file of a blob that the store has a record of exists and has size bytes. It does not read the
+// file. The error is a [*Damage] if the file is damaged, and another error if that is unknown, for example because
+// permission to open the file is denied.
 func Look(ctx context.Context, store content.Store, d digest.Digest, size int64) error {
 	if l, ok := store.(Looker); ok {
 		return l.Look(ctx, d, size)
@@ -55,8 +52,8 @@ func Look(ctx context.Context, store content.Store, d digest.Digest, size int64)
 	return sized(d, ra.Size(), size)
 }
 
-// LookRemote is [Look] for a store that opens the file only when it is read, as
-// containerd's over its socket: it reads the last byte.
+// LookRemote is [Look] for a store that opens a file only when it is read, such as containerd's store over its socket.
+// It reads the last byte.
 func LookRemote(ctx context.Context, store content.Provider, d digest.Digest, size int64) error {
 	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d, Size: size})
 	if err != nil {
@@ -73,8 +70,7 @@ func LookRemote(ctx context.Context, store content.Provider, d digest.Digest, si
 	return nil
 }
 
-// Here reports whether a store has a blob, as a record and as a whole file. It
-// fails where that cannot be told.
+// Here reports whether a store has a blob, both its record and its undamaged file. It fails if that is unknown.
 func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, error) {
 	info, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {
@@ -90,12 +86,11 @@ func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, erro
 	return err == nil, err
 }
 
-// chunk is how much of a blob is read at once, in bytes.
+// chunk is the number of bytes that are read at once.
 const chunk = 1 << 20
 
-// Verify reads a blob of size bytes and compares it with its digest. read is
-// called before each part of it with the number of bytes, and ends the reading by
-// an error; it may be nil. Errors are those of [Look].
+// Verify reads a blob of size bytes and compares it with its digest. It calls read before each part, with the number of
+// bytes, and stops if read returns an error. read may be nil. Errors are those of [Look].
 func Verify(ctx context.Context, store content.Provider, d digest.Digest, size int64, read func(n int64) error) error {
 	if err := d.Validate(); err != nil {
 		return err
@@ -127,7 +122,7 @@ func Verify(ctx context.Context, store content.Provider, d digest.Digest, size i
 		if n == 0 {
 			return short(d, size)
 		}
-		_, _ = verifier.Write(part[:n]) // a hash takes everything
+		_, _ = verifier.Write(part[:n]) // a hash never fails
 		at += int64(n)
 	}
 	if size == 0 {
@@ -152,22 +147,22 @@ func short(d digest.Digest, size int64) error {
 	return &Damage{Digest: d, Problem: fmt.Sprintf("has fewer than %d bytes", size)}
 }
 
-// classify tells a file that is damaged from one of which nothing can be told.
-// What crosses containerd's socket keeps only its text.
+// classify distinguishes a damaged file from a file whose state is unknown. An error that crosses containerd's socket
+// keeps only its text.
 func classify(ctx context.Context, d digest.Digest, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errdefs.IsNotFound(err):
 		return &Damage{Digest: d, Problem: "is gone", Gone: true}
-	case said(err, syscall.EIO):
+	case hasErrno(err, syscall.EIO):
 		return &Damage{Digest: d, Problem: "cannot be read: " + syscall.EIO.Error()}
-	case said(err, syscall.EISDIR):
+	case hasErrno(err, syscall.EISDIR):
 		return &Damage{Digest: d, Problem: "is a directory"}
 	}
 	return fmt.Errorf("content %s: cannot read its file: %w", d, err)
 }
 
-func said(err error, no syscall.Errno) bool {
+func hasErrno(err error, no syscall.Errno) bool {
 	return errors.Is(err, no) || strings.Contains(err.Error(), no.Error())
 }

@@ -9,11 +9,9 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// At is a content store of which this process may see the files: dir returns the
-// directory of containerd's own content store. A file is looked at where it lies,
-// which takes a fraction of opening it through the store. Only one that is there
-// as it should be is taken from the file system: anything else is what the store
-// says of it. Where that is empty or cannot be seen, that is all of them.
+// At returns a content store that looks at files directly, if this process can read them. dir returns the directory of
+// containerd's own content store, or "". A stat takes a fraction of the time of opening the file through the store.
+// Only a file in the expected state is accepted from the file system; for all others the store decides.
 func At(dir func() string, store content.Store) content.Store {
 	return &localFiles{Store: store, dir: dir}
 }
@@ -23,7 +21,7 @@ type localFiles struct {
 	dir func() string
 }
 
-// ownerRead is the permission to open a file that containerd gives all of them.
+// ownerRead is a permission that containerd sets on all files.
 const ownerRead = 0o400
 
 // Look implements [Looker].

@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// opened counts what is opened in a content store.
+// opened counts how often a content store opens a file.
 type opened struct {
 	content.Store
 	n int
@@ -25,7 +25,8 @@ func (o *opened) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.Re
 	return o.Store.ReaderAt(ctx, d)
 }
 
-// TestAt looks at files where they lie: the store is asked only for one that is not as it should be, and its answer holds.
+// TestAt looks at files directly: only a file that is not in the expected state is opened through the store, and that
+// result counts.
 func TestAt(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx, done := n.Lease(t)
@@ -54,7 +55,7 @@ func TestAt(t *testing.T) {
 		t.Errorf("gone: %v, opened %d times", err, opens)
 	}
 	if opens, _ := look(n.ContentDir(), closed.Digest, closed.Size); opens != 1 {
-		t.Errorf("one that may not be opened: opened %d times", opens)
+		t.Errorf("no permission: opened %d times", opens)
 	}
 	for _, dir := range []string{"", t.TempDir()} {
 		if opens, err := look(dir, whole.Digest, whole.Size); err != nil || opens != 1 {
@@ -62,6 +63,6 @@ func TestAt(t *testing.T) {
 		}
 	}
 	if _, err := look(n.ContentDir(), "../../x", 1); err == nil {
-		t.Error("what is no digest is looked at")
+		t.Error("accepted an invalid digest")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// The bytes of a file are compared with its digest.
+// Verify compares the content of a file with its digest.
 func TestVerify(t *testing.T) {
 	e := ctdtest.New(t)
 	all := ctdtest.Blobs{}
@@ -60,7 +60,7 @@ func TestVerify(t *testing.T) {
 		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
 	} {
 		if !errors.As(err, &damage) || !damage.Gone {
-			t.Errorf("%s of a file that is gone: %v", name, err)
+			t.Errorf("%s of a missing file: %v", name, err)
 		}
 	}
 }

@@ -1,6 +1,5 @@
-// Package flight lets equal calls share one run of the work, as
-// golang.org/x/sync/singleflight does, and ends the work when nobody waits
-// for it any more, which that package does not.
+// Package flight merges concurrent identical calls, as golang.org/x/sync/singleflight does. Unlike that package, it
+// cancels the work when all callers have gone.
 package flight
 
 import (
@@ -11,37 +10,35 @@ import (
 	"sync"
 )
 
-// ErrAbandoned is the cause of the work's context when its last caller left.
+// ErrAbandoned is the cause of the work's context when its last caller has gone.
 var ErrAbandoned = errors.New("no caller is left")
 
 // Group runs work once per key at a time. The zero value is ready for use.
 type Group[T any] struct {
 	mu    sync.Mutex
 	calls map[string]*call[T]
-	ended error          // what every call fails with; nil before the end
-	works sync.WaitGroup // work under way, also what nobody waits for
+	ended error          // the error of every call after End
+	works sync.WaitGroup // running work, also without callers
 }
 
 type call[T any] struct {
-	done    chan struct{}
-	value   T
-	err     error
-	waiters int
-	kept    bool // goes on without waiters
-	cancel  context.CancelCauseFunc
+	done     chan struct{}
+	value    T
+	err      error
+	waiters  int
+	detached bool // continues without waiters
+	cancel   context.CancelCauseFunc
 }
 
-// Do returns what work returns. A call that finds the key's work under way
-// waits for that instead of starting its own. The work's context carries the
-// first caller's values; it is cancelled when every caller has gone.
+// Do returns the result of work. If work for the key is running, Do waits for that instead of starting its own. The
+// work's context has the values of the first caller's context. It is canceled when all callers have gone.
 //
 // A panic in work is returned as an error.
 func (g *Group[T]) Do(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
 	return g.do(ctx, key, false, work)
 }
 
-// DoDetached is Do for work that goes on after its callers have gone, so that a
-// later call can join it.
+// DoDetached is Do for work that continues after its callers have gone, so that a later call can join it.
 func (g *Group[T]) DoDetached(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
 	return g.do(ctx, key, true, work)
 }
@@ -58,7 +55,7 @@ func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(cont
 		c = g.start(ctx, key, work)
 	}
 	c.waiters++
-	c.kept = c.kept || keep
+	c.detached = c.detached || keep
 	g.mu.Unlock()
 
 	select {
@@ -69,15 +66,14 @@ func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(cont
 
 	g.mu.Lock()
 	c.waiters--
-	if c.waiters == 0 && !c.kept {
-		// Whoever comes now starts anew instead of joining work that ends.
+	if c.waiters == 0 && !c.detached {
+		// A later call must start its own work, not join work that is canceled.
 		if g.calls[key] == c {
 			delete(g.calls, key)
 		}
 		c.cancel(ErrAbandoned)
 		g.mu.Unlock()
-		// The caller that abandons the work waits for it to end, so that
-		// nothing of it is left when the call returns.
+		// The last caller waits for the end of the work, so that nothing of it is left when the call returns.
 		<-c.done
 		var zero T
 		return zero, context.Cause(ctx)
@@ -112,9 +108,8 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 	return c
 }
 
-// End makes every later call fail with why, which is not nil, cancels the work
-// that is under way, and waits for its end. It returns the context's error if
-// that ends first.
+// End makes every later call fail with why, which must not be nil, cancels running work, and waits for its end. It
+// returns the context's error if the context ends first.
 func (g *Group[T]) End(ctx context.Context, why error) error {
 	g.mu.Lock()
 	g.ended = why

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 )
 
-func TestEqualCallsShareOneRun(t *testing.T) {
+func TestConcurrentCallsShareOneRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			g    Group[int]
@@ -37,7 +37,7 @@ func TestEqualCallsShareOneRun(t *testing.T) {
 			t.Errorf("ran %d times", runs.Load())
 		}
 		if len(g.calls) != 0 {
-			t.Error("the key is remembered after use")
+			t.Error("the key remains after use")
 		}
 	})
 }
@@ -65,7 +65,7 @@ func TestWorkEndsWithItsLastCaller(t *testing.T) {
 			t.Errorf("first caller got %v", err)
 		}
 		if synctest.Wait(); cause != nil {
-			t.Fatal("the work ended while a caller was left")
+			t.Fatal("the work ended before its last caller had gone")
 		}
 		ca2()
 		if err := <-two; !errors.Is(err, context.Canceled) {
@@ -77,7 +77,7 @@ func TestWorkEndsWithItsLastCaller(t *testing.T) {
 	})
 }
 
-func TestKeptWorkIsJoinedLater(t *testing.T) {
+func TestDetachedWorkIsJoinedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			g    Group[int]
@@ -113,18 +113,18 @@ func TestPanicIsAnError(t *testing.T) {
 	}
 }
 
-func TestEndEndsWhatNobodyWaitsFor(t *testing.T) {
+func TestEndStopsDetachedWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			g     Group[int]
 			over  bool
 			cause error
 			hold  = make(chan struct{})
-			why   = errors.New("it is over")
+			why   = errors.New("ended")
 		)
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := g.DoDetached(gone, "kept", func(ctx context.Context) (int, error) {
+		if _, err := g.DoDetached(gone, "detached", func(ctx context.Context) (int, error) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			<-hold
@@ -134,17 +134,17 @@ func TestEndEndsWhatNobodyWaitsFor(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 		if err := g.End(gone, why); !errors.Is(err, context.Canceled) || over {
-			t.Errorf("an end whose caller has gone: %v", err)
+			t.Errorf("canceled End: %v", err)
 		}
 		go func() { synctest.Wait(); close(hold) }()
 		if err := g.End(t.Context(), why); err != nil || !over {
-			t.Errorf("got %v, and the work is over: %t", err, over)
+			t.Errorf("got %v, work is over: %t", err, over)
 		}
 		if !errors.Is(cause, why) {
 			t.Errorf("the work ended with %v", cause)
 		}
 		_, err := g.Do(t.Context(), "later", func(context.Context) (int, error) {
-			t.Error("work began after the end")
+			t.Error("work started after End")
 			return 0, nil
 		})
 		if !errors.Is(err, why) {
@@ -153,9 +153,8 @@ func TestEndEndsWhatNobodyWaitsFor(t *testing.T) {
 	})
 }
 
-// A caller that joins work, and one that waits for work it has abandoned, do
-// not outwait their contexts but for the work's own end.
-func TestJoiningHonoursContext(t *testing.T) {
+// A caller that joins work stops waiting when its context ends.
+func TestJoinHonorsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group[int]
 		hold := make(chan struct{})

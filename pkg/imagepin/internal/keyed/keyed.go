@@ -1,5 +1,4 @@
-// Package keyed has locks that are taken by name and whose waiting ends with
-// the caller's context.
+// Package keyed provides locks by key. Waiting for a lock ends with the caller's context.
 package keyed
 
 import (
@@ -8,8 +7,8 @@ import (
 	"sync"
 )
 
-// Mutex is a set of mutexes, one per key. The zero value is ready for use. It
-// is what containerd's unpacker takes as its duplication suppressor.
+// Mutex is a set of mutexes, one per key. The zero value is ready for use. It implements the duplication suppressor of
+// containerd's unpacker.
 type Mutex struct {
 	mu   sync.Mutex
 	held map[string]*slot
@@ -20,8 +19,7 @@ type slot struct {
 	users int           // holders and waiters
 }
 
-// Lock waits until key is free. It returns the context's error if that ends
-// first, or has ended.
+// Lock waits until key is free. It returns the context's error if the context ends first, or has ended.
 func (m *Mutex) Lock(ctx context.Context, key string) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -68,13 +66,11 @@ func (m *Mutex) leave(key string, s *slot) {
 	}
 }
 
-// RWMutex is a set of reader/writer locks, one per key. A call names all the
-// keys it needs at once and gets all of them or waits without holding any, so
-// that callers with overlapping keys cannot deadlock. The zero value is ready
-// for use.
+// RWMutex is a set of reader/writer locks, one per key. A call locks all keys that it needs at once, and holds none of
+// them while it waits, so callers with overlapping keys cannot deadlock. The zero value is ready for use.
 //
-// Nobody waits for a waiter: a writer that has to wait for a long reader of one
-// key holds up no reader, neither of that key nor of its others.
+// Waiters do not block others: a writer that waits for a long reader of one key blocks no readers of that key or of its
+// other keys.
 type RWMutex struct {
 	mu    sync.Mutex
 	state map[string]*rwState
@@ -84,15 +80,15 @@ type rwState struct {
 	readers int
 	writer  bool
 	waiters int
-	changed chan struct{} // closed and replaced when the key becomes freer
+	changed chan struct{} // closed and replaced when the key is released
 }
 
-// RLock takes keys for reading. The returned function releases them.
+// RLock locks keys for reading. The returned function unlocks them.
 func (m *RWMutex) RLock(ctx context.Context, keys ...string) (unlock func(), _ error) {
 	return m.lock(ctx, keys, false)
 }
 
-// Lock takes keys for writing. The returned function releases them.
+// Lock locks keys for writing. The returned function unlocks them.
 func (m *RWMutex) Lock(ctx context.Context, keys ...string) (unlock func(), _ error) {
 	return m.lock(ctx, keys, true)
 }
@@ -119,14 +115,14 @@ func (m *RWMutex) lock(ctx context.Context, keys []string, write bool) (func(), 
 	return func() { once.Do(func() { m.unlock(keys, write) }) }, nil
 }
 
-// busy tells whether key cannot be taken now.
+// busy reports whether key cannot be locked now.
 func (m *RWMutex) busy(key string, write bool) bool {
 	s := m.state[key]
 	return s != nil && (s.writer || (write && s.readers > 0))
 }
 
-// wait waits until key, which is busy, becomes freer. m.mu is held, but not
-// while it waits.
+// wait waits until key, which is busy, is released by a holder. The caller holds m.mu, which wait unlocks while it
+// waits.
 func (m *RWMutex) wait(ctx context.Context, key string) error {
 	s := m.state[key]
 	changed := s.changed

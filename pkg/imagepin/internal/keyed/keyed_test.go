@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 )
 
-func TestMutexExcludesAndForgets(t *testing.T) {
+func TestMutexExcludesAndCleansUp(t *testing.T) {
 	var (
 		m  Mutex
 		wg sync.WaitGroup
@@ -29,11 +29,11 @@ func TestMutexExcludesAndForgets(t *testing.T) {
 		t.Errorf("counted %d, want 100", n)
 	}
 	if len(m.held) != 0 {
-		t.Errorf("%d keys are remembered after use", len(m.held))
+		t.Errorf("%d keys remain after use", len(m.held))
 	}
 }
 
-func TestMutexHonoursContext(t *testing.T) {
+func TestMutexHonorsContext(t *testing.T) {
 	var m Mutex
 	if err := m.Lock(t.Context(), "a"); err != nil {
 		t.Fatal(err)
@@ -72,28 +72,28 @@ func TestRWMutex(t *testing.T) {
 		}()
 		synctest.Wait()
 		if locked {
-			t.Fatal("a writer got in beside a reader")
+			t.Fatal("a writer and a reader hold the lock")
 		}
 		r2, err := m.RLock(ctx, "a")
 		if err != nil {
-			t.Fatalf("a reader waits for a waiting writer: %v", err)
+			t.Fatalf("a waiting writer blocks a reader: %v", err)
 		}
 		r2()
-		r2() // releasing twice is once
+		r2() // the second call has no effect
 		if synctest.Wait(); locked {
-			t.Fatal("a writer got in beside a reader")
+			t.Fatal("a writer and a reader hold the lock")
 		}
 		r1()
 		if synctest.Wait(); !locked {
-			t.Fatal("the writer was not woken")
+			t.Fatal("the writer did not get the lock")
 		}
 		if len(m.state) != 0 {
-			t.Errorf("%d keys are remembered after use", len(m.state))
+			t.Errorf("%d keys remain after use", len(m.state))
 		}
 	})
 }
 
-func TestRWMutexReleasesWhatItTookOnCancel(t *testing.T) {
+func TestRWMutexCancel(t *testing.T) {
 	var m RWMutex
 	unlock, err := m.Lock(t.Context(), "b")
 	if err != nil {
@@ -106,7 +106,7 @@ func TestRWMutexReleasesWhatItTookOnCancel(t *testing.T) {
 	}
 	unlock()
 	if len(m.state) != 0 {
-		t.Errorf("%d keys are remembered after use", len(m.state))
+		t.Errorf("%d keys remain after use", len(m.state))
 	}
 }
 
@@ -131,15 +131,15 @@ func TestRWMutexWaitsWithoutHolding(t *testing.T) {
 		synctest.Wait()
 		free, err := m.Lock(ctx, "a")
 		if err != nil {
-			t.Fatalf("a key is held by a writer that waits for another: %v", err)
+			t.Fatalf("a waiting writer holds a key: %v", err)
 		}
 		busy()
 		if synctest.Wait(); locked {
-			t.Fatal("a writer got in beside another")
+			t.Fatal("two writers hold the lock")
 		}
 		free()
 		if synctest.Wait(); !locked {
-			t.Fatal("the writer was not woken")
+			t.Fatal("the writer did not get the lock")
 		}
 	})
 }

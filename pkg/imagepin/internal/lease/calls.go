@@ -10,25 +10,24 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Calls is containerd's leases. It remembers those of calls that could not be deleted because containerd had gone: at the
-// next start of this process they would be found, but it may be containerd alone that is started again.
+// Calls wraps containerd's lease manager. It remembers the leases of finished calls that could not be deleted because
+// containerd was unavailable. The next start of this process would delete them, but possibly only containerd restarts.
 type Calls struct {
 	leases.Manager
 	mu    sync.Mutex
 	calls map[string]bool // by ID: whether the call is over
 }
 
-// NewCalls returns the leases of a manager.
+// NewCalls returns a Calls that uses m.
 func NewCalls(m leases.Manager) *Calls {
 	return &Calls{Manager: m, calls: make(map[string]bool)}
 }
 
-// createTimeout bounds how long a caller that has gone waits for its lease.
+// createTimeout bounds how long Create waits after its caller has gone.
 const createTimeout = 10 * time.Second
 
-// Create implements leases.Manager. It ends with the answer and not with the
-// caller, whose lease nobody would know of. That it fails does not say that there
-// is no lease: the answer may have been lost.
+// Create implements leases.Manager. It does not stop when the caller has gone, because the lease would then be unknown.
+// An error does not mean that there is no lease: the answer may have been lost.
 func (c *Calls) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
 	var l leases.Lease
 	for _, o := range opts {
@@ -77,7 +76,7 @@ func (c *Calls) Retry(ctx context.Context) error {
 	c.mu.Unlock()
 	for _, id := range over {
 		if err := c.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("delete the lease of a call that is over: %w", err)
+			return fmt.Errorf("delete the lease of a finished call: %w", err)
 		}
 	}
 	return nil

@@ -12,33 +12,33 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// unreachable is a lease manager whose answers are lost while down is set.
+// unreachable is a lease manager that returns errors while down is set.
 type unreachable struct {
 	leases.Manager
-	down, does bool // does says that what was asked for is done all the same
+	down, succeeds bool // succeeds means that the request is executed, and only its answer is lost
 }
 
-var errGone = errors.New("gone")
+var errUnreachable = errors.New("gone")
 
 func (u *unreachable) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
-	if u.down && !u.does {
-		return leases.Lease{}, errGone
+	if u.down && !u.succeeds {
+		return leases.Lease{}, errUnreachable
 	}
 	l, err := u.Manager.Create(ctx, opts...)
 	if u.down {
-		return leases.Lease{}, errGone
+		return leases.Lease{}, errUnreachable
 	}
 	return l, err
 }
 
 func (u *unreachable) Delete(ctx context.Context, l leases.Lease, opts ...leases.DeleteOpt) error {
 	if u.down {
-		return errGone
+		return errUnreachable
 	}
 	return u.Manager.Delete(ctx, l, opts...)
 }
 
-func TestUndoneLeases(t *testing.T) {
+func TestRetry(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx := n.Context(t)
 	m := &unreachable{Manager: n.Leases}
@@ -67,20 +67,20 @@ func TestUndoneLeases(t *testing.T) {
 	}
 	m.down = true
 	for _, id := range []string{"over", "kept"} {
-		if err := u.Delete(ctx, leases.Lease{ID: id}); !errors.Is(err, errGone) {
-			t.Fatalf("deleting %s: %v", id, err)
+		if err := u.Delete(ctx, leases.Lease{ID: id}); !errors.Is(err, errUnreachable) {
+			t.Fatalf("delete %s: %v", id, err)
 		}
 	}
-	m.does = true
-	if err := create("answer lost", "pull"); !errors.Is(err, errGone) {
-		t.Fatalf("creating: %v", err)
+	m.succeeds = true
+	if err := create("answer lost", "pull"); !errors.Is(err, errUnreachable) {
+		t.Fatalf("create: %v", err)
 	}
-	m.does = false
-	if err := create("never made", "collect"); !errors.Is(err, errGone) {
-		t.Fatalf("creating: %v", err)
+	m.succeeds = false
+	if err := create("never made", "collect"); !errors.Is(err, errUnreachable) {
+		t.Fatalf("create: %v", err)
 	}
-	if err := u.Retry(ctx); !errors.Is(err, errGone) {
-		t.Errorf("trying again while it is down: %v", err)
+	if err := u.Retry(ctx); !errors.Is(err, errUnreachable) {
+		t.Errorf("retry while it is down: %v", err)
 	}
 	if got := left(); !slices.Equal(got, []string{"answer lost", "kept", "over", "running"}) {
 		t.Fatalf("before: %q", got)
@@ -89,17 +89,16 @@ func TestUndoneLeases(t *testing.T) {
 	if err := u.Retry(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// What runs is not over, and what is retained is somebody else's to delete.
+	// The lease of a running call stays, and so does a lease with another purpose.
 	if got := left(); !slices.Equal(got, []string{"kept", "running"}) {
 		t.Errorf("after: %q", got)
 	}
 	if err := u.Delete(ctx, leases.Lease{ID: "running"}); err != nil || len(u.calls) != 0 {
-		t.Errorf("%v, %v is remembered", err, u.calls)
+		t.Errorf("%v, remembered: %v", err, u.calls)
 	}
 }
 
-// leaving is a lease manager whose caller goes before it has answered, as over a
-// connection: the lease is made all the same.
+// leaving is a lease manager whose caller goes away before the answer, as over a connection. The lease is created.
 type leaving struct {
 	leases.Manager
 	leave context.CancelFunc
@@ -114,9 +113,8 @@ func (l *leaving) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease,
 	return made, err
 }
 
-// A caller that goes while its lease is made is given the lease, to delete. One
-// that has gone before gets none.
-func TestLeaseOfACallerThatGoes(t *testing.T) {
+// A caller that goes away during Create gets the lease, to delete it. A caller that has gone before gets none.
+func TestCreateForCanceledCaller(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx, cancel := context.WithCancel(n.Context(t))
 	u := NewCalls(&leaving{n.Leases, cancel})
@@ -132,6 +130,6 @@ func TestLeaseOfACallerThatGoes(t *testing.T) {
 		t.Errorf("leases %v, %v", all, err)
 	}
 	if err := u.Delete(n.Context(t), l); err != nil || len(u.calls) != 0 {
-		t.Errorf("%v, %v is remembered", err, u.calls)
+		t.Errorf("%v, remembered: %v", err, u.calls)
 	}
 }

@@ -1,4 +1,4 @@
-// Package lease runs calls under leases of their own, and deletes the leases that killed calls have left.
+// Package lease runs calls under leases of their own, and deletes the leases that killed calls have left behind.
 package lease
 
 import (
@@ -17,17 +17,17 @@ import (
 // Purpose is the value of the label on a lease.
 type Purpose string
 
-// The purposes of leases that are for the length of a call.
+// The purposes of leases that exist only during a call.
 const (
 	// Pull holds what a pull fetches and unpacks.
 	Pull Purpose = "pull"
-	// Use holds an image that a container or a sandbox is about to be made of, or that is checked.
+	// Use holds an image that a container or a sandbox is about to use, or that is being checked.
 	Use Purpose = "use"
 	// Collect starts a garbage collection.
 	Collect Purpose = "collect"
 )
 
-// OfCall reports whether a lease is for the length of a call.
+// OfCall reports whether a lease exists only during a call.
 func OfCall(l leases.Lease) bool {
 	switch Purpose(l.Labels[imagepin.LeaseLabel]) {
 	case Pull, Use, Collect:
@@ -37,15 +37,15 @@ func OfCall(l leases.Lease) bool {
 }
 
 const (
-	// life bounds how long a lease holds what nobody came back for.
-	life = 24 * time.Hour
-	// cleanupTimeout bounds what is done after the caller has gone.
+	// expiration bounds how long a lease holds content if nothing deletes it.
+	expiration = 24 * time.Hour
+	// cleanupTimeout bounds cleanup after the caller has gone.
 	cleanupTimeout = 30 * time.Second
 )
 
-// With runs fn under a lease, which ctx carries, and deletes the lease.
+// With runs fn under a new lease, which is in its context, and then deletes the lease.
 func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(context.Context) error) error {
-	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(life), leases.WithLabel(imagepin.LeaseLabel, string(p)))
+	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(expiration), leases.WithLabel(imagepin.LeaseLabel, string(p)))
 	if err != nil {
 		return fmt.Errorf("create a lease: %w", err)
 	}
@@ -61,11 +61,9 @@ func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(contex
 	return err
 }
 
-// DeleteLeftovers deletes the leases of calls that were killed: of pulls, and
-// those that hold an image for the length of a call or start a
-// collection. It must run before the first call. What they held is
-// collected before it returns, unless that takes too long: a snapshotter that
-// hangs must not hold up the start.
+// DeleteLeftovers deletes the leases of killed calls: leases with the purposes Pull, Use and Collect. It must run
+// before the first call. It returns after garbage collection of what they held, unless that takes too long: a
+// snapshotter that hangs must not block the start.
 func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|%s|%s)$", imagepin.LeaseLabel, Pull, Use, Collect))
 	if err != nil {
@@ -82,13 +80,13 @@ func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 		late := bounded.Err() != nil && ctx.Err() == nil
 		cancel()
 		if late {
-			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("what a killed call left is collected later")
+			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("cannot delete the lease of a killed call in time, its content is collected later")
 			continue
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the lease of an earlier call: %w", err)
 		}
-		log.G(ctx).WithField("lease", l.ID).Info("deleted what a killed call left")
+		log.G(ctx).WithField("lease", l.ID).Info("deleted the lease of a killed call")
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// syncLeases notes which leases were deleted synchronously.
+// syncLeases records which leases were deleted synchronously.
 type syncLeases struct {
 	leases.Manager
 	sync    []bool
@@ -32,7 +32,7 @@ func (l *syncLeases) Delete(ctx context.Context, lease leases.Lease, opts ...lea
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestWith runs what succeeds or fails for a caller that goes away.
+// TestWith checks that the lease is deleted after success and failure, even if the caller has gone.
 func TestWith(t *testing.T) {
 	for name, fails := range map[string]error{"success": nil, "failure": errors.New("no")} {
 		t.Run(name, func(t *testing.T) {
@@ -45,20 +45,20 @@ func TestWith(t *testing.T) {
 				n.Write(ctx, t, blobs)
 				n.Collect(t)
 				if !n.HasBlob(t, img.Layer.Digest) {
-					t.Error("the lease does not hold what is fetched under it")
+					t.Error("the lease does not hold content that is fetched under it")
 				}
 				all, err := m.List(ctx)
 				if err != nil || len(all) != 1 || all[0].Labels[imagepin.LeaseLabel] != "pull" || all[0].Labels["containerd.io/gc.expire"] == "" {
 					t.Errorf("leases %+v, %v", all, err)
 				}
-				cancel() // the caller leaves: cleaning up is done all the same
+				cancel() // cleanup does not depend on the caller
 				return fails
 			})
 			if !errors.Is(err, fails) {
 				t.Errorf("got %v", err)
 			}
 			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
-				t.Errorf("leases are left: %v, %v", all, err)
+				t.Errorf("leftover leases: %v, %v", all, err)
 			}
 			if len(m.sync) != 1 || m.sync[0] {
 				t.Errorf("deleted synchronously: %v", m.sync)
@@ -67,8 +67,8 @@ func TestWith(t *testing.T) {
 	}
 }
 
-// TestLeaseThatStays fails to delete a lease. It expires: the call is none the worse.
-func TestLeaseThatStays(t *testing.T) {
+// TestWithFailedDelete checks that a failure to delete the lease does not fail the call: the lease expires.
+func TestWithFailedDelete(t *testing.T) {
 	n := ctdtest.New(t)
 	m := &syncLeases{Manager: n.Leases, failing: errors.New("no")}
 	if err := With(n.Context(t), m, Pull, func(context.Context) error { return nil }); err != nil {
@@ -110,10 +110,10 @@ func TestDeleteLeftovers(t *testing.T) {
 		left[l.ID] = true
 	}
 	if len(left) != 3 || !left["retain"] || !left["pullover"] || !left["foreign"] {
-		t.Errorf("leases that are left: %v", left)
+		t.Errorf("remaining leases: %v", left)
 	}
 	if n.HasBlob(t, img.Layer.Digest) || !n.HasBlob(t, kept.Layer.Digest) {
-		t.Error("the content is not that of the leases that are left")
+		t.Error("the content does not match the remaining leases")
 	}
 	if err := DeleteLeftovers(ctx, m); err != nil {
 		t.Error(err)

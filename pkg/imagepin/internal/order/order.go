@@ -1,7 +1,7 @@
-// Package order has what package cmp lacks.
+// Package order adds to package cmp.
 package order
 
-// Bool compares as [cmp.Compare] does; true is the greater.
+// Bool is [cmp.Compare] for booleans: false is less than true.
 func Bool(a, b bool) int {
 	switch {
 	case a == b:

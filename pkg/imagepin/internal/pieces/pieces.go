@@ -1,5 +1,5 @@
-// Package pieces cuts lists of messages into what one message of a gRPC stream
-// may hold: kubelet, crictl and containerd's socket take 16 MiB.
+// Package pieces splits lists of messages so that each part fits in one message of a gRPC stream: kubelet, crictl and
+// containerd's socket accept 16 MiB.
 package pieces
 
 import (
@@ -9,14 +9,13 @@ import (
 )
 
 const (
-	// Count is how many messages a piece has at most.
+	// Count is the maximum number of messages in a piece.
 	Count = 500
-	// Bytes is how large a piece is at most, but for one message that is larger
-	// by itself.
+	// Bytes is the maximum size of a piece. A single message can be larger.
 	Bytes = 4 << 20
 )
 
-// Of gives the pieces of a list, in its order. None is empty.
+// Of returns the pieces of a list, in order. No piece is empty.
 func Of[M proto.Message](all []M) iter.Seq[[]M] {
 	return func(yield func([]M) bool) {
 		first, size := 0, 0

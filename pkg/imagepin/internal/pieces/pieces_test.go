@@ -9,7 +9,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A piece is bounded in messages and in bytes, and all together have every message once and in order.
+// Pieces are bounded in messages and in bytes, and together contain every message once and in order.
 func TestPieces(t *testing.T) {
 	const large = Bytes / 3
 	for name, sizes := range map[string][]int{
@@ -33,11 +33,11 @@ func TestPieces(t *testing.T) {
 		}
 		for i := range all {
 			if got[i] != all[i] {
-				t.Fatalf("%s: image %d is another", name, i)
+				t.Fatalf("%s: image %d differs", name, i)
 			}
 		}
 	}
 	for range Of(make([]*runtime.Image, 2*Count)) {
-		break // whoever stops asking is not given more
+		break // stopping early is allowed
 	}
 }

@@ -1,0 +1,94 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// unknownKeys returns an error that names the unknown keys in a strict decoding of a value, with the known keys that
+// were probably meant.
+func unknownKeys(unknown *toml.StrictMissingError, value any) error {
+	texts := make([]string, len(unknown.Errors))
+	for i, e := range unknown.Errors {
+		texts[i] = fmt.Sprintf("unknown key %q", strings.Join(e.Key(), "."))
+		if meant := similarKey(reflect.TypeOf(value), e.Key()); meant != nil {
+			texts[i] += fmt.Sprintf(" (did you mean %q?)", strings.Join(meant, "."))
+		}
+	}
+	return errors.New(strings.Join(texts, ", "))
+}
+
+// similarKey returns the key of a type that is most similar to an unknown key; nil if none is similar. Only the first
+// unknown part of the key differs.
+func similarKey(t reflect.Type, key []string) []string {
+	for i, part := range key {
+		switch t = elem(t); {
+		case t.Kind() == reflect.Map:
+			t = t.Elem()
+			continue
+		case t.Kind() != reflect.Struct:
+			return nil
+		}
+		known := fields(t)
+		if next, ok := known[part]; ok {
+			t = next
+			continue
+		}
+		best, distance := "", min(2, len(part)/3)+1
+		for name := range known {
+			if d := editDistance(part, name); d < distance || d == distance && best != "" && name < best {
+				best, distance = name, d
+			}
+		}
+		if best == "" {
+			return nil
+		}
+		return slices.Concat(key[:i], []string{best}, key[i+1:])
+	}
+	return nil
+}
+
+// elem returns the type that a TOML table is decoded into for t, which may be a pointer or a slice.
+func elem(t reflect.Type) reflect.Type {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	return t
+}
+
+// fields returns the types of a struct's fields by TOML key, with the fields of embedded structs.
+func fields(t reflect.Type) map[string]reflect.Type {
+	all := make(map[string]reflect.Type)
+	for _, f := range reflect.VisibleFields(t) {
+		if key, _, _ := strings.Cut(f.Tag.Get("toml"), ","); key != "" {
+			all[key] = f.Type
+		}
+	}
+	return all
+}
+
+// editDistance returns the Levenshtein distance of two texts, in bytes.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			substitution := diagonal
+			if a[i] != b[j] {
+				substitution++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(substitution, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
