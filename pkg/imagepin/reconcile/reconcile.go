@@ -65,6 +65,8 @@ type Store interface {
 	// Adopt records the keys of images of other tools.
 	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
 	NoteUntagged(u store.Untagged)
+	// CreateIDRecord creates the record of an image ID if a record of the image needs it.
+	CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error
 	// Unsee notes that containerd's CRI may not know the current state of a record.
 	Unsee(img images.Image, entries ...imagepin.Entry)
 }

@@ -175,19 +175,18 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 	}
 }
 
-// TestRecordThatComesBack has containerd's CRI write the record of a name again that
-// was removed with that of the image ID. The image is listed, and can be removed.
-func TestRecordThatComesBack(t *testing.T) {
+// TestRecordCreatedAgain creates the record of a reference again after it was removed with the record of the image ID,
+// as containerd's CRI does. The image is listed and can be removed.
+func TestRecordCreatedAgain(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
-	r := New(Config{Store: s, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: runtimes, Namespace: ctdtest.Namespace})
-	r.healing = newHealing(r)
+	r := reconcilerOf(n, s)
 	ctx, done := n.Lease(t)
 	defer done()
 	blobs := ctdtest.Blobs{}
@@ -201,7 +200,7 @@ func TestRecordThatComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, event := range []string{name, id.String()} {
-			if err := r.record(ctx, event); err != nil {
+			if err := r.syncRecord(ctx, event); err != nil {
 				t.Fatal(err)
 			}
 		}

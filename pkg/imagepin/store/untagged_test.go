@@ -204,11 +204,11 @@ func TestHasKeys(t *testing.T) {
 	want("dropped", false)
 }
 
-// TestNameID has a record of an image and none of its ID.
-func TestNameID(t *testing.T) {
-	managed := map[string]string{criManagedLabel: criManagedValue}
+// TestCreateIDRecord creates the record of an image ID only if a record of the image still needs it.
+func TestCreateIDRecord(t *testing.T) {
+	managed := map[string]string{CRIManagedLabel: CRIManagedValue}
 	for name, c := range map[string]struct {
-		record *images.Image // nil where it is gone
+		record *images.Image // nil if it was removed
 		want   bool
 	}{
 		"managed":     {&images.Image{Name: "not a reference", Labels: managed}, true},
