@@ -51,9 +51,9 @@ type Entry struct {
 	Size int64
 	// User is the user in the image's configuration, as written there.
 	User string
-	// UserAside reports that the user is too long for the label. Readers of the label find it in the image's
+	// UserOmitted reports that the user is too long for the label. Readers of the label find it in the image's
 	// configuration.
-	UserAside bool
+	UserOmitted bool
 	// ReadyAt is the time when the key became ready, to the second.
 	ReadyAt time.Time
 	// Source is how the image came to the node.

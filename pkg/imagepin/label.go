@@ -106,7 +106,7 @@ func labelOf(e Entry) keyLabel {
 		ChainID:     e.ChainID,
 		Size:        e.Size,
 		User:        e.User,
-		UserAside:   e.UserAside,
+		UserAside:   e.UserOmitted,
 		ReadyAt:     e.ReadyAt.UTC().Truncate(time.Second),
 		Source:      e.Source,
 		Host:        e.Host,
@@ -152,7 +152,7 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		Source:   l.Source,
 		Host:     l.Host,
 
-		UserAside: l.UserAside,
+		UserOmitted: l.UserAside,
 	}
 	if want := KeyLabelName(e.Key); want != name {
 		return Entry{}, fmt.Errorf("label %s: holds key %s, which belongs in label %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)

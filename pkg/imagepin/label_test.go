@@ -85,8 +85,8 @@ func TestLongUserIsOmitted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.User != "" || !got.UserAside {
-		t.Errorf("user %q, omitted %t", got.User, got.UserAside)
+	if got.User != "" || !got.UserOmitted {
+		t.Errorf("user %q, omitted %t", got.User, got.UserOmitted)
 	}
 	for _, user := range []string{"", e.User, "short"} {
 		got.User = user

@@ -50,7 +50,7 @@ type Config struct {
 
 // Service is the image side of containerd's CRI.
 type Service struct {
-	Config
+	config Config
 	mu       sync.Mutex
 	refs     map[string]string // refCache: reference → image ID
 	images   map[string]*Image
@@ -61,19 +61,19 @@ type Service struct {
 // New returns a service without images; see [Service.Recover].
 func New(c Config) *Service {
 	return &Service{
-		Config: c, refs: make(map[string]string), images: make(map[string]*Image),
+		config: c, refs: make(map[string]string), images: make(map[string]*Image),
 		pinned: make(map[string]map[string]bool), platform: platforms.Default(),
 	}
 }
 
 // Recover is CheckImages of internal/cri/server/images/check.go. It skips images with incomplete content.
 func (s *Service) Recover(ctx context.Context) error {
-	all, err := s.Images.List(ctx)
+	all, err := s.config.Images.List(ctx)
 	if err != nil {
 		return fmt.Errorf("unable to list images: %w", err)
 	}
 	for _, img := range all {
-		ok, _, _, _, err := images.Check(ctx, s.Content, img.Target, s.platform)
+		ok, _, _, _, err := images.Check(ctx, s.config.Content, img.Target, s.platform)
 		if err != nil || !ok {
 			continue
 		}
@@ -86,7 +86,7 @@ func (s *Service) Recover(ctx context.Context) error {
 // (internal/cri/server/events.go, HandleEvent) calls it with the name in an image event. An image that is not managed
 // gets a record of its ID, and then the label.
 func (s *Service) UpdateImage(ctx context.Context, name string) error {
-	img, err := s.Images.Get(ctx, name)
+	img, err := s.config.Images.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
 		return s.update(ctx, name)
 	}
@@ -97,7 +97,7 @@ func (s *Service) UpdateImage(ctx context.Context, name string) error {
 		if img.Labels[label] == value {
 			continue
 		}
-		config, err := img.Config(ctx, s.Content, s.platform)
+		config, err := img.Config(ctx, s.config.Content, s.platform)
 		if err != nil {
 			return fmt.Errorf("get image id: %w", err)
 		}
@@ -119,7 +119,7 @@ func (s *Service) UpdateImage(ctx context.Context, name string) error {
 // labels is getLabels of internal/cri/server/images/image_pull.go.
 func (s *Service) labels(name string) map[string]string {
 	l := map[string]string{managedLabel: managedValue}
-	if slices.Contains(s.PinnedImages, name) {
+	if slices.Contains(s.config.PinnedImages, name) {
 		l[pinnedLabel] = pinnedValue
 	}
 	return l
@@ -128,11 +128,11 @@ func (s *Service) labels(name string) map[string]string {
 // createOrUpdate is createOrUpdateImageReference of internal/cri/server/images/image_pull.go, with the same steps.
 func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {
 	img := images.Image{Name: name, Target: target, Labels: labels}
-	_, err := s.Images.Create(ctx, img)
+	_, err := s.config.Images.Create(ctx, img)
 	if err == nil || !errdefs.IsAlreadyExists(err) {
 		return err
 	}
-	old, err := s.Images.Get(ctx, name)
+	old, err := s.config.Images.Get(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -146,14 +146,14 @@ func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispe
 	if old.Target.Digest == target.Digest && len(paths) < 2 {
 		return nil
 	}
-	_, err = s.Images.Update(ctx, img, paths...)
+	_, err = s.config.Images.Update(ctx, img, paths...)
 	return err
 }
 
 // update is Store.Update of internal/cri/store/image/image.go. That function holds its lock while it reads, so that no
 // lookup runs meanwhile. Nothing depends on this.
 func (s *Service) update(ctx context.Context, ref string) error {
-	i, err := s.Images.Get(ctx, ref)
+	i, err := s.config.Images.Get(ctx, ref)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("get image from containerd: %w", err)
 	}
@@ -221,11 +221,11 @@ func (s *Service) drop(id, ref string) {
 
 // read is Store.getImage of internal/cri/store/image/image.go.
 func (s *Service) read(ctx context.Context, i images.Image) (*Image, error) {
-	desc, err := i.Config(ctx, s.Content, s.platform)
+	desc, err := i.Config(ctx, s.config.Content, s.platform)
 	if err != nil {
 		return nil, fmt.Errorf("get image config descriptor: %w", err)
 	}
-	b, err := content.ReadBlob(ctx, s.Content, desc)
+	b, err := content.ReadBlob(ctx, s.config.Content, desc)
 	if err != nil {
 		return nil, fmt.Errorf("read image config from content store: %w", err)
 	}
@@ -284,7 +284,7 @@ func (s *Service) RemoveImage(ctx context.Context, name string) error {
 		if i == len(img.References)-1 {
 			opts = append(opts, images.SynchronousDelete())
 		}
-		if err := s.Images.Delete(ctx, ref, opts...); err != nil && !errdefs.IsNotFound(err) {
+		if err := s.config.Images.Delete(ctx, ref, opts...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("failed to delete image reference %q for %q: %w", ref, img.ID, err)
 		}
 		if err := s.update(ctx, ref); err != nil {

@@ -12,7 +12,7 @@ import (
 // Check implements the API.
 func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return guarded(ctx, s, "Check", func(ctx context.Context) (*api.CheckResponse, error) {
-		report, err := s.Health.Check(ctx)
+		report, err := s.config.Health.Check(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -23,7 +23,7 @@ func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResp
 
 // checkPins adds the findings of a check of the pins, and repairs them if requested.
 func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResponse) error {
-	checked, findings, err := s.Config.Pins.Check(ctx)
+	checked, findings, err := s.config.Pins.Check(ctx)
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 	for _, f := range findings {
 		a := &api.Finding{Subject: f.Record, Problem: f.Problem, Repair: f.Repair}
 		if repair {
-			done, err := s.Config.Pins.Repair(ctx, f)
+			done, err := s.config.Pins.Repair(ctx, f)
 			a.Repair, a.Repaired = done, done != pin.Ignored
 			if err != nil {
 				a.Error = err.Error()
@@ -47,12 +47,12 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 func (s *Server) report(ctx context.Context, report health.Report, repair bool, after func() error) *api.CheckResponse {
 	resp := &api.CheckResponse{Checked: int64(report.Checked)}
 	for _, f := range report.Findings {
-		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.Repair()}
+		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.RepairHint()}
 		resp.Findings = append(resp.Findings, a)
 		if !repair || ctx.Err() != nil {
 			continue
 		}
-		done, err := s.Health.Repair(ctx, f)
+		done, err := s.config.Health.Repair(ctx, f)
 		a.Repair, a.Repaired = string(done), done != reconcile.Ignored
 		if err != nil {
 			a.Error = err.Error()

@@ -22,12 +22,12 @@ func target(t runtimeplatform.Target) *api.Target {
 
 func (s *Server) key(e imagepin.Entry) *api.Key {
 	k := &api.Key{
-		Ref: e.Ref, Target: target(e.Target), Handlers: s.Runtimes().Handlers(e.Target),
+		Ref: e.Ref, Target: target(e.Target), Handlers: s.config.Runtimes().Handlers(e.Target),
 		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
 		Record: e.Record,
 	}
-	for _, p := range s.Config.Pins.Scopes(e.Ref) {
+	for _, p := range s.config.Pins.Scopes(e.Ref) {
 		if p.Root.Digest == e.Root.Digest {
 			k.Pin = string(p.Scope)
 			break

@@ -33,7 +33,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if rate == 0 {
 		rate = deepRate
 	}
-	report, err := s.Health.DeepCheck(ctx, health.Deep{BytesPerSecond: rate, Progress: p.read, PinnedRef: s.pinnedRef})
+	report, err := s.config.Health.DeepCheck(ctx, health.DeepOptions{BytesPerSecond: rate, Progress: p.read, PinnedRef: s.pinnedRef})
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 
 // pinnedRef returns the reference of a pin at a digest; "" if there is none.
 func (s *Server) pinnedRef(root digest.Digest) string {
-	for _, p := range s.Config.Pins.List() {
+	for _, p := range s.config.Pins.List() {
 		if p.Root.Digest == root {
 			return p.Ref
 		}

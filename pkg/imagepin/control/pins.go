@@ -27,7 +27,7 @@ func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 		}
 	}
 	resp := &api.PinsResponse{}
-	for _, p := range s.Config.Pins.List() {
+	for _, p := range s.config.Pins.List() {
 		if matches(p.Ref) && (scope == "" || scope == p.Scope) {
 			resp.Pins = append(resp.Pins, Pin(p))
 		}
@@ -44,7 +44,7 @@ func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsRespons
 func (s *Server) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
 	_, err := guarded(stream.Context(), s, "StreamPins", func(context.Context) (struct{}, error) {
 		all, err := s.listPins(r)
-		for piece := range pieces.Of(all.GetPins()) {
+		for piece := range pieces.Split(all.GetPins()) {
 			if err := stream.Send(&api.PinsResponse{Pins: piece}); err != nil {
 				return struct{}{}, err
 			}
@@ -69,7 +69,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 		if err != nil {
 			return nil, imagepin.Invalid("digest", r.GetDigest(), err)
 		}
-		p, previous, err := s.Decider.SetPin(ctx, decide.SetPin{
+		p, previous, err := s.config.Decider.SetPin(ctx, decide.SetPin{
 			Ref: ref, Scope: scope, Digest: d, Retain: r.GetRetain(), Credential: credential(r.GetCredential()),
 		})
 		if err != nil {
@@ -90,7 +90,7 @@ func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.R
 		if err != nil {
 			return nil, err
 		}
-		p, err := s.Config.Pins.Remove(ctx, pin.ID{Scope: scope, Ref: ref.String()})
+		p, err := s.config.Pins.Remove(ctx, pin.ID{Scope: scope, Ref: ref.String()})
 		if err != nil {
 			return nil, err
 		}
@@ -108,7 +108,7 @@ func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refre
 				return nil, err
 			}
 		}
-		done, err := s.Puller.Refresh(ctx, r.GetRef(), scope, credential(r.GetCredential()))
+		done, err := s.config.Puller.Refresh(ctx, r.GetRef(), scope, credential(r.GetCredential()))
 		if err != nil {
 			return nil, err
 		}

@@ -69,7 +69,7 @@ type Pins interface {
 // Decider decides which digest a reference resolves to. [decide.Decider] implements it.
 type Decider interface {
 	Rule(ref string) policy.Rule
-	Preview(ctx context.Context, q decide.Question, scope policy.Scope) (decide.Verdict, policy.Rule, error)
+	Preview(ctx context.Context, q decide.Request, scope policy.Scope) (decide.Verdict, policy.Rule, error)
 	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
 }
 
@@ -82,26 +82,26 @@ type Puller interface {
 // Health checks and repairs. [reconcile.Reconciler] implements it.
 type Health interface {
 	Check(ctx context.Context) (health.Report, error)
-	DeepCheck(ctx context.Context, d health.Deep) (health.Report, error)
+	DeepCheck(ctx context.Context, d health.DeepOptions) (health.Report, error)
 	Repair(ctx context.Context, f health.Finding) (reconcile.Repaired, error)
 }
 
 // Server is the control service.
 type Server struct {
 	api.UnimplementedControlServer
-	Config
+	config Config
 }
 
 // New returns a server.
-func New(c Config) *Server { return &Server{Config: c} }
+func New(c Config) *Server { return &Server{config: c} }
 
 // Register registers the service with a gRPC server.
 func (s *Server) Register(g grpc.ServiceRegistrar) { api.RegisterControlServer(g, s) }
 
 // guarded runs one call through Guard, and returns its answer.
 func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx context.Context) (T, error)) (resp T, err error) {
-	err = s.Guard(ctx, method, func() (err error) {
-		resp, err = call(namespaces.WithNamespace(ctx, s.Namespace))
+	err = s.config.Guard(ctx, method, func() (err error) {
+		resp, err = call(namespaces.WithNamespace(ctx, s.config.Namespace))
 		return err
 	})
 	return resp, err
@@ -119,7 +119,7 @@ func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesR
 func (s *Server) StreamImages(r *api.ImagesRequest, stream grpc.ServerStreamingServer[api.ImagesResponse]) error {
 	_, err := guarded(stream.Context(), s, "StreamImages", func(context.Context) (struct{}, error) {
 		keys, err := s.keys(r)
-		for piece := range pieces.Of(keys) {
+		for piece := range pieces.Split(keys) {
 			if err := stream.Send(&api.ImagesResponse{Keys: piece}); err != nil {
 				return struct{}{}, err
 			}
@@ -144,7 +144,7 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 		of = &rt.Target
 	}
 	var keys []*api.Key
-	for _, img := range s.Config.Images.Images() {
+	for _, img := range s.config.Images.Images() {
 		for _, e := range img.Entries {
 			if matches(e.Ref) && (of == nil || *of == e.Target) {
 				keys = append(keys, s.key(e))
@@ -159,7 +159,7 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 
 // lookup returns the runtime of a handler. Its error names the known handlers.
 func (s *Server) lookup(handler string) (runtimeplatform.Runtime, error) {
-	rt, err := s.Runtimes().Lookup(handler)
+	rt, err := s.config.Runtimes().Lookup(handler)
 	return rt, imagepin.UnknownHandler(err)
 }
 
@@ -191,11 +191,11 @@ func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.Inspe
 		if ref, err := imagepin.ParseReference(name); err == nil && !isID(name) {
 			name = ref.String()
 		}
-		resp := &api.InspectResponse{Ref: name, Rule: rule(s.Decider.Rule(name))}
-		for _, e := range s.Config.Images.Find(r.GetRef()) {
+		resp := &api.InspectResponse{Ref: name, Rule: rule(s.config.Decider.Rule(name))}
+		for _, e := range s.config.Images.Find(r.GetRef()) {
 			resp.Keys = append(resp.Keys, s.key(e))
 		}
-		for _, p := range s.Config.Pins.Scopes(name) {
+		for _, p := range s.config.Pins.Scopes(name) {
 			resp.Pins = append(resp.Pins, Pin(p))
 		}
 		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
@@ -230,8 +230,8 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 				return nil, err
 			}
 		}
-		q := decide.Question{Ref: ref, Credential: credential(r.GetCredential()), Target: rt.Target}
-		v, by, err := s.Decider.Preview(ctx, q, scope)
+		q := decide.Request{Ref: ref, Credential: credential(r.GetCredential()), Target: rt.Target}
+		v, by, err := s.config.Decider.Preview(ctx, q, scope)
 		if err != nil {
 			return nil, err
 		}
@@ -260,7 +260,7 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 			return struct{}{}, err
 		}
 		progress := &progress{stream: stream}
-		pulled, err := s.Puller.Pull(ctx, pull.Request{
+		pulled, err := s.config.Puller.Pull(ctx, pull.Request{
 			Ref: r.GetRef(), Runtime: rt, Credential: credential(r.GetCredential()), Progress: progress.report,
 		})
 		if err != nil {
@@ -298,17 +298,17 @@ func (s *Server) missing(ctx context.Context, ref reference.Named, v decide.Verd
 	if err != nil {
 		return err
 	}
-	if e, ok := s.Config.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
+	if e, ok := s.config.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
 		resp.Manifest, resp.Ready = e.Manifest.String(), true
 		return nil
 	}
-	m, err := pull.Missing(ctx, s.Content, s.Snapshotter(rt.Target.Snapshotter), v.Root, rt)
+	m, err := pull.Missing(ctx, s.config.Content, s.config.Snapshotter(rt.Target.Snapshotter), v.Root, rt)
 	if err != nil {
 		return err
 	}
 	resp.Manifest = m.Manifest.String()
-	for _, b := range m.Blobs {
-		resp.Missing = append(resp.Missing, &api.Missing{What: b.What, Name: b.Name, Size: b.Size})
+	for _, b := range m.Parts {
+		resp.Missing = append(resp.Missing, &api.Missing{What: b.Kind, Name: b.Name, Size: b.Size})
 	}
 	return nil
 }

@@ -10,5 +10,5 @@ import (
 
 // Uninstall implements the API.
 func (s *Server) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
-	return s.Config.Uninstall(namespaces.WithNamespace(ctx, s.Namespace), r.GetDryRun())
+	return s.config.Uninstall(namespaces.WithNamespace(ctx, s.config.Namespace), r.GetDryRun())
 }

@@ -111,8 +111,8 @@ func (r remote) stream(service string, m protoreflect.MethodDescriptor) grpc.Str
 	return desc
 }
 
-// PassOn forwards a call of any method, with any messages, to a server.
-func PassOn(conn grpc.ClientConnInterface, stream grpc.ServerStream) error {
+// Forward forwards a call of any method, with any messages, to a server.
+func Forward(conn grpc.ClientConnInterface, stream grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(stream)
 	if !ok {
 		return status.Error(codes.Internal, "imagepin: call has no method")

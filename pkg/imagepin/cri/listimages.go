@@ -24,7 +24,7 @@ func (s *imageCalls) streamImages(stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(&r); err != nil {
 		return err
 	}
-	for piece := range pieces.Of(s.list(r.GetFilter())) {
+	for piece := range pieces.Split(s.list(r.GetFilter())) {
 		if err := stream.SendMsg(&runtime.StreamImagesResponse{Images: piece}); err != nil {
 			return err
 		}

@@ -41,5 +41,5 @@ func (s *Service) Retire(ctx context.Context) error {
 		return err
 	}
 	leave()
-	return s.base.Puller.End(ctx)
+	return s.base.Puller.Shutdown(ctx)
 }

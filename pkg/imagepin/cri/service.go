@@ -73,8 +73,8 @@ type Store interface {
 	Index
 	Presence
 	Removal
-	// Unsee records that upstream may not know the current version of a record.
-	Unsee(img images.Image, entries ...imagepin.Entry)
+	// MarkUnsynced records that upstream may not know the current version of a record.
+	MarkUnsynced(img images.Image, entries ...imagepin.Entry)
 }
 
 // Index finds images that are ready.
@@ -94,9 +94,9 @@ type Index interface {
 type Presence interface {
 	// Present reports whether everything that an entry needs exists.
 	Present(ctx context.Context, e imagepin.Entry) (bool, error)
-	// HideBlob and HideSnapshot remove the keys that need a missing blob or snapshot from the index.
-	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
-	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
+	// EvictBlob and EvictSnapshot remove the keys that need a missing blob or snapshot from the index.
+	EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
+	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
 	// HasKeys reports whether keys of an image are recorded, ready or not.
 	HasKeys(ctx context.Context, name string) (bool, error)
 }
@@ -139,12 +139,12 @@ type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	PullDetached(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	MakeReady(ctx context.Context, n pull.Need) (imagepin.Entry, error)
-	End(ctx context.Context) error
+	Shutdown(ctx context.Context) error
 }
 
 // Images waits until upstream knows an image as it is recorded. [pull.Maker] implements it.
 type Images interface {
-	Show(ctx context.Context, e imagepin.Entry) error
+	WaitVisible(ctx context.Context, e imagepin.Entry) error
 }
 
 // Locks separates uses of images from removals. [pull.Locks] implements it.

@@ -69,11 +69,11 @@ func (s *containers) waitVisible(ctx context.Context, e imagepin.Entry) error {
 	if err == nil && known.GetImage() == nil {
 		for _, name := range []string{e.Ref, e.Record} {
 			if img, err := s.Records.Get(ctx, name); err == nil && img.Target.Digest == e.RecordTarget.Digest {
-				s.Store.Unsee(img, e)
+				s.Store.MarkUnsynced(img, e)
 			}
 		}
 	}
-	return s.Images.Show(ctx, e)
+	return s.Images.WaitVisible(ctx, e)
 }
 
 // present reports whether everything that entries need exists. It removes a key from the index if something is missing.
@@ -89,11 +89,11 @@ func (s *containers) present(ctx context.Context, entries []imagepin.Entry) (boo
 		}
 		all = false
 		for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-			if _, err := s.Store.HideBlob(ctx, d); err != nil {
+			if _, err := s.Store.EvictBlob(ctx, d); err != nil {
 				return false, err
 			}
 		}
-		if _, err := s.Store.HideSnapshot(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
+		if _, err := s.Store.EvictSnapshot(ctx, e.Target.Snapshotter, e.ChainID.String()); err != nil {
 			return false, err
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // pinned yet. scoped is false if the policy does not pin the reference for this pod. It fails with
 // [imagepin.PinOfNewerRelease] (ErrNotImplemented).
 func (d *Decider) PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error) {
-	q := Question{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
+	q := Request{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
 	held, err := d.pinOf(q)
 	return held, q.Policy.Scope != "", err
 }
@@ -23,7 +23,7 @@ func (d *Decider) PinForPod(ctx context.Context, ref reference.Named, pod policy
 // It returns the pin that decides for the pod: the first use wins. It returns nil if the policy does not pin the
 // reference. It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted).
 func (d *Decider) PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (*pin.Pin, error) {
-	q := Question{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
+	q := Request{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod)}
 	if q.Policy.Scope == "" {
 		return nil, nil
 	}
@@ -36,7 +36,7 @@ func (d *Decider) PinUse(ctx context.Context, ref reference.Named, pod policy.Po
 		defer release()
 	}
 	use := q.firstUse()
-	held, err := d.pins.MakeFor(ctx, use.Namespace, use.ID, root, pin.ByUse, use.Retain)
+	held, err := d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, root, pin.ByUse, use.Retain)
 	if err != nil {
 		return nil, err
 	}

@@ -44,8 +44,8 @@ func New(c Config) *Decider {
 	return &Decider{policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained}
 }
 
-// Question is the input of a decision.
-type Question struct {
+// Request is the input of a decision.
+type Request struct {
 	Ref        reference.Named // normalized, see [imagepin.ParseReference]
 	Credential resolve.Credential
 	Policy     policy.Decision
@@ -56,7 +56,7 @@ type Question struct {
 }
 
 // verdict returns a verdict without an answer from the registry.
-func (q Question) verdict(root ocispec.Descriptor, why string) Verdict {
+func (q Request) verdict(root ocispec.Descriptor, why string) Verdict {
 	return Verdict{Ref: q.Ref, Credential: q.Credential, Root: root, Why: why}
 }
 
@@ -92,7 +92,7 @@ func (v Verdict) Fallback() bool { return v.RegistryError != nil && v.Root.Diges
 //
 // Errors are those of [resolve.Resolver.Resolve], PinnedDigestGone (ErrNotFound) and PinOfNewerRelease
 // (ErrNotImplemented).
-func (d *Decider) Decide(ctx context.Context, q Question) (Verdict, error) {
+func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if digested, ok := q.Ref.(reference.Digested); ok {
 		return d.decideDigest(ctx, q, digested.Digest())
 	}
@@ -114,7 +114,7 @@ func (d *Decider) Decide(ctx context.Context, q Question) (Verdict, error) {
 
 // decideDigest decides for a reference with a digest. It asks the registry only if the digest is not on the node, or
 // the credential has no proof.
-func (d *Decider) decideDigest(ctx context.Context, q Question, root digest.Digest) (Verdict, error) {
+func (d *Decider) decideDigest(ctx context.Context, q Request, root digest.Digest) (Verdict, error) {
 	if es := d.images.ByRef(q.Ref.String()); len(es) > 0 && d.mayHave(q, es[0]) {
 		return q.verdict(es[0].Root, "the reference has a digest, which is on the node"), nil
 	}
@@ -123,7 +123,7 @@ func (d *Decider) decideDigest(ctx context.Context, q Question, root digest.Dige
 
 // decideTag resolves a tag without applying its pin. If the tag is pinned, only the pinned digest counts as the image
 // on the node.
-func (d *Decider) decideTag(ctx context.Context, q Question, pinned *pin.Pin) (Verdict, error) {
+func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Verdict, error) {
 	local, here := d.onNode(q, pinned)
 	behavior := q.Policy.Behavior
 	if here && (behavior == policy.PreferCached || behavior == policy.Once && local.Source == imagepin.SourcePull) {
@@ -143,7 +143,7 @@ func (d *Decider) decideTag(ctx context.Context, q Question, pinned *pin.Pin) (V
 }
 
 // applyPin applies the pin of the scope to a verdict. If there is none, it marks the verdict as the first use.
-func (d *Decider) applyPin(ctx context.Context, q Question, v Verdict) (Verdict, error) {
+func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, error) {
 	if q.Policy.Scope == "" {
 		return v, nil
 	}
@@ -182,7 +182,7 @@ func (d *Decider) follow(v Verdict, held pin.Pin) Verdict {
 // noteDrift records the digest that the registry returned for a tag on all pins of the tag.
 func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest.Digest) error {
 	for _, held := range d.pins.Scopes(ref.String()) {
-		if err := d.pins.Saw(ctx, held.ID, now); err != nil {
+		if err := d.pins.RecordDrift(ctx, held.ID, now); err != nil {
 			return err
 		}
 	}
@@ -191,7 +191,7 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 
 // withoutTag returns the error for a tag that its registry does not have. If the pinned digest is gone as well, it
 // returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its tags too.
-func (d *Decider) withoutTag(ctx context.Context, q Question, pinned *pin.Pin, err error) error {
+func (d *Decider) withoutTag(ctx context.Context, q Request, pinned *pin.Pin, err error) error {
 	if pinned == nil || !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -98,7 +98,7 @@ func (l *imageList) ByRoot(root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(slices.Clone(l.entries), func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
-// HasProof implements Noted.
+// HasProof implements ProofStore.
 func (l *imageList) HasProof(proofs ...string) bool {
 	return slices.ContainsFunc(proofs, func(p string) bool { return slices.Contains(l.proofs, p) })
 }
@@ -161,7 +161,7 @@ func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {
 	e.ref = named(t, strings.TrimPrefix(e.registry.URL, "http://")+"/team/app:1")
 	e.Decider = New(Config{
 		Policy: ctdtest.Always(rulebook), Pins: e.pins, Images: e.images, Registry: e.resolver, Retained: e.retained,
-		Proofs: NodeProofs{Prover: e.resolver, On: []Noted{e.images, e.pins}},
+		Proofs: NodeProofs{Prover: e.resolver, Stores: []ProofStore{e.images, e.pins}},
 	})
 	return e
 }

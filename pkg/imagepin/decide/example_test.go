@@ -35,7 +35,7 @@ func ExampleDecider_Decide() {
 	ctx := context.Background()
 	start := func(name, revision string) {
 		pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"pod-template-hash": revision}}
-		v, err := decider.Decide(ctx, decide.Question{Ref: ref, Policy: decider.PolicyFor(ctx, ref, pod)})
+		v, err := decider.Decide(ctx, decide.Request{Ref: ref, Policy: decider.PolicyFor(ctx, ref, pod)})
 		if err == nil {
 			// After the image verifiers have allowed the image and the manifest has been read.
 			v, err = decider.PinFirstUse(ctx, v)
@@ -82,7 +82,7 @@ func (p pins) Get(id pin.ID) (pin.Pin, bool) {
 	return held, ok
 }
 
-func (p pins) MakeFor(_ context.Context, _ string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
+func (p pins) MakeForNamespace(_ context.Context, _ string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
 	if _, ok := p[id]; !ok {
 		p[id] = pin.Pin{ID: id, Root: root, By: by, Retain: retain}
 	}
@@ -112,7 +112,7 @@ func (p pins) Scopes(ref string) (all []pin.Pin) {
 
 func (pins) CheckReadable(pin.ID) error                                             { return nil }
 func (pins) Touch(context.Context, pin.ID) error                                    { return nil }
-func (pins) Saw(context.Context, pin.ID, digest.Digest) error                       { return nil }
+func (pins) RecordDrift(context.Context, pin.ID, digest.Digest) error               { return nil }
 func (pins) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
 
 // noImages is a node without images.

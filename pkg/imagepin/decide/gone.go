@@ -15,9 +15,9 @@ import (
 // tagIsGone describes a tag that its registry does not have.
 const tagIsGone = "the registry does not have the tag either"
 
-// Gone returns the error for a verdict whose pinned digest is gone: [imagepin.PinnedDigestGone] (ErrNotFound). Its
-// message includes the current digest of the tag. If that is not known, Gone asks the registry.
-func (d *Decider) Gone(ctx context.Context, v Verdict, target string, err error) error {
+// PinnedDigestGone returns the error for a verdict whose pinned digest is gone: [imagepin.PinnedDigestGone] (ErrNotFound). Its
+// message includes the current digest of the tag. If that is not known, PinnedDigestGone asks the registry.
+func (d *Decider) PinnedDigestGone(ctx context.Context, v Verdict, target string, err error) error {
 	return goneError(v.Pin, target, d.tagNow(ctx, v), err)
 }
 
@@ -39,7 +39,7 @@ func (d *Decider) tagNow(ctx context.Context, v Verdict) string {
 		if err != nil {
 			return "the current digest of the tag is unknown: " + err.Error()
 		}
-		asked, err := d.ask(ctx, Question{Ref: tag, Credential: v.Credential}, tag, "")
+		asked, err := d.ask(ctx, Request{Ref: tag, Credential: v.Credential}, tag, "")
 		switch {
 		case errdefs.IsNotFound(err):
 			return tagIsGone

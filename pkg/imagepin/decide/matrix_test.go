@@ -209,7 +209,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	t.Helper()
 	var run digest.Digest
 	if pulls {
-		q := Question{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
+		q := Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
 		v, err := e.Decide(e.ctx, q)
 		if err == nil {
 			v, err = e.PinFirstUse(e.ctx, v)

@@ -44,7 +44,7 @@ func OfDigest(images interface {
 
 // onNode returns the image of a reference on the node. This is the pinned digest, or the image for the question's
 // target, or the image for another target. For a removed image, retained content is enough.
-func (d *Decider) onNode(q Question, pinned *pin.Pin) (imagepin.Entry, bool) {
+func (d *Decider) onNode(q Request, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := d.images.ByRef(q.Ref.String())
 	if pinned != nil {
 		entries = OfDigest(d.images, q.Ref, pinned.Root.Digest)
@@ -62,7 +62,7 @@ func (d *Decider) onNode(q Question, pinned *pin.Pin) (imagepin.Entry, bool) {
 
 // compare orders the images of a reference for several targets, best last: the image for the question's target, then a
 // pulled one, then the newest. With pull_behavior "once", a pulled image comes before all others.
-func (q Question) compare(a, b imagepin.Entry) int {
+func (q Request) compare(a, b imagepin.Entry) int {
 	own := order.Bool(a.Target == q.Target, b.Target == q.Target)
 	pulled := order.Bool(a.Source == imagepin.SourcePull, b.Source == imagepin.SourcePull)
 	if q.Policy.Behavior == policy.Once {
@@ -73,7 +73,7 @@ func (q Question) compare(a, b imagepin.Entry) int {
 
 // mayHave reports whether the caller may use an image without a request to its registry: the image has a proof of its
 // credential, or of a pull without credentials, or it was imported and has no registry.
-func (d *Decider) mayHave(q Question, e imagepin.Entry) bool {
+func (d *Decider) mayHave(q Request, e imagepin.Entry) bool {
 	return e.Source == imagepin.SourceImported || d.proofs.Accepted(q.Ref, q.Credential, e.Root.Digest)
 }
 

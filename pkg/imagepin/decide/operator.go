@@ -18,7 +18,7 @@ import (
 
 // Preview returns the verdict of [Decider.Decide] for a call without a pod, and the rule that applies. It changes
 // nothing. If scope is not empty, it replaces the scope of the rule.
-func (d *Decider) Preview(ctx context.Context, q Question, scope policy.Scope) (Verdict, policy.Rule, error) {
+func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (Verdict, policy.Rule, error) {
 	q.Policy, _ = d.EffectivePolicy(q.Ref.String(), policy.Pod{})
 	if scope != "" {
 		q.Policy.Scope = scope
@@ -50,7 +50,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err != nil {
 		return pin.Pin{}, "", imagepin.Invalid("digest", s.Digest.String(), err)
 	}
-	v, err := d.decideDigest(ctx, Question{Ref: byDigest, Credential: s.Credential}, s.Digest)
+	v, err := d.decideDigest(ctx, Request{Ref: byDigest, Credential: s.Credential}, s.Digest)
 	if err != nil {
 		return pin.Pin{}, "", err
 	}
@@ -100,7 +100,7 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if len(r.Pins) == 0 && (scope != "" || len(r.Images) == 0) {
 		return r, nothingToRefresh(tag, scope)
 	}
-	v, err := d.ask(ctx, Question{Ref: tag, Credential: c}, tag, "resolved by the registry")
+	v, err := d.ask(ctx, Request{Ref: tag, Credential: c}, tag, "resolved by the registry")
 	if err != nil {
 		return r, err
 	}

@@ -31,13 +31,13 @@ type PinReader interface {
 
 // PinWriter changes pins.
 type PinWriter interface {
-	// MakeFor pins a reference for a pod in a namespace, unless it is pinned.
-	MakeFor(ctx context.Context, namespace string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
+	// MakeForNamespace pins a reference for a pod in a namespace, unless it is pinned.
+	MakeForNamespace(ctx context.Context, namespace string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
 	Move(ctx context.Context, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
 	// Touch records the use of a pin.
 	Touch(ctx context.Context, id pin.ID) error
-	// Saw records the digest that the registry returned for a pinned tag.
-	Saw(ctx context.Context, id pin.ID, now digest.Digest) error
+	// RecordDrift records the digest that the registry returned for a pinned tag.
+	RecordDrift(ctx context.Context, id pin.ID, now digest.Digest) error
 	// Prove records proofs on the pins that retain a digest.
 	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
 }
@@ -50,14 +50,14 @@ type FirstUse struct {
 	Retain    bool
 }
 
-func (q Question) pinID() pin.ID { return pin.ID{Scope: q.Policy.Scope, Ref: q.Ref.String()} }
+func (q Request) pinID() pin.ID { return pin.ID{Scope: q.Policy.Scope, Ref: q.Ref.String()} }
 
-func (q Question) firstUse() *FirstUse {
+func (q Request) firstUse() *FirstUse {
 	return &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
 }
 
 // Pinned returns the digest that a question's reference is pinned to, or "".
-func (d *Decider) Pinned(q Question) digest.Digest {
+func (d *Decider) Pinned(q Request) digest.Digest {
 	held, ok := d.pins.Get(q.pinID())
 	if !ok || q.Policy.Scope == "" {
 		return ""
@@ -66,7 +66,7 @@ func (d *Decider) Pinned(q Question) digest.Digest {
 }
 
 // pinOf returns the pin for a question, or nil.
-func (d *Decider) pinOf(q Question) (*pin.Pin, error) {
+func (d *Decider) pinOf(q Request) (*pin.Pin, error) {
 	if q.Policy.Scope == "" {
 		return nil, nil
 	}
@@ -106,7 +106,7 @@ func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	if use == nil {
 		return v, nil
 	}
-	held, err := d.pins.MakeFor(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
+	held, err := d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
 	if err != nil {
 		return v, err
 	}

@@ -18,7 +18,7 @@ type Proofs interface {
 // NodeProofs finds the proofs on the records of images and of pins.
 type NodeProofs struct {
 	Prover Prover
-	On     []Noted
+	Stores []ProofStore
 }
 
 // Prover derives proofs. [resolve.Resolver] implements it.
@@ -28,8 +28,8 @@ type Prover interface {
 	Proofs(ref reference.Named, c resolve.Credential, root digest.Digest) []string
 }
 
-// Noted is a place where proofs are recorded.
-type Noted interface {
+// ProofStore is a place where proofs are recorded.
+type ProofStore interface {
 	// HasProof reports whether one of the proofs is recorded.
 	HasProof(proofs ...string) bool
 }
@@ -42,7 +42,7 @@ func (n NodeProofs) Of(ref reference.Named, c resolve.Credential, root digest.Di
 // Accepted implements [Proofs].
 func (n NodeProofs) Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) bool {
 	proofs := n.Prover.Proofs(ref, c, root)
-	for _, on := range n.On {
+	for _, on := range n.Stores {
 		if on.HasProof(proofs...) {
 			return true
 		}

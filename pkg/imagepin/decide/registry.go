@@ -18,14 +18,14 @@ type Registry interface {
 }
 
 // ask resolves a reference at the registry.
-func (d *Decider) ask(ctx context.Context, q Question, ref reference.Named, why string) (Verdict, error) {
+func (d *Decider) ask(ctx context.Context, q Request, ref reference.Named, why string) (Verdict, error) {
 	r, err := d.registry.Resolve(ctx, ref, q.Credential)
 	return d.answer(q, r, err, why)
 }
 
 // authorize returns the verdict for an image on the node. If the caller's credential has no proof, the registry must
 // accept it for the digest.
-func (d *Decider) authorize(ctx context.Context, q Question, local imagepin.Entry, why string) (Verdict, error) {
+func (d *Decider) authorize(ctx context.Context, q Request, local imagepin.Entry, why string) (Verdict, error) {
 	if d.mayHave(q, local) {
 		return q.verdict(local.Root, why), nil
 	}
@@ -41,7 +41,7 @@ func (d *Decider) authorize(ctx context.Context, q Question, local imagepin.Entr
 
 // answer converts an answer of the registry to a verdict. Only an answer of a host with the capability resolve is a
 // proof.
-func (d *Decider) answer(q Question, r resolve.Resolved, err error, why string) (Verdict, error) {
+func (d *Decider) answer(q Request, r resolve.Resolved, err error, why string) (Verdict, error) {
 	if err != nil {
 		return Verdict{RegistryError: err}, err
 	}

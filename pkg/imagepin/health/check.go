@@ -51,11 +51,11 @@ func Ignore(subject, problem string) Finding {
 	return Finding{Subject: subject, Problem: problem, Kind: Ignored}
 }
 
-// Repair describes how the finding would be repaired.
-func (f Finding) Repair() string {
+// RepairHint describes how the finding would be repaired.
+func (f Finding) RepairHint() string {
 	switch f.Kind {
 	case LostKey:
-		if f.Loss.Wait {
+		if f.Loss.Unknown {
 			return "wait until it can be read"
 		}
 		return "unpack it again from local content; if that fails, fetch it by digest; if that fails, drop the key"
@@ -79,11 +79,11 @@ func (c *Checker) Check(ctx context.Context) (Report, error) {
 
 // checkAgainst is [Checker.Check] with a given inventory.
 func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, error) {
-	broken, err := have.DamagedLayers(ctx, c.Content)
+	broken, err := have.DamagedLayers(ctx, c.config.Content)
 	if err != nil {
 		return Report{}, err
 	}
-	all, err := c.Records.List(ctx)
+	all, err := c.config.Records.List(ctx)
 	if err != nil {
 		return Report{}, fmt.Errorf("list images: %w", err)
 	}
@@ -93,7 +93,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 	}
 	r := Report{Records: all}
 	known := make(map[string]imagepin.Entry) // by label name
-	for _, img := range c.Images.Images() {
+	for _, img := range c.config.Images.Images() {
 		for _, e := range img.Entries {
 			r.Checked++
 			label := imagepin.KeyLabelName(e.Key)
@@ -115,7 +115,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 }
 
 func (r *Report) lost(l Loss) {
-	r.add(LostKey, l.Entry, l.Why)
+	r.add(LostKey, l.Entry, l.Reason)
 	r.Findings[len(r.Findings)-1].Loss = l
 }
 
@@ -155,7 +155,7 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 			continue
 		}
 		e.Record, e.RecordTarget = img.Name, img.Target
-		known, ok := c.Images.Get(e.Key)
+		known, ok := c.config.Images.Get(e.Key)
 		switch {
 		case ok && known.Record == img.Name:
 		case ok:
@@ -163,7 +163,7 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		default:
 			loss, gone := c.Lost(e, have)
 			if !gone {
-				loss = Loss{Entry: e, Why: "it is recorded on " + img.Name + " but not in the index", Unpackable: true}
+				loss = Loss{Entry: e, Reason: "it is recorded on " + img.Name + " but not in the index", Unpackable: true}
 			}
 			r.lost(loss)
 		}

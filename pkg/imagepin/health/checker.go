@@ -40,7 +40,7 @@ type Images interface {
 }
 
 // Checker compares the recorded with the actual state.
-type Checker struct{ Config }
+type Checker struct{ config Config }
 
 // New returns a checker.
-func New(c Config) *Checker { return &Checker{Config: c} }
+func New(c Config) *Checker { return &Checker{config: c} }

@@ -14,8 +14,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// Deep has the options of a deep check. The zero value reads without a rate limit.
-type Deep struct {
+// DeepOptions has the options of a deep check. The zero value reads without a rate limit.
+type DeepOptions struct {
 	// BytesPerSecond limits how fast content is read. Zero means no limit.
 	BytesPerSecond int64
 	// PinnedRef returns the reference of a pin with the given root digest. It is used to fetch content that the pin
@@ -35,7 +35,7 @@ type DeepProgress struct {
 // DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it with its digests, and
 // checks that the directories of snapshots exist. It changes nothing. At the end it checks damaged content again, so
 // that it does not report content that was replaced in the meantime. It stops when ctx is done.
-func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
+func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
 		return Report{}, err
@@ -44,8 +44,8 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	snapshots := c.Images.Snapshots()
-	run := &deepRun{Deep: d, checker: c, throttle: throttle{rate: d.BytesPerSecond}}
+	snapshots := c.config.Images.Snapshots()
+	run := &deepRun{DeepOptions: d, checker: c, throttle: throttle{rate: d.BytesPerSecond}}
 	run.done.BlobsTotal, run.done.SnapshotsTotal = len(needed), len(snapshots)
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
@@ -54,7 +54,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	hollow, err := run.checkSnapshots(ctx, snapshots)
+	missing, err := run.checkSnapshots(ctx, snapshots)
 	if err != nil {
 		return Report{}, err
 	}
@@ -68,8 +68,8 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 			have.Add(damage)
 		}
 	}
-	for sn, why := range hollow {
-		have.AddHollow(sn.Snapshotter, sn.ChainID, why)
+	for sn, why := range missing {
+		have.AddMissingDirectory(sn.Snapshotter, sn.ChainID, why)
 	}
 	report, err := c.checkAgainst(ctx, have)
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d Deep) (Report, error) {
 
 // deepRun is a single deep check.
 type deepRun struct {
-	Deep
+	DeepOptions
 	checker  *Checker
 	throttle throttle
 	done     DeepProgress
@@ -119,13 +119,13 @@ func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) ([]blob, error
 // verify reads one blob. If its state is unknown, verify logs the error. The check of its file reports this if a key
 // needs it.
 func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*blobs.Damage, error) {
-	err := blobs.Verify(ctx, r.checker.Content, b.Digest, b.Size, read)
+	err := blobs.Verify(ctx, r.checker.config.Content, b.Digest, b.Size, read)
 	damage := new(blobs.Damage)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.As(err, &damage):
-		if _, err := r.checker.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
+		if _, err := r.checker.config.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
 			return nil, nil // the blob was removed concurrently
 		}
 		return damage, nil
@@ -137,25 +137,25 @@ func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*
 
 // checkSnapshots checks the directories of snapshots, and returns the problem of each snapshot without one.
 func (r *deepRun) checkSnapshots(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
-	hollow := make(map[store.Snapshot]string)
-	err := lease.With(ctx, r.checker.Leases, lease.Use, func(ctx context.Context) error {
+	missing := make(map[store.Snapshot]string)
+	err := lease.With(ctx, r.checker.config.Leases, lease.Use, func(ctx context.Context) error {
 		for _, sn := range snapshots {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			why, err := r.checker.Hollow(ctx, sn)
+			why, err := r.checker.MissingDirectory(ctx, sn)
 			if err != nil && ctx.Err() == nil {
 				log.G(ctx).WithError(err).Warn("cannot check snapshot")
 			}
 			if why != "" {
-				hollow[sn] = why
+				missing[sn] = why
 			}
 			r.done.Snapshots++
 			r.report()
 		}
 		return nil
 	})
-	return hollow, err
+	return missing, err
 }
 
 // throttle limits how fast content is read.

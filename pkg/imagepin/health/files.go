@@ -34,16 +34,16 @@ type files struct {
 	children map[digest.Digest][]digest.Digest
 	// layers are the blobs that manifests reference as layers, and that nothing references otherwise. An unpacked image
 	// does not need them to run, so they are checked separately.
-	layers  map[digest.Digest]bool
-	damaged map[digest.Digest]*blobs.Damage
-	unread  map[digest.Digest]error   // it is unknown whether they are damaged
-	hollow  map[store.Snapshot]string // snapshots whose directory is gone, with the problem
+	layers      map[digest.Digest]bool
+	damaged     map[digest.Digest]*blobs.Damage
+	unread      map[digest.Digest]error   // it is unknown whether they are damaged
+	noDirectory map[store.Snapshot]string // snapshots whose directory is gone, with the problem
 }
 
 func newFiles() files {
 	return files{
 		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), children: make(map[digest.Digest][]digest.Digest),
-		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), hollow: make(map[store.Snapshot]string),
+		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), noDirectory: make(map[store.Snapshot]string),
 	}
 }
 
@@ -77,7 +77,7 @@ func (f *files) check(ctx context.Context, contents content.Store, layers bool) 
 			break
 		}
 		g.Go(func() error {
-			err := recovered(func() error { return blobs.Look(ctx, contents, d, size) })
+			err := recovered(func() error { return blobs.Check(ctx, contents, d, size) })
 			if err == nil {
 				return nil
 			}
@@ -154,7 +154,7 @@ func (inv *Inventory) Add(damage ...*blobs.Damage) {
 	}
 }
 
-// AddHollow adds a snapshot whose directory is gone. why describes the problem.
-func (inv *Inventory) AddHollow(snapshotter string, chainID digest.Digest, why string) {
-	inv.files.hollow[store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}] = why
+// AddMissingDirectory adds a snapshot whose directory is gone. why describes the problem.
+func (inv *Inventory) AddMissingDirectory(snapshotter string, chainID digest.Digest, why string) {
+	inv.files.noDirectory[store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}] = why
 }

@@ -50,7 +50,7 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 		failure error
 	)
 	walks.Go(func() { failure = recovered(func() error { return c.walkContent(ctx, inv) }) })
-	for _, name := range c.Runtimes().Snapshotters() {
+	for _, name := range c.config.Runtimes().Snapshotters() {
 		walks.Go(func() {
 			committed, err := c.committed(ctx, name)
 			if err != nil {
@@ -71,7 +71,7 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 }
 
 func (c *Checker) walkContent(ctx context.Context, inv *Inventory) error {
-	err := c.Content.Walk(ctx, func(i content.Info) error {
+	err := c.config.Content.Walk(ctx, func(i content.Info) error {
 		inv.files.note(i)
 		inv.blobs[i.Digest] = nil
 		for label := range i.Labels {
@@ -84,7 +84,7 @@ func (c *Checker) walkContent(ctx context.Context, inv *Inventory) error {
 	if err != nil {
 		return err
 	}
-	return inv.files.check(ctx, c.Content, false)
+	return inv.files.check(ctx, c.config.Content, false)
 }
 
 // recovered converts a panic to an error.
@@ -104,7 +104,7 @@ func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string
 	defer cancel()
 	names := make(map[string]struct{})
 	err := recovered(func() error {
-		return c.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+		return c.config.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
 			if i.Kind == snapshots.KindCommitted {
 				names[i.Name] = struct{}{}
 			}
@@ -146,8 +146,8 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 		return "snapshotter " + e.Target.Snapshotter + " does not respond"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
-	case inv.files.hollow[snapshotOf(e)] != "":
-		return inv.files.hollow[snapshotOf(e)]
+	case inv.files.noDirectory[snapshotOf(e)] != "":
+		return inv.files.noDirectory[snapshotOf(e)]
 	}
 	return ""
 }

@@ -16,7 +16,7 @@ func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Repor
 		return
 	}
 	users := make(map[digest.Digest][]imagepin.Entry)
-	for _, img := range c.Images.Images() {
+	for _, img := range c.config.Images.Images() {
 		for _, e := range img.Entries {
 			for _, d := range have.files.children[e.Manifest] {
 				users[d] = append(users[d], e)
@@ -39,6 +39,6 @@ func (c *Checker) checkLayers(damaged []*blobs.Damage, have *Inventory, r *Repor
 			problem += fmt.Sprintf(" (%d keys have it)", len(entries))
 		}
 		r.add(DamagedBlob, first, problem+": pods can use the image, but it cannot be unpacked for another handler")
-		r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Why: problem, Blob: damage.Digest}
+		r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Reason: problem, Blob: damage.Digest}
 	}
 }

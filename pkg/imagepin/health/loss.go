@@ -8,15 +8,15 @@ import (
 
 // Loss is a recorded key, and the reason why it is not ready.
 type Loss struct {
-	Entry imagepin.Entry
-	Why   string
+	Entry  imagepin.Entry
+	Reason string
 	// Unpackable reports whether only the snapshot is missing. The layers may be on the node.
 	Unpackable bool
-	// Wait reports whether the state of the key is unknown, because the snapshotter does not respond or a file cannot
+	// Unknown reports whether the state of the key is unknown, because the snapshotter does not respond or a file cannot
 	// be read.
-	Wait bool
-	// Hollow reports whether the snapshot exists but its directory is gone.
-	Hollow bool
+	Unknown bool
+	// MissingDirectory reports whether the snapshot exists but its directory is gone.
+	MissingDirectory bool
 	// Blob is a layer with a damaged file. It is empty if the key itself is lost.
 	Blob digest.Digest
 	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
@@ -25,8 +25,8 @@ type Loss struct {
 
 // Lost reports whether a recorded key is not ready, and why.
 func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
-	if _, ok := c.Runtimes().ForTarget(e.Target); !ok {
-		return Loss{Entry: e, Why: "no runtime handler has its target"}, true
+	if _, ok := c.config.Runtimes().ForTarget(e.Target); !ok {
+		return Loss{Entry: e, Reason: "no runtime handler has its target"}, true
 	}
 	why := have.Missing(e)
 	if why == "" {
@@ -35,8 +35,8 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
 	_, silent := have.unavailable[e.Target.Snapshotter]
 	return Loss{
-		Entry: e, Why: why, Unpackable: whole, Wait: whole && silent || have.unreadable(e),
-		Hollow: have.files.hollow[snapshotOf(e)] != "",
+		Entry: e, Reason: why, Unpackable: whole, Unknown: whole && silent || have.unreadable(e),
+		MissingDirectory: have.files.noDirectory[snapshotOf(e)] != "",
 	}, true
 }
 

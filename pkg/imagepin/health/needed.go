@@ -38,7 +38,7 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 			add(below, retained)
 		}
 	}
-	for _, img := range c.Images.Images() {
+	for _, img := range c.config.Images.Images() {
 		for _, e := range img.Entries {
 			for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
 				add(d, "")
@@ -62,13 +62,13 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 
 // retained returns the blobs that pins retain, with the root digests of the pins.
 func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest, error) {
-	all, err := c.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
+	all, err := c.config.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
 		return nil, fmt.Errorf("list retain leases: %w", err)
 	}
 	found := make(map[digest.Digest]digest.Digest)
 	for _, l := range all {
-		resources, err := c.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
+		resources, err := c.config.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
 		if err != nil {
 			return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
 		}
@@ -97,7 +97,7 @@ func checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) 
 			e.Ref = ref(b.Retained)
 		}
 		r.Findings = append(r.Findings, Finding{
-			Subject: b.Digest.String(), Problem: problem, Kind: DamagedBlob, Loss: Loss{Entry: e, Why: problem, Blob: b.Digest},
+			Subject: b.Digest.String(), Problem: problem, Kind: DamagedBlob, Loss: Loss{Entry: e, Reason: problem, Blob: b.Digest},
 		})
 	}
 }

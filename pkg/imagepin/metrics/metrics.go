@@ -83,8 +83,8 @@ func (m *Metrics) Resolved(r resolve.Result, took time.Duration) {
 // Pulled implements [pull.Observer].
 func (m *Metrics) Pulled(o pull.Outcome) { m.pulls.WithLabelValues(string(o)).Inc() }
 
-// FellBack implements [pull.Observer].
-func (m *Metrics) FellBack() { m.fallbacks.Inc() }
+// FallbackUsed implements [pull.Observer].
+func (m *Metrics) FallbackUsed() { m.fallbacks.Inc() }
 
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }

@@ -45,7 +45,7 @@ func TestTwoNodes(t *testing.T) {
 	one.Resolved(resolve.Denied, time.Second)
 	one.Pulled(pull.Fetched)
 	one.Pulled(pull.Fetched)
-	one.FellBack()
+	one.FallbackUsed()
 	one.PinEvent(pin.Drifted)
 	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7}
 	for _, r := range resolve.Results {

@@ -9,15 +9,15 @@ import (
 // Collect implements [pull.Garbage].
 func (n *Node) Collect(ctx context.Context) error { return n.store.Collect(ctx) }
 
-// CollectLater implements [pull.Garbage].
-func (n *Node) CollectLater() {
+// CollectAsync implements [pull.Garbage].
+func (n *Node) CollectAsync() {
 	select {
 	case n.garbage <- struct{}{}:
 	default: // a collection is already pending
 	}
 }
 
-// collectGarbage runs a collection for each call of [Node.CollectLater] until ctx ends. A collection waits for
+// collectGarbage runs a collection for each call of [Node.CollectAsync] until ctx ends. A collection waits for
 // containerd's garbage collection and for its snapshotters, and no other call should wait for them.
 func (n *Node) collectGarbage(ctx context.Context) {
 	for {

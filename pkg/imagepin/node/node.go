@@ -103,7 +103,7 @@ func New(c Config) (*Node, error) {
 	}
 	n.leases = lease.NewCalls(c.Leases)
 	n.containerd.Leases = n.leases
-	n.containerd.Content = blobs.At(func() string { return n.active.Load().ContentDir }, c.Content)
+	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, c.Content)
 	var err error
 	if n.prover, err = resolve.LoadProver(c.NodeKey); err != nil {
 		return nil, err
@@ -126,9 +126,9 @@ func New(c Config) (*Node, error) {
 	})
 	n.retainer = retain.New(retain.Config{
 		Leases: n.containerd.Leases, Content: n.containerd.Content, Pins: n.pins, Images: n.store,
-		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectLater,
+		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectAsync,
 	})
-	n.proofs = decide.NodeProofs{Prover: registry{n}, On: []decide.Noted{n.store, n.pins}}
+	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{
 		Policy: func() *policy.Policy { return n.active.Load().Settings.Policy }, Pins: n.pins, Images: n.store, Proofs: n.proofs,
 		Registry: registry{n}, Retained: n.retainer,

@@ -231,7 +231,7 @@ func (s *Service) uninstall(ctx context.Context, dry bool) (resp *api.UninstallR
 		resp, err = s.node.uninstall(ctx, dry, func(ctx context.Context) error {
 			retired := s.cri.Retire(ctx)
 			s.Close()
-			return errors.Join(retired, s.node.store.End(ctx))
+			return errors.Join(retired, s.node.store.Shutdown(ctx))
 		})
 		return err
 	})

@@ -13,10 +13,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Payer returns the Kubernetes namespace whose cap a pin counts against. This is the namespace of its scope or, in the
+// CapNamespace returns the Kubernetes namespace whose cap a pin counts against. This is the namespace of its scope or, in the
 // node scope, that of the pod that made it. It returns "" for pins that count against the cap of the node: pins of the
 // node scope that an operator has set, or that were made without a pod.
-func (p Pin) Payer() string { return cmp.Or(p.Scope.Namespace(), p.For) }
+func (p Pin) CapNamespace() string { return cmp.Or(p.Scope.Namespace(), p.For) }
 
 // madeFor returns the For field of a pin that is made or moved. Pins of an operator do not count against a tenant.
 func madeFor(id ID, namespace string, by By) string {
@@ -34,7 +34,7 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 		if !errors.As(err, &full) {
 			return p, err
 		}
-		again, eerr := s.evict(ctx, full.payer)
+		again, eerr := s.evict(ctx, full.namespace)
 		if eerr != nil {
 			return p, errors.Join(full.err, eerr)
 		}
@@ -47,12 +47,12 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 // evict removes one pin that counts against a namespace, is not in use, and was not set by an operator. It prefers pins
 // that do not retain, and then the least recently used pin. It holds no lock while it queries what is in use, and keeps
 // pins that were used in the meantime. again reports whether there was room, which another caller may have taken since.
-func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
-	candidates, room := s.evictable(payer)
-	if room || len(candidates) == 0 || s.InUse == nil {
+func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ error) {
+	candidates, room := s.evictable(namespace)
+	if room || len(candidates) == 0 || s.config.InUse == nil {
 		return room, nil
 	}
-	used, err := s.InUse(ctx)
+	used, err := s.config.InUse(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -75,19 +75,19 @@ func (s *Store) evict(ctx context.Context, payer string) (again bool, _ error) {
 }
 
 // hasRoom reports whether the cap of a namespace is not full. The caller holds the lock.
-func (s *Store) hasRoom(payer string) bool {
-	limit := s.MaxPerNamespace()
-	return limit <= 0 || s.perNamespace[payer] < limit
+func (s *Store) hasRoom(namespace string) bool {
+	limit := s.config.MaxPerNamespace()
+	return limit <= 0 || s.perNamespace[namespace] < limit
 }
 
 // evictable returns the pins that count against a namespace and were not set by an operator, in the order of eviction.
 // room reports whether there is room without an eviction.
-func (s *Store) evictable(payer string) (_ []Pin, room bool) {
+func (s *Store) evictable(namespace string) (_ []Pin, room bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var pins []Pin
 	for _, p := range s.pins {
-		if p.Payer() == payer && p.By != ByOperator {
+		if p.CapNamespace() == namespace && p.By != ByOperator {
 			pins = append(pins, p)
 		}
 	}
@@ -100,30 +100,30 @@ func (s *Store) evictable(payer string) (_ []Pin, room bool) {
 		}
 		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.MadeAt.Compare(b.MadeAt), cmp.Compare(a.ID.String(), b.ID.String()))
 	})
-	return pins, s.hasRoom(payer)
+	return pins, s.hasRoom(namespace)
 }
 
 // reserve checks that there is room for a new pin. Until the returned function is called, no other caller can make a
 // pin that counts against the same namespace. reserve returns [imagepin.PinLimitReached] (ErrResourceExhausted) if
 // there is no room.
 func (s *Store) reserve(ctx context.Context, p Pin) (release func(), _ error) {
-	payer := p.Payer()
-	if err := s.makers.Lock(ctx, payer); err != nil {
+	namespace := p.CapNamespace()
+	if err := s.makers.Lock(ctx, namespace); err != nil {
 		return nil, err
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if !s.hasRoom(payer) {
-		s.makers.Unlock(payer)
-		return nil, &fullError{payer: payer, err: limitReached(p.ID, payer, s.perNamespace[payer])}
+	if !s.hasRoom(namespace) {
+		s.makers.Unlock(namespace)
+		return nil, &fullError{namespace: namespace, err: limitReached(p.ID, namespace, s.perNamespace[namespace])}
 	}
-	return func() { s.makers.Unlock(payer) }, nil
+	return func() { s.makers.Unlock(namespace) }, nil
 }
 
 // fullError reports that the cap of a namespace is full.
 type fullError struct {
-	payer string
-	err   error
+	namespace string
+	err       error
 }
 
 func (e *fullError) Error() string { return e.err.Error() }
@@ -131,10 +131,10 @@ func (e *fullError) Error() string { return e.err.Error() }
 // Unwrap returns the error for the caller.
 func (e *fullError) Unwrap() error { return e.err }
 
-func limitReached(id ID, payer string, n int) error {
+func limitReached(id ID, namespace string, n int) error {
 	of := "the node"
-	if payer != "" {
-		of = "namespace " + payer
+	if namespace != "" {
+		of = "namespace " + namespace
 	}
 	return &imagepin.Error{
 		Reason: imagepin.PinLimitReached, Ref: id.Ref, Class: errdefs.ErrResourceExhausted,

@@ -33,7 +33,7 @@ type capped struct {
 
 func newCapped(t *testing.T, max int) *capped {
 	c := &capped{env: newEnv(t, max), used: make(map[ID]bool)}
-	c.InUse = func(context.Context) (map[ID]bool, error) {
+	c.config.InUse = func(context.Context) (map[ID]bool, error) {
 		if c.onInUse != nil {
 			c.onInUse()
 		}
@@ -121,22 +121,22 @@ func TestEvict(t *testing.T) {
 func TestEvictOnlyOwn(t *testing.T) {
 	c := newCapped(t, 2)
 	must(t)(c.Make(c.ctx, nodeID("system"), root("system"), ByUse, false))
-	must(t)(c.MakeFor(c.ctx, "till", nodeID("till"), root("till"), ByUse, false))
-	must(t)(c.MakeFor(c.ctx, "till", workloadID("till", "t"), root("t"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "till", nodeID("till"), root("till"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "till", workloadID("till", "t"), root("t"), ByUse, false))
 	for i := range 5 {
-		must(t)(c.MakeFor(c.ctx, "shop", nodeID(fmt.Sprint("shop", i)), root("shop"), ByUse, false))
-		must(t)(c.MakeFor(c.ctx, "shop", workloadID("shop", fmt.Sprint("w", i)), root("shop"), ByUse, false))
+		must(t)(c.MakeForNamespace(c.ctx, "shop", nodeID(fmt.Sprint("shop", i)), root("shop"), ByUse, false))
+		must(t)(c.MakeForNamespace(c.ctx, "shop", workloadID("shop", fmt.Sprint("w", i)), root("shop"), ByUse, false))
 	}
 	c.wantPins(t, nodeID("system"), nodeID("till"), workloadID("till", "t"), nodeID("shop4"), workloadID("shop", "w4"))
 	c.used[nodeID("shop4")], c.used[workloadID("shop", "w4")] = true, true
-	_, err := c.MakeFor(c.ctx, "shop", nodeID("more"), root("more"), ByUse, false)
+	_, err := c.MakeForNamespace(c.ctx, "shop", nodeID("more"), root("more"), ByUse, false)
 	wantFull(t, "a tenant whose pins are all in use", err)
 	must(t)(c.Make(c.ctx, nodeID("more"), root("more"), ByUse, false))
 	p, _ := c.Get(nodeID("shop4"))
-	wantEqual(t, "payer", p.Payer(), "shop")
+	wantEqual(t, "cap namespace", p.CapNamespace(), "shop")
 	p = must(t)(c.Move(c.ctx, nodeID("shop4"), root("by hand"), ByOperator, false))
-	wantEqual(t, "payer of a pin of an operator", p.Payer(), "")
-	must(t)(c.MakeFor(c.ctx, "shop", nodeID("another"), root("another"), ByUse, false))
+	wantEqual(t, "cap namespace of a pin of an operator", p.CapNamespace(), "")
+	must(t)(c.MakeForNamespace(c.ctx, "shop", nodeID("another"), root("another"), ByUse, false))
 }
 
 // TestEvictRechecks uses and removes pins while InUse is called without a lock.
@@ -158,7 +158,7 @@ func TestEvictRechecks(t *testing.T) {
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 
 	failed := errors.New("the CRI is unavailable")
-	c.InUse = func(context.Context) (map[ID]bool, error) { return nil, failed }
+	c.config.InUse = func(context.Context) (map[ID]bool, error) { return nil, failed }
 	_, err := c.Make(c.ctx, nodeID("e"), root("e"), ByUse, false)
 	wantFull(t, "without the CRI", err)
 	if !errors.Is(err, failed) {

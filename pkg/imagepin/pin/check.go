@@ -26,8 +26,8 @@ type Finding struct {
 const (
 	writeAgain = "write its record again"
 	ignore     = "ignore it"
-	// WrittenAgain is the result of [Store.Repair] if it has written the record.
-	WrittenAgain = "record written again"
+	// RecordRepaired is the result of [Store.Repair] if it has written the record.
+	RecordRepaired = "record written again"
 	// Ignored is the result of [Store.Repair] if it has done nothing.
 	Ignored = "ignored"
 )
@@ -35,7 +35,7 @@ const (
 // Check compares the records of the pins with the active pins, and writes nothing. checked is the number of pins and
 // records that it compared.
 func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ error) {
-	all, err := s.Images.List(namespaced(ctx))
+	all, err := s.config.Images.List(namespaced(ctx))
 	if err != nil {
 		return 0, nil, fmt.Errorf("list pins: %w", err)
 	}
@@ -70,7 +70,7 @@ func (s *Store) recheck(ctx context.Context, name string, id ID) ([]Finding, err
 		return nil, err
 	}
 	defer s.write.Unlock(name)
-	img, err := s.Images.Get(namespaced(ctx), name)
+	img, err := s.config.Images.Get(namespaced(ctx), name)
 	if errdefs.IsNotFound(err) {
 		if _, ok := s.Get(id); !ok {
 			return nil, nil // the pin was removed
@@ -132,7 +132,7 @@ func sameFacts(recorded, held Pin) bool {
 }
 
 // Repair writes the record of a finding again if there is an active pin for it. done describes what it has done. Repair
-// returns the same errors as [Store.MakeFor].
+// returns the same errors as [Store.MakeForNamespace].
 func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	if f.id == (ID{}) {
 		return Ignored, nil
@@ -152,5 +152,5 @@ func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	if err != nil {
 		return Ignored, err
 	}
-	return WrittenAgain, nil
+	return RecordRepaired, nil
 }

@@ -30,7 +30,7 @@ func TestCheck(t *testing.T) {
 		{
 			"damaged while it is active", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, false,
 			`pin node/registry.example/team/app:1: version "one": invalid argument; the active pin is different`,
-			writeAgain, WrittenAgain,
+			writeAgain, RecordRepaired,
 		},
 		{
 			"newer", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, true,
@@ -47,18 +47,18 @@ func TestCheck(t *testing.T) {
 				if err := e.node.Images.Delete(namespaced(e.ctx), id.String()); err != nil {
 					t.Fatal(err)
 				}
-			}, false, "its record is gone", writeAgain, WrittenAgain,
+			}, false, "its record is gone", writeAgain, RecordRepaired,
 		},
 		{
 			"another digest", func(t *testing.T, e *env) {
 				if _, err := e.node.Images.Update(namespaced(e.ctx), images.Image{Name: id.String(), Target: root("two")}, "target"); err != nil {
 					t.Fatal(err)
 				}
-			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), writeAgain, WrittenAgain,
+			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), writeAgain, RecordRepaired,
 		},
 		{
 			"a label", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelRetain: ""}) }, false,
-			"its record differs from the active pin", writeAgain, WrittenAgain,
+			"its record differs from the active pin", writeAgain, RecordRepaired,
 		},
 		{
 			"no image", func(t *testing.T, e *env) {
@@ -108,10 +108,10 @@ func TestCheck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if repaired := len(findings) == 0; repaired != (test.done == WrittenAgain) {
+			if repaired := len(findings) == 0; repaired != (test.done == RecordRepaired) {
 				t.Errorf("after the repair: %v", findings)
 			}
-			if test.done != WrittenAgain {
+			if test.done != RecordRepaired {
 				return
 			}
 			e.reload(t)

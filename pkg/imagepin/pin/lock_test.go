@@ -34,7 +34,7 @@ func (i stuckImages) Create(ctx context.Context, img images.Image) (images.Image
 func TestPinLockHonorsContext(t *testing.T) {
 	e := newEnv(t, 0)
 	hangs := newStuck()
-	e.Images = stuckImages{e.Images, hangs}
+	e.config.Images = stuckImages{e.config.Images, hangs}
 	id, other := ID{Scope: "node", Ref: ref}, ID{Scope: "node", Ref: "registry.example/team/other:1"}
 	made := make(chan error, 1)
 	go func() {

@@ -81,7 +81,7 @@ func TestUnknownLabelsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantOthers("a proof")
-	if err := e.Saw(e.ctx, id, root("two").Digest); err != nil {
+	if err := e.RecordDrift(e.ctx, id, root("two").Digest); err != nil {
 		t.Fatal(err)
 	}
 	wantOthers("a drift")

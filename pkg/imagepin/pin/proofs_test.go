@@ -48,7 +48,7 @@ func TestProofs(t *testing.T) {
 		t.Fatal(err)
 	}
 	has("after a restart", true, false)
-	if err := e.Saw(e.ctx, retaining, two.Digest); err != nil {
+	if err := e.RecordDrift(e.ctx, retaining, two.Digest); err != nil {
 		t.Fatal(err)
 	}
 	has("with a drift", true, false)

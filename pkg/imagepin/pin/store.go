@@ -48,7 +48,7 @@ type Config struct {
 	Images     images.Store
 	Namespaces Namespaces
 	// MaxPerNamespace returns how many pins a Kubernetes namespace or the node may have. Zero means no limit, and so
-	// does a nil function. See [Pin.Payer].
+	// does a nil function. See [Pin.CapNamespace].
 	MaxPerNamespace func() int
 	// InUse returns the pins that containers on the node use. It is called without locks when a namespace has no room.
 	// If it is nil, no pin is evicted.
@@ -64,9 +64,9 @@ type Config struct {
 // Store has the pins of a node. It keeps every pin in memory, because this process is the only one that writes them. It
 // is safe for concurrent use.
 type Store struct {
-	Config
+	config Config
 	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
-	makers keyed.Mutex // by payer, locked after write, makes counting and writing a new pin one step
+	makers keyed.Mutex // by cap namespace, locked after write, makes counting and writing a new pin one step
 
 	mu           sync.RWMutex
 	pins         map[ID]Pin
@@ -89,7 +89,7 @@ func New(c Config) *Store {
 		c.Changed = func(context.Context, ...digest.Digest) error { return nil }
 	}
 	return &Store{
-		Config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
+		config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
 		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
 		perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
 	}
@@ -100,11 +100,11 @@ func namespaced(ctx context.Context) context.Context { return namespaces.WithNam
 // Load reads all pins. It logs and ignores records that it cannot read, and [Store.Unreadable] lists them. The target
 // of such a record stays retained if its label says so.
 func (s *Store) Load(ctx context.Context) error {
-	err := s.Namespaces.Create(ctx, Namespace, nil)
+	err := s.config.Namespaces.Create(ctx, Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("create the namespace of pins: %w", err)
 	}
-	all, err := s.Images.List(namespaced(ctx))
+	all, err := s.config.Images.List(namespaced(ctx))
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)
 	}
@@ -179,18 +179,18 @@ func (s *Store) Retains(root digest.Digest) bool {
 }
 
 // Make pins a reference if it has no pin, and returns its pin. With concurrent calls the first one decides, and the
-// others return its pin. Make marks an existing pin as used now. It is [Store.MakeFor] without a pod.
+// others return its pin. Make marks an existing pin as used now. It is [Store.MakeForNamespace] without a pod.
 func (s *Store) Make(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
-	return s.MakeFor(ctx, "", id, root, by, retain)
+	return s.MakeForNamespace(ctx, "", id, root, by, retain)
 }
 
-// MakeFor is [Store.Make] for a pod of a Kubernetes namespace. A new pin of the node scope counts against the cap of
-// that namespace. If the cap is full, MakeFor evicts the least recently used pin that is not in use and was not set by
+// MakeForNamespace is [Store.Make] for a pod of a Kubernetes namespace. A new pin of the node scope counts against the cap of
+// that namespace. If the cap is full, MakeForNamespace evicts the least recently used pin that is not in use and was not set by
 // an operator.
 //
 // It returns [imagepin.PinLimitReached] (ErrResourceExhausted) if no pin can be evicted, and
 // [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin.
-func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
+func (s *Store) MakeForNamespace(ctx context.Context, namespace string, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
 	return s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
 			now := time.Now()
@@ -207,7 +207,7 @@ func (s *Store) MakeFor(ctx context.Context, namespace string, id ID, root ocisp
 }
 
 // Move pins a reference to another digest, and creates the pin if there is none. It returns the same errors as
-// [Store.MakeFor].
+// [Store.MakeForNamespace].
 func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
 	p, err := s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) { return moved(old, id, root, by, retain) })
@@ -215,7 +215,7 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 	if err != nil || !retain {
 		return p, err
 	}
-	return p, s.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
+	return p, s.config.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
 }
 
 // moved returns the pin after [Store.Move].
@@ -257,9 +257,9 @@ func (s *Store) Touch(ctx context.Context, id ID) error {
 	return err
 }
 
-// Saw notes the current digest of the registry's tag. The pin has drifted if it differs from the pinned digest. Saw
+// RecordDrift records the current digest of the registry's tag. The pin has drifted if it differs from the pinned digest. RecordDrift
 // only writes changes.
-func (s *Store) Saw(ctx context.Context, id ID, now digest.Digest) error {
+func (s *Store) RecordDrift(ctx context.Context, id ID, now digest.Digest) error {
 	p, ok := s.Get(id)
 	if !ok {
 		return nil
@@ -291,7 +291,7 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 	p, _, err := s.removeIf(ctx, id, Removed, func(Pin) bool { return true })
 	if errdefs.IsNotFound(err) {
 		if p, err = s.removeUnreadable(ctx, id, err); err == nil {
-			err = s.Changed(ctx, p.Root.Digest)
+			err = s.config.Changed(ctx, p.Root.Digest)
 		}
 	}
 	return p, err
@@ -322,7 +322,7 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 // [imagepin.UnknownPin] (ErrNotFound) if there is no pin.
 func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (p Pin, removed bool, err error) {
 	if p, removed, err = s.removeLocked(ctx, id, why, still); removed {
-		err = s.Changed(ctx, p.Root.Digest)
+		err = s.config.Changed(ctx, p.Root.Digest)
 	}
 	return p, removed, err
 }
@@ -344,12 +344,12 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 		return p, false, nil
 	}
 	failpoint.Reach("pin.remove")
-	if err := s.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.config.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
 		return Pin{}, false, fmt.Errorf("remove pin %s: %w", id, err)
 	}
 	failpoint.Reach("pin.removed")
 	s.set(id, nil)
-	s.Notify(ctx, why, p, "")
+	s.config.Notify(ctx, why, p, "")
 	return p, true, nil
 }
 
@@ -365,7 +365,7 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	if was != nil {
 		roots = append(roots, was.Root.Digest)
 	}
-	return now, s.Changed(ctx, roots...)
+	return now, s.config.Changed(ctx, roots...)
 }
 
 // changeLocked is change without the call to Changed. It locks the pin.
@@ -400,7 +400,7 @@ func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (
 		if event == Moved {
 			previous = was.Root.Digest
 		}
-		s.Notify(ctx, event, *want, previous)
+		s.config.Notify(ctx, event, *want, previous)
 	}
 	return was, *want, nil
 }
@@ -424,7 +424,7 @@ func (s *Store) add(p Pin) {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
-	count(s.perNamespace, p.Payer(), 1)
+	count(s.perNamespace, p.CapNamespace(), 1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -439,7 +439,7 @@ func (s *Store) drop(p Pin) {
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
-	count(s.perNamespace, p.Payer(), -1)
+	count(s.perNamespace, p.CapNamespace(), -1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}

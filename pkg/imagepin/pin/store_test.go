@@ -129,7 +129,7 @@ func TestRoundTrip(t *testing.T) {
 		id := ID{Scope: scope, Ref: ref}
 		must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
 		must(t)(e.Move(e.ctx, id, root("two"), ByOperator, true))
-		if err := e.Saw(e.ctx, id, root("three").Digest); err != nil {
+		if err := e.RecordDrift(e.ctx, id, root("three").Digest); err != nil {
 			t.Fatal(err)
 		}
 		before, _ := e.Get(id)
@@ -300,7 +300,7 @@ func TestMove(t *testing.T) {
 	wantEqual(t, "history", len(p.History), maxHistory)
 	wantEqual(t, "last earlier digest", p.History[maxHistory-1].Digest, root("38").Digest)
 	wantEqual(t, "first earlier digest", p.History[0].Digest, root("23").Digest)
-	if err := e.Saw(e.ctx, id, root("drift").Digest); err != nil {
+	if err := e.RecordDrift(e.ctx, id, root("drift").Digest); err != nil {
 		t.Fatal(err)
 	}
 	before := len(e.notified)
@@ -316,12 +316,12 @@ func TestMove(t *testing.T) {
 func TestSaw(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	if err := e.Saw(e.ctx, id, root("two").Digest); err != nil {
+	if err := e.RecordDrift(e.ctx, id, root("two").Digest); err != nil {
 		t.Fatal(err)
 	}
 	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
 	for _, tag := range []string{"one", "two", "two", "three", "two", "one", "one", "two"} {
-		if err := e.Saw(e.ctx, id, root(tag).Digest); err != nil {
+		if err := e.RecordDrift(e.ctx, id, root(tag).Digest); err != nil {
 			t.Fatal(err)
 		}
 		p, _ := e.Get(id)

@@ -94,12 +94,12 @@ func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin
 	if !ok {
 		return Pin{}, unknown
 	}
-	if err := s.Images.Delete(namespaced(ctx), u.Record); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.config.Images.Delete(namespaced(ctx), u.Record); err != nil && !errdefs.IsNotFound(err) {
 		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)
 	}
 	s.set(id, nil)
 	p := Pin{ID: id, Root: u.target, Retain: u.retains}
-	s.Notify(ctx, Removed, p, digest.Digest(""))
+	s.config.Notify(ctx, Removed, p, digest.Digest(""))
 	return p, nil
 }
 

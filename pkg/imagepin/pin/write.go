@@ -41,10 +41,10 @@ func (s *Store) record(ctx context.Context, old *Pin, want Pin) error {
 
 // put creates or updates a record.
 func (s *Store) put(ctx context.Context, id ID, img images.Image) error {
-	current, err := s.Images.Get(ctx, img.Name)
+	current, err := s.config.Images.Get(ctx, img.Name)
 	switch {
 	case errdefs.IsNotFound(err):
-		_, err = s.Images.Create(ctx, img)
+		_, err = s.config.Images.Create(ctx, img)
 	case err != nil:
 	default:
 		if _, rerr := read(current); errdefs.IsNotImplemented(rerr) {
@@ -54,7 +54,7 @@ func (s *Store) put(ctx context.Context, id ID, img images.Image) error {
 		if len(fields) == 0 {
 			return nil
 		}
-		_, err = s.Images.Update(ctx, change, fields...)
+		_, err = s.config.Images.Update(ctx, change, fields...)
 	}
 	if err != nil {
 		return fmt.Errorf("write pin %s: %w", id, err)

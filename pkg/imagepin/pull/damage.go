@@ -72,7 +72,7 @@ func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocisp
 	if _, err := d.verify(ctx, src, manifest); err != nil {
 		return err
 	}
-	here, err := blobs.Here(ctx, d.content, manifest.Digest)
+	here, err := blobs.Exists(ctx, d.content, manifest.Digest)
 	if err != nil || !here {
 		return err
 	}
@@ -87,7 +87,7 @@ func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocisp
 // verifyAll verifies all blobs of a manifest, and reports whether it replaced one. It reads all layers, so it is only
 // for an image that could not be unpacked.
 func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.Descriptor) (replaced bool, _ error) {
-	if here, err := blobs.Here(ctx, d.content, manifest.Digest); err != nil || !here {
+	if here, err := blobs.Exists(ctx, d.content, manifest.Digest); err != nil || !here {
 		return false, err
 	}
 	m, err := images.Manifest(ctx, d.content, manifest, platforms.All)
@@ -134,9 +134,9 @@ func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descript
 	failpoint.Reach("replace.fetched")
 	// If the record stays, containerd must not get the digest: it would answer that it has the content.
 	expected := digest.Digest("")
-	if !found.Gone || desc.Digest.Algorithm() != digest.Canonical {
+	if !found.Missing || desc.Digest.Algorithm() != digest.Canonical {
 		expected = desc.Digest
-		done := d.images.Replacing(desc.Digest)
+		done := d.images.BeginReplace(desc.Digest)
 		defer func() { err = errors.Join(err, done(context.WithoutCancel(ctx))) }()
 		if err := d.content.Delete(ctx, desc.Digest); err != nil && !errdefs.IsNotFound(err) {
 			return err

@@ -38,13 +38,14 @@ import (
 // damaged is a node with one image, and a registry that has the image.
 type damaged struct {
 	*ctdtest.Node
-	ctx    context.Context
-	maker  *Maker
-	config Config
-	store  *store.Store
-	index  ocispec.Descriptor
-	img    ctdtest.Image
-	entry  imagepin.Entry
+	ctx         context.Context
+	maker       *Maker
+	config      Config
+	store       *store.Store
+	storeConfig store.Config
+	index       ocispec.Descriptor
+	img         ctdtest.Image
+	entry       imagepin.Entry
 
 	mu       sync.Mutex
 	requests []string
@@ -63,7 +64,7 @@ func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context,
 // storeGarbage collects garbage at once, through the store.
 type storeGarbage struct{ *store.Store }
 
-func (g storeGarbage) CollectLater() {}
+func (g storeGarbage) CollectAsync() {}
 
 func newDamaged(t *testing.T) *damaged {
 	t.Helper()
@@ -78,9 +79,12 @@ func newDamaged(t *testing.T) *damaged {
 	noError(t, err)
 	prover, err := resolve.NewProver([]byte(strings.Repeat("k", 32)))
 	noError(t, err)
-	s := store.New(store.Config{Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes)})
+	d.storeConfig = store.Config{
+		Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+	}
+	s := store.New(d.storeConfig)
 	resolver, pins := resolve.New(resolve.Config{Prover: prover}), pin.New(pin.Config{})
-	proofs := decide.NodeProofs{Prover: resolver, On: []decide.Noted{s, pins}}
+	proofs := decide.NodeProofs{Prover: resolver, Stores: []decide.ProofStore{s, pins}}
 	d.store = s
 	d.config = Config{
 		Content: n.Content, Leases: n.Leases, Images: s, Runtimes: ctdtest.Always(runtimes), Sessions: resolver, Proofs: proofs,
@@ -394,16 +398,16 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 }
 
 // checkerOf returns a checker for the keys of a store.
-func checkerOf(s *store.Store) *health.Checker {
+func checkerOf(s *store.Store, c store.Config) *health.Checker {
 	return health.New(health.Config{
-		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+		Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 	})
 }
 
 // load builds the index as a start does, and returns the lost keys.
-func load(ctx context.Context, s *store.Store) ([]imagepin.Entry, error) {
+func load(ctx context.Context, s *store.Store, c store.Config) ([]imagepin.Entry, error) {
 	loaded, err := s.Load(ctx, func(ctx context.Context) (func(imagepin.Entry) bool, error) {
-		have, err := checkerOf(s).Inventory(ctx)
+		have, err := checkerOf(s, c).Inventory(ctx)
 		return func(e imagepin.Entry) bool { return have.Missing(e) == "" }, err
 	})
 	if err != nil {
@@ -422,8 +426,8 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 		noError(t, d.Leases.Delete(d.ctx, l))
 	}
 	d.Collect(t)
-	s := store.New(d.store.Config)
-	lost, err := load(d.ctx, s)
+	s := store.New(d.storeConfig)
+	lost, err := load(d.ctx, s, d.storeConfig)
 	noError(t, err)
 	_, ready := s.Get(d.entry.Key)
 	if ready == (len(lost) > 0) {

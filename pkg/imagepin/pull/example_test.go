@@ -110,7 +110,7 @@ func newPuller(db *metadata.DB, handlers *runtimeplatform.Set) (*pull.Puller, er
 	retained := retain.New(retain.Config{
 		Leases: leases, Content: db.ContentStore(), Pins: pins, Images: ready, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
-	proofs := decide.NodeProofs{Prover: resolver, On: []decide.Noted{ready, pins}}
+	proofs := decide.NodeProofs{Prover: resolver, Stores: []decide.ProofStore{ready, pins}}
 	decider := decide.New(decide.Config{
 		Policy: func() *policy.Policy { return rules }, Pins: pins, Images: ready, Proofs: proofs, Registry: resolver, Retained: retained,
 	})
@@ -192,13 +192,13 @@ func (noUpstream) WaitVisible(context.Context, digest.Digest, []string, func(str
 
 type garbage struct{ *store.Store }
 
-func (garbage) CollectLater() {}
+func (garbage) CollectAsync() {}
 
 // noObserver ignores pulls.
 type noObserver struct{}
 
 func (noObserver) Pulled(pull.Outcome) {}
-func (noObserver) FellBack()           {}
+func (noObserver) FallbackUsed()       {}
 
 // newRegistry serves one image under every tag.
 func newRegistry() http.Handler {

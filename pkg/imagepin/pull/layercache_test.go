@@ -97,7 +97,8 @@ func TestLayerCache(t *testing.T) {
 	delete(blobs, img.Layer.Digest)
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
-	s := store.New(store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)})
+	c := store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)}
+	s := store.New(c)
 	retainer := retain.New(retain.Config{
 		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
@@ -131,20 +132,20 @@ func TestLayerCache(t *testing.T) {
 	ctx = n.Context(t)
 	checkIntact := func(when string) {
 		t.Helper()
-		lost, err := load(ctx, s)
+		lost, err := load(ctx, s, c)
 		if err != nil || len(lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
 			t.Errorf("%s: lost %+v, %v", when, lost, err)
 		}
-		report, err := checkerOf(s).Check(ctx)
+		report, err := checkerOf(s, c).Check(ctx)
 		if err != nil || report.Checked != 1 || len(report.Findings) > 0 {
 			t.Errorf("%s: a check finds %+v, %v", when, report.Findings, err)
 		}
-		if lost, err := s.HideBlob(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
+		if lost, err := s.EvictBlob(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
 			t.Errorf("%s: without its layer, %+v is lost, %v", when, lost, err)
 		}
 		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
-		if err != nil || len(lack.Blobs) > 0 {
-			t.Errorf("%s: missing %+v, %v", when, lack.Blobs, err)
+		if err != nil || len(lack.Parts) > 0 {
+			t.Errorf("%s: missing %+v, %v", when, lack.Parts, err)
 		}
 	}
 	checkIntact("when it was made ready")
@@ -153,7 +154,7 @@ func TestLayerCache(t *testing.T) {
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
 		t.Fatal(err)
 	}
-	lost, err := s.HideSnapshot(ctx, "cached", img.ChainID.String())
+	lost, err := s.EvictSnapshot(ctx, "cached", img.ChainID.String())
 	if err != nil || len(lost) != 1 {
 		t.Fatalf("lost %+v, %v", lost, err)
 	}

@@ -46,8 +46,8 @@ type Config struct {
 type Images interface {
 	Index
 	Records
-	// Replacing records that a blob is about to be deleted and written again. Call done when it is written.
-	Replacing(d digest.Digest) (done func(context.Context) error)
+	// BeginReplace records that a blob is about to be deleted and written again. Call done when it is written.
+	BeginReplace(d digest.Digest) (done func(context.Context) error)
 }
 
 // Index finds the images that are ready.
@@ -67,9 +67,9 @@ type Records interface {
 	// ReleaseUnpacked removes the reference from an image's configuration to its snapshot, unless a key needs the
 	// snapshot.
 	ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error
-	// Unseen returns the records of an entry that upstream may not have yet. Seen marks records that it has.
-	Unseen(e imagepin.Entry) []string
-	Seen(names ...string)
+	// Unsynced returns the records of an entry that upstream may not have yet. MarkSynced marks records that it has.
+	Unsynced(e imagepin.Entry) []string
+	MarkSynced(names ...string)
 }
 
 // Pins is the part of [decide.Decider] that a pull needs after the decision.
@@ -78,7 +78,7 @@ type Pins interface {
 	Reserve(v decide.Verdict, image imagepin.Entry) (release func(), _ error)
 	PinFirstUse(ctx context.Context, v decide.Verdict) (decide.Verdict, error)
 	MovesTag(v decide.Verdict) bool
-	Gone(ctx context.Context, v decide.Verdict, target string, err error) error
+	PinnedDigestGone(ctx context.Context, v decide.Verdict, target string, err error) error
 }
 
 // Sessions opens sessions with registries. [resolve.Resolver] implements it.
@@ -104,18 +104,18 @@ type Upstream interface {
 // Garbage runs containerd's garbage collection.
 type Garbage interface {
 	Collect(ctx context.Context) error
-	// CollectLater does not wait for the collection.
-	CollectLater()
+	// CollectAsync does not wait for the collection.
+	CollectAsync()
 }
 
 // Maker pulls, unpacks and records images whose digest is decided. It is safe for concurrent use.
 type Maker struct {
-	c        Config
+	config   Config
 	unpacker *unpacker
 }
 
 // New returns a Maker.
-func New(c Config) *Maker { return &Maker{c: c, unpacker: newUnpacker(c)} }
+func New(c Config) *Maker { return &Maker{config: c, unpacker: newUnpacker(c)} }
 
 // Job is an image to make ready.
 type Job struct {
@@ -188,7 +188,7 @@ func retryable(err error) bool {
 // cannot be removed meanwhile.
 func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, _ error) {
 	if !j.verified {
-		if err := verify(ctx, m.c.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
+		if err := verify(ctx, m.config.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
 			return entry, "", complete(err, imagepin.ImageVerificationFailed, j.Ref.String(), j.Runtime.Target)
 		}
 	}
@@ -196,12 +196,12 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	if err != nil {
 		return entry, "", err
 	}
-	unlock, err := m.c.Locks.ForUse(ctx, byDigest.String())
+	unlock, err := m.config.Locks.ForUse(ctx, byDigest.String())
 	if err != nil {
 		return entry, "", err
 	}
 	defer unlock()
-	if err := m.c.Pins.CheckPin(j.Verdict); err != nil {
+	if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
 		return entry, "", err
 	}
 	start := time.Now()
@@ -213,7 +213,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 		}
 		return imagepin.Entry{}, "", m.failed(ctx, j, err)
 	}
-	if err := m.Show(ctx, entry); err != nil {
+	if err := m.WaitVisible(ctx, entry); err != nil {
 		return imagepin.Entry{}, "", m.failed(ctx, j, err)
 	}
 	if wrote {
@@ -229,7 +229,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
-		err = lease.With(ctx, m.c.Leases, lease.Pull, func(ctx context.Context) (err error) {
+		err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) (err error) {
 			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j)
 			return err
 		})
@@ -241,7 +241,7 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 	if entry, ok = m.recorded(j, known); ok {
 		return entry, false, UpToDate, nil
 	}
-	err = lease.With(ctx, m.c.Leases, lease.Pull, func(ctx context.Context) error {
+	err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) error {
 		release, err := m.usePin(ctx, &j, known)
 		if err != nil {
 			return err
@@ -295,7 +295,7 @@ func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 	if err != nil {
 		return // it was not fetched
 	}
-	if err := m.c.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
+	if err := m.config.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
 		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("cannot release the snapshot of a failed pull, it stays until the next start")
 	}
 }
@@ -304,10 +304,10 @@ func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 // first use of the reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does,
 // and as [decide.Decider.PinFirstUse] does.
 func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
-	if release, err = m.c.Pins.Reserve(j.Verdict, image); err != nil {
+	if release, err = m.config.Pins.Reserve(j.Verdict, image); err != nil {
 		return nil, err
 	}
-	if j.Verdict, err = m.c.Pins.PinFirstUse(ctx, j.Verdict); err != nil {
+	if j.Verdict, err = m.config.Pins.PinFirstUse(ctx, j.Verdict); err != nil {
 		release()
 		return nil, err
 	}
@@ -316,29 +316,29 @@ func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (relea
 
 // ready finds a digest of ref's repository that is ready for a target, under ref or under its digest.
 func (m *Maker) ready(ref reference.Named, root digest.Digest, t runtimeplatform.Target) (imagepin.Entry, bool) {
-	if e, ok := m.c.Images.Get(imagepin.Key{Ref: ref.String(), Target: t}); ok && e.Root.Digest == root {
+	if e, ok := m.config.Images.Get(imagepin.Key{Ref: ref.String(), Target: t}); ok && e.Root.Digest == root {
 		return e, true
 	}
 	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
 	if err != nil {
 		return imagepin.Entry{}, false
 	}
-	return m.c.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: t})
+	return m.config.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: t})
 }
 
-// Show waits until containerd's CRI service has an image as it is recorded. It sends no request if that is known. It
+// WaitVisible waits until containerd's CRI service has an image as it is recorded. It sends no request if that is known. It
 // fails with [imagepin.UpstreamNotSynced] (ErrUnavailable).
-func (m *Maker) Show(ctx context.Context, e imagepin.Entry) error {
-	names := m.c.Images.Unseen(e)
+func (m *Maker) WaitVisible(ctx context.Context, e imagepin.Entry) error {
+	names := m.config.Images.Unsynced(e)
 	if len(names) == 0 {
 		return nil
 	}
-	unseen := func(name string) bool { return slices.Contains(m.c.Images.Unseen(e), name) }
+	unsynced := func(name string) bool { return slices.Contains(m.config.Images.Unsynced(e), name) }
 	return traced(ctx, "visible", func(ctx context.Context) error {
-		if err := m.c.Upstream.WaitVisible(ctx, e.ImageID, names, unseen); err != nil {
+		if err := m.config.Upstream.WaitVisible(ctx, e.ImageID, names, unsynced); err != nil {
 			return err
 		}
-		m.c.Images.Seen(names...)
+		m.config.Images.MarkSynced(names...)
 		failpoint.Reach("pull.visible")
 		return nil
 	})
@@ -350,7 +350,7 @@ func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 	case retryable(err):
 		return err
 	case j.Pin != nil && missingAtRegistry(err):
-		return m.c.Pins.Gone(ctx, j.Verdict, j.Runtime.Target.String(), err)
+		return m.config.Pins.PinnedDigestGone(ctx, j.Verdict, j.Runtime.Target.String(), err)
 	}
 	return complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
 }
@@ -371,9 +371,9 @@ const (
 // withLease runs fn under a lease that holds everything that fn fetches and unpacks. If fn fails, garbage is collected
 // later, because the caller may hold a lock.
 func (m *Maker) withLease(ctx context.Context, fn func(context.Context) error) error {
-	err := lease.With(ctx, m.c.Leases, lease.Pull, fn)
+	err := lease.With(ctx, m.config.Leases, lease.Pull, fn)
 	if err != nil {
-		m.c.Garbage.CollectLater()
+		m.config.Garbage.CollectAsync()
 	}
 	return err
 }
@@ -384,7 +384,7 @@ func (m *Maker) withLease(ctx context.Context, fn func(context.Context) error) e
 func (m *Maker) collect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectWait)
 	defer cancel()
-	if err := m.c.Garbage.Collect(ctx); err != nil {
-		m.c.Garbage.CollectLater()
+	if err := m.config.Garbage.Collect(ctx); err != nil {
+		m.config.Garbage.CollectAsync()
 	}
 }

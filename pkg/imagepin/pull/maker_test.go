@@ -8,12 +8,12 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// fakeGarbage records whether CollectLater was called.
+// fakeGarbage records whether CollectAsync was called.
 type fakeGarbage struct{ later bool }
 
 func (*fakeGarbage) Collect(context.Context) error { return nil }
 
-func (g *fakeGarbage) CollectLater() { g.later = true }
+func (g *fakeGarbage) CollectAsync() { g.later = true }
 
 // TestFailedPullCollectsGarbage checks that garbage is collected after a failed pull, and only then.
 func TestFailedPullCollectsGarbage(t *testing.T) {

@@ -15,29 +15,29 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Lack is what a pull would have to fetch or unpack.
-type Lack struct {
+// MissingParts is what a pull would have to fetch or unpack.
+type MissingParts struct {
 	// Manifest is the digest of the target's manifest. It is empty if the content on the node does not determine it.
 	Manifest digest.Digest
-	Blobs    []LackedBlob
+	Parts    []MissingPart
 }
 
-// LackedBlob is a part of an image that is not on the node: an index, a manifest, a configuration, a layer (with its
+// MissingPart is a part of an image that is not on the node: an index, a manifest, a configuration, a layer (with its
 // size in bytes) or a snapshot. Name is its digest or chain ID.
-type LackedBlob struct {
-	What string
+type MissingPart struct {
+	Kind string
 	Name string
 	Size int64
 }
 
 // Missing returns what a target lacks to run root. It cannot look below a missing part, and omits what that references.
-func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, root ocispec.Descriptor, rt runtimeplatform.Runtime) (Lack, error) {
-	var l Lack
+func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, root ocispec.Descriptor, rt runtimeplatform.Runtime) (MissingParts, error) {
+	var l MissingParts
 	missing := func(what string, d ocispec.Descriptor) bool {
-		if here, err := blobs.Here(ctx, store, d.Digest); here || err != nil {
+		if here, err := blobs.Exists(ctx, store, d.Digest); here || err != nil {
 			return false
 		}
-		l.Blobs = append(l.Blobs, LackedBlob{What: what, Name: d.Digest.String(), Size: d.Size})
+		l.Parts = append(l.Parts, MissingPart{Kind: what, Name: d.Digest.String(), Size: d.Size})
 		return true
 	}
 	kind := "index"
@@ -73,7 +73,7 @@ func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter,
 	} else if !errdefs.IsNotFound(err) {
 		return l, err
 	}
-	l.Blobs = append(l.Blobs, LackedBlob{What: "snapshot", Name: e.ChainID.String()})
+	l.Parts = append(l.Parts, MissingPart{Kind: "snapshot", Name: e.ChainID.String()})
 	for _, d := range m.Layers {
 		missing("layer", d)
 	}

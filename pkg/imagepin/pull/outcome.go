@@ -40,8 +40,8 @@ func failure(ctx context.Context) Outcome {
 type Observer interface {
 	// Pulled is called at the end of every pull. Concurrent identical pulls count once.
 	Pulled(Outcome)
-	// FellBack is called when a pull uses the image on the node because the registry did not answer.
-	FellBack()
+	// FallbackUsed is called when a pull uses the image on the node because the registry did not answer.
+	FallbackUsed()
 }
 
 // traced runs a step of a pull in a span. The span ends with the step's error.

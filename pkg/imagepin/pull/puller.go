@@ -86,19 +86,19 @@ func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
 }
 
 // question returns the question that a request asks the decider.
-func (p *Puller) question(ctx context.Context, r Request) (decide.Question, error) {
+func (p *Puller) question(ctx context.Context, r Request) (decide.Request, error) {
 	ref, err := imagepin.ParseReference(r.Ref)
 	if err != nil {
-		return decide.Question{}, err
+		return decide.Request{}, err
 	}
-	return decide.Question{
+	return decide.Request{
 		Ref: ref, Credential: r.Credential, Policy: p.decider.PolicyFor(ctx, ref, r.Pod), Target: r.Runtime.Target,
 	}, nil
 }
 
 // key returns the same text for identical pulls only. A pull that begins after a pin has moved does not join a pull
 // that began before.
-func (p *Puller) key(q decide.Question, r Request) string {
+func (p *Puller) key(q decide.Request, r Request) string {
 	key := []string{
 		q.Ref.String(), q.Target.String(), p.identity(q.Credential),
 		string(q.Policy.Behavior), string(q.Policy.Scope), p.decider.Pinned(q).String(),
@@ -110,7 +110,7 @@ func (p *Puller) key(q decide.Question, r Request) string {
 }
 
 // pull runs a pull and reports its outcome to the observer.
-func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (pulled Pulled, err error) {
+func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled Pulled, err error) {
 	err = traced(ctx, "pull", func(ctx context.Context) error {
 		pulled, err = p.decideAndMake(ctx, q, r)
 		if err != nil {
@@ -123,8 +123,8 @@ func (p *Puller) pull(ctx context.Context, q decide.Question, r Request) (pulled
 }
 
 // decideAndMake resolves a reference and makes the result ready. The reference cannot be removed meanwhile.
-func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request) (Pulled, error) {
-	unlock, err := p.maker.c.Locks.ForUse(ctx, q.Ref.String())
+func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request) (Pulled, error) {
+	unlock, err := p.maker.config.Locks.ForUse(ctx, q.Ref.String())
 	if err != nil {
 		return Pulled{}, err
 	}
@@ -134,7 +134,7 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Question, r Request
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
 	if v.Fallback() {
-		p.observer.FellBack()
+		p.observer.FallbackUsed()
 	}
 	return pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress}))
 }
@@ -185,11 +185,11 @@ func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) 
 	return outcome, err
 }
 
-// errEnded is the error of pulls after [Puller.End].
+// errEnded is the error of pulls after [Puller.Shutdown].
 var errEnded = fmt.Errorf("imagepin does not pull images until containerd restarts: %w", errdefs.ErrFailedPrecondition)
 
-// End makes every later pull fail with ErrFailedPrecondition, cancels running pulls, also those whose callers have
+// Shutdown makes every later pull fail with ErrFailedPrecondition, cancels running pulls, also those whose callers have
 // gone, and waits for them.
-func (p *Puller) End(ctx context.Context) error {
-	return errors.Join(p.pulls.End(ctx, errEnded), p.makes.End(ctx, errEnded))
+func (p *Puller) Shutdown(ctx context.Context) error {
+	return errors.Join(p.pulls.Shutdown(ctx, errEnded), p.makes.Shutdown(ctx, errEnded))
 }

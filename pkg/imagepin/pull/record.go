@@ -44,20 +44,20 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 	}
 	e = entries[len(entries)-1]
 	err = traced(ctx, "record", func(ctx context.Context) error {
-		err := m.c.Images.AddToLease(ctx, e)
+		err := m.config.Images.AddToLease(ctx, e)
 		if errdefs.IsNotFound(err) {
 			return errRemoved
 		}
 		if err != nil {
 			return err
 		}
-		change, err := m.c.Images.Put(ctx, j.Proof, entries...)
+		change, err := m.config.Images.Put(ctx, j.Proof, entries...)
 		if err != nil {
 			return err
 		}
 		wrote = change.Wrote
 		failpoint.Reach("pull.recorded")
-		return m.c.Retained.Sync(ctx, e.Root.Digest)
+		return m.config.Retained.Sync(ctx, e.Root.Digest)
 	})
 	return e, wrote, err
 }
@@ -65,11 +65,11 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 // recorded reports whether record has nothing to do for an image that is ready, and returns its entry.
 func (m *Maker) recorded(j Job, e imagepin.Entry) (imagepin.Entry, bool) {
 	entries, err := m.entries(j, e)
-	if err != nil || j.FirstUse != nil || !m.c.Images.Recorded(j.Proof, entries...) {
+	if err != nil || j.FirstUse != nil || !m.config.Images.Recorded(j.Proof, entries...) {
 		return imagepin.Entry{}, false
 	}
 	e = entries[len(entries)-1]
-	return e, m.c.Retained.Synced(e.Root.Digest)
+	return e, m.config.Retained.Synced(e.Root.Digest)
 }
 
 // entries returns the keys of a job's image: the key of its digest, and the key of its reference if the job decides
@@ -85,7 +85,7 @@ func (m *Maker) entries(j Job, e imagepin.Entry) ([]imagepin.Entry, error) {
 		return nil, err
 	}
 	entries := []imagepin.Entry{e}
-	if ref := j.Ref.String(); ref != e.Ref && m.c.Pins.MovesTag(j.Verdict) {
+	if ref := j.Ref.String(); ref != e.Ref && m.config.Pins.MovesTag(j.Verdict) {
 		e.Ref = ref
 		entries = append(entries, e)
 	}

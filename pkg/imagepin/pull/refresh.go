@@ -73,7 +73,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	if err != nil {
 		return Refreshed{}, err
 	}
-	unlock, err := p.maker.c.Locks.ForUse(ctx, tag.String())
+	unlock, err := p.maker.config.Locks.ForUse(ctx, tag.String())
 	if err != nil {
 		return Refreshed{}, err
 	}

@@ -35,7 +35,7 @@ func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 
 // runtimeOf returns the runtime of a target. It fails with ErrNotFound if no runtime handler has the target.
 func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, error) {
-	rt, ok := m.c.Runtimes().ForTarget(t)
+	rt, ok := m.config.Runtimes().ForTarget(t)
 	if !ok {
 		return rt, fmt.Errorf("no runtime handler has target %s: %w", t, errdefs.ErrNotFound)
 	}
@@ -46,7 +46,7 @@ func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, er
 // returns nil.
 func (m *Maker) WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
 	return m.withLease(ctx, func(ctx context.Context) error {
-		err := m.c.Images.AddToLease(ctx, entries...)
+		err := m.config.Images.AddToLease(ctx, entries...)
 		if errdefs.IsNotFound(err) {
 			return nil
 		}
@@ -68,7 +68,7 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 	return m.withLease(ctx, func(ctx context.Context) error {
 		manifest := ocispec.Descriptor{Digest: e.Manifest, MediaType: e.RecordTarget.MediaType, Size: e.RecordTarget.Size}
 		if e.Manifest != e.RecordTarget.Digest {
-			chosen, err := ChooseLocal(ctx, m.c.Content, e.RecordTarget, rt)
+			chosen, err := ChooseLocal(ctx, m.config.Content, e.RecordTarget, rt)
 			if err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 		if err := record(ctx); err != nil {
 			return err
 		}
-		return m.c.Retained.Sync(ctx, e.Root.Digest)
+		return m.config.Retained.Sync(ctx, e.Root.Digest)
 	})
 }
 
@@ -95,7 +95,7 @@ func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Diges
 	return m.withLease(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		info, err := m.c.Content.Info(ctx, d)
+		info, err := m.config.Content.Info(ctx, d)
 		if err != nil {
 			return err
 		}

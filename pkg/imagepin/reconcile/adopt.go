@@ -45,7 +45,7 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 			continue
 		}
 		failpoint.Reach("adopt.found")
-		if _, err := r.Store.Adopt(ctx, adoptions...); err != nil {
+		if _, err := r.config.Store.Adopt(ctx, adoptions...); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
@@ -67,19 +67,19 @@ func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image) erro
 // it.
 func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 	entries := r.adopt(ctx, img, func(snapshotter string, chainID digest.Digest) (bool, error) {
-		return r.Store.HasSnapshot(ctx, snapshotter, chainID)
+		return r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
 	})
 	if len(entries) == 0 {
 		return nil
 	}
-	return r.Maker.WithLease(ctx, entries, func(ctx context.Context) error {
+	return r.config.Maker.WithLease(ctx, entries, func(ctx context.Context) error {
 		failpoint.Reach("adopt.found")
-		r.Store.Unsee(img, entries...)
-		if _, err := r.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
+		r.config.Store.MarkUnsynced(img, entries...)
+		if _, err := r.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		return r.Retained.Sync(ctx, img.Target.Digest)
+		return r.config.Retained.Sync(ctx, img.Target.Digest)
 	})
 }
 
@@ -88,16 +88,16 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	_, err := digest.Parse(img.Name)
 	isID := err == nil
-	if !isID && !store.Managed(img) || r.Store.Accounted(img) {
+	if !isID && !store.Managed(img) || r.config.Store.Accounted(img) {
 		return
 	}
-	e, _, err := pull.DescribeLocal(ctx, r.Content, img.Target, r.Runtimes().Default())
+	e, _, err := pull.DescribeLocal(ctx, r.config.Content, img.Target, r.config.Runtimes().Default())
 	switch {
 	case err != nil:
 	case e.ImageID.String() == img.Name:
-		r.Store.NoteUntagged(store.Untagged{Entry: e})
+		r.config.Store.NoteUntagged(store.Untagged{Entry: e})
 	case !isID:
-		if err := r.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
+		if err := r.config.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")
 		}
 	}
@@ -125,8 +125,8 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 		}
 		if !unpacked {
 			r.awaitingUnpack[img.Name] = append(r.awaitingUnpack[img.Name], snapshot{e.Target.Snapshotter, e.ChainID.String()})
-			if e.Target == r.Runtimes().Default().Target {
-				r.repairs.add(ctx, health.Loss{Entry: e, Why: "another tool did not unpack it", Unpackable: true, Record: img.Name})
+			if e.Target == r.config.Runtimes().Default().Target {
+				r.repairs.add(ctx, health.Loss{Entry: e, Reason: "another tool did not unpack it", Unpackable: true, Record: img.Name})
 			}
 			continue
 		}
@@ -138,12 +138,12 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 // candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that
 // it cannot have although its platform is on the node.
 func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
-	for _, t := range r.Runtimes().Targets() {
-		rt, ok := r.Runtimes().ForTarget(t)
+	for _, t := range r.config.Runtimes().Targets() {
+		rt, ok := r.config.Runtimes().ForTarget(t)
 		if !ok {
 			continue
 		}
-		e, manifest, err := pull.DescribeLocal(ctx, r.Content, img.Target, rt)
+		e, manifest, err := pull.DescribeLocal(ctx, r.config.Content, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
 		}
@@ -151,8 +151,8 @@ func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref refer
 			return nil, []error{fmt.Errorf("it cannot be read: %w", err)}
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, r.Content, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, r.Content, img.Target, manifest, rt)
+		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, r.config.Content, manifest), img.UpdatedAt
+		e.RecordTarget = pull.RecordTarget(ctx, r.config.Content, img.Target, manifest, rt)
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
 			_, _, err = imagepin.EncodeKeyLabel(e)
 		}

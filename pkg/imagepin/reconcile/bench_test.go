@@ -27,9 +27,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})
+	s := store.New(storeConfig(n, runtimes))
 	ctx := n.Context(b)
 	var names []string
 	err = n.DB.Update(func(tx *bolt.Tx) error {
@@ -50,7 +48,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := reconcilerOf(n, s)
+	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	loaded, err := r.load(ctx)
 	if err != nil {
 		b.Fatal(err)
@@ -88,11 +86,11 @@ func BenchmarkHandleEvent(b *testing.B) {
 func BenchmarkAdopt(b *testing.B) {
 	const count = 100
 	ctx, r, names := adopted(b, count)
-	all, err := r.Records.List(ctx, "name=="+names[0])
+	all, err := r.config.Records.List(ctx, "name=="+names[0])
 	if err != nil || len(all) != 1 {
 		b.Fatalf("%v, %v", all, err)
 	}
-	inventory, err := r.Checker.Inventory(ctx)
+	inventory, err := r.config.Checker.Inventory(ctx)
 	if err != nil {
 		b.Fatal(err)
 	}

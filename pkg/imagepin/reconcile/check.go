@@ -20,7 +20,7 @@ import (
 // Check compares the recorded with the actual state: the keys, and the images of other tools without a key. It writes
 // nothing.
 func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
-	report, err := r.Checker.Check(ctx)
+	report, err := r.config.Checker.Check(ctx)
 	if err != nil {
 		return report, err
 	}
@@ -28,8 +28,8 @@ func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
 }
 
 // DeepCheck is [Reconciler.Check] that also reads all content, see [health.Checker.DeepCheck].
-func (r *Reconciler) DeepCheck(ctx context.Context, d health.Deep) (health.Report, error) {
-	report, err := r.Checker.DeepCheck(ctx, d)
+func (r *Reconciler) DeepCheck(ctx context.Context, d health.DeepOptions) (health.Report, error) {
+	report, err := r.config.Checker.DeepCheck(ctx, d)
 	if err != nil {
 		return report, err
 	}
@@ -41,7 +41,7 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // image IDs are adopted with their references
-		if err != nil && !r.Store.Accounted(img) {
+		if err != nil && !r.config.Store.Accounted(img) {
 			unexplained = append(unexplained, img)
 		}
 	}
@@ -109,7 +109,7 @@ func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why strin
 	}
 	var without []string
 	for _, e := range found {
-		unpacked, err := r.Store.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+		unpacked, err := r.config.Store.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
 		if err != nil {
 			return err.Error(), nil
 		}

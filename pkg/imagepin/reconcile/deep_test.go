@@ -38,9 +38,7 @@ func newDeepNode(t *testing.T) *deepNode {
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)
-	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})}
+	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(storeConfig(n, runtimes))}
 	for _, name := range []string{"a", "b"} {
 		blobs := ctdtest.Blobs{}
 		img := blobs.Image("linux/amd64", name, nil)
@@ -54,7 +52,7 @@ func newDeepNode(t *testing.T) *deepNode {
 		done()
 		d.images = append(d.images, img)
 	}
-	d.Reconciler = reconcilerOf(n, d.store)
+	d.Reconciler = reconcilerOf(n, storeConfig(n, runtimes), d.store)
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	noError(t, d.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
@@ -71,7 +69,7 @@ func noError(t *testing.T, err error) {
 // check runs a deep check without a rate limit, and returns the problems.
 func (d *deepNode) check(t *testing.T) []string {
 	t.Helper()
-	report, err := d.DeepCheck(d.ctx, health.Deep{})
+	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
 	noError(t, err)
 	var problems []string
 	for _, f := range report.Findings {
@@ -93,7 +91,7 @@ func (d *deepNode) flip(t *testing.T, dgst digest.Digest) {
 func TestDeepCheckReadsAll(t *testing.T) {
 	d := newDeepNode(t)
 	var all []health.DeepProgress
-	report, err := d.DeepCheck(d.ctx, health.Deep{Progress: func(p health.DeepProgress) { all = append(all, p) }})
+	report, err := d.DeepCheck(d.ctx, health.DeepOptions{Progress: func(p health.DeepProgress) { all = append(all, p) }})
 	if err != nil || len(report.Findings) > 0 || report.Checked != 2 {
 		t.Fatalf("%+v, %v", report, err)
 	}
@@ -147,7 +145,7 @@ func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 	d := newDeepNode(t)
 	layer := d.images[0].Layer.Digest
 	d.flip(t, layer)
-	report, err := d.DeepCheck(d.ctx, health.Deep{Progress: func(p health.DeepProgress) {
+	report, err := d.DeepCheck(d.ctx, health.DeepOptions{Progress: func(p health.DeepProgress) {
 		if p.Blobs == p.BlobsTotal && p.Snapshots == 1 {
 			d.flip(t, layer)
 		}
@@ -197,16 +195,16 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 		t.Fatalf("mounts %v, %v", mounts, view)
 	}
 	noError(t, os.Rename(view[0].Source, filepath.Join(d.Dir, "away")))
-	report, err := d.DeepCheck(d.ctx, health.Deep{})
+	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
 	if err != nil || len(report.Findings) != 1 || !strings.Contains(report.Findings[0].Problem, view[0].Source) {
 		t.Fatalf("%+v, %v", report.Findings, err)
 	}
 	e := d.store.ByID(img.Config.Digest)[0]
-	if err := d.Checker.RemoveHollow(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
+	if err := d.config.Checker.RemoveWithoutDirectory(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
 		t.Errorf("with a container: %v", err)
 	}
 	noError(t, sn.Remove(ctx, "container"))
-	noError(t, d.Checker.RemoveHollow(ctx, e))
+	noError(t, d.config.Checker.RemoveWithoutDirectory(ctx, e))
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
 		t.Error("the snapshot was not removed, or another one was")
 	}
@@ -218,7 +216,7 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 func TestDeepCheckCancelled(t *testing.T) {
 	d := newDeepNode(t)
 	ctx, cancel := context.WithCancel(d.ctx)
-	_, err := d.DeepCheck(ctx, health.Deep{BytesPerSecond: 1, Progress: func(health.DeepProgress) { cancel() }})
+	_, err := d.DeepCheck(ctx, health.DeepOptions{BytesPerSecond: 1, Progress: func(health.DeepProgress) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}

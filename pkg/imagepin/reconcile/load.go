@@ -26,12 +26,12 @@ type found struct {
 // load builds the index.
 func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f := &found{}
-	loaded, err := r.Store.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
-		if f.have, err = r.Checker.Inventory(ctx); err != nil {
+	loaded, err := r.config.Store.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
+		if f.have, err = r.config.Checker.Inventory(ctx); err != nil {
 			return nil, err
 		}
 		return func(e imagepin.Entry) bool {
-			_, lost := r.Checker.Lost(e, f.have)
+			_, lost := r.config.Checker.Lost(e, f.have)
 			return !lost
 		}, nil
 	})
@@ -41,37 +41,37 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f.lost = loaded.Lost
 	ofLost := make(map[string]bool, len(f.lost))
 	for _, e := range f.lost {
-		loss, _ := r.Checker.Lost(e, f.have)
+		loss, _ := r.config.Checker.Lost(e, f.have)
 		f.losses = append(f.losses, loss)
 		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
 	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
-		return f.have.Knows(u.Snapshotter) && r.Store.Unclaimed(u)
+		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)
 	})
 	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
-		return ofLost[img.Name] || r.Store.Accounted(img) && !(claimable && r.Store.Adopted(img.Name))
+		return ofLost[img.Name] || r.config.Store.Accounted(img) && !(claimable && r.config.Store.Adopted(img.Name))
 	})
 	return f, nil
 }
 
 // snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.
 func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string) error {
-	hidden, err := r.Store.HideSnapshot(ctx, snapshotter, name)
+	hidden, err := r.config.Store.EvictSnapshot(ctx, snapshotter, name)
 	for _, e := range hidden {
-		whole, herr := r.Store.HasContent(ctx, e)
+		whole, herr := r.config.Store.HasContent(ctx, e)
 		if herr != nil && err == nil {
 			err = herr
 		}
-		r.repairs.add(ctx, health.Loss{Entry: e, Why: "snapshot " + name + " is gone", Unpackable: whole})
+		r.repairs.add(ctx, health.Loss{Entry: e, Reason: "snapshot " + name + " is gone", Unpackable: whole})
 	}
 	return err
 }
 
 // blobGone hides and queues for repair the keys that need a blob, if it was deleted.
 func (r *Reconciler) blobGone(ctx context.Context, d digest.Digest) error {
-	hidden, err := r.Store.HideBlob(ctx, d)
+	hidden, err := r.config.Store.EvictBlob(ctx, d)
 	for _, e := range hidden {
-		r.repairs.add(ctx, health.Loss{Entry: e, Why: "content " + d.String() + " is gone"})
+		r.repairs.add(ctx, health.Loss{Entry: e, Reason: "content " + d.String() + " is gone"})
 	}
 	return err
 }

@@ -107,14 +107,14 @@ func (q *queue) run(ctx context.Context) {
 
 // recheck updates the losses that have to wait.
 func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []health.Loss {
-	have, err := r.Checker.Inventory(ctx)
+	have, err := r.config.Checker.Inventory(ctx)
 	if err != nil {
 		return waiting
 	}
 	for i, w := range waiting {
-		loss, lost := r.Checker.Lost(w.Entry, have)
+		loss, lost := r.config.Checker.Lost(w.Entry, have)
 		if !lost {
-			loss = health.Loss{Entry: w.Entry, Why: w.Why, Unpackable: true} // its snapshot exists now
+			loss = health.Loss{Entry: w.Entry, Reason: w.Reason, Unpackable: true} // its snapshot exists now
 		}
 		loss.Record = w.Record
 		waiting[i] = loss
@@ -132,7 +132,7 @@ func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) []heal
 	g.SetLimit(repairers)
 	for _, loss := range losses {
 		g.Go(func() error {
-			if loss.Wait || !r.repairOne(ctx, loss) {
+			if loss.Unknown || !r.repairOne(ctx, loss) {
 				mu.Lock()
 				defer mu.Unlock()
 				again = append(again, loss)
@@ -158,13 +158,13 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 		restored, err := r.unpack(ctx, loss)
 		if err == nil {
 			if restored {
-				entry.Infof("repaired key from local content: %s", loss.Why)
+				entry.Infof("repaired key from local content: %s", loss.Reason)
 			}
 			return true
 		}
 		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warnf("cannot repair key yet, retrying: %s", loss.Why)
+				entry.WithError(err).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
 			}
 			return false
 		}
@@ -181,9 +181,9 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 	if loss.Record != "" {
 		return true // an image of another tool that cannot be adopted without its layers
 	}
-	entry.Warnf("dropping key that cannot be repaired from local content: %s", loss.Why)
+	entry.Warnf("dropping key that cannot be repaired from local content: %s", loss.Reason)
 	failpoint.Reach("repair.drop")
-	if err := r.Store.Drop(ctx, e); err != nil {
+	if err := r.config.Store.Drop(ctx, e); err != nil {
 		if ctx.Err() == nil {
 			entry.WithError(err).Warn("cannot drop key yet, retrying")
 		}
@@ -196,13 +196,13 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 // forDefaultTarget returns the loss of the same key for the default target, if no runtime handler has the key's own
 // target any more. If the default snapshotter changed, the image is unpacked there before its old content is released.
 func (r *Reconciler) forDefaultTarget(e imagepin.Entry) (health.Loss, bool) {
-	to := r.Runtimes().Default().Target
-	if _, ok := r.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
+	to := r.config.Runtimes().Default().Target
+	if _, ok := r.config.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
 		return health.Loss{}, false
 	}
 	e.Target = to
-	_, ready := r.Store.Get(e.Key)
-	return health.Loss{Entry: e, Why: "the default snapshotter changed", Unpackable: true}, !ready
+	_, ready := r.config.Store.Get(e.Key)
+	return health.Loss{Entry: e, Reason: "the default snapshotter changed", Unpackable: true}, !ready
 }
 
 // unpack makes a key ready from local content. restored is false if the image was removed.
@@ -211,9 +211,9 @@ func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored boo
 	if witness == "" {
 		witness = loss.Entry.Record
 	}
-	err := r.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
+	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
 		failpoint.Reach("repair.unpacked")
-		restored, err = r.Store.PutIf(ctx, loss.Entry, witness)
+		restored, err = r.config.Store.PutIf(ctx, loss.Entry, witness)
 		failpoint.Reach("repair.recorded")
 		return err
 	})

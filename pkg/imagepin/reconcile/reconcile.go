@@ -59,7 +59,7 @@ type Store interface {
 	Index
 	Repairs
 	// Load builds the index from the labels on the image records.
-	Load(ctx context.Context, look store.Look) (*store.Loaded, error)
+	Load(ctx context.Context, look store.ReadyFunc) (*store.Loaded, error)
 	// Sync updates the keys after a record may have changed. It returns the record if it has no key.
 	Sync(ctx context.Context, name string) (*images.Image, error)
 	// Adopt records the keys of images of other tools.
@@ -67,8 +67,8 @@ type Store interface {
 	NoteUntagged(u store.Untagged)
 	// CreateIDRecord creates the record of an image ID if a record of the image needs it.
 	CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error
-	// Unsee notes that containerd's CRI may not know the current state of a record.
-	Unsee(img images.Image, entries ...imagepin.Entry)
+	// MarkUnsynced notes that containerd's CRI may not know the current state of a record.
+	MarkUnsynced(img images.Image, entries ...imagepin.Entry)
 }
 
 // Index reads the recorded and the actual state.
@@ -86,9 +86,9 @@ type Index interface {
 
 // Repairs hides and repairs keys.
 type Repairs interface {
-	// HideBlob and HideSnapshot remove the keys that need something that is gone from the index, and return them.
-	HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
-	HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
+	// EvictBlob and EvictSnapshot remove the keys that need something that is gone from the index, and return them.
+	EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
+	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
@@ -125,7 +125,7 @@ type Retained interface {
 
 // Reconciler keeps the index up to date with containerd.
 type Reconciler struct {
-	Config
+	config  Config
 	started bool
 	// awaitingUnpack are the snapshots that images of other tools have not been unpacked to yet, by record.
 	awaitingUnpack map[string][]snapshot
@@ -140,7 +140,7 @@ type snapshot struct {
 
 // New returns a reconciler.
 func New(c Config) *Reconciler {
-	return &Reconciler{Config: c, awaitingUnpack: make(map[string][]snapshot)}
+	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot)}
 }
 
 // Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
@@ -158,11 +158,11 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		cancel()
 		r.repairs.wait()
 	}()
-	changes, failed := r.Events.Subscribe(ctx, topics...)
+	changes, failed := r.config.Events.Subscribe(ctx, topics...)
 	first := !r.started
 	if first {
 		// Only delete leases at the first start. Later there are leases of calls that are still running.
-		if err := lease.DeleteLeftovers(ctx, r.Leases); err != nil {
+		if err := lease.DeleteLeftovers(ctx, r.config.Leases); err != nil {
 			return err
 		}
 		r.started = true
@@ -183,15 +183,15 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	for _, img := range found.unaccounted {
 		r.noteUntagged(ctx, img)
 	}
-	if err := r.Retained.SyncAll(ctx); err != nil {
+	if err := r.config.Retained.SyncAll(ctx); err != nil {
 		return err
 	}
 	ready()
 	r.repairs.owned.Go(func() {
-		if err := r.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
+		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
-		warnAboutLayers(ctx, r.Content, found.have)
+		warnAboutLayers(ctx, r.config.Content, found.have)
 	})
 	r.repairs.add(ctx, found.losses...)
 	for {
@@ -204,7 +204,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 			}
 			return fmt.Errorf("containerd event stream: %w", err)
 		case e := <-changes:
-			if e != nil && e.Namespace == r.Namespace {
+			if e != nil && e.Namespace == r.config.Namespace {
 				r.handleEvent(ctx, e)
 			}
 		}
@@ -247,7 +247,7 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 
 // syncRecord updates the keys of an image record, or adopts it.
 func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
-	unknown, err := r.Store.Sync(ctx, name)
+	unknown, err := r.config.Store.Sync(ctx, name)
 	if err != nil || unknown == nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (r *Reconciler) snapshotCommitted(ctx context.Context, p snapshot) error {
 		if !slices.Contains(r.awaitingUnpack[name], p) {
 			continue
 		}
-		img, err := r.Records.Get(ctx, name)
+		img, err := r.config.Records.Get(ctx, name)
 		if errdefs.IsNotFound(err) {
 			delete(r.awaitingUnpack, name)
 			continue

@@ -41,9 +41,7 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})
+	s := store.New(storeConfig(n, runtimes))
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
 	variant := func(config any) ocispec.Descriptor {
@@ -64,7 +62,7 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := reconcilerOf(n, s)
+	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	loaded, err := r.load(ctx)
 	if err != nil || len(loaded.unaccounted) != 3 {
 		t.Fatalf("%v, %v", loaded, err)
@@ -85,12 +83,19 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	}
 }
 
+// storeConfig returns the configuration of a store for a node.
+func storeConfig(n *ctdtest.Node, runtimes *runtimeplatform.Set) store.Config {
+	return store.Config{
+		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+	}
+}
+
 // reconcilerOf returns a reconciler for the images of a store, without a puller.
-func reconcilerOf(n *ctdtest.Node, s *store.Store) *Reconciler {
+func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 	r := New(Config{
-		Store: s, Records: s.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: s.Runtimes, Namespace: ctdtest.Namespace,
+		Store: s, Records: c.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: c.Runtimes, Namespace: ctdtest.Namespace,
 		Checker: health.New(health.Config{
-			Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+			Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 		}),
 	})
 	r.repairs = newRepairs(r)
@@ -104,9 +109,7 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})
+	s := store.New(storeConfig(n, runtimes))
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
 	packed := blobs.Image("linux/amd64", "packed", nil)
@@ -147,7 +150,7 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := reconcilerOf(n, s)
+	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	report, err := r.Check(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -183,10 +186,8 @@ func TestRecordCreatedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := store.New(store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})
-	r := reconcilerOf(n, s)
+	s := store.New(storeConfig(n, runtimes))
+	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	ctx, done := n.Lease(t)
 	defer done()
 	blobs := ctdtest.Blobs{}

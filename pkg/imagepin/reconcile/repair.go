@@ -33,12 +33,12 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 	case health.LostKey:
 		return r.repairKey(ctx, f.Loss)
 	case health.DamagedBlob:
-		if err := r.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
+		if err := r.config.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
 			return Ignored, err // the key is ready without the blob
 		}
 		return Fetched, nil
 	case health.WrongRecord:
-		if err := r.Store.RepairRecords(ctx, f.Loss.Entry); err != nil {
+		if err := r.config.Store.RepairRecords(ctx, f.Loss.Entry); err != nil {
 			return Ignored, err
 		}
 		return Restored, nil
@@ -52,7 +52,7 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 	if err == nil {
 		return done, nil
 	}
-	if loss.Wait || loss.Hollow && errdefs.IsFailedPrecondition(err) {
+	if loss.Unknown || loss.MissingDirectory && errdefs.IsFailedPrecondition(err) {
 		return Ignored, err // a repair may succeed after the snapshotter responds, or a container is removed
 	}
 	if derr := r.drop(ctx, loss.Entry); derr != nil {
@@ -63,16 +63,16 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 
 // drop drops a key that is in the index, or only recorded.
 func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) error {
-	if _, err := r.Store.Remove(ctx, e.Key); err != nil {
+	if _, err := r.config.Store.Remove(ctx, e.Key); err != nil {
 		return err
 	}
-	return r.Store.Drop(ctx, e)
+	return r.config.Store.Drop(ctx, e)
 }
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
 func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
-	if loss.Hollow {
-		err := lease.With(ctx, r.Leases, lease.Use, func(ctx context.Context) error { return r.Checker.RemoveHollow(ctx, loss.Entry) })
+	if loss.MissingDirectory {
+		err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error { return r.config.Checker.RemoveWithoutDirectory(ctx, loss.Entry) })
 		if err != nil {
 			return "", err
 		}
@@ -86,7 +86,7 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 			return Unpacked, nil
 		}
 	}
-	outcome, err := r.Puller.Repair(ctx, loss.Entry)
+	outcome, err := r.config.Puller.Repair(ctx, loss.Entry)
 	if err != nil {
 		return "", err
 	}

@@ -17,17 +17,17 @@ type Result string
 
 // The results of a digest lookup.
 const (
-	Answered Result = "resolved"
-	Denied   Result = "denied"
-	NotFound Result = "not_found"
-	NoAnswer Result = "unavailable"
-	Failed   Result = "failed"
+	ResultResolved    Result = "resolved"
+	Denied            Result = "denied"
+	NotFound          Result = "not_found"
+	ResultUnavailable Result = "unavailable"
+	Failed            Result = "failed"
 	// GivenUp: all callers had gone before the answer.
-	GivenUp Result = "canceled"
+	ResultCanceled Result = "canceled"
 )
 
 // Results lists all results.
-var Results = []Result{Answered, Denied, NotFound, NoAnswer, Failed, GivenUp}
+var Results = []Result{ResultResolved, Denied, NotFound, ResultUnavailable, Failed, ResultCanceled}
 
 // Observer is notified of digest lookups.
 type Observer interface {
@@ -45,7 +45,7 @@ func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Re
 	defer span.End()
 	start := time.Now()
 	found, err := r.resolve(sctx, s, resolver)
-	r.Observer.Resolved(resultOf(ctx, err), time.Since(start))
+	r.config.Observer.Resolved(resultOf(ctx, err), time.Since(start))
 	span.SetStatus(err)
 	if err == nil {
 		span.SetAttributes(tracing.Attribute("image.digest", found.Root.Digest.String()), tracing.Attribute("registry.host", found.Host))
@@ -57,13 +57,13 @@ func resultOf(ctx context.Context, err error) Result {
 	var e *imagepin.Error
 	switch {
 	case err == nil:
-		return Answered
+		return ResultResolved
 	case ctx.Err() != nil:
-		return GivenUp
+		return ResultCanceled
 	case errors.As(err, &e) && e.Reason == imagepin.PullAccessDenied:
 		return Denied
 	case Unavailable(err):
-		return NoAnswer
+		return ResultUnavailable
 	case errdefs.IsNotFound(err):
 		return NotFound
 	}

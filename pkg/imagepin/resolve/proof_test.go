@@ -25,7 +25,7 @@ func TestProofs(t *testing.T) {
 	rotated := withConfig(t, RegistryConfig{Auths: map[string]Credential{"registry.example": {Username: "node", Password: "2"}}})
 	without := withConfig(t, RegistryConfig{})
 	otherKey := withConfig(t, RegistryConfig{Auths: node})
-	otherKey.Prover = &Prover{key: bytes.Repeat([]byte{1}, nodeKeySize)}
+	otherKey.config.Prover = &Prover{key: bytes.Repeat([]byte{1}, nodeKeySize)}
 	for name, x := range map[string]struct{ got, want bool }{
 		"own":                                  {accepts(r, ref, c, d, own), true},
 		"own, another tag":                     {accepts(r, "registry.example/team/app:2", c, d, own), true},
@@ -51,7 +51,7 @@ func TestProofs(t *testing.T) {
 	if own == anonymous || strings.Contains(own, secret) || len(own) > 40 {
 		t.Errorf("proofs: %s, %s", own, anonymous)
 	}
-	if r.Prover.Identity(c) == r.Prover.Identity(Credential{}) || r.Prover.Identity(c) == own {
+	if r.config.Prover.Identity(c) == r.config.Prover.Identity(Credential{}) || r.config.Prover.Identity(c) == own {
 		t.Error("different credentials have the same identity")
 	}
 	// A caller cannot obtain the proof of callers without a credential by sending the combined credentials of the node

@@ -45,7 +45,7 @@ type Config struct {
 
 // Resolver resolves references and opens sessions. It is safe for concurrent use.
 type Resolver struct {
-	Config
+	config    Config
 	hosts     hosts
 	anonymous Credential
 	resolves  flight.Group[Resolved]
@@ -57,7 +57,7 @@ func New(c Config) *Resolver {
 		c.Observer = noObserver{}
 	}
 	return &Resolver{
-		Config:    c,
+		config:    c,
 		hosts:     hosts{config: c.Registry, timeout: c.Timeout},
 		anonymous: nodeCredentials(c.Registry.Auths),
 	}
@@ -99,7 +99,7 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 	})
 	resolver := func(hosts func() ([]docker.RegistryHost, error)) remotes.Resolver {
 		return docker.NewResolver(docker.ResolverOptions{
-			Headers: r.Registry.Headers,
+			Headers: r.config.Registry.Headers,
 			Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts() },
 		})
 	}
@@ -131,13 +131,13 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 	hosts := make([]docker.RegistryHost, len(known))
 	for i, h := range known {
 		transport := h.Client.Transport
-		if r.Transport != nil {
-			transport = r.Transport
+		if r.config.Transport != nil {
+			transport = r.config.Transport
 		}
 		client, tokens := *h.Client, *h.Client
 		client.Transport = t.watch(h.Host, h.Path, transport)
 		tokens.Transport = t.watchTokens(h.Host, h.Path, transport)
-		headers := maps.Clone(r.Registry.Headers)
+		headers := maps.Clone(r.config.Registry.Headers)
 		for k, v := range h.Header {
 			if headers == nil {
 				headers = make(http.Header)
@@ -158,7 +158,7 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 // effective returns the credential for a host: the caller's, or the node's if the caller has none.
 func (r *Resolver) effective(c Credential, host string) Credential {
 	if c.Empty() {
-		return r.Registry.Auths[host]
+		return r.config.Registry.Auths[host]
 	}
 	return c
 }
@@ -169,7 +169,7 @@ func (r *Resolver) Proof(ref reference.Named, c Credential, root digest.Digest) 
 	if c.Empty() {
 		c = r.anonymous
 	}
-	return r.Prover.Proof(c, ref.Name(), root)
+	return r.config.Prover.Proof(c, ref.Name(), root)
 }
 
 // Proofs returns all proofs that allow c to use a digest of ref's repository without a request: its own, and the one of
@@ -207,7 +207,7 @@ func (r *Resolver) Authorize(ctx context.Context, ref reference.Canonical, c Cre
 
 // ask resolves ref with all hosts of the registry, or only with those that have the capability resolve.
 func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, trusted bool) (Resolved, error) {
-	key := fmt.Sprintf("%s\x00%t\x00%s", ref, trusted, r.Prover.Identity(c))
+	key := fmt.Sprintf("%s\x00%t\x00%s", ref, trusted, r.config.Prover.Identity(c))
 	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
 		s := r.Session(ref, c)
 		resolver := s.resolver
@@ -219,7 +219,7 @@ func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, t
 }
 
 func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
-	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.Timeout, errTimeout)
+	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.config.Timeout, errTimeout)
 	defer cancel()
 	_, root, err := resolver.Resolve(ctx, s.ref.String())
 	if refused, ok := s.traffic.refused(); ok && err != nil {
@@ -227,7 +227,7 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 	}
 	if err != nil {
 		if errors.Is(context.Cause(ctx), errTimeout) || timedOut(err) {
-			return Resolved{}, timeoutError(s.ref, r.Timeout)
+			return Resolved{}, timeoutError(s.ref, r.config.Timeout)
 		}
 		if ctx.Err() != nil {
 			return Resolved{}, context.Cause(ctx)

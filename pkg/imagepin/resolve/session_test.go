@@ -354,7 +354,7 @@ func hanging(t *testing.T) (r *Resolver, asked chan struct{}) {
 
 func TestResolveTimeout(t *testing.T) {
 	r, _ := hanging(t)
-	r.Timeout = 20 * time.Millisecond
+	r.config.Timeout = 20 * time.Millisecond
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 	var e *imagepin.Error
 	if !errors.As(err, &e) || e.Reason != imagepin.ManifestPullTimeout || !errors.Is(err, context.DeadlineExceeded) {
@@ -364,7 +364,7 @@ func TestResolveTimeout(t *testing.T) {
 
 func TestResolveCanceled(t *testing.T) {
 	r, asked := hanging(t)
-	r.Timeout = time.Hour
+	r.config.Timeout = time.Hour
 	gone := errors.New("the caller is gone")
 	ctx, cancel := context.WithCancelCause(quiet(t))
 	go func() {

@@ -215,7 +215,7 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 				}
 				r := newResolver(t, server(a))
 				if c.name == imagepin.ManifestPullTimeout {
-					r.Timeout = 200 * time.Millisecond
+					r.config.Timeout = 200 * time.Millisecond
 				}
 				_, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "hush"})
 				var e *imagepin.Error

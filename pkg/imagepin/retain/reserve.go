@@ -82,7 +82,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 
 // room returns an error if there is no room for an entry. total is the number of bytes that are already retained.
 func (r *Retainer) room(e imagepin.Entry, total int64) error {
-	limit := r.MaxBytes()
+	limit := r.config.MaxBytes()
 	if limit <= 0 || total+e.Size <= limit {
 		return nil
 	}

@@ -63,8 +63,8 @@ type Config struct {
 
 // Retainer holds the content of pins. It is safe for concurrent use.
 type Retainer struct {
-	Config
-	write *semaphore.Weighted // allows one writer at a time
+	config Config
+	write  *semaphore.Weighted // allows one writer at a time
 
 	mu       sync.Mutex          // not held during calls to containerd
 	held     map[string]retained // by lease ID
@@ -72,7 +72,7 @@ type Retainer struct {
 }
 
 // New returns a retainer. [Retainer.SyncAll] must be called first.
-func New(c Config) *Retainer { return &Retainer{Config: c, write: semaphore.NewWeighted(1)} }
+func New(c Config) *Retainer { return &Retainer{config: c, write: semaphore.NewWeighted(1)} }
 
 // lock makes the caller the only writer until it calls unlock.
 func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
@@ -95,13 +95,13 @@ func (r *Retainer) load(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	all, err := r.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
+	all, err := r.config.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
 	if err != nil {
 		return fmt.Errorf("list retain leases: %w", err)
 	}
 	held := make(map[string]retained, len(all))
 	for _, l := range all {
-		resources, err := r.Leases.ListResources(ctx, l)
+		resources, err := r.config.Leases.ListResources(ctx, l)
 		if err != nil {
 			return fmt.Errorf("list resources of lease %s: %w", l.ID, err)
 		}
@@ -126,7 +126,7 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 		return err
 	}
 	defer unlock()
-	if !r.Pins.Retains(e.Root.Digest) {
+	if !r.config.Pins.Retains(e.Root.Digest) {
 		return nil // the pin was removed
 	}
 	l := leases.Lease{ID: leaseID(e)}
@@ -139,7 +139,7 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	}
 	for _, res := range resources {
 		failpoint.Reach("retain.add")
-		if err := r.Leases.AddResource(ctx, l, res); err != nil {
+		if err := r.config.Leases.AddResource(ctx, l, res); err != nil {
 			return fmt.Errorf("add %s to the retain lease of %s: %w", res.ID, e.Root.Digest, err)
 		}
 		r.mu.Lock()
@@ -164,7 +164,7 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	if known, err := r.claim(id, e); known || err != nil {
 		return err
 	}
-	_, err := r.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
+	_, err := r.config.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
 		imagepin.LeaseLabel: retainPurpose,
 		labelRetainRoot:     e.Root.Digest.String(),
 		labelRetainSize:     strconv.FormatInt(e.Size, 10),
@@ -206,7 +206,7 @@ func (r *Retainer) forget(id string) {
 func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Resource, error) {
 	// Docker manifests have the same structure.
 	manifest := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
-	m, err := images.Manifest(ctx, r.Content, manifest, platforms.All)
+	m, err := images.Manifest(ctx, r.config.Content, manifest, platforms.All)
 	if err != nil {
 		return nil, fmt.Errorf("retain %s: %w", e.Root.Digest, err)
 	}
@@ -217,7 +217,7 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 	var all []leases.Resource
 	for _, d := range blobs {
 		// A lease accepts a resource that does not exist, but then does not hold it.
-		if _, err := r.Content.Info(ctx, d); err == nil {
+		if _, err := r.config.Content.Info(ctx, d); err == nil {
 			all = append(all, leases.Resource{ID: d.String(), Type: "content"})
 		}
 	}
@@ -242,14 +242,14 @@ func (r *Retainer) release(ctx context.Context) error {
 	unwanted := r.unwanted()
 	for _, id := range unwanted {
 		failpoint.Reach("retain.release")
-		if err := r.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
+		if err := r.config.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete retain lease: %w", err)
 		}
 		failpoint.Reach("retain.dropped")
 		r.forget(id)
 	}
 	if len(unwanted) > 0 {
-		r.Released()
+		r.config.Released()
 	}
 	return nil
 }
@@ -260,7 +260,7 @@ func (r *Retainer) unwanted() []string {
 	defer r.mu.Unlock()
 	var ids []string
 	for id, h := range r.held {
-		if !r.Pins.Retains(h.root) {
+		if !r.config.Pins.Retains(h.root) {
 			ids = append(ids, id)
 		}
 	}

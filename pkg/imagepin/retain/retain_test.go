@@ -44,6 +44,8 @@ type env struct {
 	images   *store.Store
 	maxBytes int64
 	released int
+	killed   bool // the process ends before pins are synced
+	removed  bool // all images are removed during a sync
 }
 
 // namespaces creates namespaces in a metadata database.
@@ -71,6 +73,7 @@ func newEnv(t *testing.T) *env {
 // restart replaces the retainer, the pins and the images with new ones that load the recorded state.
 func (e *env) restart() {
 	e.t.Helper()
+	e.killed = false
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "second"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	if err != nil {
@@ -78,13 +81,22 @@ func (e *env) restart() {
 	}
 	e.pins = pin.New(pin.Config{
 		Images: e.node.Images, Namespaces: namespaces{e.node.DB},
-		Changed: func(ctx context.Context, roots ...digest.Digest) error { return e.Sync(ctx, roots...) },
+		Changed: func(ctx context.Context, roots ...digest.Digest) error {
+			if e.killed {
+				return nil
+			}
+			return e.Sync(ctx, roots...)
+		},
 	})
 	e.images = store.New(store.Config{
 		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.node.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
+	images := retain.Images(e.images)
+	if e.removed {
+		images = removedImages{e.images}
+	}
 	e.Retainer = retain.New(retain.Config{
-		Leases: e.leases, Content: e.node.Content, Pins: e.pins, Images: e.images,
+		Leases: e.leases, Content: e.node.Content, Pins: e.pins, Images: images,
 		MaxBytes: func() int64 { return e.maxBytes }, Released: func() { e.released++ },
 	})
 	if err := e.pins.Load(e.ctx); err != nil {
@@ -219,7 +231,7 @@ func TestSyncAfterKill(t *testing.T) {
 	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
 	e.pin("a", a)
 	e.pin("b", b)
-	e.pins.Changed = func(context.Context, ...digest.Digest) error { return nil }
+	e.killed = true
 	e.unpin("a")
 	e.pin("c", c)
 	e.wantHeld("an image whose pin was removed", a, true)
@@ -344,7 +356,8 @@ func (removedImages) AddToLease(context.Context, ...imagepin.Entry) error { retu
 func TestSyncOfRemovedImage(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("a", first)
-	e.Images = removedImages{e.images}
+	e.removed = true
+	e.restart()
 	e.pin("a", entry)
 	e.wantHeld("a", entry, false)
 }
@@ -421,7 +434,8 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	e.pin("a", a)
 	e.pin("b", b)
 	stuck := stuckLeases{e.leases, make(chan struct{}), make(chan struct{})}
-	e.Leases = stuck
+	e.leases = stuck
+	e.restart()
 	removed := make(chan error, 1)
 	go func() {
 		_, err := e.pins.Remove(e.ctx, id("a"))

@@ -26,7 +26,7 @@ func (r *Retainer) SyncAll(ctx context.Context) error {
 	if err := r.release(ctx); err != nil {
 		return err
 	}
-	for _, root := range r.Pins.Retained() {
+	for _, root := range r.config.Pins.Retained() {
 		if err := r.syncRetained(ctx, root); err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
 	defer cancel()
 	released := false
 	for _, root := range roots {
-		if r.Pins.Retains(root) {
+		if r.config.Pins.Retains(root) {
 			if err := r.syncRetained(ctx, root); err != nil {
 				return err
 			}
@@ -57,10 +57,10 @@ func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
 
 // Synced reports whether leases hold all images of a digest that a pin retains.
 func (r *Retainer) Synced(root digest.Digest) bool {
-	if !r.Pins.Retains(root) {
+	if !r.config.Pins.Retains(root) {
 		return true
 	}
-	for _, e := range r.Images.ByRoot(root) {
+	for _, e := range r.config.Images.ByRoot(root) {
 		if !r.Holds(e) {
 			return false
 		}
@@ -70,7 +70,7 @@ func (r *Retainer) Synced(root digest.Digest) bool {
 
 // syncRetained adds the images of a retained digest to leases, and adds their proofs to the pins.
 func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
-	for _, e := range r.Images.ByRoot(root) {
+	for _, e := range r.config.Images.ByRoot(root) {
 		if err := r.hold(ctx, e); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
 		if err != nil {
 			return err
 		}
-		if err := r.Pins.Prove(ctx, ref, root, r.Images.Proofs(e.Record)...); err != nil {
+		if err := r.config.Pins.Prove(ctx, ref, root, r.config.Images.Proofs(e.Record)...); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 		return nil
 	}
 	retain := func(ctx context.Context) error {
-		if err := r.Images.AddToLease(ctx, e); err != nil {
+		if err := r.config.Images.AddToLease(ctx, e); err != nil {
 			return err
 		}
 		return r.retain(ctx, e)
@@ -100,7 +100,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	if _, leased := leases.FromContext(ctx); leased {
 		err = retain(ctx)
 	} else {
-		err = lease.With(ctx, r.Leases, lease.Pull, retain)
+		err = lease.With(ctx, r.config.Leases, lease.Pull, retain)
 	}
 	var full *imagepin.Error
 	switch {

@@ -17,7 +17,9 @@ const contentPlugin = "io.containerd.content.v1.content"
 // socketContent is containerd's content store over its socket. It opens a file only when it is read.
 type socketContent struct{ content.Store }
 
-// Look implements blobs.Looker.
-func (c socketContent) Look(ctx context.Context, d digest.Digest, size int64) error {
-	return blobs.LookRemote(ctx, c.Store, d, size)
+var _ blobs.Checker = socketContent{}
+
+// Check implements blobs.Checker.
+func (c socketContent) Check(ctx context.Context, d digest.Digest, size int64) error {
+	return blobs.CheckRemote(ctx, c.Store, d, size)
 }

@@ -41,7 +41,7 @@ type method[Desc any] struct {
 func backendOf(s *node.Service, upstream grpc.ClientConnInterface) (*backend, error) {
 	l := &backend{
 		unary: make(map[string]method[grpc.MethodDesc]), streams: make(map[string]method[grpc.StreamDesc]),
-		rest: func(_ any, stream grpc.ServerStream) error { return cri.PassOn(upstream, stream) },
+		rest: func(_ any, stream grpc.ServerStream) error { return cri.Forward(upstream, stream) },
 	}
 	return l, s.Register(l)
 }

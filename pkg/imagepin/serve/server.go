@@ -45,7 +45,7 @@ type Config struct {
 
 // Server is imagepin as a separate process.
 type Server struct {
-	Config
+	config     Config
 	file       *config.ServeConfig
 	containerd *containerd
 	dispatcher *dispatcher
@@ -61,7 +61,7 @@ type Server struct {
 // Run serves until ctx ends. It returns an error if the configuration is invalid or imagepin cannot run on this node.
 // It does not return an error if containerd is not running, but waits for it.
 func Run(ctx context.Context, c Config) (err error) {
-	s := &Server{Config: c, locked: make(map[string]*os.File), ready: errStarting}
+	s := &Server{config: c, locked: make(map[string]*os.File), ready: errStarting}
 	if s.file, err = c.Load(); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (s *Server) follow(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.Reload:
+		case <-s.config.Reload:
 			s.reload(ctx, nil)
 		case <-time.After(probeTimeout):
 		}
@@ -205,7 +205,7 @@ func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-s.Reload:
+		case <-s.config.Reload:
 			s.reload(ctx, nil)
 		case <-time.After(probeInterval):
 		}
@@ -279,7 +279,7 @@ func (s *Server) run(ctx context.Context, seen *state) error {
 					s.uninstalled(ctx)
 				}
 				return err
-			case <-s.Reload:
+			case <-s.config.Reload:
 				replaced = s.reload(ctx, seen)
 			}
 		}
@@ -293,7 +293,7 @@ func (s *Server) uninstalled(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.Reload:
+		case <-s.config.Reload:
 			log.G(ctx).Warn("the configuration is not reloaded: imagepin is uninstalled")
 		}
 	}
@@ -311,7 +311,7 @@ func (s *Server) logHandlers(ctx context.Context, seen *state) {
 // invalid configuration is logged and changes nothing.
 func (s *Server) reload(ctx context.Context, seen *state) (replaced bool) {
 	s.notify.reloading()
-	file, err := s.Load()
+	file, err := s.config.Load()
 	if err == nil {
 		err = checkRestartKeys(s.file, file)
 	}

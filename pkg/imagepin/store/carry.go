@@ -10,16 +10,16 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// keysARecord is the default of [Config.KeysARecord]. containerd writes all labels of a record when one of them
+// maxKeysPerRecord is the default of [Config.MaxKeysPerRecord]. containerd writes all labels of a record when one of them
 // changes, so without a limit each new tag of a digest with a thousand tags would write a thousand labels.
-const keysARecord = 16
+const maxKeysPerRecord = 16
 
 // chooseRecords sets the record that carries the label of each entry. This is the record of the digest or, if that is
 // full, the record of the tag. A key of another platform's image has no record of a tag.
 func (s *Store) chooseRecords(entries []imagepin.Entry) {
-	limit := s.KeysARecord
+	limit := s.config.KeysARecord
 	if limit == 0 {
-		limit = keysARecord
+		limit = maxKeysPerRecord
 	}
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()

@@ -12,16 +12,16 @@ import (
 // The record of a digest carries the keys of its first tags, and the records of further tags carry their own keys. A
 // start reads both, and a removal removes both.
 func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
-	const count = KeysARecord + 4
+	const count = MaxKeysPerRecord + 4
 	e := newEnv(t)
 	of := e.tagsOf(t, count)
 	record := of(0)[0].Record
-	if got := len(e.keyLabels(t, record)); got != KeysARecord {
-		t.Errorf("the record of the digest carries %d keys, not %d", got, KeysARecord)
+	if got := len(e.keyLabels(t, record)); got != MaxKeysPerRecord {
+		t.Errorf("the record of the digest carries %d keys, not %d", got, MaxKeysPerRecord)
 	}
 	for i := range count {
 		var want []string
-		if 1+i >= KeysARecord { // one of the keys is the key of the digest
+		if 1+i >= MaxKeysPerRecord { // one of the keys is the key of the digest
 			want = texts(of(i)[1].Key)
 		}
 		wantEqual(t, fmt.Sprintf("keys on tag %d", i), e.keyLabels(t, of(i)[1].Ref), want)
@@ -52,7 +52,7 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 // key of the other target.
 func TestMoveOfTagThatCarriesKeys(t *testing.T) {
 	e := newEnv(t)
-	e.keysARecord = 1
+	e.maxKeys = 1
 	e.restart()
 	before, after := e.image("before"), e.image("after")
 	e.pull(t, tag, before, native, 0, "")

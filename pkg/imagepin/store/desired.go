@@ -21,12 +21,12 @@ import (
 // These are the labels of containerd's CRI (internal/cri/labels/labels.go). They mark a record as managed by the CRI,
 // and an image that kubelet must not remove.
 const (
-	criManagedLabel  = "io.cri-containerd.image"
-	criManagedValue  = "managed"
-	criPinnedLabel   = "io.cri-containerd.pinned"
-	criPinnedValue   = "pinned"
-	deletedLabel     = "" // containerd removes a label that has an empty value
-	maxProofsARecord = 16
+	criManagedLabel    = "io.cri-containerd.image"
+	criManagedValue    = "managed"
+	criPinnedLabel     = "io.cri-containerd.pinned"
+	criPinnedValue     = "pinned"
+	deletedLabel       = "" // containerd removes a label that has an empty value
+	maxProofsPerRecord = 16
 )
 
 // view is the set of entries after a change.
@@ -256,11 +256,11 @@ func surplusProofs(labels map[string]string, proof string) []string {
 			names = append(names, label)
 		}
 	}
-	if len(names) < maxProofsARecord {
+	if len(names) < maxProofsPerRecord {
 		return nil
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(labels[a], labels[b]), cmp.Compare(a, b))
 	})
-	return names[:len(names)-maxProofsARecord+1]
+	return names[:len(names)-maxProofsPerRecord+1]
 }

@@ -98,7 +98,7 @@ type env struct {
 	store   *Store
 	blobs   ctdtest.Blobs
 
-	keysARecord int
+	maxKeys int
 }
 
 func newEnv(t testing.TB) *env {
@@ -124,10 +124,10 @@ func (e *env) restart() {
 	}
 	e.records = &records{Store: e.Images, allow: -1}
 	e.store = New(Config{
-		Records: e.records, Content: blobs.At(ctdtest.Always(e.ContentDir()), e.Content), Leases: e.Leases,
+		Records: e.records, Content: blobs.WithLocalFiles(ctdtest.Always(e.ContentDir()), e.Content), Leases: e.Leases,
 		Snapshotter: e.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 		PinnedImages: ctdtest.Always([]string{"registry.example/pause:1"}),
-		KeysARecord:  e.keysARecord,
+		KeysARecord:  e.maxKeys,
 	})
 }
 
@@ -205,8 +205,9 @@ func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Tar
 
 // newChecker returns a checker for the keys of a store.
 func newChecker(s *Store) *health.Checker {
+	c := s.Configuration()
 	return health.New(health.Config{
-		Images: s, Records: s.Records, Content: s.Content, Leases: s.Leases, Snapshotter: s.Snapshotter, Runtimes: s.Runtimes,
+		Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 	})
 }
 
@@ -411,7 +412,7 @@ func (e *env) wantEmpty(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range e.store.Runtimes().Snapshotters() {
+	for _, name := range e.store.Configuration().Runtimes().Snapshotters() {
 		if err := e.Snapshotter(name).Walk(e.ctx, func(_ context.Context, i snapshots.Info) error {
 			t.Errorf("snapshot %s is left in %s", i.Name, name)
 			return nil

@@ -8,18 +8,21 @@ import (
 
 // Tests outside the package use these. They use package health, which imports this package.
 const (
-	KeysARecord      = keysARecord
-	MaxProofsARecord = maxProofsARecord
-	CRIManagedLabel  = criManagedLabel
-	CRIManagedValue  = criManagedValue
-	CRIPinnedLabel   = criPinnedLabel
-	CRIPinnedValue   = criPinnedValue
+	MaxKeysPerRecord   = maxKeysPerRecord
+	MaxProofsPerRecord = maxProofsPerRecord
+	CRIManagedLabel    = criManagedLabel
+	CRIManagedValue    = criManagedValue
+	CRIPinnedLabel     = criPinnedLabel
+	CRIPinnedValue     = criPinnedValue
 )
 
 var ProofsOn = proofsOn
 
 // Forget removes a key from the index.
 func (s *Store) Forget(e imagepin.Entry) { s.index.replace([]imagepin.Entry{e}, nil) }
+
+// Configuration returns the configuration of a store, which tests change.
+func (s *Store) Configuration() *Config { return &s.config }
 
 // Lock makes the caller the only writer.
 func (s *Store) Lock(ctx context.Context) (unlock func(), _ error) { return s.lock(ctx) }

@@ -85,7 +85,7 @@ func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 		t.Errorf("%d keys are lost", len(loaded.Lost))
 	}
 	for _, l := range loaded.Lost {
-		if l.Unpackable || l.Wait || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Why, about.String()) {
+		if l.Unpackable || l.Unknown || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Reason, about.String()) {
 			t.Errorf("%+v", l)
 		}
 		if present, err := e.store.Present(e.ctx, l.Entry); err != nil || present {
@@ -117,9 +117,9 @@ func TestReplacing(t *testing.T) {
 	a := e.image("a")
 	e.pull(t, tag, a, native, 1, "")
 	config := a.amd64.Config.Digest
-	done := e.store.Replacing(config)
+	done := e.store.BeginReplace(config)
 	e.deleteBlob(t, config)
-	if lost, err := e.store.HideBlob(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
+	if lost, err := e.store.EvictBlob(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
 		t.Errorf("%+v, %v, keys %q", lost, err, e.keys())
 	}
 	noError(t, done(e.ctx))

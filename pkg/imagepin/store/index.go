@@ -25,8 +25,8 @@ type index struct {
 	proofs     proofs
 	// untagged are the records of image IDs that had no key when they were noted.
 	untagged map[digest.Digest]Untagged
-	// unseen are the records that containerd's CRI may not know yet, with their targets.
-	unseen map[string]digest.Digest
+	// unsynced are the records that containerd's CRI may not know yet, with their targets.
+	unsynced map[string]digest.Digest
 }
 
 // snapshot identifies a committed snapshot.
@@ -51,7 +51,7 @@ func newIndex() *index {
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
 		untagged:   make(map[digest.Digest]Untagged),
-		unseen:     make(map[string]digest.Digest),
+		unsynced:   make(map[string]digest.Digest),
 	}
 }
 

@@ -52,14 +52,14 @@ func TestInterruptedOperations(t *testing.T) {
 		},
 	} {
 		for _, how := range []struct {
-			crash       bool
-			keysARecord int
+			crash   bool
+			maxKeys int
 		}{{true, 0}, {false, 0}, {true, 1}, {false, 1}} {
 			t.Run(fmt.Sprintf("%s, %+v", name, how), func(t *testing.T) {
 				t.Parallel()
 				prepare := func() (*env, image, image) {
 					e := newEnv(t)
-					e.keysARecord = how.keysARecord
+					e.maxKeys = how.maxKeys
 					e.restart()
 					a, b := e.image("a"), e.image("b")
 					for _, op := range c.before {

@@ -22,14 +22,14 @@ func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 		return fmt.Errorf("add %d keys to lease: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
 	}
 	lease := leases.Lease{ID: id}
-	held, err := s.Leases.ListResources(ctx, lease)
+	held, err := s.config.Leases.ListResources(ctx, lease)
 	if err != nil {
 		return fmt.Errorf("list lease resources: %w", err)
 	}
 	if missing := needed(entries, held); len(missing) > 0 {
-		if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
+		if err := s.config.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
 			for _, r := range missing {
-				if err := s.Leases.AddResource(ctx, lease, r); err != nil {
+				if err := s.config.Leases.AddResource(ctx, lease, r); err != nil {
 					return fmt.Errorf("add %s to lease: %w", r.ID, err)
 				}
 			}

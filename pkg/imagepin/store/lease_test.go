@@ -82,7 +82,7 @@ func TestWritersDoNotWaitForCollection(t *testing.T) {
 			i, other := e.image("a"), e.image("b")
 			e.pull(t, tag, i, native, 0, "")
 			hanging := hangingLeases{e.Leases, make(chan struct{}), make(chan struct{})}
-			e.store.Leases = hanging
+			e.store.Configuration().Leases = hanging
 			ended := make(chan error, 1)
 			go func() { ended <- begin(e, i) }()
 			<-hanging.reached

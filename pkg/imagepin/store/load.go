@@ -24,15 +24,15 @@ type Loaded struct {
 	Records []images.Image
 }
 
-// Look inspects the node. The returned function reports whether a recorded key is ready.
-type Look func(ctx context.Context) (ready func(imagepin.Entry) bool, _ error)
+// ReadyFunc inspects the node. The returned function reports whether a recorded key is ready.
+type ReadyFunc func(ctx context.Context) (ready func(imagepin.Entry) bool, _ error)
 
 // Load builds the index from the labels on the image records. It calls look before it lists the records.
 //
 // Load only writes to clean up after a crash between two writes. It removes labels that are not valid any more, because
 // they would become valid again after the key is removed from its current record. It also creates missing records of
 // image IDs.
-func (s *Store) Load(ctx context.Context, look Look) (*Loaded, error) {
+func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	before := s.index.all()
 	ready, err := look(ctx)
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Store) Load(ctx context.Context, look Look) (*Loaded, error) {
 		return nil, err
 	}
 	defer unlock()
-	all, err := s.Records.List(ctx)
+	all, err := s.config.Records.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
@@ -118,7 +118,7 @@ func (s *Store) removeLabels(ctx context.Context, stale []imagepin.Entry) error 
 	for _, e := range stale {
 		failpoint.Reach("start.unlabel")
 		label := imagepin.KeyLabelName(e.Key)
-		_, err := s.Records.Update(ctx, images.Image{
+		_, err := s.config.Records.Update(ctx, images.Image{
 			Name: e.Record, Labels: map[string]string{label: deletedLabel},
 		}, "labels."+label)
 		if err != nil && !errdefs.IsNotFound(err) {
@@ -153,7 +153,7 @@ func (x *index) replaceAll(o *index) {
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot = o.byRecord, o.byRoot, o.bySnapshot
 	x.ids, x.proofs, x.untagged = o.ids, o.proofs, o.untagged
-	maps.Copy(x.unseen, o.unseen)
+	maps.Copy(x.unsynced, o.unsynced)
 }
 
 // compareRecorded orders entries of which several can have the same key.
@@ -202,7 +202,7 @@ func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
 // otherLost returns the other keys on an entry's record that are not in the index. These are dropped or repaired
 // separately. If their record was removed now, neither they nor the records of their tags would be known after a crash.
 func (s *Store) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
-	img, err := s.Records.Get(ctx, e.Record)
+	img, err := s.config.Records.Get(ctx, e.Record)
 	if errdefs.IsNotFound(err) {
 		return nil, nil
 	}

@@ -182,7 +182,7 @@ func TestLoadWithUnavailableSnapshotter(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "")
 	e.pull(t, tag, i, nativeToo, 1, "")
 	e.restart()
-	e.store.Snapshotter = func(name string) snapshots.Snapshotter {
+	e.store.Configuration().Snapshotter = func(name string) snapshots.Snapshotter {
 		if name == "first" {
 			return brokenSnapshotter{e.Snapshotter(name)}
 		}

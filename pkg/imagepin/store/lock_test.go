@@ -30,8 +30,8 @@ func TestLockHonorsContext(t *testing.T) {
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
 	entries := entries(tag, i, native, 1)
-	records := stuckRecords{e.store.Records, make(chan struct{}), make(chan struct{})}
-	e.store.Records = records
+	records := stuckRecords{e.store.Configuration().Records, make(chan struct{}), make(chan struct{})}
+	e.store.Configuration().Records = records
 	loaded := make(chan error, 1)
 	go func() {
 		_, err := e.loadFor(e.ctx)
@@ -54,7 +54,7 @@ func TestLockHonorsContext(t *testing.T) {
 		"RepairRecords":  func() error { return e.store.RepairRecords(gone, entries[0]) },
 		"Load":           func() error { _, err := e.loadFor(gone); return err },
 		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, nil) },
-		"HideBlob":       func() error { _, err := e.store.HideBlob(gone, entries[0].Manifest); return err },
+		"EvictBlob":      func() error { _, err := e.store.EvictBlob(gone, entries[0].Manifest); return err },
 		"RemoveUntagged": func() error {
 			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
 			return err
@@ -64,7 +64,7 @@ func TestLockHonorsContext(t *testing.T) {
 			_, err := e.store.RemoveRecords(gone, entries[0].ImageID, tag)
 			return err
 		},
-		"End": func() error { return e.store.End(gone) },
+		"End": func() error { return e.store.Shutdown(gone) },
 	} {
 		if err := write(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", what, err)

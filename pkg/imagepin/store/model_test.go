@@ -55,7 +55,7 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	for _, seed := range seeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			h := &history{env: newEnv(t), Rand: rand.New(rand.NewPCG(seed, 0)), t: t, model: model{}}
-			h.keysARecord = int(seed % 4)
+			h.maxKeys = int(seed % 4)
 			h.restart()
 			for _, text := range []string{"a", "b", "c"} {
 				h.images = append(h.images, h.image(text))

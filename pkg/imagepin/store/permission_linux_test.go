@@ -57,7 +57,7 @@ func TestFilePermissionDenied(t *testing.T) {
 	noError(t, err)
 	wantEqual(t, "keys", e.keys(), nil)
 	for _, l := range loaded.Lost {
-		if !l.Wait || l.Unpackable || !strings.Contains(l.Why, "permission denied") {
+		if !l.Unknown || l.Unpackable || !strings.Contains(l.Reason, "permission denied") {
 			t.Errorf("%+v", l)
 		}
 	}
@@ -67,8 +67,8 @@ func TestFilePermissionDenied(t *testing.T) {
 	r, err := newChecker(e.store).Check(e.ctx)
 	noError(t, err)
 	for _, f := range r.Findings {
-		if f.Repair() != "wait until it can be read" {
-			t.Errorf("%+v: %s", f, f.Repair())
+		if f.RepairHint() != "wait until it can be read" {
+			t.Errorf("%+v: %s", f, f.RepairHint())
 		}
 	}
 	noError(t, os.Chmod(config, 0o400))

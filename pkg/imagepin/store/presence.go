@@ -13,9 +13,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// HideSnapshot removes the keys that need a snapshot from the index if the snapshot is gone, so that they are not
+// EvictSnapshot removes the keys that need a snapshot from the index if the snapshot is gone, so that they are not
 // reported as present. It returns them for repair. Their labels stay.
-func (s *Store) HideSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error) {
+func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error) {
 	id := snapshot{snapshotter, digest.Digest(name)}
 	before := s.index.needing(id)
 	if len(before) == 0 {
@@ -36,9 +36,9 @@ func (s *Store) HideSnapshot(ctx context.Context, snapshotter, name string) ([]i
 	return entries, nil
 }
 
-// HideBlob removes the keys that need a blob from the index if the blob is gone, and returns them. Layers are not
+// EvictBlob removes the keys that need a blob from the index if the blob is gone, and returns them. Layers are not
 // needed after they are unpacked.
-func (s *Store) HideBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
+func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
 	if s.isBeingReplaced(d) {
 		return nil, nil
 	}
@@ -77,7 +77,7 @@ func (s *Store) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) 
 }
 
 func (s *Store) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
-	return blobs.Here(ctx, s.Content, d)
+	return blobs.Exists(ctx, s.config.Content, d)
 }
 
 // HasSnapshot reports whether chainID is committed in a snapshotter. It reports true for an empty chainID, because an
@@ -86,7 +86,7 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 	if chainID == "" {
 		return true, nil
 	}
-	info, err := s.Snapshotter(snapshotter).Stat(ctx, chainID.String())
+	info, err := s.config.Snapshotter(snapshotter).Stat(ctx, chainID.String())
 	switch {
 	case errdefs.IsNotFound(err):
 		return false, nil
@@ -102,7 +102,7 @@ func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID dig
 func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
 	e = *s.withUser(ctx, e)
 	if err := s.AddToLease(ctx, e); err != nil {
-		_, gone := s.Records.Get(ctx, witness)
+		_, gone := s.config.Records.Get(ctx, witness)
 		switch {
 		case errdefs.IsNotFound(gone):
 			return false, nil // the record is gone
@@ -116,7 +116,7 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 		return false, err
 	}
 	defer unlock()
-	img, err := s.Records.Get(ctx, witness)
+	img, err := s.config.Records.Get(ctx, witness)
 	if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != e.Root.Digest && img.Target.Digest != e.RecordTarget.Digest {
 		return false, nil
 	}
@@ -145,7 +145,7 @@ func (s *Store) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) 
 	if !s.hasTagRecord(e) {
 		return true, nil
 	}
-	tag, err := s.Records.Get(ctx, e.Ref)
+	tag, err := s.config.Records.Get(ctx, e.Ref)
 	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
@@ -161,7 +161,7 @@ func (s *Store) Adopted(ref string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	g := s.index.byRef[ref]
-	return len(g) > 0 && len(g) < len(s.Runtimes().Targets()) &&
+	return len(g) > 0 && len(g) < len(s.config.Runtimes().Targets()) &&
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 

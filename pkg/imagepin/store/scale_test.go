@@ -47,11 +47,11 @@ type countedContent struct {
 	looks         *sync.Map // *atomic.Int32 by digest, because files are checked concurrently
 }
 
-// Look implements blobs.Looker.
-func (c countedContent) Look(ctx context.Context, d digest.Digest, size int64) error {
+// Check implements blobs.Checker.
+func (c countedContent) Check(ctx context.Context, d digest.Digest, size int64) error {
 	n, _ := c.looks.LoadOrStore(d, new(atomic.Int32))
 	n.(*atomic.Int32).Add(1)
-	return blobs.Look(ctx, c.real, d, size)
+	return blobs.Check(ctx, c.real, d, size)
 }
 
 func (c countedContent) Walk(ctx context.Context, fn content.WalkFunc, filters ...string) error {
@@ -73,7 +73,7 @@ func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filte
 // counted returns a new store that counts its calls.
 func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	e.restart()
-	c := e.store.Config
+	c := *e.store.Configuration()
 	c.Records = countedRecords{e.records, n}
 	c.Content = countedContent{real: e.Content, n: n, looks: looks}
 	of := map[string]snapshots.Snapshotter{}
@@ -124,7 +124,7 @@ func TestStartCallsDoNotGrowWithImages(t *testing.T) {
 			t.Errorf("%d images: %d are loaded, %d lost, %d unaccounted", count, got, len(loaded.Lost), len(loaded.Unaccounted))
 		}
 		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
-		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Runtimes().Snapshotters())}); n != want {
+		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Configuration().Runtimes().Snapshotters())}); n != want {
 			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
 		}
 		files := 0

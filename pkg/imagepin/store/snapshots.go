@@ -44,7 +44,7 @@ func (s *Store) isNeeded(u Unpacked) bool {
 
 func (s *Store) release(ctx context.Context, u Unpacked) error {
 	label := snapshotRefPrefix + u.Snapshotter
-	_, err := s.Content.Update(ctx, content.Info{
+	_, err := s.config.Content.Update(ctx, content.Info{
 		Digest: u.ImageID,
 		Labels: map[string]string{label: deletedLabel},
 	}, "labels."+label)
@@ -63,7 +63,7 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 	}
 	defer unlock()
 	u := Unpacked{id, snapshotter}
-	info, err := s.Content.Info(ctx, id)
+	info, err := s.config.Content.Info(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.isNeeded(u) {
 		return nil
 	}
@@ -101,7 +101,7 @@ func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []image
 		wanted[Unpacked{e.ImageID, e.Target.Snapshotter}] = true
 	}
 	for _, u := range all {
-		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.isNeeded(u) || s.Snapshotter(u.Snapshotter) == nil {
+		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.isNeeded(u) || s.config.Snapshotter(u.Snapshotter) == nil {
 			continue
 		}
 		failpoint.Reach("start.orphan")
@@ -124,9 +124,9 @@ func (s *Store) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 		return nil
 	}
 	label := snapshotRefPrefix + e.Target.Snapshotter
-	info, err := s.Content.Info(ctx, e.ImageID)
+	info, err := s.config.Content.Info(ctx, e.ImageID)
 	if err == nil && info.Labels[label] != e.ChainID.String() {
-		_, err = s.Content.Update(ctx, content.Info{
+		_, err = s.config.Content.Update(ctx, content.Info{
 			Digest: e.ImageID,
 			Labels: map[string]string{label: e.ChainID.String()},
 		}, "labels."+label)

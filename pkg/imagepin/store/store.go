@@ -52,10 +52,10 @@ type Config struct {
 
 // Store holds the keys of a node. It is safe for concurrent use.
 type Store struct {
-	Config
-	index *index
-	write *semaphore.Weighted // allows one writer at a time, see lock
-	ended bool                // guarded by write
+	config Config
+	index  *index
+	write  *semaphore.Weighted // allows one writer at a time, see lock
+	ended  bool                // guarded by write
 	// removed is the time at which the last key of each image was removed. It is guarded by write.
 	removed map[digest.Digest]time.Time
 
@@ -67,7 +67,7 @@ func New(c Config) *Store {
 	if c.PinnedImages == nil {
 		c.PinnedImages = func() []string { return nil }
 	}
-	return &Store{Config: c, write: semaphore.NewWeighted(1), index: newIndex(), removed: make(map[digest.Digest]time.Time)}
+	return &Store{config: c, write: semaphore.NewWeighted(1), index: newIndex(), removed: make(map[digest.Digest]time.Time)}
 }
 
 // Change is the result of a write.
@@ -90,8 +90,8 @@ func (s *Store) lock(ctx context.Context) (func(), error) {
 	return func() { s.write.Release(1) }, nil
 }
 
-// End makes every later write fail with ErrFailedPrecondition.
-func (s *Store) End(ctx context.Context) error {
+// Shutdown makes every later write fail with ErrFailedPrecondition.
+func (s *Store) Shutdown(ctx context.Context) error {
 	unlock, err := s.lock(ctx)
 	if errdefs.IsFailedPrecondition(err) {
 		return nil // End was called before
@@ -219,7 +219,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 	}
 	defer unlock()
 	carried := s.ByRecord(name)
-	img, err := s.Records.Get(ctx, name)
+	img, err := s.config.Records.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
 		s.index.noteProofs(images.Image{Name: name})
 		s.forgetUntagged(name)
@@ -292,7 +292,7 @@ func (s *Store) detach(ctx context.Context, entries []imagepin.Entry) error {
 		if e.Ref == e.Record || !s.native(e) {
 			continue
 		}
-		img, err := s.Records.Get(ctx, e.Ref)
+		img, err := s.config.Records.Get(ctx, e.Ref)
 		if errdefs.IsNotFound(err) {
 			continue
 		}
@@ -368,12 +368,12 @@ func (s *Store) commit(ctx context.Context, recorded, removed, added []imagepin.
 // writePlan makes the changes of a plan, and returns them.
 func (s *Store) writePlan(ctx context.Context, p plan) ([]change, error) {
 	// A transaction costs a sync to disk even if it writes nothing.
-	changes, err := p.changes(ctx, s.Records)
+	changes, err := p.changes(ctx, s.config.Records)
 	if err != nil {
 		return nil, err
 	}
 	if len(changes) > 0 {
-		err = s.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
+		err = s.config.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 			// Other tools write too, so compute the changes again in the transaction.
 			if changes, err = p.changes(ctx, store); err != nil {
 				return err
@@ -423,9 +423,9 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 	v := view{
 		entries: make(map[string]group),
 		native:  s.native,
-		pinned:  func(ref string) bool { return slices.Contains(s.PinnedImages(), ref) },
+		pinned:  func(ref string) bool { return slices.Contains(s.config.PinnedImages(), ref) },
 		preferred: func(e *imagepin.Entry) bool {
-			return e.Target == s.Runtimes().Default().Target
+			return e.Target == s.config.Runtimes().Default().Target
 		},
 	}
 	for _, e := range slices.SortedFunc(maps.Values(about), compareEntries) {
@@ -438,7 +438,7 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 }
 
 func (s *Store) native(e imagepin.Entry) bool {
-	rt, ok := s.Runtimes().ForTarget(e.Target)
+	rt, ok := s.config.Runtimes().ForTarget(e.Target)
 	return ok && rt.Native
 }
 
@@ -490,13 +490,13 @@ func (s *Store) Collect(ctx context.Context) error {
 	// A collection does not end while a snapshotter hangs.
 	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
 	defer cancel()
-	l, err := s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
+	l, err := s.config.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
 		leases.WithLabel(imagepin.LeaseLabel, "collect"))
 	if err != nil {
 		return fmt.Errorf("collect garbage: %w", err)
 	}
 	failpoint.Reach("collect.leased")
-	if err := s.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.config.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("collect garbage: %w", err)
 	}
 	failpoint.Reach("collect.done")

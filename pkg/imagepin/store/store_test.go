@@ -281,14 +281,14 @@ func TestProofs(t *testing.T) {
 
 	// A full record drops its oldest proof, so give each proof its own time.
 	e.label(t, record, imagepin.ProofLabelPrefix+"p0", "2026-01-01T00:00:00Z")
-	for n := 1; n < MaxProofsARecord; n++ {
+	for n := 1; n < MaxProofsPerRecord; n++ {
 		proof := fmt.Sprintf("p%d", n)
 		if change, err := e.store.Put(e.ctx, proof, entries(tag, i, native, 0)...); err != nil || !change.Wrote {
 			t.Fatalf("%+v, %v", change, err)
 		}
 		e.label(t, record, imagepin.ProofLabelPrefix+proof, fmt.Sprintf("2026-01-02T00:00:%02dZ", n))
 	}
-	if got := on(record); len(got) != MaxProofsARecord {
+	if got := on(record); len(got) != MaxProofsPerRecord {
 		t.Errorf("%d proofs: %v", len(got), got)
 	}
 	for _, restart := range []bool{false, true} {
@@ -302,7 +302,7 @@ func TestProofs(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone := map[bool]string{false: "p0", true: "p1"}[restart]
-		if got := on(record); len(got) != MaxProofsARecord || slices.Contains(got, gone) || !slices.Contains(got, next) {
+		if got := on(record); len(got) != MaxProofsPerRecord || slices.Contains(got, gone) || !slices.Contains(got, next) {
 			t.Errorf("restart %v: proofs are %v", restart, got)
 		}
 		if e.store.HasProof(gone) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
@@ -408,7 +408,7 @@ func TestReleaseOrphans(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "")
 	e.pull(t, tag, i, nativeToo, 1, "")
 	cause := errors.New("no space")
-	e.store.Content = failingContent{e.Content, cause}
+	e.store.Configuration().Content = failingContent{e.Content, cause}
 	if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); !errors.Is(err, cause) {
 		t.Errorf("got %v", err)
 	}
@@ -437,7 +437,7 @@ func TestReleaseOrphans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.store.Content = failingContent{e.Content, cause}
+	e.store.Configuration().Content = failingContent{e.Content, cause}
 	if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
 		t.Errorf("ReleaseOrphans without orphans writes: %v", err)
 	}

@@ -102,7 +102,7 @@ func (e *env) configured(t *testing.T, handlers ...runtimeplatform.Handler) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := e.store.Config
+	c := *e.store.Configuration()
 	c.Runtimes = ctdtest.Always(runtimes)
 	e.store = New(c)
 }

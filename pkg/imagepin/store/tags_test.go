@@ -51,7 +51,7 @@ func putOneMore(t *testing.T, count int) (requests, uint64) {
 	put := e.tagsOf(t, count)(count)
 	var n requests
 	s := e.store
-	s.Records = countingRecords{s.Records, &n}
+	s.Configuration().Records = countingRecords{s.Configuration().Records, &n}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if change, err := s.Put(e.ctx, "", put...); err != nil || !change.Wrote {

@@ -75,7 +75,7 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 		return false, err
 	}
 	defer unlock()
-	img, err := s.Records.Get(ctx, id.String())
+	img, err := s.config.Records.Get(ctx, id.String())
 	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
@@ -97,7 +97,7 @@ func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...st
 		return false, err
 	}
 	defer unlock()
-	err = s.Records.Atomically(ctx, func(ctx context.Context, records images.Store) error {
+	err = s.config.Records.Atomically(ctx, func(ctx context.Context, records images.Store) error {
 		all, err := sameTargets(ctx, records, names)
 		if err != nil {
 			return err
@@ -152,7 +152,7 @@ func sameTargets(ctx context.Context, records images.Store, names []string) ([]i
 // HasKeys reports whether any record with the same target as the named record carries keys. It includes keys that are
 // not in the index. These are lost, and are repaired or dropped.
 func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
-	all, err := sameTargets(ctx, s.Records, []string{name})
+	all, err := sameTargets(ctx, s.config.Records, []string{name})
 	if err != nil {
 		return false, err
 	}
@@ -172,7 +172,7 @@ func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (remove
 	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[criManagedLabel] != criManagedValue {
 		return false, nil
 	}
-	same, err := s.Records.List(ctx, fmt.Sprintf("target.digest==%s", img.Target.Digest))
+	same, err := s.config.Records.List(ctx, fmt.Sprintf("target.digest==%s", img.Target.Digest))
 	if err != nil {
 		return false, fmt.Errorf("list the records of %s: %w", img.Target.Digest, err)
 	}
@@ -180,7 +180,7 @@ func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (remove
 		return false, nil
 	}
 	failpoint.Reach("untagged.remove")
-	if err := s.Records.Delete(ctx, img.Name); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.config.Records.Delete(ctx, img.Name); err != nil && !errdefs.IsNotFound(err) {
 		return false, fmt.Errorf("delete image record %s: %w", img.Name, err)
 	}
 	failpoint.Reach("untagged.removed")
@@ -202,14 +202,14 @@ func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.
 		return err
 	}
 	defer unlock()
-	now, err := s.Records.Get(ctx, img.Name)
+	now, err := s.config.Records.Get(ctx, img.Name)
 	if errdefs.IsNotFound(err) || err == nil && (now.Target.Digest != img.Target.Digest || !Managed(now)) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read image record %s: %w", img.Name, err)
 	}
-	_, err = s.Records.Create(ctx, images.Image{
+	_, err = s.config.Records.Create(ctx, images.Image{
 		Name: id.String(), Target: now.Target, Labels: map[string]string{criManagedLabel: criManagedValue},
 	})
 	if err != nil && !errdefs.IsAlreadyExists(err) {

@@ -14,11 +14,11 @@ import (
 // withUser reads the user of an entry whose label has no room for it. If the configuration cannot be read, the user
 // stays unknown, as for an image that names none.
 func (s *Store) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
-	if !e.UserAside || e.User != "" {
+	if !e.UserOmitted || e.User != "" {
 		return &e
 	}
 	var config ocispec.Image
-	b, err := content.ReadBlob(ctx, s.Content, ocispec.Descriptor{Digest: e.ImageID})
+	b, err := content.ReadBlob(ctx, s.config.Content, ocispec.Descriptor{Digest: e.ImageID})
 	if err == nil {
 		err = json.Unmarshal(b, &config)
 	}

@@ -21,8 +21,8 @@ type Damage struct {
 	Digest digest.Digest
 	// Problem describes the damage. It continues "its file ...".
 	Problem string
-	// Gone is true if the file does not exist.
-	Gone bool
+	// Missing is true if the file does not exist.
+	Missing bool
 }
 
 // Error implements error.
@@ -31,18 +31,18 @@ func (d *Damage) Error() string { return fmt.Sprintf("content %s: its file %s", 
 // Unwrap returns the class.
 func (d *Damage) Unwrap() error { return errdefs.ErrDataLoss }
 
-// Looker is a content store with its own implementation of [Look].
-type Looker interface {
-	// Look implements the function [Look].
-	Look(ctx context.Context, d digest.Digest, size int64) error
+// Checker is a content store with its own implementation of [Check].
+type Checker interface {
+	// Check implements the function [Check].
+	Check(ctx context.Context, d digest.Digest, size int64) error
 }
 
-// Look checks that the file of a blob that the store has a record of exists and has size bytes. It does not read the
+// Check checks that the file of a blob that the store has a record of exists and has size bytes. It does not read the
 // file. The error is a [*Damage] if the file is damaged, and another error if that is unknown, for example because
 // permission to open the file is denied.
-func Look(ctx context.Context, store content.Store, d digest.Digest, size int64) error {
-	if l, ok := store.(Looker); ok {
-		return l.Look(ctx, d, size)
+func Check(ctx context.Context, store content.Store, d digest.Digest, size int64) error {
+	if l, ok := store.(Checker); ok {
+		return l.Check(ctx, d, size)
 	}
 	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d})
 	if err != nil {
@@ -52,9 +52,9 @@ func Look(ctx context.Context, store content.Store, d digest.Digest, size int64)
 	return sized(d, ra.Size(), size)
 }
 
-// LookRemote is [Look] for a store that opens a file only when it is read, such as containerd's store over its socket.
+// CheckRemote is [Check] for a store that opens a file only when it is read, such as containerd's store over its socket.
 // It reads the last byte.
-func LookRemote(ctx context.Context, store content.Provider, d digest.Digest, size int64) error {
+func CheckRemote(ctx context.Context, store content.Provider, d digest.Digest, size int64) error {
 	ra, err := store.ReaderAt(ctx, ocispec.Descriptor{Digest: d, Size: size})
 	if err != nil {
 		return classify(ctx, d, err)
@@ -70,8 +70,8 @@ func LookRemote(ctx context.Context, store content.Provider, d digest.Digest, si
 	return nil
 }
 
-// Here reports whether a store has a blob, both its record and its undamaged file. It fails if that is unknown.
-func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, error) {
+// Exists reports whether a store has a blob, both its record and its undamaged file. It fails if that is unknown.
+func Exists(ctx context.Context, store content.Store, d digest.Digest) (bool, error) {
 	info, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {
 		return false, nil
@@ -79,7 +79,7 @@ func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, erro
 	if err != nil {
 		return false, err
 	}
-	err = Look(ctx, store, d, info.Size)
+	err = Check(ctx, store, d, info.Size)
 	if damage := new(Damage); errors.As(err, &damage) {
 		return false, nil
 	}
@@ -90,7 +90,7 @@ func Here(ctx context.Context, store content.Store, d digest.Digest) (bool, erro
 const chunk = 1 << 20
 
 // Verify reads a blob of size bytes and compares it with its digest. It calls read before each part, with the number of
-// bytes, and stops if read returns an error. read may be nil. Errors are those of [Look].
+// bytes, and stops if read returns an error. read may be nil. Errors are those of [Check].
 func Verify(ctx context.Context, store content.Provider, d digest.Digest, size int64, read func(n int64) error) error {
 	if err := d.Validate(); err != nil {
 		return err
@@ -126,7 +126,7 @@ func Verify(ctx context.Context, store content.Provider, d digest.Digest, size i
 		at += int64(n)
 	}
 	if size == 0 {
-		if err := LookRemote(ctx, store, d, size); err != nil {
+		if err := CheckRemote(ctx, store, d, size); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func classify(ctx context.Context, d digest.Digest, err error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errdefs.IsNotFound(err):
-		return &Damage{Digest: d, Problem: "is gone", Gone: true}
+		return &Damage{Digest: d, Problem: "is gone", Missing: true}
 	case hasErrno(err, syscall.EIO):
 		return &Damage{Digest: d, Problem: "cannot be read: " + syscall.EIO.Error()}
 	case hasErrno(err, syscall.EISDIR):

@@ -41,17 +41,17 @@ func TestAt(t *testing.T) {
 	}
 	look := func(dir string, d digest.Digest, size int64) (opens int, _ error) {
 		under := &opened{Store: n.Content}
-		err := blobs.Look(ctx, blobs.At(func() string { return dir }, under), d, size)
+		err := blobs.Check(ctx, blobs.WithLocalFiles(func() string { return dir }, under), d, size)
 		return under.n, err
 	}
 	if opens, err := look(n.ContentDir(), whole.Digest, whole.Size); err != nil || opens > 0 {
 		t.Errorf("%v, opened %d times", err, opens)
 	}
 	damage := new(blobs.Damage)
-	if opens, err := look(n.ContentDir(), cut.Digest, cut.Size); !errors.As(err, &damage) || damage.Gone || opens != 1 {
+	if opens, err := look(n.ContentDir(), cut.Digest, cut.Size); !errors.As(err, &damage) || damage.Missing || opens != 1 {
 		t.Errorf("cut: %v, opened %d times", err, opens)
 	}
-	if opens, err := look(n.ContentDir(), gone.Digest, gone.Size); !errors.As(err, &damage) || !damage.Gone || opens != 1 {
+	if opens, err := look(n.ContentDir(), gone.Digest, gone.Size); !errors.As(err, &damage) || !damage.Missing || opens != 1 {
 		t.Errorf("gone: %v, opened %d times", err, opens)
 	}
 	if opens, _ := look(n.ContentDir(), closed.Digest, closed.Size); opens != 1 {

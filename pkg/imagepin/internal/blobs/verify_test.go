@@ -29,7 +29,7 @@ func TestVerify(t *testing.T) {
 			t.Errorf("%d bytes of %d: %v", read, d.size, err)
 		}
 		for name, err := range map[string]error{
-			"look": blobs.Look(ctx, e.Content, d.digest, d.size), "remote": blobs.LookRemote(ctx, e.Content, d.digest, d.size),
+			"look": blobs.Check(ctx, e.Content, d.digest, d.size), "remote": blobs.CheckRemote(ctx, e.Content, d.digest, d.size),
 		} {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -47,19 +47,19 @@ func TestVerify(t *testing.T) {
 	b[2<<20] ^= 1
 	noError(t, os.WriteFile(path, b, 0o600))
 	damage := new(blobs.Damage)
-	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Gone {
+	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Missing {
 		t.Errorf("one bit differs: %v", err)
 	}
 	noError(t, os.Truncate(path, 5))
-	if err := blobs.LookRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Gone {
+	if err := blobs.CheckRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Missing {
 		t.Errorf("cut: %v", err)
 	}
 	noError(t, os.Remove(path))
 	for name, err := range map[string]error{
-		"look": blobs.Look(ctx, e.Content, big.Digest, big.Size), "remote": blobs.LookRemote(ctx, e.Content, big.Digest, big.Size),
+		"look": blobs.Check(ctx, e.Content, big.Digest, big.Size), "remote": blobs.CheckRemote(ctx, e.Content, big.Digest, big.Size),
 		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
 	} {
-		if !errors.As(err, &damage) || !damage.Gone {
+		if !errors.As(err, &damage) || !damage.Missing {
 			t.Errorf("%s of a missing file: %v", name, err)
 		}
 	}

@@ -108,9 +108,9 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 	return c
 }
 
-// End makes every later call fail with why, which must not be nil, cancels running work, and waits for its end. It
+// Shutdown makes every later call fail with why, which must not be nil, cancels running work, and waits for its end. It
 // returns the context's error if the context ends first.
-func (g *Group[T]) End(ctx context.Context, why error) error {
+func (g *Group[T]) Shutdown(ctx context.Context, why error) error {
 	g.mu.Lock()
 	g.ended = why
 	for _, c := range g.calls {

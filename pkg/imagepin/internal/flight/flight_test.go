@@ -133,11 +133,11 @@ func TestEndStopsDetachedWork(t *testing.T) {
 		}); !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
-		if err := g.End(gone, why); !errors.Is(err, context.Canceled) || over {
+		if err := g.Shutdown(gone, why); !errors.Is(err, context.Canceled) || over {
 			t.Errorf("canceled End: %v", err)
 		}
 		go func() { synctest.Wait(); close(hold) }()
-		if err := g.End(t.Context(), why); err != nil || !over {
+		if err := g.Shutdown(t.Context(), why); err != nil || !over {
 			t.Errorf("got %v, work is over: %t", err, over)
 		}
 		if !errors.Is(cause, why) {

@@ -15,8 +15,8 @@ const (
 	Bytes = 4 << 20
 )
 
-// Of returns the pieces of a list, in order. No piece is empty.
-func Of[M proto.Message](all []M) iter.Seq[[]M] {
+// Split returns the pieces of a list, in order. No piece is empty.
+func Split[M proto.Message](all []M) iter.Seq[[]M] {
 	return func(yield func([]M) bool) {
 		first, size := 0, 0
 		for i, m := range all {

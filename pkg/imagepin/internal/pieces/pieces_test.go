@@ -21,7 +21,7 @@ func TestPieces(t *testing.T) {
 			all = append(all, &runtime.Image{Id: fmt.Sprint(i), RepoTags: []string{strings.Repeat("x", size)}})
 		}
 		messages := 0
-		for batch := range Of(all) {
+		for batch := range Split(all) {
 			messages++
 			if n := proto.Size(&runtime.StreamImagesResponse{Images: batch}); len(batch) == 0 || len(batch) > Count || (n > Bytes+4*Count && len(batch) > 1) {
 				t.Errorf("%s: a message has %d images of %d bytes", name, len(batch), n)
@@ -37,7 +37,7 @@ func TestPieces(t *testing.T) {
 			}
 		}
 	}
-	for range Of(make([]*runtime.Image, 2*Count)) {
+	for range Split(make([]*runtime.Image, 2*Count)) {
 		break // stopping early is allowed
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Unseen returns the names of an entry's records whose current state containerd's CRI may not know yet. The CRI follows
+// Unsynced returns the names of an entry's records whose current state containerd's CRI may not know yet. The CRI follows
 // the events of image records.
-func (s *Store) Unseen(e imagepin.Entry) []string {
+func (s *Store) Unsynced(e imagepin.Entry) []string {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	var names []string
 	for _, name := range []string{e.Ref, e.Record, e.ImageID.String()} {
-		target, ok := s.index.unseen[name]
+		target, ok := s.index.unsynced[name]
 		if ok && (target == e.RecordTarget.Digest || name == e.ImageID.String()) {
 			names = append(names, name)
 		}
@@ -26,23 +26,23 @@ func (s *Store) Unseen(e imagepin.Entry) []string {
 	return names
 }
 
-// Seen notes that containerd's CRI knows an entry's image by names, or does not have to.
-func (s *Store) Seen(names ...string) {
+// MarkSynced notes that containerd's CRI knows an entry's image by names, or does not have to.
+func (s *Store) MarkSynced(names ...string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	for _, name := range names {
-		delete(s.index.unseen, name)
+		delete(s.index.unsynced, name)
 	}
 }
 
-// Unsee notes that another tool has just written the record of an image that is about to be adopted.
-func (s *Store) Unsee(img images.Image, entries ...imagepin.Entry) {
+// MarkUnsynced notes that another tool has just written the record of an image that is about to be adopted.
+func (s *Store) MarkUnsynced(img images.Image, entries ...imagepin.Entry) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
-	s.index.unseen[img.Name] = img.Target.Digest
+	s.index.unsynced[img.Name] = img.Target.Digest
 	for _, e := range entries {
 		if s.native(e) {
-			s.index.unseen[e.ImageID.String()] = img.Target.Digest
+			s.index.unsynced[e.ImageID.String()] = img.Target.Digest
 		}
 	}
 }
@@ -51,7 +51,7 @@ func (s *Store) Unsee(img images.Image, entries ...imagepin.Entry) {
 // writes to each record. It returns ErrNotFound if the record does not exist.
 func (s *Store) Republish(ctx context.Context, name string) error {
 	img := images.Image{Name: name, Labels: map[string]string{criManagedLabel: criManagedValue}}
-	if _, err := s.Records.Update(ctx, img, "labels."+criManagedLabel); err != nil {
+	if _, err := s.config.Records.Update(ctx, img, "labels."+criManagedLabel); err != nil {
 		return fmt.Errorf("update image record %s: %w", name, err)
 	}
 	return nil
@@ -64,9 +64,9 @@ func (x *index) noteUnseen(changes []change) {
 	defer x.mu.Unlock()
 	for _, c := range changes {
 		if c.remove {
-			delete(x.unseen, c.image.Name)
+			delete(x.unsynced, c.image.Name)
 		} else if c.retargets() {
-			x.unseen[c.image.Name] = c.image.Target.Digest
+			x.unsynced[c.image.Name] = c.image.Target.Digest
 		}
 	}
 }
@@ -75,8 +75,8 @@ func (x *index) noteUnseen(changes []change) {
 func (x *index) noteRecord(name string, target digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.unseen[name] != target {
-		delete(x.unseen, name)
+	if x.unsynced[name] != target {
+		delete(x.unsynced, name)
 	}
 }
 
@@ -89,7 +89,7 @@ func (x *index) noteRecent(targets map[string]digest.Digest) {
 		}
 		for _, name := range []string{e.Ref, e.Record, e.ImageID.String()} {
 			if target, ok := targets[name]; ok {
-				x.unseen[name] = target
+				x.unsynced[name] = target
 			}
 		}
 	}

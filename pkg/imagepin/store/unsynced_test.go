@@ -7,16 +7,16 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 )
 
-// TestUnseen checks which records a caller has to wait for. A record is unseen after a write, until it is marked as
+// TestUnsynced checks which records a caller has to wait for. A record is unsynced after a write, until it is marked as
 // seen, changed again, or removed.
-func TestUnseen(t *testing.T) {
+func TestUnsynced(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
 	e.pull(t, tag, a, native, 0, "")
 	e.pull(t, tag, a, foreign, 0, "")
 	want := func(when string, i image, at []string) {
 		t.Helper()
-		got := e.store.Unseen(entries(tag, i, native, 0)[1])
+		got := e.store.Unsynced(entries(tag, i, native, 0)[1])
 		slices.Sort(got)
 		slices.Sort(at)
 		if !slices.Equal(got, at) {
@@ -25,10 +25,10 @@ func TestUnseen(t *testing.T) {
 	}
 	id, digested := a.amd64.Config.Digest.String(), repo+"@"+a.root.Digest.String()
 	want("written", a, []string{tag, digested, id})
-	e.store.Seen(digested)
+	e.store.MarkSynced(digested)
 	want("one is seen", a, []string{tag, id})
-	if got := e.store.Unseen(entries(tag, a, foreign, 0)[1]); slices.Contains(got, tag) {
-		t.Errorf("a tag of another platform is unseen: %q", got)
+	if got := e.store.Unsynced(entries(tag, a, foreign, 0)[1]); slices.Contains(got, tag) {
+		t.Errorf("a tag of another platform is unsynced: %q", got)
 	}
 	e.pull(t, tag, a, nativeToo, 1, "")
 	want("labels do not count", a, []string{tag, id})
@@ -49,7 +49,7 @@ func TestUnseen(t *testing.T) {
 	if got := e.Records(t)[tag].Target.Digest; got != b.root.Digest {
 		t.Errorf("the tag is moved back to %s", got)
 	}
-	e.store.Unsee(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
+	e.store.MarkUnsynced(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
 	want("another tool has written it", a, []string{tag, id})
 }
 

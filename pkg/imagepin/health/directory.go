@@ -24,11 +24,11 @@ import (
 // viewPrefix is the prefix of the names of the views that are used to check the directories of snapshots.
 const viewPrefix = "imagepin-check-"
 
-// Hollow describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
-// if this is unknown. It creates a view of the snapshot and removes it again. The context must have a lease, or Hollow
+// MissingDirectory describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
+// if this is unknown. It creates a view of the snapshot and removes it again. The context must have a lease, or MissingDirectory
 // returns ErrFailedPrecondition.
-func (c *Checker) Hollow(ctx context.Context, sn store.Snapshot) (why string, _ error) {
-	snapshotter := c.Snapshotter(sn.Snapshotter)
+func (c *Checker) MissingDirectory(ctx context.Context, sn store.Snapshot) (why string, _ error) {
+	snapshotter := c.config.Snapshotter(sn.Snapshotter)
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return "", fmt.Errorf("check snapshot %s: the context has no lease: %w", sn.ChainID, errdefs.ErrFailedPrecondition)
@@ -90,11 +90,11 @@ func gone(path string) bool {
 	return err == nil
 }
 
-// RemoveHollow removes the unusable snapshots of an entry: the lowest one whose directory is gone, and all its
+// RemoveWithoutDirectory removes the unusable snapshots of an entry: the lowest one whose directory is gone, and all its
 // descendants. If a container uses one of them, it removes nothing and returns ErrFailedPrecondition. The context must
 // have a lease.
-func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
-	snapshotter := c.Snapshotter(e.Target.Snapshotter)
+func (c *Checker) RemoveWithoutDirectory(ctx context.Context, e imagepin.Entry) error {
+	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	parents, children := make(map[string]string), make(map[string][]string)
 	inUse := make(map[string]bool)
 	err := snapshotter.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
@@ -111,7 +111,7 @@ func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 		chain = append([]string{name}, chain...)
 	}
 	for _, name := range chain {
-		why, err := c.Hollow(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+		why, err := c.MissingDirectory(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		if err != nil {
 			return err
 		}
@@ -142,13 +142,13 @@ func (c *Checker) RemoveHollow(ctx context.Context, e imagepin.Entry) error {
 // collectSnapshot removes a snapshot by garbage collection if a direct removal fails. containerd may still have records
 // of child snapshots that it has collected itself. collectSnapshot returns refusal if the snapshot is still needed.
 func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusal error) error {
-	if err := c.Images.ReleaseSnapshot(ctx, sn); err != nil {
+	if err := c.config.Images.ReleaseSnapshot(ctx, sn); err != nil {
 		return err
 	}
-	if err := c.Images.Collect(ctx); err != nil {
+	if err := c.config.Images.Collect(ctx); err != nil {
 		return err
 	}
-	if here, err := c.Images.HasSnapshot(ctx, sn.Snapshotter, sn.ChainID); err != nil || !here {
+	if here, err := c.config.Images.HasSnapshot(ctx, sn.Snapshotter, sn.ChainID); err != nil || !here {
 		return err
 	}
 	return refusal

@@ -14,7 +14,7 @@ import (
 func TestPassOn(t *testing.T) {
 	b := &backend{messages: 3}
 	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
-	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return PassOn(upstream, stream) })))
+	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return Forward(upstream, stream) })))
 	for _, m := range methods(t) {
 		text := string(m.Name())
 		want := []string{text + " 0"}

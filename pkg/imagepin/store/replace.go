@@ -15,9 +15,9 @@ type replacing struct {
 	now map[digest.Digest]int
 }
 
-// Replacing makes [Store.HideBlob] ignore the deletion of a blob that is about to be written again. The caller must
+// BeginReplace makes [Store.EvictBlob] ignore the deletion of a blob that is about to be written again. The caller must
 // call done after that. If the blob does not exist then, done removes the keys that need it from the index.
-func (s *Store) Replacing(d digest.Digest) (done func(context.Context) error) {
+func (s *Store) BeginReplace(d digest.Digest) (done func(context.Context) error) {
 	s.replacing.mu.Lock()
 	defer s.replacing.mu.Unlock()
 	if s.replacing.now == nil {
@@ -30,7 +30,7 @@ func (s *Store) Replacing(d digest.Digest) (done func(context.Context) error) {
 			delete(s.replacing.now, d)
 		}
 		s.replacing.mu.Unlock()
-		if _, err := s.HideBlob(ctx, d); err != nil {
+		if _, err := s.EvictBlob(ctx, d); err != nil {
 			return fmt.Errorf("check replaced blob %s: %w", d, err)
 		}
 		return nil
