@@ -5,8 +5,9 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages integration/versions \
+MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages \
                integration/versions/2.2/plugin integration/versions/2.3/plugin tools
+SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
 
 .PHONY: help
@@ -88,7 +89,7 @@ test-sim: ## As many simulated histories as fit in three minutes (SIM_TIME)
 check-bench: ## The Go benchmarks run, once each
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./pkg/...
 
-# It takes about an hour: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
+# Ten repetitions take about 25 minutes: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
 .PHONY: bench
 bench: build test-binaries ## Measure beside stock containerd, on a quiet machine: one table
 	@cd integration && $(GO) build -o ../bin/bench ./bench
@@ -102,24 +103,24 @@ bench-docs: ## The same, for docs/performance.md and docs/performance/
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters; needs EROFS in the kernel
 	hack/erofs-utils.sh
-	cd integration && $(GO) test -timeout 30m -count 1 ./...
+	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
 
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests again, with imagepin serve beside stock containerd
 	hack/erofs-utils.sh
-	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" .
+	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-race
 test-race: build test-binaries crash-binaries ## Everything at once, and the life of imagepin serve, under the race detector
 	GO=$(GO) hack/test-binaries.sh race
-	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency .
+	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency ./crash
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 ./serve
 
 .PHONY: soak
 soak: build test-binaries crash-binaries ## Thousands of kills and of histories at random (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
 	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
-	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills .
+	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills ./crash
 
 .PHONY: test-lazy
 test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (stargz's) beside overlayfs; needs FUSE
@@ -144,11 +145,11 @@ test-packages: packages test-binaries ## Packages installed, run and removed und
 test-versions: build test-binaries ## The main job with other versions of containerd, in it and beside it
 	GO=$(GO) hack/containerd-versions.sh
 	hack/debian-containerd.sh
-	cd integration/versions && $(GO) test -timeout 10m -count 1 ./... && $(GO) run ./table -check -results ../../$(BIN)/versions.tsv ../..
+	cd integration && $(GO) test -timeout 10m -count 1 ./versions/... && $(GO) run ./versions/table -check -results ../$(BIN)/versions.tsv ..
 
 .PHONY: versions-table
 versions-table: ## Write into RELEASES.md what test-versions has found
-	cd integration/versions && $(GO) run ./table -results ../../$(BIN)/versions.tsv ../..
+	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
 check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses check-versions ## Everything that is checked without running it
@@ -165,7 +166,6 @@ check-vet:
 	cd integration/kubelet && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...
 	cd integration/packages && $(GO) vet ./...
-	cd integration/versions && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:
@@ -189,7 +189,7 @@ check-generate:
 
 .PHONY: check-versions
 check-versions:
-	cd integration/versions && $(GO) run ./table -check ../..
+	cd integration && $(GO) run ./versions/table -check ..
 
 .PHONY: clean
 clean: ## Remove what was built

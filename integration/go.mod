@@ -1,3 +1,4 @@
+// Tests with real parts, the demo and the benchmark. A module of its own for the test registry and its dependencies.
 module github.com/imagepin/imagepin/integration
 
 go 1.26.6

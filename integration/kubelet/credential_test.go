@@ -36,7 +36,7 @@ func TestWithoutCredential(t *testing.T) {
 	}
 	collect := func() { // layers stay until containerd sees fit to collect them
 		t.Helper()
-		if err := r.GC(r.ctx); err != nil {
+		if err := r.GC(r.Ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -45,11 +45,11 @@ func TestWithoutCredential(t *testing.T) {
 	ref, wasRef := r.push("pinned/private/app:v1", was)
 	first := r.wantLine(start("first", "", "one", ref, core.PullAlways), line("", was, 0))
 	collect()
-	r.reg.SetAuth(&registry.Auth{Users: users})
+	r.Reg.SetAuth(&registry.Auth{Users: users})
 	r.push("pinned/private/app:v1", is)
 	p := start("sandbox", second, "two", ref, core.PullAlways)
 	r.wantAdvice(p)
-	r.reg.SetAuth(&registry.Auth{Users: users, Public: []string{"pause"}})
+	r.Reg.SetAuth(&registry.Auth{Users: users, Public: []string{"pause"}})
 	r.wantLine(p, line(second, is, 0))
 
 	// Its layers are discarded, and were never unpacked for this class.
@@ -61,11 +61,11 @@ func TestWithoutCredential(t *testing.T) {
 		r.delete(p)
 		r.gone(p)
 	}
-	if err := r.RemoveImage(r.ctx, wasRef, ""); err != nil {
+	if err := r.RemoveImage(r.Ctx, wasRef, ""); err != nil {
 		t.Fatal(err)
 	}
 	collect()
-	if img, err := r.ImageStatus(r.ctx, wasRef, ""); err != nil || img != nil {
+	if img, err := r.ImageStatus(r.Ctx, wasRef, ""); err != nil || img != nil {
 		t.Fatalf("the pinned digest is still here: %v, %v", img, err)
 	}
 	r.wantLine(start("collected", "", "one", ref, core.PullIfNotPresent), line("", was, 0))
@@ -74,9 +74,9 @@ func TestWithoutCredential(t *testing.T) {
 // gone waits until a pod that was deleted has no container on the node. It removes those that have ended: kubelet removes them at
 // once only where it hears of their end after the pod's sandbox has ended too, and else up to a minute later
 // (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).
-func (r *rig) gone(p *core.Pod) {
-	r.t.Helper()
-	testkit.EventuallyIn(r.t, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {
+func (r *kubeletRig) gone(p *core.Pod) {
+	r.T.Helper()
+	testkit.EventuallyIn(r.T, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {
 		all, err := r.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
 			Filter: &cri.ContainerFilter{LabelSelector: map[string]string{"io.kubernetes.pod.name": p.Name}},
 		})
@@ -91,9 +91,9 @@ func (r *rig) gone(p *core.Pod) {
 }
 
 // wantAdvice waits until a pod's events say what to do where a credential is missing.
-func (r *rig) wantAdvice(p *core.Pod) {
-	r.t.Helper()
-	testkit.EventuallyIn(r.t, time.Minute, "the events of pod "+p.Name+" say what to do", func(ctx context.Context) (bool, error) {
+func (r *kubeletRig) wantAdvice(p *core.Pod) {
+	r.T.Helper()
+	testkit.EventuallyIn(r.T, time.Minute, "the events of pod "+p.Name+" say what to do", func(ctx context.Context) (bool, error) {
 		var events core.EventList
 		err := kube.Do(ctx, "GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name="+p.Name, nil, &events)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {

@@ -35,20 +35,20 @@ func TestExamples(t *testing.T) {
 	r := newRig(t, "worker", node.Options{
 		Handlers: []node.Handler{{Name: "kata", Snapshotter: "native"}, {Name: "arm64", Platform: arm64}},
 	}, cluster.KubeletOptions{ConfigDir: dropIns + "/" + examples + "kubelet.conf.d"})
-	if err := r.WriteHosts("registry.example.com", node.Mirror("https://registry.example.com", r.reg.URL())); err != nil {
+	if err := r.WriteHosts("registry.example.com", node.Mirror("https://registry.example.com", r.Reg.URL())); err != nil {
 		t.Fatal(err)
 	}
 	opts := images.Options{}
-	idx, err := images.AppIndex(r.ctx, opts, images.HostPlatform(), arm64)
+	idx, err := images.AppIndex(r.Ctx, opts, images.HostPlatform(), arm64)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.reg.Push("team/app:v1", idx); err != nil {
+	if _, err := r.Reg.Push("team/app:v1", idx); err != nil {
 		t.Fatal(err)
 	}
 	for _, rc := range documents[nodev1.RuntimeClass](t, "runtimeclasses.yaml") {
 		const runtimeClasses = "/apis/node.k8s.io/v1/runtimeclasses"
-		if err := kube.Do(r.ctx, "POST", runtimeClasses, rc, nil); err != nil {
+		if err := kube.Do(r.Ctx, "POST", runtimeClasses, rc, nil); err != nil {
 			t.Fatal(err)
 		}
 		forget(t, runtimeClasses+"/"+rc.Name)
@@ -79,11 +79,11 @@ func TestExamples(t *testing.T) {
 
 // wantListed fails the test unless ListImages has so many images of a tag, each with an ID of its own, and logs them with the
 // columns of `crictl images`.
-func (r *rig) wantListed(repo, tag string, n int) {
-	r.t.Helper()
-	images, err := r.ListImages(r.ctx)
+func (r *kubeletRig) wantListed(repo, tag string, n int) {
+	r.T.Helper()
+	images, err := r.ListImages(r.Ctx)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
@@ -96,11 +96,11 @@ func (r *rig) wantListed(repo, tag string, n int) {
 		}
 	}
 	if err := w.Flush(); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	r.t.Logf("ListImages:\n%s", out.String())
+	r.T.Logf("ListImages:\n%s", out.String())
 	if len(ids) != n {
-		r.t.Errorf("%s:%s is listed for %d images, not %d", repo, tag, len(ids), n)
+		r.T.Errorf("%s:%s is listed for %d images, not %d", repo, tag, len(ids), n)
 	}
 }
 

@@ -18,9 +18,9 @@ import (
 )
 
 // layers are how many layers are unpacked, in all snapshotters together.
-func (r *rig) layers() int {
+func (r *kubeletRig) layers() int {
 	n := 0
-	for key := range testkit.State(r.t, r.Node).Snapshots {
+	for key := range testkit.State(r.T, r.Node).Snapshots {
 		if strings.Contains(key, "/sha256:") {
 			n++
 		}
@@ -55,7 +55,7 @@ func testImageGC(t *testing.T, gate bool) {
 		p.Spec.Containers[0].VolumeMounts = []core.VolumeMount{{Name: "v", MountPath: "/volume"}}
 		r.create(p)
 		pods = append(pods, r.wantLine(p, line(class, used, 0)))
-		if _, err := r.Pull(r.ctx, unused, handler(class)); err != nil {
+		if _, err := r.Pull(r.Ctx, unused, handler(class)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,7 +63,7 @@ func testImageGC(t *testing.T, gate bool) {
 		t.Fatal(err)
 	}
 	before := r.layers()
-	if err := r.k.Start(r.ctx, cluster.KubeletOptions{Gate: gate, Config: map[string]any{
+	if err := r.k.Start(r.Ctx, cluster.KubeletOptions{Gate: gate, Config: map[string]any{
 		"imageMinimumGCAge": "1ms", "evictionHard": map[string]any{"imagefs.available": "99%"},
 	}}); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func testImageGC(t *testing.T, gate bool) {
 	})
 	for i, class := range classes {
 		for _, name := range []string{ref, volume} {
-			if img, err := r.ImageStatus(r.ctx, name, handler(class)); err != nil || img == nil {
+			if img, err := r.ImageStatus(r.Ctx, name, handler(class)); err != nil || img == nil {
 				t.Errorf("class %s: %s is gone, although a pod runs of it: %v", title(class), name, err)
 			}
 		}
@@ -88,7 +88,7 @@ func testImageGC(t *testing.T, gate bool) {
 		r.stop(now)
 		r.wantLog(r.waitRestart(now), 1, line(class, used, 0))
 	}
-	if err := r.GC(r.ctx); err != nil {
+	if err := r.GC(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
 	// Each class had one layer more for the unused image: the others are shared.

@@ -1,4 +1,4 @@
-// Tests with a real kubelet. A module of its own for Kubernetes' types; what is started is built of ./binaries.
+// Tests with a real kubelet. A module of its own for the Kubernetes API types.
 module github.com/imagepin/imagepin/integration/kubelet
 
 go 1.26.6
@@ -46,6 +46,7 @@ require (
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/go-containerregistry v0.22.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/imagepin/imagepin v0.0.0-00010101000000-000000000000 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/klauspost/compress v1.20.1 // indirect
 	github.com/moby/locker v1.0.1 // indirect

@@ -31,7 +31,7 @@ func TestLazy(t *testing.T) {
 }
 
 // newLazyRig starts a node with a lazily pulling snapshotter.
-func newLazyRig(t *testing.T, name string, kubelet func(*lazy.Snapshotter) cluster.KubeletOptions) (*rig, *lazy.Snapshotter) {
+func newLazyRig(t *testing.T, name string, kubelet func(*lazy.Snapshotter) cluster.KubeletOptions) (*kubeletRig, *lazy.Snapshotter) {
 	t.Helper()
 	sn, err := lazy.NewSnapshotter()
 	if err != nil {
@@ -70,10 +70,10 @@ func testLazy(t *testing.T, gate bool) {
 		opts := images.Options{Version: title(order[0]) + "-first", Random: []images.Random{{Size: ballast, Seed: uint64(i)}}}
 		ref, layers := r.pushLazy("app/"+opts.Version+":v1", opts)
 		for _, class := range order {
-			if err := r.GC(r.ctx); err != nil { // what was downloaded for the other class is no longer here
+			if err := r.GC(r.Ctx); err != nil { // what was downloaded for the other class is no longer here
 				t.Fatal(err)
 			}
-			r.reg.Reset()
+			r.Reg.Reset()
 			pods = append(pods, run(opts.Version+"-"+title(class), class, ref, opts))
 			if class == lazyClass {
 				r.wantLazy(layers)
@@ -83,12 +83,12 @@ func testLazy(t *testing.T, gate bool) {
 	if err := r.Kill9(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Restart(r.ctx, nil); err != nil {
+	if err := r.Restart(r.Ctx, nil); err != nil {
 		t.Fatal(err)
 	}
 	opts := images.Options{Version: "after", Random: []images.Random{{Size: ballast, Seed: 2}}}
 	ref, layers := r.pushLazy("app/after:v1", opts)
-	r.reg.Reset()
+	r.Reg.Reset()
 	run("after-kill-lazy", lazyClass, ref, opts)
 	r.wantLazy(layers)
 	for _, p := range pods {
@@ -103,7 +103,7 @@ func testLazy(t *testing.T, gate bool) {
 	if err := sn.Kill9(); err != nil {
 		t.Fatal(err)
 	}
-	if err := sn.Start(r.ctx); err != nil {
+	if err := sn.Start(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
 	run("after-kill-of-snapshotter", lazyClass, ref, opts)
@@ -116,7 +116,7 @@ func TestLazyPullSecret(t *testing.T) {
 	r, _ := newLazyRig(t, "lazy-secret", func(sn *lazy.Snapshotter) cluster.KubeletOptions {
 		return cluster.KubeletOptions{Config: map[string]any{"imageServiceEndpoint": "unix://" + sn.Address()}}
 	})
-	r.reg.SetAuth(&registry.Auth{
+	r.Reg.SetAuth(&registry.Auth{
 		Bearer: true, Public: []string{"pause"},
 		Users: map[string]registry.User{"alice": {Password: "secret", Repositories: []string{"private/*"}}},
 	})
@@ -125,10 +125,10 @@ func TestLazyPullSecret(t *testing.T) {
 	opts := images.Options{Version: "private", Random: []images.Random{{Size: ballast}}}
 	ref, layers := r.pushLazy("private/app:v1", opts)
 	for _, class := range []string{"", lazyClass} {
-		if err := r.GC(r.ctx); err != nil {
+		if err := r.GC(r.Ctx); err != nil {
 			t.Fatal(err)
 		}
-		r.reg.Reset()
+		r.Reg.Reset()
 		p := r.pod("with-"+title(class), class, ref, core.PullIfNotPresent)
 		p.Spec.ImagePullSecrets = []core.LocalObjectReference{{Name: secret}}
 		r.create(p)
@@ -146,41 +146,41 @@ func TestLazyPullSecret(t *testing.T) {
 }
 
 // pushLazy puts an index of eStargz images under "repo:tag" and returns the full reference and this machine's layers.
-func (r *rig) pushLazy(ref string, opts images.Options) (string, map[string]bool) {
-	r.t.Helper()
-	idx, err := lazy.StargzIndex(r.ctx, opts, images.HostPlatform(), foreign)
+func (r *kubeletRig) pushLazy(ref string, opts images.Options) (string, map[string]bool) {
+	r.T.Helper()
+	idx, err := lazy.StargzIndex(r.Ctx, opts, images.HostPlatform(), foreign)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	if _, err := r.reg.Push(ref, idx); err != nil {
-		r.t.Fatal(err)
+	if _, err := r.Reg.Push(ref, idx); err != nil {
+		r.T.Fatal(err)
 	}
-	layers, err := lazy.StargzLayers(r.ctx, opts)
+	layers, err := lazy.StargzLayers(r.Ctx, opts)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	all := map[string]bool{}
 	for _, l := range layers {
 		all[l.String()] = true
 	}
-	return r.reg.Ref(ref), all
+	return r.Reg.Ref(ref), all
 }
 
 // wantLazy fails the test unless the layers were read in ranges alone, and little of them.
-func (r *rig) wantLazy(layers map[string]bool) {
-	r.t.Helper()
+func (r *kubeletRig) wantLazy(layers map[string]bool) {
+	r.T.Helper()
 	ranges, bytes := 0, int64(0)
-	for _, q := range r.reg.Requests() {
+	for _, q := range r.Reg.Requests() {
 		switch {
 		case q.Method != "GET" || !layers[q.Reference]:
 		case q.Range == "":
-			r.t.Errorf("a whole layer was asked for: %s", q)
+			r.T.Errorf("a whole layer was asked for: %s", q)
 		default:
 			ranges++
 			bytes += q.Bytes
 		}
 	}
 	if ranges == 0 || bytes > ballast {
-		r.t.Errorf("%d bytes were read lazily, in %d ranges:\n%s", bytes, ranges, r.reg.Dump())
+		r.T.Errorf("%d bytes were read lazily, in %d ranges:\n%s", bytes, ranges, r.Reg.Dump())
 	}
 }

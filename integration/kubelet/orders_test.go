@@ -40,8 +40,8 @@ func (x trio) options(pull core.PullPolicy) images.Options {
 }
 
 // pushTrio makes images whose USER is uid; 0 means that they have none.
-func (r *rig) pushTrio(name string, uid int) trio {
-	r.t.Helper()
+func (r *kubeletRig) pushTrio(name string, uid int) trio {
+	r.T.Helper()
 	x := trio{name: name, uid: uid, refs: map[core.PullPolicy]string{}}
 	for _, pull := range policies {
 		x.refs[pull], _ = r.push("app/"+name+"-"+containerOf(pull)+":v1", x.options(pull))
@@ -51,10 +51,10 @@ func (r *rig) pushTrio(name string, uid int) trio {
 
 // createTrio makes a pod of a trio, with what else its spec is to have. What must not be pulled is on the node already, for the
 // pod's class.
-func (r *rig) createTrio(name, class string, x trio, more ...func(*core.PodSpec)) trioPod {
-	r.t.Helper()
-	if _, err := r.Pull(r.ctx, x.refs[core.PullNever], handler(class)); err != nil {
-		r.t.Fatal(err)
+func (r *kubeletRig) createTrio(name, class string, x trio, more ...func(*core.PodSpec)) trioPod {
+	r.T.Helper()
+	if _, err := r.Pull(r.Ctx, x.refs[core.PullNever], handler(class)); err != nil {
+		r.T.Fatal(err)
 	}
 	p := r.pod(name+"-"+title(class), class, "", "")
 	p.Spec.Containers = nil
@@ -69,16 +69,16 @@ func (r *rig) createTrio(name, class string, x trio, more ...func(*core.PodSpec)
 }
 
 // wantTrio fails the test unless the containers print at their nth start what their class is to run.
-func (r *rig) wantTrio(p trioPod, nth int) {
-	r.t.Helper()
+func (r *kubeletRig) wantTrio(p trioPod, nth int) {
+	r.T.Helper()
 	for _, pull := range policies {
 		r.wantLogOf(p.Pod, containerOf(pull), nth, line(p.class, p.options(pull), p.uid))
 	}
 }
 
 // runTrio waits until a pod runs, and what it prints.
-func (r *rig) runTrio(p trioPod) trioPod {
-	r.t.Helper()
+func (r *kubeletRig) runTrio(p trioPod) trioPod {
+	r.T.Helper()
 	p.Pod = r.waitPod(p.Pod, "runs", running)
 	r.wantTrio(p, 0)
 	return p
@@ -99,13 +99,13 @@ func orders() [][]string {
 
 // testOrders runs the same images in every class, one after the other in every order and at once, under every pull policy. The
 // pods stay for testKill.
-func (r *rig) testOrders() {
+func (r *kubeletRig) testOrders() {
 	for _, order := range orders() {
 		name := "at-once"
 		if order != nil {
 			name = strings.Join([]string{title(order[0]), title(order[1]), title(order[2])}, "-")
 		}
-		r.t.Run(name, func(t *testing.T) {
+		r.T.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := r.in(t)
 			x := r.pushTrio(name, 0)
@@ -138,15 +138,15 @@ func (r *rig) testOrders() {
 
 // testKill kills containerd under the pods of testOrders. They go on, can be restarted, and new ones of the same images run after
 // it is back.
-func (r *rig) testKill() {
+func (r *kubeletRig) testKill() {
 	if want := len(orders()) * len(classes); len(r.kept) != want {
-		r.t.Fatalf("%d pods are there to live through it, not %d", len(r.kept), want)
+		r.T.Fatalf("%d pods are there to live through it, not %d", len(r.kept), want)
 	}
 	if err := r.Kill9(); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	if err := r.Restart(r.ctx, nil); err != nil {
-		r.t.Fatal(err)
+	if err := r.Restart(r.Ctx, nil); err != nil {
+		r.T.Fatal(err)
 	}
 	var again []trioPod
 	for _, class := range classes {
@@ -164,7 +164,7 @@ func (r *rig) testKill() {
 		}
 		for _, c := range now.Status.ContainerStatuses {
 			if w := was[c.Name]; c.ContainerID != w.ContainerID || c.RestartCount != w.RestartCount {
-				r.t.Errorf("pod %s runs container %s, restarted %d times, not %s, %d times", now.Name, c.ContainerID, c.RestartCount, w.ContainerID, w.RestartCount)
+				r.T.Errorf("pod %s runs container %s, restarted %d times, not %s, %d times", now.Name, c.ContainerID, c.RestartCount, w.ContainerID, w.RestartCount)
 			}
 		}
 		r.stop(now)

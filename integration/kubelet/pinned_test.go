@@ -13,7 +13,7 @@ import (
 
 // testRevisionUsers runs two revisions of one tag whose images have different users. kubelet looks the user up without saying for
 // which pod: each container, also one that is started again, runs as its own image says.
-func (r *rig) testRevisionUsers() {
+func (r *kubeletRig) testRevisionUsers() {
 	was, is := images.Options{Version: "was", User: "1000"}, images.Options{Version: "is"}
 	ref, _ := r.push("pinned/users:v1", was)
 	start := func(name, revision, class string, pull core.PullPolicy) *core.Pod {
@@ -53,7 +53,7 @@ func TestKubeletRestart(t *testing.T) {
 		// Of an image of its own, which no other class has.
 		opts := images.Options{Version: title(class)}
 		ref, _ := r.push("app/"+title(class)+":v1", opts)
-		if _, err := r.Pull(r.ctx, ref, handler(class)); err != nil {
+		if _, err := r.Pull(r.Ctx, ref, handler(class)); err != nil {
 			t.Fatal(err)
 		}
 		p := r.pod(title(class), class, ref, core.PullNever)
@@ -63,7 +63,7 @@ func TestKubeletRestart(t *testing.T) {
 	if err := r.k.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.k.Start(r.ctx, cluster.KubeletOptions{}); err != nil {
+	if err := r.k.Start(r.Ctx, cluster.KubeletOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for i, class := range classes {

@@ -29,22 +29,22 @@ func TestPods(t *testing.T) {
 		t.Run(fmt.Sprintf("gate=%t", gate), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, fmt.Sprintf("gate-%t", gate), node.Options{Extra: policy}, cluster.KubeletOptions{Gate: gate})
-			r.reg.SetAuth(&registry.Auth{
+			r.Reg.SetAuth(&registry.Auth{
 				Public: []string{"pause", "app/*", "pinned/*"}, Forbidden: true,
 				Users: map[string]registry.User{"alice": {Password: "secret", Repositories: []string{"private/*"}}},
 			})
 			t.Run("cases", func(t *testing.T) {
 				for _, c := range []struct {
 					name string
-					test func(*rig)
+					test func(*kubeletRig)
 				}{
-					{"orders", (*rig).testOrders},
-					{"never", (*rig).testNever},
-					{"nonroot", (*rig).testNonRoot},
-					{"volumes", (*rig).testImageVolumes},
-					{"private", (*rig).testPrivate},
-					{"versions", (*rig).testVersions},
-					{"users", (*rig).testRevisionUsers},
+					{"orders", (*kubeletRig).testOrders},
+					{"never", (*kubeletRig).testNever},
+					{"nonroot", (*kubeletRig).testNonRoot},
+					{"volumes", (*kubeletRig).testImageVolumes},
+					{"private", (*kubeletRig).testPrivate},
+					{"versions", (*kubeletRig).testVersions},
+					{"users", (*kubeletRig).testRevisionUsers},
 				} {
 					t.Run(c.name, func(t *testing.T) {
 						t.Parallel()
@@ -63,7 +63,7 @@ func TestPods(t *testing.T) {
 }
 
 // testNever runs pods that must not pull: they run where the operator has pulled for their class, and wait where he has not.
-func (r *rig) testNever() {
+func (r *kubeletRig) testNever() {
 	opts := images.Options{Version: "never"}
 	ref, _ := r.push("app/never:v1", opts)
 	for i, class := range classes {
@@ -82,7 +82,7 @@ func (r *rig) testNever() {
 }
 
 // testNonRoot runs images whose USER is not root where root is forbidden, and sees that those of root are refused.
-func (r *rig) testNonRoot() {
+func (r *kubeletRig) testNonRoot() {
 	yes := true
 	nonRoot := func(s *core.PodSpec) { s.SecurityContext = &core.PodSecurityContext{RunAsNonRoot: &yes} }
 	user, root := r.pushTrio("nonroot", 1000), r.pushTrio("asroot", 0)
@@ -103,7 +103,7 @@ func waiting(reasons ...string) func(*core.Pod, core.ContainerStatus) bool {
 }
 
 // testImageVolumes mounts images into a container of each class, one for each pull policy: each is that of the class's platform.
-func (r *rig) testImageVolumes() {
+func (r *kubeletRig) testImageVolumes() {
 	ref, _ := r.push("app/reader:v1", images.Options{Version: "reader"})
 	volumes := map[core.PullPolicy]string{}
 	for _, pull := range policies {
@@ -111,8 +111,8 @@ func (r *rig) testImageVolumes() {
 		volumes[pull], _ = r.push("app/"+name+":v1", images.Options{Version: name, SingleLayer: true})
 	}
 	for _, class := range classes {
-		if _, err := r.Pull(r.ctx, volumes[core.PullNever], handler(class)); err != nil {
-			r.t.Fatal(err)
+		if _, err := r.Pull(r.Ctx, volumes[core.PullNever], handler(class)); err != nil {
+			r.T.Fatal(err)
 		}
 		p := r.pod("volume-"+title(class), class, ref, core.PullIfNotPresent)
 		p.Spec.RestartPolicy = core.RestartPolicyNever
@@ -143,7 +143,7 @@ func (r *rig) testImageVolumes() {
 
 // testPrivate runs pods of a private image: those with the secret run, in each class, and those without never do, although
 // the image is there. What may be pulled is refused by imagepin, which kubelet asks; the rest by kubelet's own records.
-func (r *rig) testPrivate() {
+func (r *kubeletRig) testPrivate() {
 	name := r.k.Name + "-alice"
 	r.secret(name, "alice", "secret")
 	opts := images.Options{Version: "private"}
@@ -172,10 +172,10 @@ func (r *rig) testPrivate() {
 		for _, c := range now.Status.ContainerStatuses {
 			if w := c.State.Waiting; c.Name == containerOf(core.PullNever) {
 				if w.Reason != "ErrImageNeverPull" {
-					r.t.Errorf("a container without the secret that must not pull waits for %s", w.Reason)
+					r.T.Errorf("a container without the secret that must not pull waits for %s", w.Reason)
 				}
 			} else if !strings.Contains(w.Message, "PullAccessDenied") {
-				r.t.Errorf("container %s without the secret is told %q", c.Name, w.Message)
+				r.T.Errorf("container %s without the secret is told %q", c.Name, w.Message)
 			}
 		}
 		r.delete(without)

@@ -21,7 +21,6 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/node"
-	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -71,13 +70,10 @@ func withCluster(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// rig is a registry, a containerd with imagepin, and a kubelet that runs on it.
-type rig struct {
-	*node.Node
-	t   *testing.T
-	ctx context.Context
-	reg *registry.Registry
-	k   *cluster.Kubelet
+// kubeletRig is a registry, a containerd with imagepin, and a kubelet that runs on it.
+type kubeletRig struct {
+	*testkit.Rig
+	k *cluster.Kubelet
 	*notes
 }
 
@@ -89,16 +85,16 @@ type notes struct {
 }
 
 // newRig starts a node with layers discarded, as the big managed clusters have it, and with the three classes.
-func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *rig {
+func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *kubeletRig {
 	t.Helper()
 	return newRigWith(t, name, opts, func(*node.Node) (cluster.KubeletOptions, error) { return kubelet, nil })
 }
 
 // newRigWith is newRig where something is to be done before kubelet starts.
-func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *rig {
+func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *kubeletRig {
 	t.Helper()
-	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t), notes: &notes{pods: map[string]*core.Pod{}}}
-	opts.SandboxImage = testkit.PushPause(t, r.reg)
+	r := &kubeletRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}, notes: &notes{pods: map[string]*core.Pod{}}}
+	opts.SandboxImage = testkit.PushPause(t, r.Reg)
 	opts.DiscardUnpackedLayers = true
 	opts.LogLevel = "info"
 	opts.Handlers = append(opts.Handlers, node.Handler{Name: second, Snapshotter: "native"}, node.Handler{Name: other, Platform: foreign})
@@ -110,7 +106,7 @@ func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.k, err = kube.StartKubelet(r.ctx, name, r.Node, kubelet); err != nil {
+	if r.k, err = kube.StartKubelet(r.Ctx, name, r.Node, kubelet); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -125,22 +121,22 @@ func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.
 }
 
 // in is the same rig for a subtest.
-func (r *rig) in(t *testing.T) *rig {
+func (r *kubeletRig) in(t *testing.T) *kubeletRig {
 	sub := *r
-	sub.t, sub.ctx = t, testkit.Context(t)
+	sub.Rig = r.In(t)
 	return &sub
 }
 
 // push puts an index of App images for both platforms under "repo:tag" and returns the full reference and that by digest.
-func (r *rig) push(ref string, opts images.Options) (tag, digest string) {
-	r.t.Helper()
-	d := testkit.Push(r.t, r.reg, ref, testkit.AppIndex(r.t, opts, images.HostPlatform(), foreign))
+func (r *kubeletRig) push(ref string, opts images.Options) (tag, digest string) {
+	r.T.Helper()
+	d := testkit.Push(r.T, r.Reg, ref, testkit.AppIndex(r.T, opts, images.HostPlatform(), foreign))
 	repo, _, _ := strings.Cut(ref, ":")
-	return r.reg.Ref(ref), r.reg.Ref(repo + "@" + d.String())
+	return r.Reg.Ref(ref), r.Reg.Ref(repo + "@" + d.String())
 }
 
 // pod is a pod of one container, called "c", that may run beside any other.
-func (r *rig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
+func (r *kubeletRig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
 	no := false
 	p := &core.Pod{
 		ObjectMeta: meta.ObjectMeta{Name: r.k.Name + "-" + name, Namespace: "default"},
@@ -155,20 +151,20 @@ func (r *rig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
 	return p
 }
 
-func (r *rig) create(p *core.Pod) {
-	r.t.Helper()
+func (r *kubeletRig) create(p *core.Pod) {
+	r.T.Helper()
 	r.mu.Lock()
 	r.pods[p.Name] = p
 	r.mu.Unlock()
-	if err := kube.CreatePod(r.ctx, p); err != nil {
-		r.t.Fatal(err)
+	if err := kube.CreatePod(r.Ctx, p); err != nil {
+		r.T.Fatal(err)
 	}
 }
 
 // waitPod waits for what all containers of a pod come to.
-func (r *rig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
-	r.t.Helper()
-	got, err := kube.WaitPod(r.ctx, p.Name, func(p *core.Pod) (bool, error) {
+func (r *kubeletRig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
+	r.T.Helper()
+	got, err := kube.WaitPod(r.Ctx, p.Name, func(p *core.Pod) (bool, error) {
 		for _, c := range p.Status.ContainerStatuses {
 			if !so(p, c) {
 				return false, nil
@@ -177,7 +173,7 @@ func (r *rig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.Containe
 		return len(p.Status.ContainerStatuses) == len(p.Spec.Containers), nil
 	})
 	if err != nil {
-		r.t.Fatalf("%s: %v", what, err)
+		r.T.Fatalf("%s: %v", what, err)
 	}
 	return got
 }
@@ -185,37 +181,37 @@ func (r *rig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.Containe
 func running(_ *core.Pod, c core.ContainerStatus) bool { return c.State.Running != nil }
 
 // wantLine waits until a pod runs and fails the test unless its container printed the line.
-func (r *rig) wantLine(p *core.Pod, line string) *core.Pod {
-	r.t.Helper()
+func (r *kubeletRig) wantLine(p *core.Pod, line string) *core.Pod {
+	r.T.Helper()
 	now := r.waitPod(p, "runs", running)
 	r.wantLog(now, 0, line)
 	return now
 }
 
 // wantLog fails the test unless the container printed the line when it was started for the nth time, counted from 0.
-func (r *rig) wantLog(p *core.Pod, nth int, line string) {
-	r.t.Helper()
+func (r *kubeletRig) wantLog(p *core.Pod, nth int, line string) {
+	r.T.Helper()
 	r.wantLogOf(p, "c", nth, line)
 }
 
 // wantLogOf is wantLog for a container of another name.
-func (r *rig) wantLogOf(p *core.Pod, container string, nth int, line string) {
-	r.t.Helper()
+func (r *kubeletRig) wantLogOf(p *core.Pod, container string, nth int, line string) {
+	r.T.Helper()
 	var got string
-	testkit.EventuallyIn(r.t, time.Minute, fmt.Sprintf("container %s of pod %s prints something at start %d", container, p.Name, nth), func(context.Context) (_ bool, err error) {
+	testkit.EventuallyIn(r.T, time.Minute, fmt.Sprintf("container %s of pod %s prints something at start %d", container, p.Name, nth), func(context.Context) (_ bool, err error) {
 		got, err = r.k.Log(p, container, nth)
 		return got != "", err
 	})
 	if got != line {
-		r.t.Errorf("container %s of pod %s printed %q, not %q", container, p.Name, got, line)
+		r.T.Errorf("container %s of pod %s printed %q, not %q", container, p.Name, got, line)
 	}
 }
 
 // delete asks for the end of a pod.
-func (r *rig) delete(p *core.Pod) {
-	r.t.Helper()
-	if err := kube.DeletePod(r.ctx, p.Name); err != nil {
-		r.t.Fatal(err)
+func (r *kubeletRig) delete(p *core.Pod) {
+	r.T.Helper()
+	if err := kube.DeletePod(r.Ctx, p.Name); err != nil {
+		r.T.Fatal(err)
 	}
 }
 
@@ -243,22 +239,22 @@ func handler(class string) string {
 }
 
 // secret makes a pull secret.
-func (r *rig) secret(name, user, password string) {
-	r.t.Helper()
+func (r *kubeletRig) secret(name, user, password string) {
+	r.T.Helper()
 	auth := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
-	config, err := json.Marshal(map[string]any{"auths": map[string]any{r.reg.Host(): map[string]string{"auth": auth}}})
+	config, err := json.Marshal(map[string]any{"auths": map[string]any{r.Reg.Host(): map[string]string{"auth": auth}}})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	s := &core.Secret{
 		ObjectMeta: meta.ObjectMeta{Name: name}, Type: core.SecretTypeDockerConfigJson,
 		Data: map[string][]byte{core.DockerConfigJsonKey: config},
 	}
 	const secrets = "/api/v1/namespaces/default/secrets"
-	if err := kube.Do(r.ctx, "POST", secrets, s, nil); err != nil {
-		r.t.Fatal(err)
+	if err := kube.Do(r.Ctx, "POST", secrets, s, nil); err != nil {
+		r.T.Fatal(err)
 	}
-	forget(r.t, secrets+"/"+name)
+	forget(r.T, secrets+"/"+name)
 }
 
 // forget removes an object of the API server after the test.
@@ -273,32 +269,32 @@ func forget(t *testing.T, path string) {
 }
 
 // imagepin runs the command on the node; out is for the JSON that it prints, and may be nil.
-func (r *rig) imagepin(out any, args ...string) {
-	r.t.Helper()
-	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", r.Address(), "-o", "json"}, args...)...)
+func (r *kubeletRig) imagepin(out any, args ...string) {
+	r.T.Helper()
+	cmd := exec.CommandContext(r.Ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", r.Address(), "-o", "json"}, args...)...)
 	b, err := cmd.Output()
 	if err == nil && out != nil {
 		err = json.Unmarshal(b, out)
 	}
 	if err != nil {
-		r.t.Fatalf("imagepin %s: %v\n%s", strings.Join(args, " "), err, b)
+		r.T.Fatalf("imagepin %s: %v\n%s", strings.Join(args, " "), err, b)
 	}
 }
 
 // stop ends the containers of a pod behind kubelet's back, which then starts them again.
-func (r *rig) stop(p *core.Pod) {
-	r.t.Helper()
+func (r *kubeletRig) stop(p *core.Pod) {
+	r.T.Helper()
 	for _, c := range p.Status.ContainerStatuses {
 		id := strings.TrimPrefix(c.ContainerID, "containerd://")
-		if _, err := r.Runtime().StopContainer(r.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 5}); err != nil {
-			r.t.Fatal(err)
+		if _, err := r.Runtime().StopContainer(r.Ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 5}); err != nil {
+			r.T.Fatal(err)
 		}
 	}
 }
 
 // waitRestart waits until all containers of a pod, as it was when they were stopped, run again.
-func (r *rig) waitRestart(was *core.Pod) *core.Pod {
-	r.t.Helper()
+func (r *kubeletRig) waitRestart(was *core.Pod) *core.Pod {
+	r.T.Helper()
 	before := map[string]core.ContainerStatus{}
 	for _, c := range was.Status.ContainerStatuses {
 		before[c.Name] = c

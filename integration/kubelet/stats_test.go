@@ -46,17 +46,17 @@ func (f fsStats) complete() bool {
 }
 
 // waitSummary waits until the summary has what images use, and the root filesystem of each pod's one container by the pod's name.
-func (r *rig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[string]fsStats) bool) {
-	r.t.Helper()
+func (r *kubeletRig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[string]fsStats) bool) {
+	r.T.Helper()
 	var last summary
 	var lastErr error
 	defer func() {
-		if r.t.Failed() {
+		if r.T.Failed() {
 			b, _ := json.Marshal(last)
-			r.t.Logf("the last summary: %s, %v", b, lastErr)
+			r.T.Logf("the last summary: %s, %v", b, lastErr)
 		}
 	}()
-	testkit.EventuallyIn(r.t, time.Minute, "/stats/summary is right", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "/stats/summary is right", func(ctx context.Context) (bool, error) {
 		var s summary
 		// A kubelet that has just started has not measured everything.
 		if lastErr = r.k.Summary(ctx, &s); lastErr != nil {
@@ -83,15 +83,15 @@ func (r *rig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[
 
 // waitHealthy waits until the node is ready and under no pressure, and fails the test unless kubelet had its statistics whenever
 // it looked: stock containerd reports an empty mountpoint for the second snapshotter, which breaks kubelet's eviction manager.
-func (r *rig) waitHealthy() {
-	r.t.Helper()
+func (r *kubeletRig) waitHealthy() {
+	r.T.Helper()
 	var last core.NodeStatus
 	defer func() {
-		if r.t.Failed() {
-			r.t.Logf("the last conditions of the node: %v", last.Conditions)
+		if r.T.Failed() {
+			r.T.Logf("the last conditions of the node: %v", last.Conditions)
 		}
 	}()
-	testkit.EventuallyIn(r.t, time.Minute, "the node is ready and under no pressure", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "the node is ready and under no pressure", func(ctx context.Context) (bool, error) {
 		var err error
 		last, err = r.k.Status(ctx)
 		return len(last.Conditions) > 0 && !slices.ContainsFunc(last.Conditions, func(c core.NodeCondition) bool {
@@ -100,14 +100,14 @@ func (r *rig) waitHealthy() {
 	})
 	for line := range strings.Lines(r.k.LogTail(1 << 20)) {
 		if strings.Contains(line, "failed to get summary stats") && strings.Contains(line, "mountpoint") {
-			r.t.Errorf("kubelet's eviction manager says %s", line)
+			r.T.Errorf("kubelet's eviction manager says %s", line)
 		}
 	}
 }
 
 // testStats sees that kubelet can tell what images and containers use on a node with two snapshotters, and lists the image of
 // each platform.
-func (r *rig) testStats() {
+func (r *kubeletRig) testStats() {
 	opts := images.Options{Version: "stats"}
 	ref, _ := r.push("app/stats:v1", opts)
 	var pods []*core.Pod
@@ -123,16 +123,16 @@ func (r *rig) testStats() {
 	tag := r.kept[0].refs[core.PullIfNotPresent]
 	sizes := map[int64]bool{}
 	for _, class := range classes {
-		img, err := r.ImageStatus(r.ctx, tag, handler(class))
+		img, err := r.ImageStatus(r.Ctx, tag, handler(class))
 		if err != nil || img == nil {
-			r.t.Fatalf("the image of class %s: %v, %v", title(class), img, err)
+			r.T.Fatalf("the image of class %s: %v, %v", title(class), img, err)
 		}
 		sizes[int64(img.Size)] = true
 	}
 	if len(sizes) != 2 {
-		r.t.Fatalf("the images of two platforms have sizes %v", sizes)
+		r.T.Fatalf("the images of two platforms have sizes %v", sizes)
 	}
-	testkit.EventuallyIn(r.t, time.Minute, "the node's status has the image of both platforms", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "the node's status has the image of both platforms", func(ctx context.Context) (bool, error) {
 		status, err := r.k.Status(ctx)
 		if err != nil {
 			return false, err
@@ -195,7 +195,7 @@ func TestTwoDisks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, class := range []string{"", second} {
-		if _, err := r.Pull(r.ctx, unused, handler(class)); err != nil {
+		if _, err := r.Pull(r.Ctx, unused, handler(class)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -220,7 +220,7 @@ func TestTwoDisks(t *testing.T) {
 		before[name] = statfs(t, dir).available
 	}
 	// Half of the default snapshotter's disk is not to be had any more.
-	if err := r.k.Start(r.ctx, cluster.KubeletOptions{Config: map[string]any{
+	if err := r.k.Start(r.Ctx, cluster.KubeletOptions{Config: map[string]any{
 		"imageMinimumGCAge": "1ms", "evictionHard": map[string]any{"imagefs.available": "50%"}, "evictionPressureTransitionPeriod": "1s",
 	}}); err != nil {
 		t.Fatal(err)

@@ -13,13 +13,13 @@ import (
 
 // testVersions runs two revisions of a workload, the tag moving after the first pod of each: all pods of a revision run one
 // digest, whatever their pull policy and class, and what kubelet reports is what imagepin says.
-func (r *rig) testVersions() {
+func (r *kubeletRig) testVersions() {
 	first, next, last := images.Options{Version: "first"}, images.Options{Version: "next"}, images.Options{Version: "last"}
 	ref, firstDigest := r.push("pinned/app:v1", first)
 	i := 0
 	// run runs a pod of a revision with a container for each policy.
 	run := func(revision, class string, pulls []core.PullPolicy, want images.Options, digest string) {
-		r.t.Helper()
+		r.T.Helper()
 		i++
 		p := r.pod(fmt.Sprintf("%s-%d", revision, i), class, "", "")
 		p.Labels = map[string]string{"pod-template-hash": revision}
@@ -34,7 +34,7 @@ func (r *rig) testVersions() {
 		}
 		for _, c := range now.Status.ContainerStatuses {
 			if c.ImageID != digest {
-				r.t.Errorf("pod %s, %s: imageID is %s, not %s", p.Name, c.Name, c.ImageID, digest)
+				r.T.Errorf("pod %s, %s: imageID is %s, not %s", p.Name, c.Name, c.ImageID, digest)
 			}
 			r.wantInspected(c, class)
 		}
@@ -62,18 +62,18 @@ func (r *rig) testVersions() {
 		if !slices.ContainsFunc(said.Pins, func(p pinned) bool {
 			return p.Scope == "workload/default/pod-template-hash="+revision && p.Root.Digest == want
 		}) {
-			r.t.Errorf("imagepin inspect does not say that revision %s means %s: %+v", revision, want, said.Pins)
+			r.T.Errorf("imagepin inspect does not say that revision %s means %s: %+v", revision, want, said.Pins)
 		}
 	}
 }
 
 // wantInspected fails the test unless `imagepin inspect` knows the imageID that kubelet reports for a container: as ready for its
 // class, of the digest in it, and of the image that the container runs.
-func (r *rig) wantInspected(c core.ContainerStatus, class string) {
-	r.t.Helper()
-	res, err := r.Runtime().ContainerStatus(r.ctx, &cri.ContainerStatusRequest{ContainerId: strings.TrimPrefix(c.ContainerID, "containerd://")})
+func (r *kubeletRig) wantInspected(c core.ContainerStatus, class string) {
+	r.T.Helper()
+	res, err := r.Runtime().ContainerStatus(r.Ctx, &cri.ContainerStatusRequest{ContainerId: strings.TrimPrefix(c.ContainerID, "containerd://")})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	var said inspected
 	r.imagepin(&said, "inspect", c.ImageID)
@@ -82,7 +82,7 @@ func (r *rig) wantInspected(c core.ContainerStatus, class string) {
 		return k.Ref == c.ImageID && slices.Contains(k.Handlers, handler(class)) && k.State == "ready" &&
 			k.Root.Digest == digest && k.ImageID == res.GetStatus().GetImageId()
 	}) {
-		r.t.Errorf("kubelet reports %s for class %s, container image %s; imagepin inspect says %+v", c.ImageID, title(class), res.GetStatus().GetImageId(), said.Keys)
+		r.T.Errorf("kubelet reports %s for class %s, container image %s; imagepin inspect says %+v", c.ImageID, title(class), res.GetStatus().GetImageId(), said.Keys)
 	}
 }
 

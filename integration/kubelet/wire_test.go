@@ -15,7 +15,7 @@ import (
 // wire is what kubelet has sent, looked at call by call against what imagepin relies on (docs/kubernetes.md has it as a table). A
 // kubelet that does otherwise breaks the node in ways that are hard to see, so it has to be seen here.
 type wire struct {
-	*rig
+	*kubeletRig
 	gate      bool
 	sandboxes map[string]*cri.RunPodSandboxRequest // by when kubelet saw the pod
 	given     map[string]map[string]bool           // image IDs that kubelet was given for a reference
@@ -28,9 +28,9 @@ type wire struct {
 }
 
 // testWire looks at the calls of all cases that have run.
-func (r *rig) testWire(gate bool) {
+func (r *kubeletRig) testWire(gate bool) {
 	w := &wire{
-		rig: r, gate: gate, sandboxes: map[string]*cri.RunPodSandboxRequest{}, given: map[string]map[string]bool{},
+		kubeletRig: r, gate: gate, sandboxes: map[string]*cri.RunPodSandboxRequest{}, given: map[string]map[string]bool{},
 		always: map[string]bool{}, asked: map[string]bool{}, pulled: map[string]bool{}, users: map[string]int{}, seen: map[string]int{}, handlers: map[string]bool{},
 	}
 	for _, c := range r.k.Proxy.Calls("") {
@@ -46,28 +46,28 @@ func (r *rig) testWire(gate bool) {
 		case *cri.ListImagesRequest:
 			w.seen["ListImages"]++
 			if q.GetFilter() != nil {
-				r.t.Errorf("ListImages has a filter: %v", q)
+				r.T.Errorf("ListImages has a filter: %v", q)
 			}
 		}
 	}
 	for k := range w.pulled {
-		r.t.Errorf("kubelet did not ask for %q again after it was pulled", k)
+		r.T.Errorf("kubelet did not ask for %q again after it was pulled", k)
 	}
 	if gate != w.handlers[second] || gate != w.handlers[other] {
-		r.t.Errorf("with the gate at %t the handlers of image calls were %v", gate, w.handlers)
+		r.T.Errorf("with the gate at %t the handlers of image calls were %v", gate, w.handlers)
 	}
 	methods := r.k.Proxy.Methods()
 	for _, what := range []string{
 		"RunPodSandbox", "ImageStatus for a pod", "ImageStatus for the user", "PullImage", "PullImage of what is absent", "CreateContainer", "CreateContainer's volume", "ListImages",
 	} {
 		if w.seen[what] == 0 {
-			r.t.Errorf("kubelet never called %s; the calls were %v", what, methods)
+			r.T.Errorf("kubelet never called %s; the calls were %v", what, methods)
 		}
 	}
 	for m := range methods {
 		if service, method, _ := strings.Cut(m, "/"); strings.HasSuffix(service, "ImageService") &&
 			!slices.Contains([]string{"ImageStatus", "PullImage", "ListImages", "RemoveImage", "ImageFsInfo"}, method) {
-			r.t.Errorf("kubelet calls %s, which it did not when its calls were looked at", m)
+			r.T.Errorf("kubelet calls %s, which it did not when its calls were looked at", m)
 		}
 	}
 }
@@ -78,15 +78,15 @@ func (w *wire) runPodSandbox(q *cri.RunPodSandboxRequest) {
 	m := q.GetConfig()
 	at := m.GetAnnotations()[node.SeenAnnotation]
 	if m.GetMetadata().GetUid() == "" || at == "" {
-		w.t.Errorf("RunPodSandbox has no UID or no %s: %v", node.SeenAnnotation, m)
+		w.T.Errorf("RunPodSandbox has no UID or no %s: %v", node.SeenAnnotation, m)
 	}
 	if was := w.sandboxes[at]; was != nil && was.GetConfig().GetMetadata().GetUid() != m.GetMetadata().GetUid() {
-		w.t.Errorf("two pods were seen at %s", at)
+		w.T.Errorf("two pods were seen at %s", at)
 	}
 	w.sandboxes[at] = q
 	pod := w.pods[m.GetMetadata().GetName()]
 	if pod == nil {
-		w.t.Errorf("RunPodSandbox is for a pod that is not known: %v", m)
+		w.T.Errorf("RunPodSandbox is for a pod that is not known: %v", m)
 		return
 	}
 	class := ""
@@ -94,7 +94,7 @@ func (w *wire) runPodSandbox(q *cri.RunPodSandboxRequest) {
 		class = *pod.Spec.RuntimeClassName
 	}
 	if q.GetRuntimeHandler() != class {
-		w.t.Errorf("RunPodSandbox for pod %s has handler %q, not %q", pod.Name, q.GetRuntimeHandler(), class)
+		w.T.Errorf("RunPodSandbox for pod %s has handler %q, not %q", pod.Name, q.GetRuntimeHandler(), class)
 	}
 	for _, c := range pod.Spec.Containers {
 		w.always[at+" "+c.Image] = w.always[at+" "+c.Image] || c.ImagePullPolicy == core.PullAlways
@@ -112,18 +112,18 @@ func (w *wire) podsImage(what string, spec *cri.ImageSpec) (pod string) {
 	pod = spec.GetAnnotations()[node.SeenAnnotation]
 	sandbox := w.sandboxes[pod]
 	if sandbox == nil {
-		w.t.Errorf("%s is of no sandbox that was made before: %v", what, spec)
+		w.T.Errorf("%s is of no sandbox that was made before: %v", what, spec)
 		return pod
 	}
 	if !maps.Equal(spec.GetAnnotations(), sandbox.GetConfig().GetAnnotations()) {
-		w.t.Errorf("%s has annotations %v, its sandbox %v", what, spec.GetAnnotations(), sandbox.GetConfig().GetAnnotations())
+		w.T.Errorf("%s has annotations %v, its sandbox %v", what, spec.GetAnnotations(), sandbox.GetConfig().GetAnnotations())
 	}
 	want := ""
 	if w.gate {
 		want = sandbox.GetRuntimeHandler()
 	}
 	if spec.GetRuntimeHandler() != want {
-		w.t.Errorf("%s has handler %q, not %q: %v", what, spec.GetRuntimeHandler(), want, spec)
+		w.T.Errorf("%s has handler %q, not %q: %v", what, spec.GetRuntimeHandler(), want, spec)
 	}
 	w.handlers[spec.GetRuntimeHandler()] = true
 	return pod
@@ -134,14 +134,14 @@ func (w *wire) imageStatus(q *cri.ImageStatusRequest, id string) {
 	if len(spec.GetAnnotations()) == 0 && spec.GetRuntimeHandler() == "" {
 		w.seen["ImageStatus for the user"]++
 		if !proto.Equal(spec, &cri.ImageSpec{Image: spec.GetImage()}) || byID(spec.GetImage()) {
-			w.t.Errorf("ImageStatus for the user is not of a reference and nothing else: %v", spec)
+			w.T.Errorf("ImageStatus for the user is not of a reference and nothing else: %v", spec)
 		}
 		w.users[spec.GetImage()]++
 		return
 	}
 	pod := w.podsImage("ImageStatus for a pod", spec)
 	if byID(spec.GetImage()) || spec.GetUserSpecifiedImage() != "" {
-		w.t.Errorf("ImageStatus for a pod is not of a reference: %v", spec)
+		w.T.Errorf("ImageStatus for a pod is not of a reference: %v", spec)
 	}
 	w.asked[pod+" "+spec.GetImage()] = true
 	delete(w.pulled, pod+" "+spec.GetImage())
@@ -152,15 +152,15 @@ func (w *wire) pullImage(q *cri.PullImageRequest, id string) {
 	spec := q.GetImage()
 	pod := w.podsImage("PullImage", spec)
 	if byID(spec.GetImage()) || spec.GetUserSpecifiedImage() != "" {
-		w.t.Errorf("PullImage is not of a reference: %v", spec)
+		w.T.Errorf("PullImage is not of a reference: %v", spec)
 	}
 	if image := pod + " " + spec.GetImage(); !w.asked[image] && !w.always[image] {
-		w.t.Errorf("PullImage without an ImageStatus before it, although the policy is not Always: %v", spec)
+		w.T.Errorf("PullImage without an ImageStatus before it, although the policy is not Always: %v", spec)
 	} else if !w.always[image] {
 		w.seen["PullImage of what is absent"]++
 	}
 	if sandbox := w.sandboxes[pod]; !samePod(q.GetSandboxConfig(), sandbox.GetConfig()) {
-		w.t.Errorf("PullImage has sandbox %v, not %v", q.GetSandboxConfig(), sandbox.GetConfig())
+		w.T.Errorf("PullImage has sandbox %v, not %v", q.GetSandboxConfig(), sandbox.GetConfig())
 	}
 	if id != "" { // it succeeded
 		w.pulled[pod+" "+spec.GetImage()] = true
@@ -174,19 +174,19 @@ func (w *wire) createContainer(q *cri.CreateContainerRequest) {
 	spec := q.GetConfig().GetImage()
 	ref := spec.GetUserSpecifiedImage()
 	if !proto.Equal(spec, &cri.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: ref}) || !w.given[ref][spec.GetImage()] {
-		w.t.Errorf("CreateContainer is not by the ID that was given for a reference, and nothing else: %v", spec)
+		w.T.Errorf("CreateContainer is not by the ID that was given for a reference, and nothing else: %v", spec)
 	}
 	if w.users[ref]--; w.users[ref] < 0 {
-		w.t.Errorf("CreateContainer of %s without an ImageStatus for its user before", ref)
+		w.T.Errorf("CreateContainer of %s without an ImageStatus for its user before", ref)
 	}
 	if !samePod(q.GetSandboxConfig(), w.sandboxes[q.GetSandboxConfig().GetAnnotations()[node.SeenAnnotation]].GetConfig()) {
-		w.t.Errorf("CreateContainer has another sandbox than was made: %v", q.GetSandboxConfig())
+		w.T.Errorf("CreateContainer has another sandbox than was made: %v", q.GetSandboxConfig())
 	}
 	for _, m := range q.GetConfig().GetMounts() {
 		if v := m.GetImage(); v != nil && v.GetImage() != "" {
 			w.podsImage("CreateContainer's volume", v)
 			if !w.given[v.GetUserSpecifiedImage()][v.GetImage()] {
-				w.t.Errorf("an image volume is not by the ID that was given for a reference: %v", v)
+				w.T.Errorf("an image volume is not by the ID that was given for a reference: %v", v)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-// Tests with a real lazily pulling snapshotter. A module of its own, so that the snapshotter's dependencies are nobody else's.
+// Tests with a real lazily pulling snapshotter. A module of its own for the dependencies of the snapshotter.
 module github.com/imagepin/imagepin/integration/lazy
 
 go 1.26.6
@@ -47,6 +47,7 @@ require (
 	github.com/hanwen/go-fuse/v2 v2.11.0 // indirect
 	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
 	github.com/hashicorp/go-retryablehttp v0.7.8 // indirect
+	github.com/imagepin/imagepin v0.0.0-00010101000000-000000000000 // indirect
 	github.com/klauspost/compress v1.20.1 // indirect
 	github.com/moby/locker v1.0.1 // indirect
 	github.com/moby/sys/mountinfo v0.7.2 // indirect

@@ -21,7 +21,7 @@ func TestSideBySide(t *testing.T) {
 				var pods []*node.Pod
 				for i, handler := range order {
 					r.gc()
-					r.reg.Reset()
+					r.Reg.Reset()
 					res := r.run(handler, ref, opts.Line(0))
 					pods = append(pods, res.Pod)
 					if handler != lazyHandler {
@@ -36,13 +36,13 @@ func TestSideBySide(t *testing.T) {
 				r.wantBlobs("after both", layers, !discard)
 
 				// The image of one side goes, and only its snapshots.
-				images, err := r.ListImages(r.ctx)
+				images, err := r.ListImages(r.Ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for i, handler := range order {
 					r.remove(pods[i])
-					if err := r.RemoveImage(r.ctx, ref, handler); err != nil {
+					if err := r.RemoveImage(r.Ctx, ref, handler); err != nil {
 						t.Fatal(err)
 					}
 					r.gc()
@@ -55,7 +55,7 @@ func TestSideBySide(t *testing.T) {
 					}
 				}
 				r.wantBlobs("after both were removed", layers, false)
-				now, err := r.ListImages(r.ctx)
+				now, err := r.ListImages(r.Ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -84,7 +84,7 @@ func TestSecondPlatform(t *testing.T) {
 	opts := options("v1")
 	ref := r.push("app:v1", opts)
 	r.run(eagerHandler, ref, opts.Line(0))
-	r.reg.Reset()
+	r.Reg.Reset()
 	other := opts
 	other.Platform = foreign
 	r.run("foreign", ref, other.Line(0))
@@ -109,21 +109,21 @@ func TestRestarts(t *testing.T) {
 				if err := end(); err != nil {
 					t.Fatal(err)
 				}
-				if err := r.Restart(r.ctx, nil); err != nil {
+				if err := r.Restart(r.Ctx, nil); err != nil {
 					t.Fatal(err)
 				}
 				for _, c := range running {
-					lines, err := c.Container.Output(r.ctx, 1)
+					lines, err := c.Container.Output(r.Ctx, 1)
 					if err != nil || lines[0] != opts.Line(0) {
 						t.Errorf("a container that ran before says %q, %v", lines, err)
 					}
 				}
 				r.wantHere(ref, id)
-				r.reg.Reset()
+				r.Reg.Reset()
 				r.run(lazyHandler, ref, opts.Line(0))
 				r.wantNoWholeLayer(layers)
 			}
-			if err := r.RemovePods(r.ctx); err != nil {
+			if err := r.RemovePods(r.Ctx); err != nil {
 				t.Fatal(err)
 			}
 
@@ -135,7 +135,7 @@ func TestRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.startSnapshotter()
-			if err := r.Restart(r.ctx, nil); err != nil {
+			if err := r.Restart(r.Ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 			r.wantHere(ref, id)
@@ -146,7 +146,7 @@ func TestRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.run(eagerHandler, ref, opts.Line(0))
-			if _, err := r.RunPod(r.ctx, node.PodOptions{Handler: lazyHandler}); err == nil {
+			if _, err := r.RunPod(r.Ctx, node.PodOptions{Handler: lazyHandler}); err == nil {
 				t.Error("a lazy pod starts although its snapshotter is down")
 			}
 			r.startSnapshotter()
@@ -161,14 +161,14 @@ func TestRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.startSnapshotter()
-			if err := r.Restart(r.ctx, nil); err != nil {
+			if err := r.Restart(r.Ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 			r.wantHere(ref, id)
-			r.reg.Reset()
+			r.Reg.Reset()
 			r.runBoth(ref, opts.Line(0))
 			r.wantNoWholeLayer(layers)
-			if err := r.RemovePods(r.ctx); err != nil {
+			if err := r.RemovePods(r.Ctx); err != nil {
 				t.Error(err)
 			}
 			r.check()
@@ -176,22 +176,22 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-func (r *rig) runBoth(ref, line string) {
-	r.t.Helper()
+func (r *lazyRig) runBoth(ref, line string) {
+	r.T.Helper()
 	r.run(lazyHandler, ref, line)
 	r.run(eagerHandler, ref, line)
 }
 
 // wantHere fails the test unless the image is present for both handlers under the same ID.
-func (r *rig) wantHere(ref, id string) {
-	r.t.Helper()
+func (r *lazyRig) wantHere(ref, id string) {
+	r.T.Helper()
 	for _, handler := range []string{eagerHandler, lazyHandler} {
-		img, err := r.ImageStatus(r.ctx, ref, handler)
+		img, err := r.ImageStatus(r.Ctx, ref, handler)
 		if err != nil {
-			r.t.Fatal(err)
+			r.T.Fatal(err)
 		}
 		if img.GetId() != id {
-			r.t.Errorf("after a restart the image of handler %s is %q, not %q", handler, img.GetId(), id)
+			r.T.Errorf("after a restart the image of handler %s is %q, not %q", handler, img.GetId(), id)
 		}
 	}
 }

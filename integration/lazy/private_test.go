@@ -21,10 +21,10 @@ import (
 var alice = &cri.AuthConfig{Username: "alice", Password: "secret"}
 
 // newPrivateRig is a rig whose registry gives nothing but the sandbox image without credentials.
-func newPrivateRig(t *testing.T) *rig {
+func newPrivateRig(t *testing.T) *lazyRig {
 	t.Helper()
 	r := newRig(t, node.Options{DiscardUnpackedLayers: true})
-	r.reg.SetAuth(&registry.Auth{
+	r.Reg.SetAuth(&registry.Auth{
 		Bearer: true, Public: []string{"pause"},
 		Users: map[string]registry.User{alice.Username: {Password: alice.Password, Repositories: []string{"private/*"}}},
 	})
@@ -32,48 +32,48 @@ func newPrivateRig(t *testing.T) *rig {
 }
 
 // giveNode makes alice's credential one of the node, in the configuration file that the snapshotter reads.
-func (r *rig) giveNode() {
-	r.t.Helper()
+func (r *lazyRig) giveNode() {
+	r.T.Helper()
 	b, err := json.Marshal(map[string]any{"auths": map[string]any{
-		r.reg.Host(): map[string]string{"username": alice.Username, "password": alice.Password},
+		r.Reg.Host(): map[string]string{"username": alice.Username, "password": alice.Password},
 	}})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.sn.Dir(), "config.json"), b, 0o600)
 	}
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 }
 
 // runPrivate runs a pod with a pull secret.
-func (r *rig) runPrivate(handler, ref, line string) *node.KubeletResult {
-	r.t.Helper()
-	res, err := r.RunAsKubelet(r.ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Auth: alice})
+func (r *lazyRig) runPrivate(handler, ref, line string) *node.KubeletResult {
+	r.T.Helper()
+	res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Auth: alice})
 	if err != nil {
-		r.t.Fatalf("a pod of handler %s: %v", handler, err)
+		r.T.Fatalf("a pod of handler %s: %v", handler, err)
 	}
 	if res.Line != line {
-		r.t.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
+		r.T.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
 	}
 	return res
 }
 
 // wantRefused fails the test unless a pull without a credential is refused, although the image is on the node.
-func (r *rig) wantRefused(ref string) {
-	r.t.Helper()
+func (r *lazyRig) wantRefused(ref string) {
+	r.T.Helper()
 	for _, handler := range []string{eagerHandler, lazyHandler} {
-		if _, err := r.Pull(r.ctx, ref, handler); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
-			r.t.Errorf("a pull for handler %s without a credential: %v", handler, err)
+		if _, err := r.Pull(r.Ctx, ref, handler); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
+			r.T.Errorf("a pull for handler %s without a credential: %v", handler, err)
 		}
 	}
 }
 
 // wantReadAs fails the test unless the layers were read by a user.
-func (r *rig) wantReadAs(layers []v1.Hash, user string) {
-	r.t.Helper()
+func (r *lazyRig) wantReadAs(layers []v1.Hash, user string) {
+	r.T.Helper()
 	for _, q := range r.layerRequests(layers) {
 		if q.Status < 300 && q.User != user {
-			r.t.Errorf("not as %s: %s", user, q)
+			r.T.Errorf("not as %s: %s", user, q)
 		}
 	}
 }
@@ -91,7 +91,7 @@ func TestPrivate(t *testing.T) {
 			ref, layers := r.push("private/app:v1", opts), r.layers(opts)
 			for i, handler := range order {
 				r.gc()
-				r.reg.Reset()
+				r.Reg.Reset()
 				r.runPrivate(handler, ref, opts.Line(0))
 				r.wantReadAs(layers, alice.Username)
 				if handler == lazyHandler {
@@ -102,7 +102,7 @@ func TestPrivate(t *testing.T) {
 				}
 			}
 			r.wantRefused(ref)
-			if err := r.RemovePods(r.ctx); err != nil {
+			if err := r.RemovePods(r.Ctx); err != nil {
 				t.Fatal(err)
 			}
 			if err := r.Kill9(); err != nil {
@@ -112,10 +112,10 @@ func TestPrivate(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.startSnapshotter()
-			if err := r.Restart(r.ctx, nil); err != nil {
+			if err := r.Restart(r.Ctx, nil); err != nil {
 				t.Fatal(err)
 			}
-			r.reg.Reset()
+			r.Reg.Reset()
 			for _, handler := range order {
 				r.runPrivate(handler, ref, opts.Line(0))
 			}
@@ -138,14 +138,14 @@ func TestPullSecretReachesSnapshotter(t *testing.T) {
 	defer conn.Close()
 	images := cri.NewImageServiceClient(conn)
 	pull := func(ref, handler string, auth *cri.AuthConfig) error {
-		_, err := images.PullImage(r.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}, Auth: auth})
+		_, err := images.PullImage(r.Ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}, Auth: auth})
 		return err
 	}
 	opts := options("v1")
 	tag, layers := r.push("private/app:v1", opts), r.layers(opts)
 	for _, handler := range []string{eagerHandler, lazyHandler} {
 		r.gc()
-		r.reg.Reset()
+		r.Reg.Reset()
 		if err := pull(tag, handler, alice); err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +173,7 @@ func TestSnapshotterWithoutCredential(t *testing.T) {
 		}
 	}
 	if len(whole) != len(layers) {
-		t.Errorf("%d of %d layers were downloaded:\n%s", len(whole), len(layers), r.reg.Dump())
+		t.Errorf("%d of %d layers were downloaded:\n%s", len(whole), len(layers), r.Reg.Dump())
 	}
 	r.wantRefused(ref)
 	// The default class has all it needs from that, once its credential is proved.

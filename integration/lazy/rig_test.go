@@ -32,20 +32,17 @@ const (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// rig is a registry, a lazy snapshotter, and a containerd that uses both.
-type rig struct {
-	*node.Node
-	t   *testing.T
-	ctx context.Context
-	reg *registry.Registry
-	sn  *Snapshotter
+// lazyRig is a registry, a lazy snapshotter, and a containerd that uses both.
+type lazyRig struct {
+	*testkit.Rig
+	sn *Snapshotter
 }
 
-func newRig(t *testing.T, opts node.Options) *rig {
+func newRig(t *testing.T, opts node.Options) *lazyRig {
 	t.Helper()
-	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
+	r := &lazyRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}}
 	opts.LogLevel = "info"
-	opts.SandboxImage = testkit.PushPause(t, r.reg)
+	opts.SandboxImage = testkit.PushPause(t, r.Reg)
 	var err error
 	if r.sn, err = NewSnapshotter(); err != nil {
 		t.Fatal(err)
@@ -61,28 +58,28 @@ func newRig(t *testing.T, opts node.Options) *rig {
 	return r
 }
 
-func (r *rig) startSnapshotter() {
-	r.t.Helper()
-	if err := r.sn.Start(r.ctx); err != nil {
-		r.t.Fatal(err)
+func (r *lazyRig) startSnapshotter() {
+	r.T.Helper()
+	if err := r.sn.Start(r.Ctx); err != nil {
+		r.T.Fatal(err)
 	}
 }
 
 // reconnected waits until containerd has found the snapshotter again: it tries with pauses, as gRPC does.
-func (r *rig) reconnected() {
-	r.t.Helper()
-	testkit.Eventually(r.t, "containerd reaches the snapshotter again", func(ctx context.Context) (bool, error) {
+func (r *lazyRig) reconnected() {
+	r.T.Helper()
+	testkit.Eventually(r.T, "containerd reaches the snapshotter again", func(ctx context.Context) (bool, error) {
 		none := func(context.Context, snapshots.Info) error { return nil }
 		return r.Client().SnapshotService(snapshotter).Walk(namespaces.WithNamespace(ctx, node.Namespace), none) == nil, nil
 	})
 }
 
-func (r *rig) clean() {
-	if r.t.Failed() {
-		r.t.Logf("the end of the snapshotter's log:\n%s", r.sn.LogTail(20))
+func (r *lazyRig) clean() {
+	if r.T.Failed() {
+		r.T.Logf("the end of the snapshotter's log:\n%s", r.sn.LogTail(20))
 	}
 	if err := r.sn.Close(); err != nil {
-		r.t.Errorf("cleaning up after the snapshotter: %v", err)
+		r.T.Errorf("cleaning up after the snapshotter: %v", err)
 	}
 }
 
@@ -92,49 +89,49 @@ func options(version string) images.Options {
 }
 
 // push puts an index of eStargz images under "repo:tag" and returns the full reference.
-func (r *rig) push(ref string, opts images.Options) string {
-	r.t.Helper()
-	idx, err := StargzIndex(r.ctx, opts, images.HostPlatform(), foreign)
+func (r *lazyRig) push(ref string, opts images.Options) string {
+	r.T.Helper()
+	idx, err := StargzIndex(r.Ctx, opts, images.HostPlatform(), foreign)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	testkit.Push(r.t, r.reg, ref, idx)
-	return r.reg.Ref(ref)
+	testkit.Push(r.T, r.Reg, ref, idx)
+	return r.Reg.Ref(ref)
 }
 
 // layers of this machine's image below a reference.
-func (r *rig) layers(opts images.Options) []v1.Hash {
-	r.t.Helper()
-	all, err := StargzLayers(r.ctx, opts)
+func (r *lazyRig) layers(opts images.Options) []v1.Hash {
+	r.T.Helper()
+	all, err := StargzLayers(r.Ctx, opts)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	return all
 }
 
 // run runs a container with the calls of kubelet and leaves it.
-func (r *rig) run(handler, ref, line string) *node.KubeletResult {
-	r.t.Helper()
-	res, err := r.RunAsKubelet(r.ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref})
+func (r *lazyRig) run(handler, ref, line string) *node.KubeletResult {
+	r.T.Helper()
+	res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref})
 	if err != nil {
-		r.t.Fatalf("a pod of handler %s: %v", handler, err)
+		r.T.Fatalf("a pod of handler %s: %v", handler, err)
 	}
 	if res.Line != line {
-		r.t.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
+		r.T.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
 	}
 	return res
 }
 
-func (r *rig) remove(p *node.Pod) {
-	r.t.Helper()
-	if err := r.RemovePod(r.ctx, p); err != nil {
-		r.t.Fatal(err)
+func (r *lazyRig) remove(p *node.Pod) {
+	r.T.Helper()
+	if err := r.RemovePod(r.Ctx, p); err != nil {
+		r.T.Fatal(err)
 	}
 }
 
 // wantLazy fails the test unless the layers were read in ranges alone, and little of them.
-func (r *rig) wantLazy(layers []v1.Hash) {
-	r.t.Helper()
+func (r *lazyRig) wantLazy(layers []v1.Hash) {
+	r.T.Helper()
 	r.wantNoWholeLayer(layers)
 	ranges, bytes := 0, int64(0)
 	for _, q := range r.layerRequests(layers) {
@@ -144,54 +141,54 @@ func (r *rig) wantLazy(layers []v1.Hash) {
 		}
 	}
 	if ranges == 0 {
-		r.t.Errorf("nothing was read lazily:\n%s", r.reg.Dump())
+		r.T.Errorf("nothing was read lazily:\n%s", r.Reg.Dump())
 	}
 	if bytes > ballast {
-		r.t.Errorf("%d bytes were read, as if all of it had been:\n%s", bytes, r.reg.Dump())
+		r.T.Errorf("%d bytes were read, as if all of it had been:\n%s", bytes, r.Reg.Dump())
 	}
 }
 
 // wantNoWholeLayer fails the test if a layer was asked for as a whole.
-func (r *rig) wantNoWholeLayer(layers []v1.Hash) {
-	r.t.Helper()
+func (r *lazyRig) wantNoWholeLayer(layers []v1.Hash) {
+	r.T.Helper()
 	for _, q := range r.layerRequests(layers) {
 		if q.Method == "GET" && q.Range == "" {
-			r.t.Errorf("a whole layer was asked for: %s", q)
+			r.T.Errorf("a whole layer was asked for: %s", q)
 		}
 	}
 }
 
-func (r *rig) layerRequests(layers []v1.Hash) []registry.Request {
-	return slices.DeleteFunc(r.reg.Requests(), func(q registry.Request) bool {
+func (r *lazyRig) layerRequests(layers []v1.Hash) []registry.Request {
+	return slices.DeleteFunc(r.Reg.Requests(), func(q registry.Request) bool {
 		return !slices.ContainsFunc(layers, func(h v1.Hash) bool { return h.String() == q.Reference })
 	})
 }
 
 // check runs `imagepin check`, which fails where anything is not as it is recorded.
-func (r *rig) check() {
-	r.t.Helper()
-	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", r.Address(), "check")
+func (r *lazyRig) check() {
+	r.T.Helper()
+	cmd := exec.CommandContext(r.Ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", r.Address(), "check")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		r.t.Errorf("imagepin check: %v\n%s", err, out)
+		r.T.Errorf("imagepin check: %v\n%s", err, out)
 	}
 }
 
 // wantBlobs fails the test unless the content store has all of the layers, or none.
-func (r *rig) wantBlobs(why string, layers []v1.Hash, here bool) {
-	r.t.Helper()
-	state := testkit.State(r.t, r.Node)
+func (r *lazyRig) wantBlobs(why string, layers []v1.Hash, here bool) {
+	r.T.Helper()
+	state := testkit.State(r.T, r.Node)
 	for _, l := range layers {
 		if _, ok := state.Content[node.Namespace+"/"+l.String()]; ok != here {
-			r.t.Errorf("%s: layer %s in the content store: %t, not %t", why, l, ok, here)
+			r.T.Errorf("%s: layer %s in the content store: %t, not %t", why, l, ok, here)
 		}
 	}
 }
 
 // layersIn are the snapshots of layers in a snapshotter, without those of containers.
-func (r *rig) layersIn(snapshotter string) []string {
-	r.t.Helper()
+func (r *lazyRig) layersIn(snapshotter string) []string {
+	r.T.Helper()
 	var found []string
-	for key := range testkit.State(r.t, r.Node).Snapshots {
+	for key := range testkit.State(r.T, r.Node).Snapshots {
 		if strings.HasPrefix(key, node.Namespace+"/"+snapshotter+"/sha256:") {
 			found = append(found, key)
 		}
@@ -199,9 +196,9 @@ func (r *rig) layersIn(snapshotter string) []string {
 	return found
 }
 
-func (r *rig) gc() {
-	r.t.Helper()
-	if err := r.GC(r.ctx); err != nil {
-		r.t.Fatal(err)
+func (r *lazyRig) gc() {
+	r.T.Helper()
+	if err := r.GC(r.Ctx); err != nil {
+		r.T.Fatal(err)
 	}
 }

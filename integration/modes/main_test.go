@@ -9,7 +9,7 @@ import (
 
 // TestDifferences has every difference be a test that there is, and stand in docs/standalone.md as it does here.
 func TestDifferences(t *testing.T) {
-	files, err := filepath.Glob("../*_test.go")
+	files, err := filepath.Glob("../*/*_test.go")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%q, %v", files, err)
 	}

@@ -1,4 +1,4 @@
-// Tests of the packages. A module of its own, because they are built first and need a Debian to install them in.
+// Tests of the packages. A module of its own for the library that reads rpm packages.
 module github.com/imagepin/imagepin/integration/packages
 
 go 1.26.6
@@ -46,6 +46,7 @@ require (
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/go-containerregistry v0.22.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/imagepin/imagepin v0.0.0-00010101000000-000000000000 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/klauspost/compress v1.20.0 // indirect
 	github.com/moby/locker v1.0.1 // indirect

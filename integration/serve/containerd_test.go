@@ -25,7 +25,7 @@ func TestStartBeforeContainerd(t *testing.T) {
 		t.Errorf("calls are refused because %s", why)
 	}
 	r.must(r.StartContainerd())
-	r.must(r.WaitReady(r.ctx))
+	r.must(r.WaitReady(r.Ctx))
 	r.pull(ref, "")
 }
 
@@ -41,7 +41,7 @@ func TestContainerdIsKilled(t *testing.T) {
 	begun, release := r.hang(registry.Is("GET", registry.Blob))
 	ended := make(chan error, 1)
 	go func() {
-		_, err := r.Pull(r.ctx, cut, "second")
+		_, err := r.Pull(r.Ctx, cut, "second")
 		ended <- err
 	}()
 	begun()
@@ -55,36 +55,36 @@ func TestContainerdIsKilled(t *testing.T) {
 		t.Error("a pull succeeded without a containerd")
 	}
 	r.must(r.StartContainerd())
-	r.must(r.WaitReady(r.ctx))
+	r.must(r.WaitReady(r.Ctx))
 	if r.PID() != serve {
 		t.Error("imagepin serve was started again")
 	}
 
-	r.reg.Reset()
-	img, err := r.ImageStatus(r.ctx, before, "")
+	r.Reg.Reset()
+	img, err := r.ImageStatus(r.Ctx, before, "")
 	r.must(err)
 	if img.GetId() != id {
 		t.Errorf("the image is %s, not %s", img.GetId(), id)
 	}
-	pod, err := r.RunPod(r.ctx, node.PodOptions{})
+	pod, err := r.RunPod(r.Ctx, node.PodOptions{})
 	r.must(err)
-	_, got, err := r.RunContainer(r.ctx, pod, node.ContainerOptions{Image: id})
+	_, got, err := r.RunContainer(r.Ctx, pod, node.ContainerOptions{Image: id})
 	r.must(err)
 	if got != line("v1") {
 		t.Errorf("it prints %q", got)
 	}
-	if n := len(r.reg.Requests()); n > 0 {
-		t.Errorf("%d requests to the registry:\n%s", n, r.reg.Dump())
+	if n := len(r.Reg.Requests()); n > 0 {
+		t.Errorf("%d requests to the registry:\n%s", n, r.Reg.Dump())
 	}
-	r.must(r.RemovePod(r.ctx, pod))
+	r.must(r.RemovePod(r.Ctx, pod))
 
-	_, err = r.Ctr(r.ctx, "images", "tag", before, "registry.example/by-ctr:v1")
+	_, err = r.Ctr(r.Ctx, "images", "tag", before, "registry.example/by-ctr:v1")
 	r.must(err)
 	r.eventually("what ctr has tagged is listed", func() bool {
-		img, err := r.ImageStatus(r.ctx, "registry.example/by-ctr:v1", "")
+		img, err := r.ImageStatus(r.Ctx, "registry.example/by-ctr:v1", "")
 		return err == nil && img.GetId() == id
 	})
-	_, err = r.Ctr(r.ctx, "images", "rm", "registry.example/by-ctr:v1")
+	_, err = r.Ctr(r.Ctx, "images", "rm", "registry.example/by-ctr:v1")
 	r.must(err)
 
 	r.sound("after containerd was killed", checker.Options{Pods: true})
@@ -93,18 +93,18 @@ func TestContainerdIsKilled(t *testing.T) {
 }
 
 // sound waits until nothing is wrong with the node.
-func (r *rig) sound(when string, opts checker.Options) {
-	r.t.Helper()
+func (r *serveRig) sound(when string, opts checker.Options) {
+	r.T.Helper()
 	opts.Native = images.HostPlatform()
 	var problems []string
 	defer func() {
-		if r.t.Failed() {
-			r.t.Logf("%s this is wrong with the node:\n%s", when, strings.Join(problems, "\n"))
+		if r.T.Failed() {
+			r.T.Logf("%s this is wrong with the node:\n%s", when, strings.Join(problems, "\n"))
 		}
 	}()
 	r.eventually("nothing is wrong with the node "+when, func() bool {
 		var err error
-		problems, err = checker.Check(r.ctx, r.Node, opts)
+		problems, err = checker.Check(r.Ctx, r.Node, opts)
 		return err == nil && len(problems) == 0
 	})
 }
@@ -116,17 +116,17 @@ func TestContainerdChanges(t *testing.T) {
 	r := started(t, node.Options{NoPods: true})
 	ref := r.push("app:v1", "v1")
 	id := r.pull(ref, "")
-	if _, err := r.Pull(r.ctx, ref, "second"); status.Code(err) != codes.InvalidArgument {
+	if _, err := r.Pull(r.Ctx, ref, "second"); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a handler that there is not: %v", err)
 	}
 
 	r.containerdWith(func(o *node.Options) { o.Handlers = []node.Handler{{Name: "second", Snapshotter: "native"}} })
-	r.must(r.WaitReady(r.ctx))
-	r.reg.Reset()
+	r.must(r.WaitReady(r.Ctx))
+	r.Reg.Reset()
 	if got := r.pull(ref, "second"); got != id {
 		t.Errorf("the image is %s, not %s", got, id)
 	}
-	state, err := r.State(r.ctx)
+	state, err := r.State(r.Ctx)
 	r.must(err)
 	if len(state.SnapshotsOf("native")) == 0 {
 		t.Error("nothing is unpacked for the new handler")
@@ -141,31 +141,31 @@ func TestContainerdChanges(t *testing.T) {
 	}
 	r.must(r.Prepare(func(o *node.Options) { o.ServeExtra = "" }))
 	r.must(r.SignalServe(syscall.SIGHUP))
-	r.must(r.WaitReady(r.ctx))
-	img, err := r.ImageStatus(r.ctx, ref, "")
+	r.must(r.WaitReady(r.Ctx))
+	img, err := r.ImageStatus(r.Ctx, ref, "")
 	r.must(err)
 	if img.GetId() != id {
 		t.Errorf("the image is %s, not %s", img.GetId(), id)
 	}
 	r.eventually("what the handler had in its snapshotter is gone", func() bool {
-		r.must(r.GC(r.ctx))
-		state, err := r.State(r.ctx)
+		r.must(r.GC(r.Ctx))
+		state, err := r.State(r.Ctx)
 		r.must(err)
 		return len(state.SnapshotsOf("native")) == 0
 	})
 }
 
 // containerdWith ends containerd and starts it with other options, which imagepin serve is not told of.
-func (r *rig) containerdWith(change func(*node.Options)) {
-	r.t.Helper()
+func (r *serveRig) containerdWith(change func(*node.Options)) {
+	r.T.Helper()
 	r.must(r.EndContainerd(syscall.SIGTERM))
 	r.must(r.Prepare(change))
 	r.must(r.StartContainerd())
 }
 
 // waitRefused waits until calls are refused because of something.
-func (r *rig) waitRefused(because string) (why string) {
-	r.t.Helper()
+func (r *serveRig) waitRefused(because string) (why string) {
+	r.T.Helper()
 	r.eventually("calls are refused because of "+because, func() bool {
 		why = r.refused()
 		return strings.Contains(why, because)
@@ -184,7 +184,7 @@ func TestUnknownMethodsArePassedOn(t *testing.T) {
 		"/containerd.services.images.v1.Images/List":   "containerd's own API is on containerd's socket",
 		"/containerd.services.version.v1.Version/Read": "containerd's own API is on containerd's socket",
 	} {
-		err := r.Conn().Invoke(r.ctx, method, &cri.VersionRequest{}, &cri.VersionResponse{})
+		err := r.Conn().Invoke(r.Ctx, method, &cri.VersionRequest{}, &cri.VersionResponse{})
 		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", method, err)
 		}

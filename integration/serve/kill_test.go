@@ -32,20 +32,20 @@ func TestKilledAtRandom(t *testing.T) {
 	}
 	t.Logf("IMAGEPIN_CRASH_SEED=%d", seed)
 	k := &killer{
-		rig:  started(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}}}),
-		Rand: rand.New(rand.NewPCG(seed, 0)),
+		serveRig: started(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}}}),
+		Rand:     rand.New(rand.NewPCG(seed, 0)),
 	}
 	for round := range killRounds {
 		k.round(round)
 	}
 	for _, repo := range killRepos {
-		k.must(k.RemoveImage(k.ctx, k.reg.Ref(repo+":1"), ""))
+		k.must(k.RemoveImage(k.Ctx, k.Reg.Ref(repo+":1"), ""))
 	}
 	k.sound("after all was removed", checker.Options{})
 }
 
 type killer struct {
-	*rig
+	*serveRig
 	*rand.Rand
 }
 
@@ -53,7 +53,7 @@ var killRepos = []string{"one", "two", "three"}
 
 // round does a few things at once, and kills.
 func (k *killer) round(number int) {
-	k.t.Helper()
+	k.T.Helper()
 	for _, repo := range killRepos {
 		k.push(repo+":1", fmt.Sprint(number/2))
 	}
@@ -66,7 +66,7 @@ func (k *killer) round(number int) {
 		}
 		close(killed)
 	})
-	ctx, cancel := context.WithCancel(k.ctx)
+	ctx, cancel := context.WithCancel(k.Ctx)
 	defer cancel()
 	if k.IntN(2) == 0 {
 		k.atRequest(1+k.IntN(12), kill)
@@ -75,7 +75,7 @@ func (k *killer) round(number int) {
 	}
 	var running sync.WaitGroup
 	for _, repo := range killRepos {
-		ref, handler := k.reg.Ref(repo+":1"), []string{"", "second"}[k.IntN(2)]
+		ref, handler := k.Reg.Ref(repo+":1"), []string{"", "second"}[k.IntN(2)]
 		call := func() { _, _ = k.Pull(ctx, ref, handler) } // most fail
 		if k.IntN(4) == 0 {
 			call = func() { _ = k.RemoveImage(ctx, ref, "") }
@@ -89,7 +89,7 @@ func (k *killer) round(number int) {
 	case <-idle:
 		kill() // too little happened for it
 	}
-	k.reg.SetFault(nil)
+	k.Reg.SetFault(nil)
 	if victims != 1 {
 		k.must(k.EndServe(syscall.SIGKILL))
 	}
@@ -100,7 +100,7 @@ func (k *killer) round(number int) {
 	if victims != 1 {
 		k.must(k.StartServe())
 	}
-	k.must(k.WaitReady(k.ctx))
+	k.must(k.WaitReady(k.Ctx))
 	// A pull may have waited for containerd, and go on.
 	<-idle
 	k.sound(fmt.Sprintf("in round %d", number), checker.Options{})
@@ -109,7 +109,7 @@ func (k *killer) round(number int) {
 // atRequest kills at the n-th request to the registry.
 func (k *killer) atRequest(n int, kill func()) {
 	var seen atomic.Int64
-	k.reg.SetFault(func(registry.Request) *registry.Fault {
+	k.Reg.SetFault(func(registry.Request) *registry.Fault {
 		if seen.Add(1) == int64(n) {
 			kill()
 		}

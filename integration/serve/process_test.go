@@ -27,18 +27,18 @@ func TestStop(t *testing.T) {
 	r := started(t, node.Options{})
 	ref := r.push("app:v1", "v1")
 	id := r.pull(ref, "")
-	pod, err := r.RunPod(r.ctx, node.PodOptions{})
+	pod, err := r.RunPod(r.Ctx, node.PodOptions{})
 	r.must(err)
-	c, _, err := r.RunContainer(r.ctx, pod, node.ContainerOptions{Image: id})
+	c, _, err := r.RunContainer(r.Ctx, pod, node.ContainerOptions{Image: id})
 	r.must(err)
 
-	events, err := r.Runtime().GetContainerEvents(r.ctx, &cri.GetEventsRequest{})
+	events, err := r.Runtime().GetContainerEvents(r.Ctx, &cri.GetEventsRequest{})
 	r.must(err)
 	begun, release := r.hang(registry.Is("GET", registry.Blob))
 	slow := r.push("slow:v1", "v2")
 	pulled := make(chan error, 1)
 	go func() {
-		_, err := r.Pull(r.ctx, slow, "")
+		_, err := r.Pull(r.Ctx, slow, "")
 		pulled <- err
 	}()
 	begun()
@@ -55,7 +55,7 @@ func TestStop(t *testing.T) {
 	if err := <-pulled; err != nil {
 		t.Errorf("the pull that was under way: %v", err)
 	}
-	if err := r.Wait(r.ctx); err != nil {
+	if err := r.Wait(r.Ctx); err != nil {
 		t.Errorf("imagepin serve exited with %v", err)
 	}
 	if _, err := os.Stat(r.Address()); !os.IsNotExist(err) {
@@ -63,21 +63,21 @@ func TestStop(t *testing.T) {
 	}
 
 	r.must(r.StartServe())
-	r.must(r.WaitReady(r.ctx))
-	r.reg.Reset()
+	r.must(r.WaitReady(r.Ctx))
+	r.Reg.Reset()
 	for ref, want := range map[string]string{ref: id, slow: ""} {
-		img, err := r.ImageStatus(r.ctx, ref, "")
+		img, err := r.ImageStatus(r.Ctx, ref, "")
 		r.must(err)
 		if img == nil || want != "" && img.Id != want {
 			t.Errorf("%s is %v", ref, img)
 		}
 	}
-	run, err := r.Runtime().ExecSync(r.ctx, &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/app", "cat", "/facts"}})
+	run, err := r.Runtime().ExecSync(r.Ctx, &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/app", "cat", "/facts"}})
 	if err != nil || run.ExitCode != 0 {
 		t.Errorf("exec in a container from before: %v, %v", run, err)
 	}
-	if n := len(r.reg.Requests()); n > 0 {
-		t.Errorf("%d requests to the registry:\n%s", n, r.reg.Dump())
+	if n := len(r.Reg.Requests()); n > 0 {
+		t.Errorf("%d requests to the registry:\n%s", n, r.Reg.Dump())
 	}
 }
 
@@ -180,7 +180,7 @@ func TestHealth(t *testing.T) {
 	r := newRig(t, node.Options{NoPods: true, ServeExtra: "[metrics]\naddress = " + quoted(address) + "\n"})
 	r.must(r.StartServe())
 	get := func(client *http.Client, url string) (int, string) {
-		req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, url, nil)
+		req, err := http.NewRequestWithContext(r.Ctx, http.MethodGet, url, nil)
 		r.must(err)
 		req.Close = true
 		res, err := client.Do(req)
@@ -201,7 +201,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("/healthz: %d %s", code, text)
 	}
 	r.must(r.StartContainerd())
-	r.must(r.WaitReady(r.ctx))
+	r.must(r.WaitReady(r.Ctx))
 	r.eventually("it is ready", func() bool {
 		code, _ := get(tcp, "http://"+address+"/readyz")
 		return code == http.StatusOK

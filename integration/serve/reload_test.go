@@ -17,7 +17,7 @@ func TestReload(t *testing.T) {
 	r := started(t, node.Options{NoPods: true})
 	pins := func() int {
 		t.Helper()
-		resp, err := api.NewControlClient(r.Conn()).Pins(r.ctx, &api.PinsRequest{})
+		resp, err := api.NewControlClient(r.Conn()).Pins(r.Ctx, &api.PinsRequest{})
 		r.must(err)
 		return len(resp.GetPins())
 	}
@@ -25,7 +25,7 @@ func TestReload(t *testing.T) {
 	begun, release := r.hang(registry.Is("GET", registry.Blob))
 	pulled := make(chan error, 2)
 	pull := func() {
-		_, err := r.Pull(r.ctx, slow, "")
+		_, err := r.Pull(r.Ctx, slow, "")
 		pulled <- err
 	}
 	go pull()
@@ -37,7 +37,7 @@ func TestReload(t *testing.T) {
 		r.must(<-pulled)
 	}
 	seen := map[string]bool{}
-	for _, q := range r.reg.Requests() {
+	for _, q := range r.Reg.Requests() {
 		if q.Kind == registry.Blob && seen[q.Path] {
 			t.Errorf("%s was fetched twice", q.Path)
 		}
@@ -72,13 +72,13 @@ func TestReload(t *testing.T) {
 }
 
 // refuses has a configuration read that is wrong.
-func (r *rig) refuses(change func(*node.Options), says string) {
-	r.t.Helper()
+func (r *serveRig) refuses(change func(*node.Options), says string) {
+	r.T.Helper()
 	r.must(r.Prepare(change))
 	since := r.LogOffset()
 	r.must(r.SignalServe(syscall.SIGHUP))
 	r.said(since, "the configuration is not reloaded")
 	if log := strings.ReplaceAll(r.LogsSince(since), `\"`, `"`); !strings.Contains(log, says) {
-		r.t.Errorf("the log does not say %s:\n%s", says, log)
+		r.T.Errorf("the log does not say %s:\n%s", says, log)
 	}
 }

@@ -33,21 +33,18 @@ const soon = time.Minute
 // ownSection begins imagepin's section of a configuration.
 const ownSection = "[plugins.\"io.containerd.imagepin.v1.images\"]\n"
 
-// rig is a registry and a node in mode [node.Serve].
-type rig struct {
-	*node.Node
-	t   *testing.T
-	ctx context.Context
-	reg *registry.Registry
+// serveRig is a registry and a node in mode [node.Serve].
+type serveRig struct {
+	*testkit.Rig
 }
 
 // newRig makes a node and starts nothing. IMAGEPIN_CONCURRENCY_BINARY is as for TestConcurrency: containerd-race stands for imagepin
 // under the race detector, which must find nothing.
-func newRig(t *testing.T, opts node.Options) *rig {
+func newRig(t *testing.T, opts node.Options) *serveRig {
 	t.Helper()
-	r := &rig{t: t, ctx: testkit.Context(t), reg: testkit.Registry(t)}
+	r := &serveRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}}
 	opts.Mode, opts.Binary = node.Serve, os.Getenv("IMAGEPIN_CONCURRENCY_BINARY")
-	opts.SandboxImage = testkit.PushPause(t, r.reg)
+	opts.SandboxImage = testkit.PushPause(t, r.Reg)
 	n, err := node.New(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -70,55 +67,55 @@ func newRig(t *testing.T, opts node.Options) *rig {
 }
 
 // started is newRig with all started.
-func started(t *testing.T, opts node.Options) *rig {
+func started(t *testing.T, opts node.Options) *serveRig {
 	t.Helper()
 	r := newRig(t, opts)
 	r.must(r.StartContainerd())
 	r.must(r.StartServe())
-	r.must(r.WaitReady(r.ctx))
+	r.must(r.WaitReady(r.Ctx))
 	return r
 }
 
-func (r *rig) must(err error) {
-	r.t.Helper()
+func (r *serveRig) must(err error) {
+	r.T.Helper()
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 }
 
 // push puts an image for this platform into the registry.
-func (r *rig) push(ref, version string) string {
-	r.t.Helper()
-	testkit.Push(r.t, r.reg, ref, testkit.AppIndex(r.t, images.Options{Version: version}, images.HostPlatform()))
-	return r.reg.Ref(ref)
+func (r *serveRig) push(ref, version string) string {
+	r.T.Helper()
+	testkit.Push(r.T, r.Reg, ref, testkit.AppIndex(r.T, images.Options{Version: version}, images.HostPlatform()))
+	return r.Reg.Ref(ref)
 }
 
-func (r *rig) pull(ref, handler string) string {
-	r.t.Helper()
-	id, err := r.Pull(r.ctx, ref, handler)
+func (r *serveRig) pull(ref, handler string) string {
+	r.T.Helper()
+	id, err := r.Pull(r.Ctx, ref, handler)
 	r.must(err)
 	return id
 }
 
 // eventually waits until something is so.
-func (r *rig) eventually(what string, so func() bool) {
-	r.t.Helper()
-	testkit.EventuallyIn(r.t, soon, what, func(context.Context) (bool, error) { return so(), nil })
+func (r *serveRig) eventually(what string, so func() bool) {
+	r.T.Helper()
+	testkit.EventuallyIn(r.T, soon, what, func(context.Context) (bool, error) { return so(), nil })
 }
 
 // said waits until the log has a text since an offset.
-func (r *rig) said(since int64, text string) {
-	r.t.Helper()
+func (r *serveRig) said(since int64, text string) {
+	r.T.Helper()
 	r.eventually("the log says "+text, func() bool { return strings.Contains(r.LogsSince(since), text) })
 }
 
 // refused waits until calls are refused, and gives why.
-func (r *rig) refused() string {
-	r.t.Helper()
+func (r *serveRig) refused() string {
+	r.T.Helper()
 	var why string
 	r.eventually("calls are refused", func() bool {
 		r.Conn().ResetConnectBackoff()
-		_, err := r.Images().ListImages(r.ctx, &cri.ListImagesRequest{})
+		_, err := r.Images().ListImages(r.Ctx, &cri.ListImagesRequest{})
 		why = status.Convert(err).Message()
 		return status.Code(err) == codes.Unavailable && strings.HasPrefix(why, "imagepin: ")
 	})
@@ -126,8 +123,8 @@ func (r *rig) refused() string {
 }
 
 // reload changes the options and has the configuration read again.
-func (r *rig) reload(change func(*node.Options)) {
-	r.t.Helper()
+func (r *serveRig) reload(change func(*node.Options)) {
+	r.T.Helper()
 	r.must(r.Prepare(change))
 	since := r.LogOffset()
 	r.must(r.SignalServe(syscall.SIGHUP))
@@ -135,8 +132,8 @@ func (r *rig) reload(change func(*node.Options)) {
 }
 
 // imagepin runs the imagepin command, which ends by itself, and gives what it printed.
-func (r *rig) imagepin(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(r.ctx, soon)
+func (r *serveRig) imagepin(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(r.Ctx, soon)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(node.BinDir(), "imagepin"), args...)
 	out, err := cmd.CombinedOutput()
@@ -144,24 +141,24 @@ func (r *rig) imagepin(args ...string) (string, error) {
 }
 
 // write puts a file below the node's root.
-func (r *rig) write(name, text string) string {
-	r.t.Helper()
+func (r *serveRig) write(name, text string) string {
+	r.T.Helper()
 	path := r.Path(name)
 	r.must(os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
 // hang has the registry hang in what matches until release is called, and waits for none. begun waits until it does.
-func (r *rig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
+func (r *serveRig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
 	held := make(chan struct{})
-	when := append(slices.Clone(conditions), r.reg.Later()) // what matches of before has not hung
-	r.reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
+	when := append(slices.Clone(conditions), r.Reg.Later()) // what matches of before has not hung
+	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
 	return func() {
-			r.t.Helper()
-			_, err := r.reg.Wait(r.ctx, when...)
+			r.T.Helper()
+			_, err := r.Reg.Wait(r.Ctx, when...)
 			r.must(err)
 		}, func() {
-			r.reg.SetFault(nil)
+			r.Reg.SetFault(nil)
 			close(held)
 		}
 }

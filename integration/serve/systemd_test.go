@@ -151,13 +151,13 @@ func TestSocketActivation(t *testing.T) {
 		conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		r.must(err)
 		defer conn.Close()
-		ctx, cancel := context.WithTimeout(r.ctx, soon)
+		ctx, cancel := context.WithTimeout(r.Ctx, soon)
 		defer cancel()
 		_, err = cri.NewImageServiceClient(conn).ListImages(ctx, &cri.ListImagesRequest{})
 		return err
 	}
 	d := start()
-	ctx, cancel := context.WithTimeout(r.ctx, soon)
+	ctx, cancel := context.WithTimeout(r.Ctx, soon)
 	defer cancel()
 	r.must(d.Await(ctx, func(context.Context) error { return call() }))
 	if _, err := os.Stat(r.Address()); !os.IsNotExist(err) {

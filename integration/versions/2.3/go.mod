@@ -1,5 +1,4 @@
-// Stock containerd 2.3 and what belongs to it, as its own release is: a module of its own, so that its dependencies are its own
-// choice.
+// Stock containerd 2.3. A module of its own for the dependencies of that release.
 module github.com/imagepin/imagepin/integration/versions/containerd-2.3
 
 go 1.26.8

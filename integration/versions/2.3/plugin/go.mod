@@ -1,5 +1,5 @@
-// containerd 2.3 with imagepin: a module of its own, in which imagepin is compiled with that release of containerd. What
-// is replaced is what containerd 2.3 does not compile with as it is in imagepin's go.mod.
+// containerd 2.3 with imagepin. A module of its own for the containerd release. The replaced modules are those that containerd 2.3
+// does not compile with in the version of imagepin's go.mod.
 module github.com/imagepin/imagepin/integration/versions/containerd-2.3/plugin
 
 go 1.26.8

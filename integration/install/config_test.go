@@ -1,0 +1,154 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pelletier/go-toml/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestDefaultConfigShowsOurSection reads what `containerd config default` prints.
+func TestDefaultConfigShowsOurSection(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(testkit.Context(t), filepath.Join(node.BinDir(), node.Ours), "config", "default").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Plugins map[string]map[string]any `toml:"plugins"`
+	}
+	if err := toml.Unmarshal(out, &config); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]any{
+		"manifest_pull_timeout":  "1m0s",
+		"max_concurrent_unpacks": int64(4),
+		"handlers":               map[string]any{},
+	} {
+		if got := config.Plugins[testkit.OurSection][key]; !reflect.DeepEqual(got, want) {
+			t.Errorf("[plugins.%q] %s is %#v, not %#v", testkit.OurSection, key, got, want)
+		}
+	}
+}
+
+// TestDefaultConfigLoads starts a node on what `containerd config default` prints of our section, so that writing down the defaults
+// changes nothing.
+func TestDefaultConfigLoads(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(testkit.Context(t), filepath.Join(node.BinDir(), node.Ours), "config", "default").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := toml.Unmarshal(out, &config); err != nil {
+		t.Fatal(err)
+	}
+	section, err := toml.Marshal(map[string]any{"plugins": map[string]any{testkit.OurSection: config["plugins"].(map[string]any)[testkit.OurSection]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := testkit.Node(t, node.Options{Extra: string(section)})
+	if !strings.Contains(n.Logs(), "imagepin is ready") {
+		t.Error("imagepin was not loaded")
+	}
+}
+
+// TestWrongConfig starts containerd with configurations that cannot be what was meant. It serves no CRI then, because a node must
+// not run other images than it was told to, and its log names the section and the key.
+func TestWrongConfig(t *testing.T) {
+	t.Parallel()
+	ours := func(text string) node.Options {
+		return node.Options{Extra: "[plugins.\"" + testkit.OurSection + "\"]\n" + text}
+	}
+	for name, c := range map[string]struct {
+		opts    node.Options
+		section string
+		key     string // empty if the error names it
+		says    []string
+	}{
+		"unknown key":        {ours(`manifest_pull_timout = "1m"`), testkit.OurSection, "", []string{`unknown key "manifest_pull_timout" (did you mean "manifest_pull_timeout"?)`}},
+		"unknown nested key": {ours(`handlers.runc.isolated = true`), testkit.OurSection, "", []string{`unknown key "handlers.runc.isolated"`}},
+		"no duration":        {ours(`manifest_pull_timeout = "soon"`), testkit.OurSection, "manifest_pull_timeout", []string{"soon"}},
+		"short timeout":      {ours(`manifest_pull_timeout = "29s"`), testkit.OurSection, "manifest_pull_timeout", []string{"29s", "30s"}},
+		"number for a text":  {ours(`manifest_pull_timeout = 60`), testkit.OurSection, "manifest_pull_timeout", nil},
+		"no unpacks":         {ours(`max_concurrent_unpacks = 0`), testkit.OurSection, "max_concurrent_unpacks", []string{"0"}},
+		"negative unpacks":   {ours(`max_concurrent_unpacks = -1`), testkit.OurSection, "max_concurrent_unpacks", []string{"-1"}},
+		"text for a number":  {ours(`max_concurrent_unpacks = "many"`), testkit.OurSection, "max_concurrent_unpacks", nil},
+		"unknown handler":    {ours(`handlers.kata.isolation = "process"`), testkit.OurSection, "handlers.kata", []string{"no such runtime handler"}},
+		"unknown isolation":  {ours(`handlers.runc.isolation = "vm"`), testkit.OurSection, "handlers.runc.isolation", []string{"vm"}},
+		"handler's snapshotter": {
+			node.Options{Handlers: []node.Handler{{Name: "kata", Snapshotter: "nydos"}}},
+			testkit.RuntimeSection, "containerd.runtimes.kata.snapshotter", []string{"nydos"},
+		},
+		"default snapshotter": {node.Options{Snapshotter: "overlay"}, testkit.ImagesSection, "snapshotter", []string{"overlay"}},
+		"platform": {
+			node.Options{Handlers: []node.Handler{{Name: "kata", Platform: "linux/arm64/v8/more"}}},
+			testkit.ImagesSection, "runtime_platforms.kata.platform", []string{"linux/arm64/v8/more"},
+		},
+		"platform of an unknown handler": {
+			node.Options{Extra: "[plugins.\"" + testkit.ImagesSection + "\".runtime_platforms.kata]\nplatform = \"linux/arm64\"\n"},
+			testkit.ImagesSection, "runtime_platforms.kata", []string{"no such runtime handler"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testkit.Context(t)
+			n, err := node.New(c.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			if err := n.Launch(ctx); err != nil {
+				t.Fatal(err)
+			}
+			testkit.Eventually(t, "containerd answers", func(ctx context.Context) (bool, error) {
+				n.Conn().ResetConnectBackoff()
+				_, err := n.Client().Version(ctx)
+				return err == nil, nil
+			})
+			for what, err := range map[string]error{
+				"RuntimeService": errOf(n.Runtime().Version(ctx, &cri.VersionRequest{})),
+				"ImageService":   errOf(n.Images().ListImages(ctx, &cri.ListImagesRequest{})),
+			} {
+				if status.Code(err) != codes.Unimplemented {
+					t.Errorf("%s is served: %v", what, err)
+				}
+			}
+			where := fmt.Sprintf("[plugins.%q]", c.section)
+			if c.key != "" {
+				where += " " + c.key
+			}
+			where += ": "
+			var said string
+			for l := range strings.Lines(n.Logs()) {
+				l = strings.ReplaceAll(l, "\\", "")
+				if strings.Contains(l, "failed to load plugin") && strings.Contains(l, where) {
+					said += l
+				}
+			}
+			for _, want := range append([]string{where}, c.says...) {
+				if !strings.Contains(said, want) {
+					t.Errorf("the log does not say %q where it names what is wrong, but\n%s", want, said)
+				}
+			}
+		})
+	}
+}
+
+// errOf is the error of a call.
+func errOf[T any](_ T, err error) error { return err }

@@ -1,0 +1,208 @@
+package observe
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// dashboard is what of a Grafana dashboard is checked.
+type dashboard struct {
+	UID           string `json:"uid"`
+	Title         string `json:"title"`
+	SchemaVersion int    `json:"schemaVersion"`
+	Panels        []struct {
+		ID          int        `json:"id"`
+		Type        string     `json:"type"`
+		Title       string     `json:"title"`
+		Description string     `json:"description"`
+		Datasource  datasource `json:"datasource"`
+		GridPos     struct{ X, Y, W, H int }
+		Targets     []struct {
+			Datasource   datasource `json:"datasource"`
+			Expr         string     `json:"expr"`
+			LegendFormat string     `json:"legendFormat"`
+			RefID        string     `json:"refId"`
+		} `json:"targets"`
+	} `json:"panels"`
+	Templating struct {
+		List []struct {
+			Name       string `json:"name"`
+			Type       string `json:"type"`
+			Query      any    `json:"query"`
+			Definition string `json:"definition"`
+		} `json:"list"`
+	} `json:"templating"`
+}
+
+type datasource struct{ Type, UID string }
+
+var (
+	selector  = regexp.MustCompile(`\b([a-z][a-z0-9_]*_[a-z0-9_]+)(?:\{([^}]*)\})?`)
+	matcher   = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+	grouping  = regexp.MustCompile(`\b(?:by|without)\s*\(([^)]*)\)`)
+	legend    = regexp.MustCompile(`\{\{\s*([a-z_]+)\s*\}\}`)
+	labelText = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
+)
+
+// functions of PromQL have names like metrics.
+var functions = []string{"histogram_quantile", "label_values"}
+
+// fromPrometheus are labels that Prometheus adds when it scrapes.
+var fromPrometheus = []string{"instance", "job"}
+
+func readDashboard(t *testing.T) dashboard {
+	t.Helper()
+	b, err := os.ReadFile("../../contrib/grafana/imagepin.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(b, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// TestDashboardIsComplete checks what Grafana needs to show the dashboard anywhere, and an operator to understand it.
+func TestDashboardIsComplete(t *testing.T) {
+	d := readDashboard(t)
+	if d.UID == "" || d.Title == "" || d.SchemaVersion == 0 || len(d.Panels) == 0 {
+		t.Errorf("uid %q, title %q, schema version %d, %d panels", d.UID, d.Title, d.SchemaVersion, len(d.Panels))
+	}
+	if len(d.Templating.List) == 0 || d.Templating.List[0].Name != "datasource" || d.Templating.List[0].Type != "datasource" || d.Templating.List[0].Query != "prometheus" {
+		t.Errorf("the first variable is not the data source: %+v", d.Templating.List)
+	}
+	chosen := datasource{Type: "prometheus", UID: "${datasource}"}
+	ids := make(map[int]string)
+	taken := make(map[[2]int]string)
+	for _, p := range d.Panels {
+		if p.Title == "" || p.Description == "" || p.Type == "" || len(p.Targets) == 0 {
+			t.Errorf("panel %d has title %q, description %q, type %q, %d queries", p.ID, p.Title, p.Description, p.Type, len(p.Targets))
+		}
+		if other, ok := ids[p.ID]; ok || p.ID == 0 {
+			t.Errorf("panel %q has number %d, as has %q", p.Title, p.ID, other)
+		}
+		ids[p.ID] = p.Title
+		if p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W == 0 || p.GridPos.H == 0 {
+			t.Errorf("panel %q stands at %+v: the grid is 24 wide", p.Title, p.GridPos)
+		}
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				if other, ok := taken[at]; ok {
+					t.Fatalf("panels %q and %q stand in one place", p.Title, other)
+				}
+				taken[at] = p.Title
+			}
+		}
+		refs := make(map[string]bool)
+		for _, q := range p.Targets {
+			if p.Datasource != chosen || q.Datasource != chosen {
+				t.Errorf("panel %q reads from %v and %v, not from the variable", p.Title, p.Datasource, q.Datasource)
+			}
+			if refs[q.RefID] || q.RefID == "" {
+				t.Errorf("panel %q has two queries %q", p.Title, q.RefID)
+			}
+			refs[q.RefID] = true
+		}
+	}
+}
+
+// TestDashboardShowsWhatExists checks every metric, label and label value that the dashboard asks for against those that a node has,
+// and that it shows all of them.
+func TestDashboardShowsWhatExists(t *testing.T) {
+	address, config := metricsAddress(t)
+	testkit.Node(t, node.Options{NoPods: true, Extra: config})
+	exist := labelsOf(scrape(t, address))
+	shown := make(map[string]bool)
+
+	check := func(where, expr, legendFormat string) {
+		t.Helper()
+		labels := func(metric string) map[string][]string { return exist[metric] }
+		var metrics []string
+		for _, m := range selector.FindAllStringSubmatch(expr, -1) {
+			name := m[1]
+			if slices.Contains(functions, name) {
+				continue
+			}
+			if labels(name) == nil {
+				t.Errorf("%s asks for %s, which does not exist", where, name)
+				continue
+			}
+			metrics = append(metrics, name)
+			shown[name] = true
+			for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
+				values, ok := labels(name)[l[1]]
+				if !ok && !slices.Contains(fromPrometheus, l[1]) {
+					t.Errorf("%s asks for the label %s of %s, which has none", where, l[1], name)
+				}
+				if ok && !slices.Contains(values, l[2]) {
+					t.Errorf("%s asks for %s=%q of %s, which has %q", where, l[1], l[2], name, values)
+				}
+			}
+		}
+		if len(metrics) == 0 {
+			t.Errorf("%s asks for nothing: %s", where, expr)
+		}
+		grouped := append([]string{}, fromPrometheus...)
+		for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
+			for l := range strings.SplitSeq(g[1], ",") {
+				l = strings.TrimSpace(l)
+				grouped = append(grouped, l)
+				if slices.Contains(fromPrometheus, l) {
+					continue
+				}
+				for _, name := range metrics {
+					if _, ok := labels(name)[l]; !ok {
+						t.Errorf("%s groups %s by %s, which it has not", where, name, l)
+					}
+				}
+			}
+		}
+		for _, l := range legend.FindAllStringSubmatch(legendFormat, -1) {
+			if !slices.Contains(grouped, l[1]) {
+				t.Errorf("%s is labelled by %s, by which it is not grouped", where, l[1])
+			}
+		}
+	}
+	d := readDashboard(t)
+	for _, p := range d.Panels {
+		for _, q := range p.Targets {
+			check(p.Title+" "+q.RefID, q.Expr, q.LegendFormat)
+		}
+	}
+	for _, v := range d.Templating.List {
+		if v.Definition != "" {
+			name, _, _ := strings.Cut(strings.TrimPrefix(v.Definition, "label_values("), ",")
+			check("variable "+v.Name, name, "")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(exist)) {
+		if !shown[name] {
+			t.Errorf("%s is not shown", name)
+		}
+	}
+}
+
+// labelsOf gives the labels, and their values, of each metric.
+func labelsOf(s series) map[string]map[string][]string {
+	all := make(map[string]map[string][]string)
+	for full := range s {
+		name, rest, _ := strings.Cut(full, "{")
+		if all[name] == nil {
+			all[name] = make(map[string][]string)
+		}
+		for _, l := range labelText.FindAllStringSubmatch(rest, -1) {
+			all[name][l[1]] = append(all[name][l[1]], l[2])
+		}
+	}
+	return all
+}

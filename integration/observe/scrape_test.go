@@ -1,0 +1,89 @@
+package observe
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// series are scraped values by metric and labels, as the text format has them: `imagepin_pulls_total{done="fetched"}`.
+type series map[string]float64
+
+// metricsAddress gives an address for containerd to serve its metrics on, and the configuration for it.
+func metricsAddress(t *testing.T) (address, config string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address = l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return address, fmt.Sprintf("[plugins.\"io.containerd.server.v1.metrics\"]\naddress = %q\n", address)
+}
+
+var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{.*\})?) ([^ ]+)$`)
+
+// scrape reads imagepin's metrics from containerd.
+func scrape(t *testing.T, address string) series {
+	t.Helper()
+	all := make(series)
+	for line := range strings.Lines(exposition(t, address)) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "imagepin_") {
+			continue
+		}
+		m := sample.FindStringSubmatch(line)
+		if m == nil {
+			t.Fatalf("the metrics have the line %q", line)
+		}
+		v, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatalf("the metrics have the line %q: %v", line, err)
+		}
+		all[m[1]] = v
+	}
+	return all
+}
+
+// exposition is all of containerd's metrics in the text format.
+func exposition(t *testing.T, address string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("the metrics: %s, %v", resp.Status, err)
+	}
+	return string(b)
+}
+
+// since are the series whose values are others than before, with by how much.
+func (s series) since(before series) series {
+	changed := make(series)
+	for name, v := range s {
+		if v != before[name] && !strings.HasPrefix(name, "imagepin_resolve_seconds_bucket") && name != "imagepin_resolve_seconds_sum" {
+			changed[name] = v - before[name]
+		}
+	}
+	for name, v := range before {
+		if _, ok := s[name]; !ok {
+			changed[name] = -v
+		}
+	}
+	return changed
+}

@@ -1,0 +1,121 @@
+package pins
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// inspectedKey is what the verbose status of an image says of a key.
+type inspectedKey struct {
+	Ref         string    `json:"ref"`
+	Platform    string    `json:"platform"`
+	Snapshotter string    `json:"snapshotter"`
+	Handlers    []string  `json:"handlers"`
+	Digest      string    `json:"digest"`
+	Manifest    string    `json:"manifest"`
+	ReadyAt     time.Time `json:"readyAt"`
+	Source      string    `json:"source"`
+	Host        string    `json:"host"`
+	Record      string    `json:"record"`
+	Rule        struct {
+		Match              string `json:"match"`
+		PullBehavior       string `json:"pullBehavior"`
+		VersionConsistency string `json:"versionConsistency"`
+		Retain             bool   `json:"retain"`
+		AllowPodOverride   bool   `json:"allowPodOverride"`
+	} `json:"rule"`
+	Pins []inspectedPin `json:"pins"`
+}
+
+type inspectedPin struct {
+	Scope  string    `json:"scope"`
+	Digest string    `json:"digest"`
+	Since  time.Time `json:"since"`
+	By     string    `json:"by"`
+	Retain bool      `json:"retain"`
+	Drift  *struct {
+		Digest string    `json:"digest"`
+		Since  time.Time `json:"since"`
+	} `json:"drift"`
+}
+
+// inspecti is what `crictl inspecti` shows of an image's keys, by reference and snapshotter.
+func inspecti(r *testkit.Rig, ref string) map[string]inspectedKey {
+	r.T.Helper()
+	resp, err := r.Images().ImageStatus(r.Ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}, Verbose: true})
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	var said struct{ Keys []inspectedKey }
+	if err := json.Unmarshal([]byte(resp.GetInfo()["imagepin"]), &said); err != nil {
+		r.T.Fatalf("the verbose status of %s says %q: %v", ref, resp.GetInfo()["imagepin"], err)
+	}
+	keys := make(map[string]inspectedKey)
+	for _, k := range said.Keys {
+		keys[k.Ref+" "+k.Snapshotter] = k
+	}
+	return keys
+}
+
+// TestInspectShowsPolicyAndPins reads what crictl inspecti shows of a reference without a pin, with pins in two scopes, and of one
+// that has drifted.
+func TestInspectShowsPolicyAndPins(t *testing.T) {
+	r := testkit.NewRig(t, node.Options{Extra: testkit.PinRules})
+	start := time.Now().Add(-time.Second)
+
+	free, freeDigest := r.Push("repo/app:1", images.Options{Version: "free"}, images.HostPlatform())
+	r.MustPull(free, "")
+	for _, ref := range []string{free, freeDigest} {
+		k, ok := inspecti(r, free)[ref+" overlayfs"]
+		if !ok {
+			t.Fatalf("inspecti shows no key of %s: %v", ref, inspecti(r, free))
+		}
+		if k.Digest != testkit.DigestIn(freeDigest) || k.Platform != images.HostPlatform() || k.Source != "pull" || k.Host != r.Reg.Host() ||
+			!slices.Equal(k.Handlers, []string{"runc"}) || k.Manifest == "" || k.Record != freeDigest || k.ReadyAt.Before(start) {
+			t.Errorf("the key of %s is %+v", ref, k)
+		}
+		if len(k.Pins) != 0 || k.Rule.Match != "" || k.Rule.PullBehavior != "default" || k.Rule.VersionConsistency != "off" || k.Rule.Retain {
+			t.Errorf("%s has rule %+v and pins %+v, and should have the defaults and none", ref, k.Rule, k.Pins)
+		}
+	}
+
+	pinned, first := r.Push("pinned/app:1", images.Options{Version: "p1"}, images.HostPlatform())
+	r.MustPull(pinned, "")
+	k := inspecti(r, pinned)[pinned+" overlayfs"]
+	if k.Rule.Match != "**/pinned/*" || k.Rule.PullBehavior != "default" || k.Rule.VersionConsistency != "node" || !k.Rule.Retain || k.Rule.AllowPodOverride {
+		t.Errorf("%s has rule %+v", pinned, k.Rule)
+	}
+	if len(k.Pins) != 1 {
+		t.Fatalf("%s has pins %+v, not one", pinned, k.Pins)
+	}
+	if p := k.Pins[0]; p.Scope != "node" || p.Digest != testkit.DigestIn(first) || p.By != "use" || !p.Retain || p.Drift != nil || p.Since.Before(start) {
+		t.Errorf("%s has pin %+v", pinned, p)
+	}
+
+	_, second := r.Push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
+	r.MustPull(pinned, "")
+	k = inspecti(r, pinned)[pinned+" overlayfs"]
+	if len(k.Pins) != 1 || k.Digest != testkit.DigestIn(first) {
+		t.Fatalf("after its tag has moved the key of %s is %+v", pinned, k)
+	}
+	if d := k.Pins[0].Drift; d == nil || d.Digest != testkit.DigestIn(second) || d.Since.Before(start) {
+		t.Errorf("after its tag has moved %s has drift %+v, not to %s", pinned, d, second)
+	}
+
+	const workload = "workload/shop/pod-template-hash=5d9"
+	if out, code := r.Operator("pin", "set", pinned, testkit.DigestIn(second), "--scope", workload); code != 0 {
+		t.Fatalf("imagepin pin set: %d: %s", code, out)
+	}
+	k = inspecti(r, pinned)[pinned+" overlayfs"]
+	if len(k.Pins) != 2 || k.Pins[0].Scope != "node" || k.Pins[1].Scope != workload || k.Pins[1].Digest != testkit.DigestIn(second) || k.Pins[1].By != "operator" {
+		t.Errorf("with a pin of a workload %s has pins %+v", pinned, k.Pins)
+	}
+}

@@ -1,0 +1,127 @@
+package pins
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"google.golang.org/grpc/codes"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+var pinnedGone = testkit.Failure{Name: "PinnedDigestGone", Code: codes.NotFound}
+
+// TestPinnedDigestGone deletes what a tag is pinned to from the registry and from the node: pulls and containers say so, with all that an operator
+// needs to know, and what they say helps.
+func TestPinnedDigestGone(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
+	for _, test := range []struct {
+		name, ref, scope string
+		pod              node.PodOptions
+		moved            bool // whether the tag means something else, or nothing
+	}{
+		{name: "node", ref: "node/moved:v1", scope: "node", moved: true},
+		{name: "node, no tag", ref: "node/gone:v1", scope: "node"},
+		{name: "workload", ref: "workload/moved:v1", scope: "workload/shop/pod-template-hash=r1", pod: revision("shop", "pod-template-hash", "r1"), moved: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := r.In(t)
+			repo, _, _ := strings.Cut(test.ref, ":")
+			old := r.Version(test.ref, "old "+test.name)
+			ref := r.Reg.Ref(test.ref)
+			res := r.WantVersion(node.KubeletPod{PodOptions: test.pod, Image: ref}, "old "+test.name)
+			since := r.Pins(ref)[test.scope].GetMadeAt().AsTime().Format("2006-01-02T15:04:05Z")
+			now := ""
+			if test.moved {
+				now = r.Version(test.ref, "new "+test.name)
+			}
+			deleteIndex(r, repo, old)
+			says := func(err error, handler string) {
+				t.Helper()
+				pinnedGone.Check(t, err, ref, testkit.TargetOf(handler))
+				means := "the tag now resolves to " + now
+				if !test.moved {
+					means = "the registry does not have the tag either"
+				}
+				for _, word := range []string{old, "since " + since, "in scope " + test.scope, means, "imagepin refresh " + ref + " --scope " + test.scope, "imagepin pin rm " + ref + " --scope " + test.scope} {
+					if err != nil && !strings.Contains(err.Error(), word) {
+						t.Errorf("the error does not say %q: %v", word, err)
+					}
+				}
+			}
+			if test.moved {
+				// It is here for one target, and a container needs it for another: it is here as the tag of the first.
+				arm := test.pod
+				arm.Handler = "arm"
+				pod, err := r.RunPod(r.Ctx, arm)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: res.ImageID, UserImage: ref})
+				says(errors.Unwrap(err), "arm")
+				_, err = r.PullWith(r.Ctx, ref, node.PullOptions{Pod: pod, Handler: "arm"})
+				says(err, "arm")
+				r.MustRemovePod(pod)
+			}
+			r.MustRemovePod(res.Pod)
+			r.MustRemove(res.ImageID, "")
+			pod, err := r.RunPod(r.Ctx, test.pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := r.Pins(ref)[test.scope]
+			for range 2 {
+				_, err = r.PullWith(r.Ctx, ref, node.PullOptions{Pod: pod})
+				says(err, "")
+			}
+			if p := r.Pins(ref)[test.scope]; p.GetRoot().GetDigest() != before.GetRoot().GetDigest() {
+				t.Errorf("the pin has become %v", p)
+			}
+			if img := r.MustStatus(ref, "runc"); img != nil {
+				t.Errorf("what cannot be pulled is there: %v", img)
+			}
+			if !test.moved {
+				if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: ref, Scope: test.scope}); err != nil {
+					t.Fatal(err)
+				}
+				_, err = r.PullWith(r.Ctx, ref, node.PullOptions{Pod: pod})
+				testkit.NoSuchImage.Check(t, err, ref, testkit.TargetOf(""))
+				return
+			}
+			done, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref, Scope: test.scope})
+			if err != nil || !done.Changed || len(done.Refreshed) != 1 || done.Refreshed[0].Before != old || done.Refreshed[0].After != now {
+				t.Errorf("the refresh says %v (%v)", done, err)
+			}
+			r.WantVersion(node.KubeletPod{PodOptions: test.pod, Image: ref}, "new "+test.name)
+		})
+	}
+}
+
+// deleteIndex takes an index and its manifests away from the registry, and their tags.
+func deleteIndex(r *testkit.Rig, repo, digest string) {
+	r.T.Helper()
+	resp, err := http.Get(r.Reg.URL() + "/v2/" + repo + "/manifests/" + digest)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var index v1.IndexManifest
+	if err := json.NewDecoder(resp.Body).Decode(&index); err != nil {
+		r.T.Fatal(err)
+	}
+	for _, m := range index.Manifests {
+		if err := r.Reg.Delete(repo + "@" + m.Digest.String()); err != nil {
+			r.T.Fatal(err)
+		}
+	}
+	if err := r.Reg.Delete(repo + "@" + digest); err != nil {
+		r.T.Fatal(err)
+	}
+}

@@ -1,0 +1,211 @@
+package pull
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestPlatformsOfOneTag pulls one tag for three handlers: the node's platform, another one, and that on another snapshotter. All are
+// listed with the tag, and pods of all run side by side, by whatever name their containers are asked for.
+func TestPlatformsOfOneTag(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{
+		DiscardUnpackedLayers: true,
+		Handlers: []node.Handler{
+			{Name: "foreign", Platform: testkit.Foreign},
+			{Name: "foreign-native", Platform: testkit.Foreign, Snapshotter: "native"},
+		},
+	})
+	opts := images.Options{}
+	tag, digest := r.Push("app:v1", opts, testkit.Foreign, images.HostPlatform(), "linux/arm/v7")
+	platformOf := map[string]string{"": images.HostPlatform(), "foreign": testkit.Foreign, "foreign-native": testkit.Foreign}
+	handlers := slices.Sorted(maps.Keys(platformOf))
+
+	id := make(map[string]string)
+	for _, h := range handlers {
+		id[h] = r.MustPull(tag, h)
+		if img := r.MustStatus(tag, h); img.GetId() != id[h] {
+			t.Errorf("handler %q: ImageStatus says %q right after the pull gave %s", h, img.GetId(), id[h])
+		}
+	}
+	if id["foreign"] != id["foreign-native"] || id["foreign"] == id[""] {
+		t.Fatalf("image IDs %v", id)
+	}
+	if n := len(r.Listed()); n != 2 {
+		t.Errorf("%d images are listed, not 2: %v", n, r.Listed())
+	}
+	for image, targets := range map[string]string{
+		id[""]:        images.HostPlatform() + " on overlayfs",
+		id["foreign"]: testkit.Foreign + " on native, " + testkit.Foreign + " on overlayfs",
+	} {
+		r.WantNames(image, []string{tag}, []string{digest})
+		spec := r.Listed()[image].GetSpec()
+		if got := spec.GetAnnotations()["io.imagepin.targets"]; got != targets {
+			t.Errorf("image %s is listed for %q, not %q", image, got, targets)
+		}
+		if spec.GetRuntimeHandler() != "" {
+			t.Errorf("image %s is listed with runtime handler %q, which kubelet's image GC takes for unused", image, spec.GetRuntimeHandler())
+		}
+	}
+
+	pods := make(map[string]*node.Pod)
+	for _, h := range handlers {
+		pods[h] = r.MustPod(h)
+	}
+	r.Reg.Down()
+	manifest := manifestRecord(r, id["foreign"])
+	for _, h := range handlers {
+		want := testkit.Line(opts, platformOf[h])
+		names := []node.ContainerOptions{
+			{Image: tag},
+			{Image: digest},
+			{Image: id[h]},
+			{Image: id[h], UserImage: tag},
+			// What kubelet passes whose look-up of the image found the other platform's.
+			{Image: id[""], UserImage: tag},
+			{Image: id["foreign"], UserImage: tag},
+			{Image: id["foreign"]},
+			{Image: strings.TrimPrefix(id[""], "sha256:")[:16], UserImage: tag},
+		}
+		if platformOf[h] == testkit.Foreign {
+			names = append(names, node.ContainerOptions{Image: manifest})
+		}
+		for _, opts := range names {
+			c := r.WantLine(pods[h], opts, want)
+			s, err := c.Status(r.Ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Image.GetImage() != tag || s.ImageRef != digest || s.ImageId != id[h] {
+				t.Errorf("handler %q, container of %s: its status has image %q, image_ref %q, image_id %q, not %q, %q, %q",
+					h, opts.Image, s.Image.GetImage(), s.ImageRef, s.ImageId, tag, digest, id[h])
+			}
+		}
+	}
+}
+
+// manifestRecord is the name of the record that keeps an image of a foreign platform.
+func manifestRecord(r *testkit.Rig, id string) string {
+	r.T.Helper()
+	img, err := r.Client().ImageService().Get(testkit.NSContext(r.Ctx), id)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	repo, _, _ := strings.Cut(r.Listed()[id].RepoDigests[0], "@")
+	return repo + "@" + img.Target.Digest.String()
+}
+
+// TestRecordsHaveStocksShape looks at the image records: a tag of the node's platform only, and no foreign platform under it, so
+// that a stock containerd that is started on this root runs the right one.
+func TestRecordsHaveStocksShape(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}, {Name: "native", Snapshotter: "native"}}})
+	tag, digest := r.Push("app:v1", images.Options{}, images.HostPlatform(), testkit.Foreign)
+	records := func() map[string]string {
+		m := make(map[string]string)
+		list, err := r.Client().ImageService().List(testkit.NSContext(r.Ctx))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list {
+			m[i.Name] = i.Target.Digest.String()
+		}
+		return m
+	}
+
+	index := strings.TrimPrefix(digest, r.Reg.Ref("app@"))
+	foreignID := r.MustPull(tag, "foreign")
+	manifest := records()[foreignID]
+	want := map[string]string{foreignID: manifest, r.Reg.Ref("app@" + manifest): manifest}
+	if got := records(); manifest == index || !maps.Equal(got, want) {
+		t.Errorf("records of a foreign image are %v, not %v", got, want)
+	}
+	id := r.MustPull(tag, "native")
+	maps.Copy(want, map[string]string{tag: index, digest: index, id: index})
+	if got := records(); !maps.Equal(got, want) {
+		t.Errorf("records are %v, not %v", got, want)
+	}
+	if r.MustPull(tag, "") != id {
+		t.Error("another snapshotter changes the image ID")
+	}
+	if got := records(); !maps.Equal(got, want) {
+		t.Errorf("records of a second snapshotter are %v, not %v", got, want)
+	}
+	// What the index keeps alive is the chosen manifest and nothing else.
+	info, err := r.Client().ContentStore().Info(testkit.NSContext(r.Ctx), testkit.MustDigest(t, index))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []string
+	for label, value := range info.Labels {
+		if strings.HasPrefix(label, "containerd.io/gc.ref.content") {
+			kept = append(kept, value)
+		}
+	}
+	if len(kept) != 1 || kept[0] == manifest {
+		t.Errorf("the index keeps %q; of its manifests only that of the node's platform must be kept", kept)
+	}
+}
+
+// TestCreateContainerAfterTheTagMoved creates a container by the ID that a pull gave, on a handler of another platform, after the
+// tag has moved: what runs is the other platform of the digest that was pulled, and not what the tag means now.
+func TestCreateContainerAfterTheTagMoved(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
+	v1, v2 := images.Options{Version: "v1"}, images.Options{Version: "v2"}
+	tag, first := r.Push("app:latest", v1, images.HostPlatform(), testkit.Foreign)
+	id := r.MustPull(tag, "")
+	_, second := r.Push("app:latest", v2, images.HostPlatform(), testkit.Foreign)
+	newer := r.MustPull(tag, "foreign")
+
+	p := r.MustPod("foreign")
+	r.Reg.Reset()
+	r.WantLine(p, node.ContainerOptions{Image: id, UserImage: tag}, testkit.Line(v1, testkit.Foreign))
+	// The program's layer is common to all; manifest, config and one layer are not.
+	r.WantRequests("making ready the other platform of a digest", "GET manifest", "GET blob", "GET blob")
+	r.WantLine(p, node.ContainerOptions{Image: newer, UserImage: tag}, testkit.Line(v2, testkit.Foreign))
+	r.WantLine(p, node.ContainerOptions{Image: tag}, testkit.Line(v2, testkit.Foreign))
+	r.WantNoRequests("creating containers of images that are ready")
+
+	r.WantNames(id, []string{tag}, []string{first})
+	r.WantNames(newer, []string{tag}, []string{second})
+}
+
+// TestKubeletRunsTwoPlatforms runs pods with kubelet's own sequence of calls, its gate on and off, in both orders.
+func TestKubeletRunsTwoPlatforms(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
+	platformOf := map[string]string{"runc": images.HostPlatform(), "foreign": testkit.Foreign}
+	for _, gate := range []bool{false, true} {
+		for _, order := range [][]string{{"runc", "foreign"}, {"foreign", "runc"}} {
+			name := order[0] + "-first"
+			if gate {
+				name += "-gate"
+			}
+			t.Run(name, func(t *testing.T) {
+				r := r.In(t)
+				opts := images.Options{Version: name, User: "12"}
+				tag, _ := r.Push("app:"+name, opts, testkit.Foreign, images.HostPlatform())
+				for range 2 {
+					for _, h := range order {
+						res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: h}, Image: tag, Gate: gate})
+						if err != nil {
+							t.Fatalf("handler %s: %v", h, err)
+						}
+						o := opts
+						o.Platform = platformOf[h]
+						if want := o.Line(12); res.Line != want {
+							t.Errorf("handler %s printed %q, not %q", h, res.Line, want)
+						}
+					}
+				}
+			})
+		}
+	}
+}

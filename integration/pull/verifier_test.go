@@ -1,0 +1,126 @@
+package pull
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+var refused = testkit.Failure{Name: "ImageVerificationFailed", Code: codes.PermissionDenied, Prefix: "SignatureValidationFailed"}
+
+// TestVerifier has an image verifier plugin asked once for every pull and target, with the digest that the registry gave.
+func TestVerifier(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	reg := testkit.Registry(t)
+	n := testkit.Node(t, node.Options{SandboxImage: testkit.PushPause(t, reg), Handlers: []node.Handler{
+		{Name: "native", Snapshotter: "native"}, {Name: "foreign", Platform: "linux/s390x"},
+	}})
+	digest := testkit.Push(t, reg, "app:v1", testkit.AppIndex(t, images.Options{}, images.HostPlatform(), "linux/s390x"))
+	ref, byDigest := reg.Ref("app:v1"), reg.Ref("app@"+digest.String())
+	question := ref + " " + digest.String()
+	v := testkit.NewVerifier(t, n)
+
+	// A refused pull has asked the registry for the digest, and for nothing else.
+	v.Refuse(true)
+	for _, handler := range []string{"", "native", "foreign"} {
+		reg.Reset()
+		err := checkFailedPull(t, n, ref, handler, refused)
+		if err != nil && !strings.Contains(err.Error(), "nobody signed it") {
+			t.Errorf("the error does not say why: %v", err)
+		}
+		v.CheckAsked("refused pull", question)
+		if reg.Count(registry.Is("HEAD", "")) != 1 || reg.Count() != 1 {
+			t.Errorf("a refused pull made other requests than one HEAD:\n%s", reg.Dump())
+		}
+	}
+
+	v.Refuse(false)
+	var id string
+	for _, what := range []string{"cold pull", "warm pull"} {
+		for _, handler := range []string{"", "foreign"} {
+			var err error
+			if id, err = n.Pull(ctx, ref, handler); err != nil {
+				t.Fatal(err)
+			}
+			v.CheckAsked(what, question)
+		}
+	}
+	if _, err := n.Pull(ctx, byDigest, ""); err != nil {
+		t.Fatal(err)
+	}
+	v.CheckAsked("warm pull by digest", byDigest+" "+digest.String())
+
+	// What is here is not handed out to a pull that is refused, and is still there for the pods that run it.
+	v.Refuse(true)
+	before := testkit.State(t, n)
+	for _, r := range []string{ref, byDigest} {
+		_, err := n.Pull(ctx, r, "")
+		refused.Check(t, err, r, testkit.TargetOf(""))
+		v.CheckAsked("refused warm pull", r+" "+digest.String())
+	}
+	if d := node.Diff(before, testkit.State(t, n)); d != "" {
+		t.Errorf("refused warm pulls have changed:\n%s", d)
+	}
+	if img, err := n.ImageStatus(ctx, id, ""); err != nil || img == nil {
+		t.Errorf("the image is gone after refused pulls: %v, %v", img, err)
+	}
+
+	// Making ready is a pull.
+	v.Refuse(false)
+	pod, err := n.RunPod(ctx, node.PodOptions{Handler: "native"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.CheckAsked("sandbox image", reg.Ref(testkit.PauseRef)+" "+pauseDigest(t, reg))
+	v.Refuse(true)
+	reg.Reset()
+	before = testkit.State(t, n)
+	_, err = n.CreateContainer(ctx, pod, node.ContainerOptions{Image: ref})
+	refused.Check(t, testkit.RootCause(err), ref, testkit.TargetOf("native"))
+	v.CheckAsked("refused CreateContainer", question)
+	if d := node.Diff(before, testkit.State(t, n)); d != "" {
+		t.Errorf("a refused CreateContainer has changed:\n%s", d)
+	}
+	v.Refuse(false)
+	if _, err := n.CreateContainer(ctx, pod, node.ContainerOptions{Image: ref}); err != nil {
+		t.Fatal(err)
+	}
+	v.CheckAsked("CreateContainer", question)
+	if reg.Count() != 0 {
+		t.Errorf("the registry was asked for what is here:\n%s", reg.Dump())
+	}
+}
+
+// TestBrokenVerifier: a plugin that gives no judgement does not let anything pass.
+func TestBrokenVerifier(t *testing.T) {
+	t.Parallel()
+	reg := testkit.Registry(t)
+	n := testkit.Node(t, node.Options{})
+	testkit.Push(t, reg, "app:v1", testkit.App(t, images.Options{}))
+	if err := os.WriteFile(n.VerifierDir()+"/verifier", []byte("this is no program"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	checkFailedPull(t, n, reg.Ref("app:v1"), "", refused)
+	if err := os.Remove(n.VerifierDir() + "/verifier"); err != nil {
+		t.Fatal(err)
+	}
+	checkNextPull(t, n, reg.Ref("app:v1"), "")
+}
+
+// pauseDigest is the digest of the sandbox image in a registry.
+func pauseDigest(t *testing.T, reg *registry.Registry) string {
+	t.Helper()
+	idx, err := images.PauseIndex(testkit.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return testkit.Push(t, reg, testkit.PauseRef, idx).String()
+}

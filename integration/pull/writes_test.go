@@ -1,0 +1,60 @@
+package pull
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// noCollection has containerd collect garbage only where it is asked to: a collection is a write by itself.
+const noCollection = `
+[plugins."io.containerd.gc.v1.scheduler"]
+  startup_delay = "24h"
+  mutation_threshold = 1000000
+`
+
+// TestMetadataWrites counts the transactions of containerd's metadata database, each of which is a sync to disk: a first pull has
+// no more of them than stock's, and one of what is there has none.
+func TestMetadataWrites(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	reg := testkit.Registry(t)
+	stock, ours := testkit.Node(t, node.Options{Binary: node.Stock, Extra: noCollection}), testkit.Node(t, node.Options{Extra: noCollection})
+	writes := func(n *node.Node, ref string) uint64 {
+		t.Helper()
+		before, err := n.MetadataWrites()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Pull(ctx, ref, ""); err != nil {
+			t.Fatal(err)
+		}
+		after, err := n.MetadataWrites()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return after - before
+	}
+	contents := map[string]remote.Taggable{
+		"index":    testkit.AppIndex(t, images.Options{Version: "index"}, images.HostPlatform(), "linux/s390x"),
+		"manifest": testkit.App(t, images.Options{Version: "manifest"}),
+	}
+	for _, kind := range slices.Sorted(maps.Keys(contents)) {
+		digest := testkit.Push(t, reg, kind+":v1", contents[kind])
+		tag := reg.Ref(kind + ":v1")
+		if got, most := writes(ours, tag), writes(stock, tag); got == 0 || got > most {
+			t.Errorf("%s: a first pull writes %d times, stock's %d times", kind, got, most)
+		}
+		for _, ref := range []string{tag, reg.Ref(kind + "@" + digest.String())} {
+			if got := writes(ours, ref); got != 0 {
+				t.Errorf("a pull of %s, which is there, writes %d times", ref, got)
+			}
+		}
+	}
+}

@@ -1,0 +1,291 @@
+package repair
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/opencontainers/go-digest"
+
+	testimages "github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// keyed is an image that was pulled for three targets, as containerd has it.
+type keyed struct {
+	*testkit.Rig
+	opts             testimages.Options
+	tag, digest      string
+	ids              map[string]string // by handler
+	root             digest.Digest
+	manifest, config map[string]digest.Digest // by handler
+	chain            string                   // of the node's platform
+}
+
+// damages are what other tools, an operator or a broken disk do to an image, and what is left of it: the handlers for which the tag and
+// the digest are still there, at once or soon, without a registry.
+var damages = map[string]struct {
+	discard bool
+	do      func(*keyed)
+	tag     []string // handlers
+	digest  []string
+}{
+	"snapshot gone, layers here": {
+		do:  func(k *keyed) { k.removeSnapshot("overlayfs") },
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"snapshot of another handler gone, layers here": {
+		do:  func(k *keyed) { k.removeSnapshot("native") },
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"snapshot gone, layers discarded": {
+		discard: true,
+		do:      func(k *keyed) { k.removeSnapshot("native") },
+		tag:     []string{"runc", "foreign"}, digest: []string{"runc", "foreign"},
+	},
+	"index gone": {
+		do:  func(k *keyed) { k.deleteBlob(k.root) },
+		tag: []string{"foreign"}, digest: []string{"foreign"},
+	},
+	"manifest gone": {
+		do:  func(k *keyed) { k.deleteBlob(k.manifest["runc"]) },
+		tag: []string{"foreign"}, digest: []string{"foreign"},
+	},
+	"configuration gone": {
+		do:  func(k *keyed) { k.deleteBlob(k.config["runc"]) },
+		tag: []string{"foreign"}, digest: []string{"foreign"},
+	},
+	"configuration of the other platform gone": {
+		do:  func(k *keyed) { k.deleteBlob(k.config["foreign"]) },
+		tag: []string{"runc", testkit.Second}, digest: []string{"runc", testkit.Second},
+	},
+	"all labels wiped": {
+		do: func(k *keyed) {
+			for _, i := range k.records() {
+				i.Labels = map[string]string{"io.example": "theirs"}
+				k.update(i, "labels")
+			}
+		},
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"record of the tag deleted": {
+		do:  func(k *keyed) { k.delete(k.tag) },
+		tag: []string{"foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"record of the digest deleted": {
+		do:  func(k *keyed) { k.delete(k.digest) },
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
+	},
+	"record of the digest means another image": {
+		do: func(k *keyed) {
+			other, err := k.Client().ImageService().Get(testkit.NSContext(k.Ctx), k.Options().SandboxImage)
+			k.must(err)
+			k.update(images.Image{Name: k.digest, Target: other.Target}, "target")
+		},
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
+	},
+	"record of the ID deleted": {
+		do:  func(k *keyed) { k.delete(k.ids["runc"]) },
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"two records carry one key": {
+		do: func(k *keyed) {
+			from, err := k.Client().ImageService().Get(testkit.NSContext(k.Ctx), k.digest)
+			k.must(err)
+			for label, value := range from.Labels {
+				if strings.HasPrefix(label, "io.imagepin.key.") {
+					k.label(k.tag, label, value)
+				}
+			}
+		},
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+	"labels that cannot be read": {
+		do: func(k *keyed) {
+			k.label(k.tag, "io.imagepin.key.0123456789abcdef", `{"v":99,"ref":"of a later version"}`)
+			k.label(k.digest, "io.imagepin.key.fedcba9876543210", "{damaged")
+		},
+		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+	},
+}
+
+// TestDamage damages an image while imagepin runs, and while it does not: what is listed after can be run, without a registry, over
+// every further restart; and what is not is made ready again by a pull.
+func TestDamage(t *testing.T) {
+	t.Parallel()
+	for name, c := range damages {
+		for _, stopped := range []bool{false, true} {
+			when := "running"
+			if stopped {
+				when = "stopped"
+			}
+			t.Run(name+"/"+when, func(t *testing.T) {
+				t.Parallel()
+				k := newKeyed(t, c.discard)
+				k.Reg.Down()
+				if stopped {
+					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
+				}
+				c.do(k)
+				if stopped {
+					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Ours })
+				}
+				k.wantThere(c.tag, c.digest)
+				k.KillAndRestart(nil)
+				k.wantThere(c.tag, c.digest)
+				if err := k.Reg.Up(); err != nil {
+					t.Fatal(err)
+				}
+				for h, id := range k.ids {
+					if got := k.MustPull(k.tag, h); got != id {
+						t.Errorf("handler %s: pulling it again gives %s, not %s", h, got, id)
+					}
+				}
+				k.wantThere([]string{"runc", testkit.Second, "foreign"}, []string{"runc", testkit.Second, "foreign"})
+				k.wantOneRecordAKey()
+			})
+		}
+	}
+}
+
+func newKeyed(t *testing.T, discard bool) *keyed {
+	k := &keyed{
+		ids: map[string]string{}, manifest: map[string]digest.Digest{}, config: map[string]digest.Digest{},
+		Rig: testkit.NewRig(t, node.Options{
+			DiscardUnpackedLayers: discard, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
+		}),
+	}
+	k.tag, k.digest = k.Push("app:v1", k.opts, testimages.HostPlatform(), testkit.Foreign)
+	for _, h := range []string{"runc", testkit.Second, "foreign"} {
+		k.ids[h] = k.MustPull(k.tag, h)
+		k.config[h] = testkit.MustDigest(t, k.ids[h])
+		k.MustRemovePod(k.MustPod(h)) // has the sandbox image there
+	}
+	k.Collect()
+	idx := testkit.AppIndex(t, k.opts, testimages.HostPlatform(), testkit.Foreign)
+	m, err := idx.IndexManifest()
+	k.must(err)
+	d, err := idx.Digest()
+	k.must(err)
+	k.root = testkit.MustDigest(t, d.String())
+	for i, h := range []string{"runc", "foreign"} {
+		k.manifest[h] = testkit.MustDigest(t, m.Manifests[i].Digest.String())
+	}
+	info, err := k.Client().ContentStore().Info(testkit.NSContext(k.Ctx), k.config["runc"])
+	k.must(err)
+	k.chain = info.Labels["containerd.io/gc.ref.snapshot.overlayfs"]
+	return k
+}
+
+func (k *keyed) must(err error) {
+	k.T.Helper()
+	if err != nil {
+		k.T.Fatal(err)
+	}
+}
+
+func (k *keyed) removeSnapshot(snapshotter string) {
+	k.T.Helper()
+	k.must(k.Client().SnapshotService(snapshotter).Remove(testkit.NSContext(k.Ctx), k.chain))
+}
+
+func (k *keyed) deleteBlob(d digest.Digest) {
+	k.T.Helper()
+	k.must(k.Client().ContentStore().Delete(testkit.NSContext(k.Ctx), d))
+}
+
+// records are those of the image, and not those of the sandbox image.
+func (k *keyed) records() []images.Image {
+	k.T.Helper()
+	all, err := k.Client().ImageService().List(testkit.NSContext(k.Ctx))
+	k.must(err)
+	return slices.DeleteFunc(all, func(i images.Image) bool {
+		return !strings.Contains(i.Name, "/app") && i.Name != k.ids["runc"] && i.Name != k.ids["foreign"]
+	})
+}
+
+func (k *keyed) update(i images.Image, fields ...string) {
+	k.T.Helper()
+	_, err := k.Client().ImageService().Update(testkit.NSContext(k.Ctx), i, fields...)
+	k.must(err)
+}
+
+func (k *keyed) label(record, name, value string) {
+	k.T.Helper()
+	k.update(images.Image{Name: record, Labels: map[string]string{name: value}}, "labels."+name)
+}
+
+func (k *keyed) delete(record string) {
+	k.T.Helper()
+	k.must(k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), record))
+}
+
+// wantThere waits until the tag and the digest are there for these handlers, and for no others, and runs them.
+func (k *keyed) wantThere(tag, byDigest []string) {
+	k.T.Helper()
+	for ref, handlers := range map[string][]string{k.tag: tag, k.digest: byDigest} {
+		for h, id := range k.ids {
+			want := ""
+			if slices.Contains(handlers, h) {
+				want = id
+			}
+			testkit.Eventually(k.T, "ImageStatus "+ref+" for "+h+" says "+want, func(ctx context.Context) (bool, error) {
+				img, err := k.ImageStatus(ctx, ref, h)
+				return img.GetId() == want, err
+			})
+		}
+	}
+	platform := map[string]string{"runc": testimages.HostPlatform(), testkit.Second: testimages.HostPlatform(), "foreign": testkit.Foreign}
+	for _, h := range tag {
+		k.WantRun(h, k.tag, testkit.Line(k.opts, platform[h]))
+	}
+}
+
+// wantOneRecordAKey fails the test where a label of a key stands on several records, and where one that could not be read was removed.
+func (k *keyed) wantOneRecordAKey() {
+	k.T.Helper()
+	on := make(map[string][]string)
+	for _, i := range k.records() {
+		for label := range maps.Keys(i.Labels) {
+			if strings.HasPrefix(label, "io.imagepin.key.") {
+				on[label] = append(on[label], i.Name)
+			}
+		}
+	}
+	for label, names := range on {
+		if len(names) > 1 {
+			k.T.Errorf("%s stands on %q", label, names)
+		}
+	}
+	if strings.Contains(k.T.Name(), "cannot_be_read") && (on["io.imagepin.key.0123456789abcdef"] == nil || on["io.imagepin.key.fedcba9876543210"] == nil) {
+		k.T.Errorf("labels that could not be read are gone; there are %v", on)
+	}
+}
+
+// TestNobodyHoldsWhatIsHealed removes a snapshot with its record: healing does not bring back what was removed meanwhile, and no lease
+// of ours is left.
+func TestNobodyHoldsWhatIsHealed(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t, false)
+	k.removeSnapshot("overlayfs")
+	for _, i := range k.records() {
+		if err := k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), i.Name); err != nil {
+			t.Logf("record %s: %v", i.Name, err) // the keys' end may have taken it
+		}
+	}
+	k.Eventually("all of it is gone", func() bool {
+		k.Collect()
+		_, content := k.MustState().Content[node.Namespace+"/"+k.root.String()]
+		return !content && len(k.records()) == 0
+	})
+	k.Eventually("no lease of ours is left", func() bool {
+		held, err := k.Client().LeasesService().List(testkit.NSContext(k.Ctx))
+		k.must(err)
+		return !slices.ContainsFunc(held, func(l leases.Lease) bool { return l.Labels["io.imagepin.lease"] != "" })
+	})
+}

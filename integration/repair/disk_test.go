@@ -1,0 +1,262 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	testimages "github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// parts are the blobs of an image by what they are.
+var parts = []string{"index", "manifest", "configuration", "layer"}
+
+func checkNow(r *testkit.Rig, repair bool) []*api.Finding {
+	r.T.Helper()
+	resp, err := r.Control().Check(r.Ctx, &api.CheckRequest{Repair: repair})
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	return resp.Findings
+}
+
+// TestDisk spoils the file of each kind of blob in each way. A check finds it, and a deep check what only reading shows; a pull for another
+// handler brings what is missing by itself; a repair does; and after a start nothing is said to be here that is not.
+func TestDisk(t *testing.T) {
+	t.Parallel()
+	for how, s := range testkit.Damages {
+		for _, part := range parts {
+			t.Run(part+" "+how, func(t *testing.T) {
+				t.Parallel()
+				r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+				r.MustRemovePod(r.MustPod("runc"))
+				r.MustRemovePod(r.MustPod(testkit.Second))
+				version := strings.ReplaceAll(part+" "+how, " ", "-")
+				ref, _ := r.Push("app:v1", testimages.Options{Version: version}, testimages.HostPlatform(), testkit.Foreign)
+				id := r.MustPull(ref, "runc")
+				r.Collect()
+
+				r.Damage(how, r.Blobs(ref)[part])
+				wantFound(r, part, s.Deep)
+				if got := r.MustPull(ref, testkit.Second); got != id {
+					t.Errorf("a pull for another handler gives %s", got)
+				}
+				r.WantUndamaged(ref, version)
+
+				r.Damage(how, r.Blobs(ref)[part])
+				found := wantFound(r, part, s.Deep)
+				if s.Deep {
+					found = r.DeepCheck(true)
+				} else {
+					found = checkNow(r, true)
+				}
+				for _, f := range found {
+					if !f.Repaired || f.Error != "" {
+						t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+					}
+				}
+				r.WantUndamaged(ref, version)
+
+				r.Damage(how, r.Blobs(ref)[part])
+				r.KillAndRestart(nil)
+				if part != "layer" && !s.Deep {
+					r.Eventually("what is damaged is not said to be here", func() bool {
+						return r.MustStatus(ref, "runc") == nil && r.MustStatus(ref, testkit.Second) == nil && len(checkNow(r, false)) == 0
+					})
+				}
+				if s.Deep {
+					r.DeepCheck(true)
+				}
+				if got := r.MustPull(ref, "runc"); got != id {
+					t.Errorf("a pull after the start gives %s", got)
+				}
+				if part == "layer" {
+					checkNow(r, true)
+				}
+				r.WantUndamaged(ref, version)
+			})
+		}
+	}
+}
+
+// wantFound checks that the damage of a part is found by a check, or by a deep one only.
+func wantFound(r *testkit.Rig, part string, deep bool) []*api.Finding {
+	r.T.Helper()
+	found := checkNow(r, false)
+	if deep {
+		if len(found) > 0 {
+			r.T.Errorf("found without reading: %v", found)
+		}
+		found = r.DeepCheck(false)
+	}
+	if len(found) == 0 {
+		r.T.Fatalf("the damage of the %s is not found", part)
+	}
+	for _, f := range found {
+		if !strings.Contains(f.Problem, part) || f.Repair == "" {
+			r.T.Errorf("%s: %s, %s", f.Subject, f.Problem, f.Repair)
+		}
+	}
+	return found
+}
+
+// TestDiskOffline spoils an image while its registry cannot be reached: the error says what is true, nothing is taken from what is here, and
+// when the registry is back, a repair works.
+func TestDiskOffline(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+	r.MustRemovePod(r.MustPod("runc"))
+	r.MustRemovePod(r.MustPod(testkit.Second))
+	ref, _ := r.Push("app:v1", testimages.Options{}, testimages.HostPlatform(), testkit.Foreign)
+	r.MustPull(ref, "runc")
+	r.Collect()
+	layer := r.Blobs(ref)["layer"]
+	r.Damage("gone", layer)
+	r.Reg.Down()
+	_, err := r.Pull(r.Ctx, ref, testkit.Second)
+	if err == nil || strings.Contains(err.Error(), "push it again") || !strings.Contains(err.Error(), layer.String()) || !strings.Contains(err.Error(), "ContentDamaged") {
+		t.Errorf("a pull without its registry: %v", err)
+	}
+	for _, f := range checkNow(r, true) {
+		if f.Repaired || f.Error == "" {
+			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+		}
+	}
+	r.WantRun("runc", ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
+	if err := r.Reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if found := checkNow(r, true); len(found) != 1 || !found[0].Repaired {
+		t.Errorf("a repair with the registry: %v", found)
+	}
+	r.WantUndamaged(ref, "")
+}
+
+// TestDiskSandboxImage spoils the sandbox image's configuration: pods start again after a restart, and after a repair without one.
+func TestDiskSandboxImage(t *testing.T) {
+	t.Parallel()
+	for how := range testkit.Damages {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			r := testkit.NewRig(t, node.Options{})
+			pause := r.Options().SandboxImage
+			r.MustRemovePod(r.MustPod("runc"))
+			r.Damage(how, r.Blobs(pause)["configuration"])
+			for _, f := range r.DeepCheck(true) {
+				if !f.Repaired || f.Error != "" {
+					t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+				}
+			}
+			r.MustRemovePod(r.MustPod("runc"))
+			if testkit.Damages[how].Deep {
+				return
+			}
+			r.Damage(how, r.Blobs(pause)["configuration"])
+			r.KillAndRestart(nil)
+			r.MustRemovePod(r.MustPod("runc"))
+			if found := r.DeepCheck(false); len(found) > 0 {
+				t.Errorf("a deep check finds %v", found)
+			}
+		})
+	}
+}
+
+// TestDiskSnapshot removes the directory of a snapshot: a deep check finds it, and a repair unpacks it again, but not while a container stands on
+// it.
+func TestDiskSnapshot(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	ref, _ := r.Push("app:v1", testimages.Options{}, testimages.HostPlatform())
+	r.MustPull(ref, "runc")
+	p := r.MustPod("runc")
+	r.WantLine(p, node.ContainerOptions{Image: ref}, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
+	dir := r.SnapshotDirectory(ref)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if found := checkNow(r, false); len(found) > 0 {
+		t.Errorf("a check that looks at no directories finds %v", found)
+	}
+	found := r.DeepCheck(true)
+	for _, f := range found {
+		if f.Repaired || !strings.Contains(f.Problem, dir) || !strings.Contains(f.Error, "uses it") {
+			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+		}
+	}
+	if len(found) != 2 { // of the tag and of the digest
+		t.Errorf("found %v", found)
+	}
+	r.MustRemovePod(p)
+	for _, f := range r.DeepCheck(true) {
+		if !f.Repaired || f.Error != "" {
+			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+		}
+	}
+	r.WantRun("runc", ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
+	if found := r.DeepCheck(false); len(found) > 0 {
+		t.Errorf("a deep check finds %v", found)
+	}
+}
+
+// TestDiskRetained spoils what only a pin retains.
+func TestDiskRetained(t *testing.T) {
+	t.Parallel()
+	for how := range testkit.Damages {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			r := testkit.NewRig(t, node.Options{Extra: testkit.RetainRules})
+			ref, _ := r.Push("pinned/app:v1", testimages.Options{}, testimages.HostPlatform())
+			r.MustPull(ref, "runc")
+			blobs := r.Blobs(ref)
+			r.MustRemove(ref, "runc")
+			r.Collect()
+			for _, part := range []string{"manifest", "configuration", "layer"} {
+				r.Damage(how, blobs[part])
+				found := r.DeepCheck(true)
+				if len(found) != 1 || !found[0].Repaired || found[0].Subject != blobs[part].String() || !strings.Contains(found[0].Problem, "a pin retains it") {
+					t.Errorf("%s: found %v", part, found)
+				}
+			}
+			if found := r.DeepCheck(false); len(found) > 0 {
+				t.Errorf("a deep check finds %v", found)
+			}
+		})
+	}
+}
+
+// TestDeepCheckInterrupted ends a deep check that reads very slowly: it leaves nothing.
+func TestDeepCheckInterrupted(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	ref, _ := r.Push("app:v1", testimages.Options{}, testimages.HostPlatform())
+	r.MustPull(ref, "runc")
+	ctx, cancel := context.WithCancel(r.Ctx)
+	defer cancel()
+	stream, err := r.Control().DeepCheck(ctx, &api.DeepCheckRequest{BytesPerSecond: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := stream.Recv()
+	if err != nil || m.Result != nil || m.Progress.GetBytesTotal() == 0 {
+		t.Fatalf("%v, %v", m, err)
+	}
+	cancel()
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if ctx.Err() == nil || !strings.Contains(fmt.Sprint(err), "cancel") {
+		t.Errorf("%v", err)
+	}
+	r.Eventually("no lease is left", func() bool {
+		held, err := r.Client().LeasesService().List(testkit.NSContext(r.Ctx))
+		return err == nil && len(held) == 0
+	})
+	if found := r.DeepCheck(false); len(found) > 0 {
+		t.Errorf("a deep check finds %v", found)
+	}
+}

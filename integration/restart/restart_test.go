@@ -1,0 +1,398 @@
+package restart
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestCrashOffline kills containerd and starts it again without a registry: what was listed is listed, and pods of every target start.
+func TestCrashOffline(t *testing.T) {
+	t.Parallel()
+	for _, discard := range []bool{false, true} {
+		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
+			t.Parallel()
+			r := testkit.NewRig(t, node.Options{
+				DiscardUnpackedLayers: discard,
+				Handlers:              append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
+			})
+			opts := images.Options{}
+			tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+			platformOf := map[string]string{"runc": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign}
+			id := make(map[string]string)
+			for h := range platformOf {
+				id[h] = r.MustPull(tag, h)
+				r.MustRemovePod(r.MustPod(h)) // has the sandbox image there
+			}
+			before := r.ImagesByID()
+			r.Collect()
+			r.Reg.Reset()
+			r.Reg.Down()
+			r.KillAndRestart(nil)
+			testkit.WantSameImages(t, "after a crash", before, r.ImagesByID())
+			for h, platform := range platformOf {
+				for _, name := range []string{tag, digest, id[h]} {
+					if got := r.MustStatus(name, h).GetId(); got != id[h] {
+						t.Errorf("handler %s: ImageStatus %s says %q after a crash, not %s", h, name, got, id[h])
+					}
+				}
+				r.WantRun(h, tag, testkit.Line(opts, platform))
+			}
+		})
+	}
+}
+
+// TestKilledPullLeavesNothing kills containerd in the middle of a pull. When it is back, what the pull had fetched and held is gone,
+// and the image can be pulled.
+func TestKilledPullLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	kept, _ := r.Push("kept:v1", images.Options{Version: "kept"}, images.HostPlatform())
+	id := r.MustPull(kept, "")
+	// Left by a call that held an image, and by somebody else.
+	ctx := testkit.NSContext(r.Ctx)
+	theirs, err := r.Client().LeasesService().Create(ctx, leases.WithID("theirs"), leases.WithLabel("io.example", "pull"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := r.MustState()
+	if _, err := r.Client().LeasesService().Create(ctx, leases.WithID("left"), leases.WithLabel("io.imagepin.lease", "use")); err != nil {
+		t.Fatal(err)
+	}
+
+	opts := images.Options{Version: "killed", Random: []images.Random{{Size: 1 << 20}, {Size: 1 << 20, Seed: 1}}}
+	tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+	release := make(chan struct{})
+	defer close(release)
+	r.Reg.Reset()
+	r.Reg.SetFault(func(q registry.Request) *registry.Fault {
+		if q.Kind == registry.Blob && q.Method == "GET" {
+			return &registry.Fault{Hang: release, After: 100_000}
+		}
+		return nil
+	})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := r.Images().PullImage(r.Ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: tag}})
+		failed <- err
+	}()
+	r.Eventually("a layer is on its way", func() bool { return len(r.MustState().Ingests) > 0 })
+	if err := r.Kill9(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("a pull whose containerd was killed succeeded")
+	}
+	if err := r.Start(r.Ctx); err != nil {
+		t.Fatal(err)
+	}
+	if img := r.MustStatus(tag, ""); img != nil {
+		t.Errorf("there is an image of a pull that was killed: %v", img)
+	}
+	r.WantState("after the restart", before)
+	if got := r.MustStatus(kept, "").GetId(); got != id {
+		t.Errorf("the image that was there is %q, not %s", got, id)
+	}
+	r.Reg.SetFault(nil)
+	r.MustPull(tag, "")
+	if err := r.Client().LeasesService().Delete(testkit.NSContext(r.Ctx), theirs); err != nil {
+		t.Error(err)
+	}
+}
+
+// written are the times at which containerd's records were last written.
+func written(s *node.State) map[string]time.Time {
+	m := make(map[string]time.Time)
+	for name, i := range s.Images {
+		m["image "+name] = i.UpdatedAt
+	}
+	for name, c := range s.Content {
+		m["content "+name] = c.UpdatedAt
+	}
+	for name, l := range s.Leases {
+		m["lease "+name] = l.CreatedAt
+	}
+	for name, i := range s.Snapshots {
+		m["snapshot "+name] = i.Updated
+	}
+	return m
+}
+
+func wantNothingWritten(t *testing.T, what string, before, after *node.State) {
+	t.Helper()
+	was, is := written(before), written(after)
+	for name, at := range is {
+		if !was[name].Equal(at) {
+			t.Errorf("%s wrote %s at %s; it was last written at %s", what, name, at, was[name])
+		}
+	}
+	for name := range was {
+		if is[name].IsZero() {
+			t.Errorf("%s deleted %s", what, name)
+		}
+	}
+}
+
+// TestNothingIsWrittenWithoutNeed looks at what containerd's records say of their last change: over restarts, pulls of what is there,
+// and calls that only ask, none is written. Adopting what stock had pulled writes once.
+func TestNothingIsWrittenWithoutNeed(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Binary: node.Stock, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
+	adopted, _ := r.Push("adopted:v1", images.Options{Version: "adopted"}, images.HostPlatform(), testkit.Foreign)
+	tag, digest := r.Push("app:v1", images.Options{}, images.HostPlatform(), testkit.Foreign)
+	r.MustPull(adopted, "")
+	r.MustRemovePod(r.MustPod(""))
+	if err := r.Restart(r.Ctx, func(o *node.Options) { o.Binary = node.Ours }); err != nil {
+		t.Fatal(err)
+	}
+	handlers := []string{"", testkit.Second, "foreign"}
+	for _, h := range handlers {
+		r.MustPull(tag, h)
+	}
+	before := r.MustState()
+
+	for _, h := range handlers {
+		r.MustPull(tag, h)
+		r.MustPull(digest, h)
+		r.MustStatus(tag, h)
+		r.MustStatus(adopted, h)
+	}
+	r.Listed()
+	if _, err := r.Images().ImageFsInfo(r.Ctx, &cri.ImageFsInfoRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	wantNothingWritten(t, "asking and pulling what is there", before, r.MustState())
+	if err := r.Restart(r.Ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantNothingWritten(t, "a restart", before, r.MustState())
+	r.KillAndRestart(nil)
+	wantNothingWritten(t, "a crash", before, r.MustState())
+}
+
+// TestUpgradeAndRollback starts ours on stock's root and stock on ours, without a registry: each lists and runs what the other left.
+func TestUpgradeAndRollback(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Binary: node.Stock, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
+	theirs, ours := images.Options{Version: "stocks", User: "0"}, images.Options{Version: "ours"}
+	tag, _ := r.Push("app:stock", theirs, images.HostPlatform(), testkit.Foreign)
+	plain, _ := r.PushImage("plain:stock", testkit.App(t, images.Options{Version: "plain"}))
+	_, byDigest := r.Push("digest:stock", images.Options{Version: "digest"}, testkit.Foreign, images.HostPlatform())
+	for _, ref := range []string{tag, plain, byDigest} {
+		r.MustPull(ref, "")
+	}
+	r.WantRun("", tag, theirs.Line(0))
+	r.WantRun(testkit.Second, tag, theirs.Line(0)) // stock unpacks it there on the way
+	stock := testkit.WithoutSpec(r.ImagesByID())
+	start := func(binary string) {
+		t.Helper()
+		r.Reg.Reset()
+		r.Reg.Down()
+		r.KillAndRestart(func(o *node.Options) { o.Binary = binary })
+	}
+
+	start(node.Ours)
+	testkit.WantSameImages(t, "after the upgrade", stock, testkit.WithoutSpec(r.ImagesByID()))
+	for _, h := range []string{"runc", testkit.Second} {
+		if r.MustStatus(tag, h) == nil {
+			t.Errorf("handler %s: what stock had unpacked is not there", h)
+		}
+		r.WantRun(h, tag, theirs.Line(0))
+	}
+	r.WantRun("", plain, testkit.Line(images.Options{Version: "plain"}, images.HostPlatform()))
+	r.WantRun("", byDigest, testkit.Line(images.Options{Version: "digest"}, images.HostPlatform()))
+	// Layers are kept, so that this one can be had for native too.
+	r.WantRun(testkit.Second, plain, testkit.Line(images.Options{Version: "plain"}, images.HostPlatform()))
+	if img := r.MustStatus(tag, "foreign"); img != nil {
+		t.Errorf("the other platform, which stock does not know, is there: %v", img)
+	}
+
+	if err := r.Reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	fresh, freshDigest := r.Push("app:ours", ours, testkit.Foreign, images.HostPlatform())
+	var id string
+	for _, h := range []string{"foreign", "", testkit.Second} {
+		got := r.MustPull(fresh, h)
+		if h == "" {
+			id = got
+		}
+	}
+	listed := r.ImagesByID()
+
+	start(node.Stock)
+	img := r.MustStatus(fresh, "")
+	if img.GetId() != id || !slices.Equal(img.GetRepoTags(), []string{fresh}) || !slices.Equal(img.GetRepoDigests(), []string{freshDigest}) {
+		t.Errorf("after the rollback stock says of the image: %v", img)
+	}
+	for ref, opts := range map[string]images.Options{fresh: ours, tag: theirs} {
+		r.WantRun("", ref, opts.Line(0))
+		r.WantRun(testkit.Second, ref, opts.Line(0))
+	}
+
+	start(node.Ours)
+	testkit.WantSameImages(t, "after the second upgrade", listed, r.ImagesByID())
+	for h, platform := range map[string]string{"": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign} {
+		r.WantRun(h, fresh, testkit.Line(ours, platform))
+	}
+
+	// What stock removes and pulls anew is what ours finds.
+	start(node.Stock)
+	if err := r.Reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	r.MustRemove(tag, "")
+	newer := images.Options{Version: "newer"}
+	_, newerDigest := r.Push("app:ours", newer, images.HostPlatform(), testkit.Foreign)
+	newerID := r.MustPull(fresh, "")
+	start(node.Ours)
+	for _, h := range []string{"", "runc", testkit.Second} {
+		if img := r.MustStatus(tag, h); img != nil {
+			t.Errorf("handler %q: an image that stock removed is there: %v", h, img)
+		}
+	}
+	if got := r.MustStatus(fresh, "runc"); got.GetId() != newerID || !slices.Equal(got.GetRepoDigests(), []string{newerDigest}) {
+		t.Errorf("the tag that stock pulled anew is %v, not %s", got, newerID)
+	}
+	r.WantRun("", fresh, newer.Line(0))
+}
+
+// TestOtherTools changes images with ctr while containerd runs: CRI's view follows within a second.
+func TestOtherTools(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
+	r.MustRemovePod(r.MustPod(""))
+	r.MustRemovePod(r.MustPod(testkit.Second))
+	r.Collect()
+	before := r.MustState()
+	opts := images.Options{}
+	tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+	ctr := func(args ...string) {
+		t.Helper()
+		if _, err := r.Ctr(r.Ctx, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noticed := func(ref, handler, id string) {
+		t.Helper()
+		what := fmt.Sprintf("ImageStatus %s for handler %s says %q", ref, handler, id)
+		testkit.EventuallyIn(t, time.Second, what, func(context.Context) (bool, error) {
+			img, err := r.ImageStatus(r.Ctx, ref, handler)
+			return img.GetId() == id, err
+		})
+	}
+
+	// Exported from here, and removed.
+	id := r.MustPull(tag, "")
+	archive := r.Path("app.tar")
+	ctr("images", "export", "--local", "--platform", images.HostPlatform(), archive, tag)
+	r.MustRemove(tag, "")
+	r.WantState("after the removal", before)
+	r.Reg.Reset()
+	r.Reg.Down()
+
+	ctr("images", "import", archive)
+	noticed(tag, "runc", id)
+	r.WantNames(id, []string{tag}, nil)
+	r.WantRun("", tag, opts.Line(0))
+	ctr("images", "tag", tag, r.Reg.Ref("app:mine"))
+	noticed(r.Reg.Ref("app:mine"), "runc", id)
+	ctr("images", "rm", tag)
+	noticed(tag, "runc", "")
+	noticed(id, "runc", id)
+	ctr("images", "rm", r.Reg.Ref("app:mine"))
+	noticed(id, "runc", "")
+	r.Eventually("everything is freed", func() bool {
+		r.Collect()
+		return node.Diff(before, r.MustState()) == ""
+	})
+
+	// Imported without being unpacked: it is unpacked where stock would run it.
+	ctr("images", "import", "--no-unpack", archive)
+	noticed(tag, "runc", id)
+	r.WantRun("", tag, opts.Line(0))
+	r.WantRun(testkit.Second, tag, opts.Line(0))
+	r.MustRemove(tag, "")
+	r.WantState("after the removal of what was imported", before)
+
+	if err := r.Reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	ctr("images", "pull", "--local", "--plain-http", tag)
+	noticed(tag, "runc", id)
+	r.Reg.Reset()
+	r.WantRun("", tag, opts.Line(0))
+	r.WantRun(testkit.Second, tag, opts.Line(0))
+	r.WantNoRequests("running what ctr had pulled")
+	for _, name := range []string{tag, digest} {
+		ctr("images", "rm", name)
+	}
+	r.Eventually("everything is freed", func() bool {
+		r.Collect()
+		return node.Diff(before, r.MustState()) == ""
+	})
+
+	// What imagepin has pulled is taken from under it.
+	for _, h := range []string{"", testkit.Second, "foreign"} {
+		r.MustPull(tag, h)
+	}
+	ctr("images", "rm", tag)
+	noticed(tag, "runc", "")
+	noticed(tag, testkit.Second, "")
+	r.WantNames(id, nil, []string{digest})
+	if r.MustStatus(tag, "foreign") == nil {
+		t.Error("the other platform, whose records are still there, is gone")
+	}
+	r.WantRun("", digest, opts.Line(0))
+	for _, i := range r.Listed() {
+		r.MustRemove(i.Id, "")
+	}
+	r.WantState("in the end", before)
+}
+
+// TestDisabled switches imagepin off: what is served is containerd's own CRI.
+func TestDisabled(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{
+		DisabledPlugins: []string{"io.containerd.imagepin.v1.images"},
+		Handlers:        []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
+	})
+	opts := images.Options{}
+	tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+	id := r.MustPull(tag, "foreign")
+	r.WantRun("foreign", id, opts.Line(0)) // the node's platform, as stock has it
+	if spec := r.Listed()[id].GetSpec(); spec != nil {
+		t.Errorf("the image has a spec, as only imagepin gives it: %v", spec)
+	}
+	for name, i := range r.MustState().Images {
+		for label := range maps.Keys(i.Labels) {
+			if strings.HasPrefix(label, "io.imagepin.") {
+				t.Errorf("record %s has label %s", name, label)
+			}
+		}
+	}
+	if !strings.Contains(r.Logs(), "imagepin is disabled") {
+		t.Error("the log does not say that imagepin is disabled")
+	}
+	// Switched on again it takes over what is there.
+	r.Reg.Down()
+	r.KillAndRestart(func(o *node.Options) { o.DisabledPlugins = nil })
+	if got := r.MustStatus(tag, "runc").GetId(); got != id {
+		t.Errorf("after it is switched on the image is %q, not %s", got, id)
+	}
+	if img := r.MustStatus(tag, "foreign"); img != nil {
+		t.Errorf("after it is switched on the other platform is there: %v", img)
+	}
+}

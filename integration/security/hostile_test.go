@@ -1,0 +1,279 @@
+package security
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestHostileRegistry pulls from a registry that answers with whatever could lead further than to its own images.
+func TestHostileRegistry(t *testing.T) {
+	t.Parallel()
+	n := testkit.Node(t, node.Options{NoPods: true})
+	ctx := testkit.Context(t)
+	before := testkit.State(t, n)
+	const index = "application/vnd.oci.image.index.v1+json"
+	const canaryText = "what only root may read"
+	canary := n.Path("canary")
+	if err := os.WriteFile(canary, []byte(canaryText), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	right := digest.FromString("{}").String()
+	manifest := func(w http.ResponseWriter, d string, size string) {
+		w.Header().Set("Content-Type", index)
+		w.Header().Set("Docker-Content-Digest", d)
+		if size != "" {
+			w.Header().Set("Content-Length", size)
+		}
+	}
+	for name, answer := range map[string]http.HandlerFunc{
+		"redirect to a file": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "file://"+canary, http.StatusFound) },
+		"redirect of blobs to a file": func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodHead {
+				manifest(w, right, "2")
+				return
+			}
+			w.Header().Set("Location", "file://"+canary)
+			w.WriteHeader(http.StatusTemporaryRedirect)
+		},
+		"redirect without end":  func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) },
+		"digest that is a path": func(w http.ResponseWriter, r *http.Request) { manifest(w, "sha256:../../../../canary", "2") },
+		"digest that is a path, long": func(w http.ResponseWriter, r *http.Request) {
+			manifest(w, "sha256:"+strings.Repeat("../", 21)+"x", "2")
+		},
+		"digest of another kind": func(w http.ResponseWriter, r *http.Request) { manifest(w, "md5:d41d8cd98f00b204e9800998ecf8427e", "2") },
+		"another content than its digest": func(w http.ResponseWriter, r *http.Request) {
+			manifest(w, right, "2")
+			fmt.Fprint(w, "[]")
+		},
+		"challenge to a file": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="file://`+canary+`",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reg := httptest.NewServer(answer)
+			defer reg.Close()
+			ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
+			_, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+			if err == nil {
+				t.Fatal("it was pulled")
+			}
+			if strings.Contains(err.Error(), canaryText) {
+				t.Errorf("the error tells what is in the file: %v", err)
+			}
+		})
+	}
+	if b, err := os.ReadFile(canary); err != nil || string(b) != canaryText {
+		t.Errorf("the file beside is %q, %v", b, err)
+	}
+	outside, err := filepath.Glob(n.Path("root", "*", "x"))
+	if err != nil || len(outside) != 0 {
+		t.Errorf("written outside of the content store: %q, %v", outside, err)
+	}
+	testkit.NoLeaks(t, n, before)
+}
+
+// TestHugeManifest: a manifest that is larger than any is refused. It is not read where it says how large it is, and not
+// kept, in memory or on disk, where it does not.
+func TestHugeManifest(t *testing.T) {
+	t.Parallel()
+	n := testkit.Node(t, node.Options{NoPods: true})
+	ctx := testkit.Context(t)
+	before := testkit.State(t, n)
+	resident := peakMemory(t, n.PID())
+	const size = 256 << 20
+	chunk := bytes.Repeat([]byte(" "), 1<<20)
+	for name, length := range map[string]string{"that says so": fmt.Sprint(size), "that does not say so": ""} {
+		t.Run(name, func(t *testing.T) {
+			var sent atomic.Int64
+			reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+				w.Header().Set("Docker-Content-Digest", digest.FromString("x").String())
+				if length != "" {
+					w.Header().Set("Content-Length", length)
+				}
+				if r.Method == http.MethodHead {
+					return
+				}
+				for range size >> 20 {
+					k, err := w.Write(chunk)
+					sent.Add(int64(k))
+					if err != nil {
+						return
+					}
+				}
+			}))
+			defer reg.Close()
+			ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
+			if _, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}}); err == nil || !strings.Contains(err.Error(), "rejecting 268435456 byte manifest") {
+				t.Fatalf("the pull gave %v", err)
+			}
+			if length != "" && sent.Load() != 0 {
+				t.Errorf("%d MiB of it were asked for", sent.Load()>>20)
+			}
+			if grown := peakMemory(t, n.PID()) - resident; grown > size/2 {
+				t.Errorf("containerd grew by %d MiB", grown>>20)
+			}
+		})
+	}
+	testkit.NoLeaks(t, n, before)
+}
+
+// TestHugeManifestInAnIndex: what an index names is not fetched either if it is larger than any manifest is.
+func TestHugeManifestInAnIndex(t *testing.T) {
+	t.Parallel()
+	n := testkit.Node(t, node.Options{NoPods: true})
+	ctx := testkit.Context(t)
+	before := testkit.State(t, n)
+	const size = 256 << 20
+	child := digest.FromString("huge")
+	index := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{`+
+		`"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d,"platform":{"os":"linux","architecture":%q}}]}`,
+		child, size, strings.TrimPrefix(images.HostPlatform(), "linux/"))
+	var asked atomic.Bool
+	reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, child.Encoded()) {
+			asked.Store(true)
+			return
+		}
+		w.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
+		w.Header().Set("Docker-Content-Digest", digest.FromString(index).String())
+		w.Header().Set("Content-Length", fmt.Sprint(len(index)))
+		if r.Method == http.MethodGet {
+			fmt.Fprint(w, index)
+		}
+	}))
+	defer reg.Close()
+	ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
+	_, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	if err == nil || !strings.Contains(err.Error(), "ContentCorrupt") || !strings.Contains(err.Error(), fmt.Sprint(size)) {
+		t.Errorf("the pull gave %v", err)
+	}
+	if asked.Load() {
+		t.Error("it was asked for")
+	}
+	testkit.NoLeaks(t, n, before)
+}
+
+// TestErrorsAreBounded: however much a registry, an image, a verifier or a caller says, an error is 4 KB at most, and so is its line in the log.
+func TestErrorsAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	reg := testkit.Registry(t)
+	n := testkit.Node(t, node.Options{NoPods: true})
+	const most = 4 << 10
+	index := func(entries int, name func(int) string) images.Raw {
+		var b strings.Builder
+		for i := range entries {
+			fmt.Fprintf(&b, `,{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":7,"platform":{"os":"linux","architecture":%q}}`,
+				digest.FromString(fmt.Sprint(i)), name(i))
+		}
+		const mediaType = "application/vnd.oci.image.index.v1+json"
+		return images.Raw{MediaType: mediaType, Body: fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[%s]}`, mediaType, b.String()[1:])}
+	}
+	reg.PushRaw("many:v1", index(20_000, func(i int) string { return fmt.Sprintf("a%05d", i) }))
+	reg.PushRaw("long:v1", index(50, func(i int) string { return fmt.Sprintf("a%02d%s", i, strings.Repeat("→", 7000)) }))
+	testkit.Push(t, reg, "verified:v1", testkit.App(t, images.Options{}))
+	huge := strings.Repeat("x", 60_000)
+	verifier := "#!/bin/sh\ncase $2 in *verified*) head -c 30000 /dev/zero | tr '\\0' y; exit 1;; esac\n"
+	if err := os.WriteFile(n.Path("verifier"), []byte(verifier), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(n.Path("verifier"), filepath.Join(n.VerifierDir(), "verifier")); err != nil {
+		t.Fatal(err)
+	}
+	reg.SetFault(func(q registry.Request) *registry.Fault {
+		switch q.Repository {
+		case "body":
+			return &registry.Fault{Status: http.StatusForbidden, Body: `{"errors":[{"code":"DENIED","message":"` + huge + `"}]}`}
+		case "redirected":
+			return &registry.Fault{Status: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"http://127.0.0.1:1/" + huge}}}
+		case "challenged":
+			return &registry.Fault{Status: http.StatusUnauthorized, Header: http.Header{"Www-Authenticate": {`Bearer realm="http://127.0.0.1:1/` + huge + `"`}}}
+		case "digest":
+			return &registry.Fault{Digest: "sha256:" + huge, Status: http.StatusOK, Header: http.Header{"Content-Type": {huge}, "Docker-Content-Digest": {huge}, "Content-Length": {"2"}}}
+		}
+		return nil
+	})
+	for _, ref := range []string{
+		reg.Ref("many:v1"), reg.Ref("long:v1"), reg.Ref("verified:v1"), reg.Ref("body:v1"), reg.Ref("redirected:v1"), reg.Ref("challenged:v1"), reg.Ref("digest:v1"),
+		reg.Ref(huge), huge + "@sha256:" + huge, strings.Repeat("→", 20_000),
+	} {
+		_, err := n.PullWith(ctx, ref, node.PullOptions{Auth: &cri.AuthConfig{Username: "alice", Password: testkit.AlicePassword}})
+		name := ref[:min(len(ref), 30)]
+		s := status.Convert(err)
+		if err == nil || len(s.Message()) > most || !utf8.ValidString(s.Message()) {
+			t.Errorf("%s: an error of %d bytes: %.300v", name, len(s.Message()), err)
+		}
+		if len(s.Details()) != 1 {
+			t.Errorf("%s: the error has no details: %.300v", name, err)
+		}
+	}
+	if err := n.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(n.Logs(), "\n") {
+		ours := strings.Contains(line, "PullImage failed") || strings.Contains(line, "fetch failed") || strings.Contains(line, "response received") || strings.Contains(line, "trying next host")
+		if ours && len(line) > most+most/4 { // quotes are escaped, and there are a time and a level
+			t.Errorf("a line of %d bytes in the log: %.300s", len(line), line)
+		}
+	}
+}
+
+// peakMemory is the most that a process has had in memory, in bytes.
+func peakMemory(t *testing.T, pid int) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+// TestHugeLabels: labels and annotations of a pod, however long, harm nobody else and do not get into containerd's metadata.
+func TestHugeLabels(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
+	tag, _ := r.Push("workload/app:v1", images.Options{}, images.HostPlatform())
+	huge := strings.Repeat("x", 64<<10)
+	sandbox := &cri.PodSandboxConfig{
+		Metadata:    &cri.PodSandboxMetadata{Name: "a", Namespace: "default", Uid: "a"},
+		Labels:      map[string]string{"pod-template-hash": huge},
+		Annotations: map[string]string{"io.imagepin.pull-behavior": huge, "io.imagepin.version-consistency": huge},
+	}
+	_, err := r.Images().PullImage(r.Ctx, &cri.PullImageRequest{
+		Image: &cri.ImageSpec{Image: tag, Annotations: sandbox.Annotations}, SandboxConfig: sandbox,
+	})
+	if err == nil || !strings.Contains(err.Error(), "pin") {
+		t.Errorf("the pull gave %.200v", err)
+	}
+	for scope := range r.Pins(tag) {
+		if len(scope) > 1<<10 {
+			t.Errorf("there is a pin with a scope of %d bytes", len(scope))
+		}
+	}
+	// Others are served.
+	r.MustPull(tag, "")
+}

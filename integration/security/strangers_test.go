@@ -1,0 +1,144 @@
+package security
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"google.golang.org/grpc/codes"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestStrangerHasToServeWhatItNames has a private image on the node, and another registry that knows its digests and serves less of it than a
+// root, a manifest and a configuration: a pull through that registry fails, also again, and changes nothing. What it serves in full is
+// pulled with one request for each, and without any for layers; from then on it is as if it had been pulled from there first.
+func TestStrangerHasToServeWhatItNames(t *testing.T) {
+	t.Parallel()
+	private := testkit.Registry(t)
+	private.SetAuth(&registry.Auth{Users: map[string]registry.User{"alice": {Password: testkit.AlicePassword, Repositories: []string{"**"}}}})
+	n := testkit.Node(t, node.Options{NoPods: true, Extra: testkit.BehaviorRules, Handlers: []node.Handler{
+		{Name: "native", Snapshotter: "native"}, {Name: "foreign", Platform: testkit.Foreign},
+	}})
+	ctx := testkit.Context(t)
+	refuse := func(conditions ...func(registry.Request) bool) func(registry.Request) *registry.Fault {
+		return registry.FaultIf(registry.Fault{Status: http.StatusNotFound}, append(conditions, registry.Is(http.MethodGet, ""))...)
+	}
+	is := func(kind registry.Kind, ref func() string) func(registry.Request) bool {
+		return func(q registry.Request) bool { return q.Kind == kind && q.Reference == ref() }
+	}
+	host, other := images.Options{Version: "private"}, images.Options{Version: "private", Platform: testkit.Foreign}
+	single := images.Options{Version: "single"}
+	theirs := map[string]remote.Taggable{"index": testkit.AppIndex(t, host, images.HostPlatform(), testkit.Foreign), "single": testkit.App(t, single)}
+	for kind, content := range theirs {
+		testkit.Push(t, private, kind+":v1", content)
+		for _, handler := range []string{"", "foreign"} {
+			if handler == "foreign" && kind == "single" {
+				continue
+			}
+			if _, err := n.PullWith(ctx, private.Ref(kind+":v1"), node.PullOptions{Auth: testkit.AsAlice(), Handler: handler}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	opts := map[string]map[string]images.Options{"index": {"": host, "foreign": other}, "single": {"": single}}
+	for kind, handlers := range opts {
+		for handler, o := range handlers {
+			img := testkit.App(t, o)
+			name := kind + " for handler " + handler
+			config := func() string { return must(t, img.ConfigName).String() }
+			manifest := func() string { return must(t, img.Digest).String() }
+			faults := map[string]func(registry.Request) *registry.Fault{
+				"serves nothing":         refuse(),
+				"serves no blobs":        refuse(is(registry.Blob, config)),
+				"serves no manifest":     refuse(is(registry.Manifest, manifest)),
+				"serves another content": registry.FaultIf(registry.Fault{Corrupt: true, After: 10}, registry.Is(http.MethodGet, registry.Blob)),
+			}
+			for what, fault := range faults {
+				t.Run(name+" "+what, func(t *testing.T) {
+					stranger := testkit.Registry(t)
+					root := testkit.Push(t, stranger, kind+":v1", theirs[kind])
+					stranger.SetFault(fault)
+					before := testkit.State(t, n)
+					for range 2 {
+						for _, ref := range []string{stranger.Ref(kind + ":v1"), stranger.Ref(kind + "@" + root.String())} {
+							_, err := n.Pull(ctx, ref, handler)
+							want := testkit.Failure{Name: "CannotPullImage", Code: codes.NotFound}
+							if what == "serves another content" {
+								want = testkit.Failure{Name: "ContentCorrupt", Code: codes.FailedPrecondition}
+							}
+							want.Check(t, err, ref, testkit.TargetOf(handler))
+						}
+					}
+					if d := node.Diff(before, testkit.State(t, n)); d != "" {
+						t.Errorf("a pull that failed has changed:\n%s", d)
+					}
+				})
+			}
+			t.Run(name+" serves all", func(t *testing.T) {
+				stranger := testkit.Registry(t)
+				testkit.Push(t, stranger, kind+":v1", theirs[kind])
+				pull := func(handler string, blobs, manifests int) {
+					t.Helper()
+					stranger.Reset()
+					if _, err := n.Pull(ctx, stranger.Ref(kind+":v1"), handler); err != nil {
+						t.Fatal(err)
+					}
+					if stranger.Count(registry.Is("GET", registry.Blob)) != blobs || stranger.Count(registry.Is("GET", registry.Manifest)) != manifests ||
+						stranger.Count() != 1+blobs+manifests {
+						t.Errorf("for handler %q other requests than a HEAD, %d of blobs and %d of manifests:\n%s", handler, blobs, manifests, stranger.Dump())
+					}
+				}
+				pull(handler, 1, map[string]int{"index": 2, "single": 1}[kind])
+				pull(handler, 0, 0)
+				if handler == "" {
+					pull("native", 0, 0)
+				}
+			})
+		}
+	}
+}
+
+// TestStrangersManifestOfAPrivateConfiguration has a registry serve a manifest of its own that names a private image's configuration and
+// layers, of which it has nothing.
+func TestStrangersManifestOfAPrivateConfiguration(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	private, stranger := testkit.Registry(t), testkit.Registry(t)
+	n := testkit.Node(t, node.Options{NoPods: true})
+	testkit.Push(t, private, "app:v1", testkit.App(t, images.Options{}))
+	if _, err := n.Pull(ctx, private.Ref("app:v1"), ""); err != nil {
+		t.Fatal(err)
+	}
+	own := testkit.App(t, images.Options{Annotations: map[string]string{"of": "the stranger"}})
+	if must(t, own.ConfigName) != must(t, testkit.App(t, images.Options{}).ConfigName) {
+		t.Fatal("the configurations differ")
+	}
+	testkit.Push(t, stranger, "app:v1", own)
+	stranger.SetFault(registry.FaultIf(registry.Fault{Status: http.StatusNotFound}, registry.Is(http.MethodGet, registry.Blob)))
+	before := testkit.State(t, n)
+	for range 3 {
+		_, err := n.Pull(ctx, stranger.Ref("app:v1"), "")
+		testkit.Failure{Name: "CannotPullImage", Code: codes.NotFound}.Check(t, err, stranger.Ref("app:v1"), testkit.TargetOf(""))
+	}
+	after := testkit.State(t, n)
+	if len(after.Images) != len(before.Images) || len(after.Content) != len(before.Content) || len(after.Snapshots) != len(before.Snapshots) {
+		t.Errorf("pulls that failed have left:\n%s", node.Diff(before, after))
+	}
+	stranger.SetFault(nil)
+	if _, err := n.Pull(ctx, stranger.Ref("app:v1"), ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must[T any](t *testing.T, f func() (T, error)) T {
+	t.Helper()
+	v, err := f()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}

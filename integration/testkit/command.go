@@ -1,0 +1,31 @@
+package testkit
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Operator runs the imagepin command on the node. It returns the output and the exit code.
+func (r *Rig) Operator(args ...string) (string, int) {
+	r.T.Helper()
+	cmd := exec.CommandContext(r.Ctx, filepath.Join(r.Options().BinDir, "imagepin"), append([]string{"--address", r.Address()}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		r.T.Fatalf("imagepin %q: %v", args, err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// DigestIn returns the digest of a reference by digest.
+func DigestIn(ref string) string {
+	_, d, _ := strings.Cut(ref, "@")
+	return d
+}
+
+// Command is [Rig.Operator] for callers that do not check the exit code. It reports whether the code is 0.
+func (r *Rig) Command(args ...string) (string, bool) {
+	r.T.Helper()
+	out, code := r.Operator(args...)
+	return out, code == 0
+}
