@@ -1,3 +1,4 @@
+// The tool that builds the packages. A module of its own for nfpm and its dependencies.
 module github.com/imagepin/imagepin/packaging
 
 go 1.26.6

@@ -1,3 +1,4 @@
+// Tools for development. A module of its own for the linter and the code generators.
 module github.com/imagepin/imagepin/tools
 
 go 1.26.6

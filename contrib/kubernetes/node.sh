@@ -1,13 +1,13 @@
 #!/bin/sh
-# Installs or removes imagepin on the node whose root is mounted at $HOST, which
-# is what the DaemonSets of install.yaml and remove.yaml run:
+# Installs or removes imagepin on the node whose root is mounted at $HOST. The
+# DaemonSets of install.yaml and remove.yaml run it:
 #
 #   node.sh install standalone   imagepin.service beside the node's containerd
-#   node.sh install containerd   a containerd with imagepin in place of the node's
+#   node.sh install containerd   a containerd with imagepin instead of the node's
 #   node.sh remove
 #
-# kubelet's endpoint is not touched: it is the configuration of whoever set the
-# node up. With "install containerd" nothing but containerd is restarted.
+# It does not change kubelet's endpoint. "install containerd" restarts containerd
+# only.
 set -eu
 
 HOST=${HOST:-/host}
@@ -30,7 +30,7 @@ install_node() {
         on systemctl restart containerd.service
         ;;
     *)
-        echo "install standalone, or install containerd" >&2
+        echo "usage: node.sh install standalone|containerd" >&2
         exit 2
         ;;
     esac
@@ -52,7 +52,7 @@ case "${1:-}" in
 install) install_node "${2:-}" ;;
 remove) remove_node ;;
 *)
-    echo "usage: node.sh install standalone|containerd, or remove" >&2
+    echo "usage: node.sh install standalone|containerd, or node.sh remove" >&2
     exit 2
     ;;
 esac
