@@ -206,10 +206,10 @@ func reconciled(log string) (time.Duration, error) {
 // heals are starts after the snapshots of some images were lost.
 func heals(n int, f fleet) scenario {
 	lost := max(1, n/100)
-	name := fmt.Sprintf("restart until healed, %s images, %d of them without snapshot", thousands(n), lost)
-	healed := row{name: name, curve: "restart until healed", x: n}
+	name := fmt.Sprintf("restart until repaired, %s images, %d of them without snapshot", thousands(n), lost)
+	repaired := row{name: name, curve: "restart until repaired", x: n}
 	return scenario{
-		rows: []row{healed}, fleet: f, restarts: true, fraction: 2, stockFails: true,
+		rows: []row{repaired}, fleet: f, restarts: true, fraction: 2, stockFails: true,
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			if err := s.Stop(); err != nil {
 				return nil, err
@@ -229,7 +229,7 @@ func heals(n int, f fleet) scenario {
 				return nil, err
 			}
 			took := time.Since(start)
-			return sample{healed.name: float64(took)}, s.unpacked(ctx, lost)
+			return sample{repaired.name: float64(took)}, s.unpacked(ctx, lost)
 		},
 	}
 }

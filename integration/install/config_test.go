@@ -85,7 +85,7 @@ func TestWrongConfig(t *testing.T) {
 		"no unpacks":         {ours(`max_concurrent_unpacks = 0`), testkit.OurSection, "max_concurrent_unpacks", []string{"0"}},
 		"negative unpacks":   {ours(`max_concurrent_unpacks = -1`), testkit.OurSection, "max_concurrent_unpacks", []string{"-1"}},
 		"text for a number":  {ours(`max_concurrent_unpacks = "many"`), testkit.OurSection, "max_concurrent_unpacks", nil},
-		"unknown handler":    {ours(`handlers.kata.isolation = "process"`), testkit.OurSection, "handlers.kata", []string{"no such runtime handler"}},
+		"unknown handler":    {ours(`handlers.kata.isolation = "process"`), testkit.OurSection, "handlers.kata", []string{"unknown runtime handler"}},
 		"unknown isolation":  {ours(`handlers.runc.isolation = "vm"`), testkit.OurSection, "handlers.runc.isolation", []string{"vm"}},
 		"handler's snapshotter": {
 			node.Options{Handlers: []node.Handler{{Name: "kata", Snapshotter: "nydos"}}},
@@ -98,7 +98,7 @@ func TestWrongConfig(t *testing.T) {
 		},
 		"platform of an unknown handler": {
 			node.Options{Extra: "[plugins.\"" + testkit.ImagesSection + "\".runtime_platforms.kata]\nplatform = \"linux/arm64\"\n"},
-			testkit.ImagesSection, "runtime_platforms.kata", []string{"no such runtime handler"},
+			testkit.ImagesSection, "runtime_platforms.kata", []string{"unknown runtime handler"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 type difference struct{ test, reason string }
 
 var pluginOnly = []difference{
-	{"TestWrongConfig", "A wrong section keeps the plugin from loading. `imagepin serve` does not start, or goes on with the configuration it has, and says the same."},
-	{"TestDisabled", "`disabled_plugins` switches the plugin off. `imagepin serve` is switched off by pointing kubelet at containerd's socket."},
+	{"TestWrongConfig", "An invalid section keeps the plugin from loading. `imagepin serve` does not start, or keeps its current configuration, and reports the same error."},
+	{"TestDisabled", "`disabled_plugins` disables the plugin. To disable `imagepin serve`, set containerd's socket in kubelet's configuration."},
 	{"TestTCP", "containerd can serve its CRI on TCP. `imagepin serve` has a unix socket only."},
 }
 

@@ -29,10 +29,10 @@ func TestCheckLooksAtPins(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, ok := r.Command("check")
-	if ok || !strings.Contains(out, name) || !strings.Contains(out, "its record is gone") || !strings.Contains(out, "write its record again") {
+	if ok || !strings.Contains(out, name) || !strings.Contains(out, "its record is gone") || !strings.Contains(out, "repair its record") {
 		t.Errorf("a check says:\n%s", out)
 	}
-	if out, ok = r.Command("check", "--repair"); !ok || !strings.Contains(out, "record written again") || !strings.Contains(out, "1 differ, 1 repaired") {
+	if out, ok = r.Command("check", "--repair"); !ok || !strings.Contains(out, "record repaired") || !strings.Contains(out, "1 differ, 1 repaired") {
 		t.Errorf("a repair says:\n%s", out)
 	}
 	if out, ok = r.Command("check"); !ok {

@@ -136,7 +136,7 @@ func TestContainerdChanges(t *testing.T) {
 		o.ServeExtra = "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.second]\nplatform = \"linux/arm64\"\n"
 	})
 	r.containerdWith(func(o *node.Options) { o.Handlers = nil })
-	if why := r.waitRefused("runtime_platforms.second"); !strings.Contains(why, "no such runtime handler") {
+	if why := r.waitRefused("runtime_platforms.second"); !strings.Contains(why, "unknown runtime handler") {
 		t.Errorf("calls are refused because %s", why)
 	}
 	r.must(r.Prepare(func(o *node.Options) { o.ServeExtra = "" }))

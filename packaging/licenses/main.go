@@ -24,7 +24,7 @@ var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT
 // exceptions are modules whose licence is not in allowed and that are there
 // nevertheless, with the reason.
 var exceptions = map[string]string{
-	"github.com/cyphar/filepath-securejoin": "files under the MPL are used as they are, by containerd",
+	"github.com/cyphar/filepath-securejoin": "containerd uses the files under the MPL unmodified",
 }
 
 // What is built and shipped, and for what.
@@ -74,16 +74,16 @@ func run(file string, check bool) error {
 
 func page(mods []modules.Module) ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString(`# Licences
+	b.WriteString(`# Licenses
 
-imagepin is under the Apache License 2.0, see [LICENSE](../LICENSE). What its binaries (containerd, ctr, the shim and
-imagepin, for Linux) are built of is listed here. The packages carry the texts in
+imagepin has the Apache License 2.0, see [LICENSE](../LICENSE). This page lists the modules in its binaries (containerd,
+ctr, the shim and imagepin, for Linux). The packages contain the license texts in
 ` + "`/usr/share/doc/<package>/third-party-licenses.txt`" + ` and the modules with versions and checksums in
 ` + "`sbom.spdx.json`" + `.
 
 `)
-	fmt.Fprintf(&b, "Allowed are %s. `make check-licenses`, part of `make check`, fails on anything else. `make licenses`\nwrites this file.\n\n", strings.Join(allowed, ", "))
-	b.WriteString("| module | licence |\n|---|---|\n")
+	fmt.Fprintf(&b, "Allowed licenses: %s. `make check-licenses`, a part of `make check`, rejects others.\n`make licenses` writes this file.\n\n", strings.Join(allowed, ", "))
+	b.WriteString("| module | license |\n|---|---|\n")
 	for _, m := range mods {
 		l, err := m.Licences()
 		if err != nil {

@@ -100,12 +100,12 @@ func (c CRI) Handlers(own Settings, loaded func(snapshotter string) bool) (*runt
 	runtimes := c.Runtime.Containerd.Runtimes
 	for _, name := range slices.Sorted(maps.Keys(c.Images.RuntimePlatforms)) {
 		if _, ok := runtimes[name]; !ok {
-			return nil, sectionError(ImagesSection, "runtime_platforms."+name, errors.New("no such runtime handler"))
+			return nil, sectionError(ImagesSection, "runtime_platforms."+name, errors.New("unknown runtime handler"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(own.Isolation)) {
 		if _, ok := runtimes[name]; !ok {
-			return nil, keyError("handlers."+name, errors.New("no such runtime handler"))
+			return nil, keyError("handlers."+name, errors.New("unknown runtime handler"))
 		}
 	}
 	var handlers []runtimeplatform.Handler

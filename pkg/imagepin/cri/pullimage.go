@@ -65,7 +65,7 @@ func (s *imageCalls) warnUserMismatch(ctx context.Context, e imagepin.Entry) {
 	for _, o := range s.Store.ByRef(e.Ref) {
 		if o.ImageID != e.ImageID && o.User != e.User {
 			log.G(ctx).WithFields(log.Fields{"ref": e.Ref, "target": e.Target.String(), "other": o.Target.String()}).
-				Warnf("the image's user differs between targets, %q here and %q for the other; kubelet's runAsNonRoot check sees only the one looked up last", e.User, o.User)
+				Warnf("the image's user differs between targets, %q for this target and %q for the other; kubelet's runAsNonRoot check sees only the one looked up last", e.User, o.User)
 			return
 		}
 	}

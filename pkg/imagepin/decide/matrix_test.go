@@ -89,7 +89,7 @@ var here = outcomes{strings.Join(tagHere, " "): oldNoRequest}
 var matrix = []row{
 	{
 		"`Always`", policy.Default,
-		cell{text: "HEAD tag, runs the answer; without an answer, the image on the node", want: outcomes{
+		cell{text: "HEAD tag, runs the returned digest; without an answer, the image on the node", want: outcomes{
 			"absent adopted unproved": asked, "pulled other-target split imported-split imported": fallback,
 		}},
 		cell{text: "the same, and pins it"},
@@ -101,7 +101,7 @@ var matrix = []row{
 	},
 	{
 		"`Always`", policy.Always,
-		cell{text: "HEAD tag, runs the answer", want: outcomes{all: asked}},
+		cell{text: "HEAD tag, runs the returned digest", want: outcomes{all: asked}},
 		cell{text: "the same, and pins it"},
 		cell{text: "HEAD tag, runs the pinned digest; fails without an answer", want: outcomes{all: oldAsked}, other: outcomes{all: newAsked}},
 	},

@@ -185,7 +185,7 @@ func nothingToRefresh(tag reference.Named, scope policy.Scope) error {
 	if scope != "" {
 		return &imagepin.Error{
 			Reason: imagepin.UnknownPin, Ref: tag.String(), Class: errdefs.ErrNotFound,
-			Message: fmt.Sprintf("it has no pin in scope %s", scope), Hint: "imagepin pin ls lists the pins of this node.",
+			Message: fmt.Sprintf("it has no pin in scope %s", scope), Hint: "To list the pins of this node, run: imagepin pin ls",
 		}
 	}
 	return &imagepin.Error{

@@ -20,14 +20,14 @@ type Finding struct {
 	// Repair describes what [Store.Repair] would do.
 	Repair string
 
-	id ID // the pin whose record to write again, zero for none
+	id ID // the pin whose record to repair, zero for none
 }
 
 const (
-	writeAgain = "write its record again"
+	repairRecord = "repair its record"
 	ignore     = "ignore it"
 	// RecordRepaired is the result of [Store.Repair] if it has written the record.
-	RecordRepaired = "record written again"
+	RecordRepaired = "record repaired"
 	// Ignored is the result of [Store.Repair] if it has done nothing.
 	Ignored = "ignored"
 )
@@ -75,7 +75,7 @@ func (s *Store) recheck(ctx context.Context, name string, id ID) ([]Finding, err
 		if _, ok := s.Get(id); !ok {
 			return nil, nil // the pin was removed
 		}
-		return []Finding{{Record: name, Problem: "its record is gone", Repair: writeAgain, id: id}}, nil
+		return []Finding{{Record: name, Problem: "its record is gone", Repair: repairRecord, id: id}}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read pin %s: %w", name, err)
@@ -98,7 +98,7 @@ func (s *Store) problem(img images.Image, id ID) *Finding {
 	case inForce && (err != nil || !sameFacts(p, held)):
 		f.Problem = differenceProblem(err, p, held)
 		if !errdefs.IsNotImplemented(err) {
-			f.Repair, f.id = writeAgain, held.ID
+			f.Repair, f.id = repairRecord, held.ID
 		}
 	case errdefs.IsNotImplemented(err):
 		f.Problem = err.Error() + "; its reference is not pulled"

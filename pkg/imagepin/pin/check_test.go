@@ -30,7 +30,7 @@ func TestCheck(t *testing.T) {
 		{
 			"damaged while it is active", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, false,
 			`pin node/registry.example/team/app:1: version "one": invalid argument; the active pin is different`,
-			writeAgain, RecordRepaired,
+			repairRecord, RecordRepaired,
 		},
 		{
 			"newer", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "2"}) }, true,
@@ -47,18 +47,18 @@ func TestCheck(t *testing.T) {
 				if err := e.node.Images.Delete(namespaced(e.ctx), id.String()); err != nil {
 					t.Fatal(err)
 				}
-			}, false, "its record is gone", writeAgain, RecordRepaired,
+			}, false, "its record is gone", repairRecord, RecordRepaired,
 		},
 		{
 			"another digest", func(t *testing.T, e *env) {
 				if _, err := e.node.Images.Update(namespaced(e.ctx), images.Image{Name: id.String(), Target: root("two")}, "target"); err != nil {
 					t.Fatal(err)
 				}
-			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), writeAgain, RecordRepaired,
+			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), repairRecord, RecordRepaired,
 		},
 		{
 			"a label", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelRetain: ""}) }, false,
-			"its record differs from the active pin", writeAgain, RecordRepaired,
+			"its record differs from the active pin", repairRecord, RecordRepaired,
 		},
 		{
 			"no image", func(t *testing.T, e *env) {

@@ -337,7 +337,7 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 	if !ok {
 		return Pin{}, false, &imagepin.Error{
 			Reason: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
-			Message: fmt.Sprintf("it has no pin in scope %s", id.Scope), Hint: "imagepin pin ls lists the pins of this node.",
+			Message: fmt.Sprintf("it has no pin in scope %s", id.Scope), Hint: "To list the pins of this node, run: imagepin pin ls",
 		}
 	}
 	if !still(p) {

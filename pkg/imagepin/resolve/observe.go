@@ -22,7 +22,7 @@ const (
 	NotFound          Result = "not_found"
 	ResultUnavailable Result = "unavailable"
 	Failed            Result = "failed"
-	// GivenUp: all callers had gone before the answer.
+	// ResultCanceled: no caller waited for the answer anymore.
 	ResultCanceled Result = "canceled"
 )
 

@@ -89,6 +89,6 @@ func (r *Retainer) room(e imagepin.Entry, total int64) error {
 	return &imagepin.Error{
 		Reason: imagepin.RetainLimitReached, Ref: e.Ref, Target: e.Target.String(), Class: errdefs.ErrResourceExhausted,
 		Message: fmt.Sprintf("%d bytes are retained, and %d more would exceed max_retained_bytes (%d)", total, e.Size, limit),
-		Hint:    "Remove pins that retain (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
+		Hint:    "Remove pins that retain content (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
 	}
 }

@@ -94,7 +94,7 @@ func (s *Store) lock(ctx context.Context) (func(), error) {
 func (s *Store) Shutdown(ctx context.Context) error {
 	unlock, err := s.lock(ctx)
 	if errdefs.IsFailedPrecondition(err) {
-		return nil // End was called before
+		return nil // Shutdown was called before
 	}
 	if err != nil {
 		return err

@@ -72,7 +72,7 @@ func TestConfigCheck(t *testing.T) {
 		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "must be a table"},
 		"no handler": {
 			files: []string{"c.toml", ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
-			wrong: "handlers.kata: no such runtime handler",
+			wrong: "handlers.kata: unknown runtime handler",
 		},
 		"handler of another file": {
 			files: []string{

@@ -97,7 +97,7 @@ func (a *app) pinSetCommand() *cli.Command {
 		Description: pinSetDescription,
 		Flags: append([]cli.Flag{
 			scopeFlag("node"),
-			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it"},
+			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it; a rule with retain = true does the same"},
 		}, credentialFlags()...),
 		Action: a.pinSet,
 	}
