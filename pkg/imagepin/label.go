@@ -178,7 +178,7 @@ func (l keyLabel) validate() error {
 	// A time zone can move a valid time out of the years that JSON supports. An entry that cannot be written again
 	// would block changes of its record.
 	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
-		return fmt.Errorf("ready %s: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("ready time %s is out of range: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
 	}
 	if l.ChainID != "" {
 		if err := validateDigest(l.ChainID); err != nil {

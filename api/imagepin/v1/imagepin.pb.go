@@ -2108,7 +2108,7 @@ type DeepCheckProgress struct {
 	BytesTotal     int64                  `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
 	Snapshots      int64                  `protobuf:"varint,5,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // checked
 	SnapshotsTotal int64                  `protobuf:"varint,6,opt,name=snapshots_total,json=snapshotsTotal,proto3" json:"snapshots_total,omitempty"`
-	Repaired       int64                  `protobuf:"varint,7,opt,name=repaired,proto3" json:"repaired,omitempty"` // findings that were processed
+	Processed      int64                  `protobuf:"varint,7,opt,name=processed,proto3" json:"processed,omitempty"` // findings that a repair has handled
 	Findings       int64                  `protobuf:"varint,8,opt,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2186,9 +2186,9 @@ func (x *DeepCheckProgress) GetSnapshotsTotal() int64 {
 	return 0
 }
 
-func (x *DeepCheckProgress) GetRepaired() int64 {
+func (x *DeepCheckProgress) GetProcessed() int64 {
 	if x != nil {
-		return x.Repaired
+		return x.Processed
 	}
 	return 0
 }
@@ -2607,7 +2607,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\"\x83\x01\n" +
 	"\x11DeepCheckResponse\x12:\n" +
 	"\bprogress\x18\x01 \x01(\v2\x1e.imagepin.v1.DeepCheckProgressR\bprogress\x122\n" +
-	"\x06result\x18\x02 \x01(\v2\x1a.imagepin.v1.CheckResponseR\x06result\"\x80\x02\n" +
+	"\x06result\x18\x02 \x01(\v2\x1a.imagepin.v1.CheckResponseR\x06result\"\x82\x02\n" +
 	"\x11DeepCheckProgress\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x1f\n" +
 	"\vblobs_total\x18\x02 \x01(\x03R\n" +
@@ -2616,8 +2616,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\vbytes_total\x18\x04 \x01(\x03R\n" +
 	"bytesTotal\x12\x1c\n" +
 	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
-	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1a\n" +
-	"\brepaired\x18\a \x01(\x03R\brepaired\x12\x1a\n" +
+	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1c\n" +
+	"\tprocessed\x18\a \x01(\x03R\tprocessed\x12\x1a\n" +
 	"\bfindings\x18\b \x01(\x03R\bfindings\"\x87\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +

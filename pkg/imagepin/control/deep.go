@@ -42,7 +42,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 		return err
 	}
 	resp := s.report(ctx, report, r.GetRepair(), func() error {
-		p.now.Repaired++
+		p.now.Processed++
 		return p.send()
 	})
 	if err := ctx.Err(); err != nil {

@@ -17,13 +17,13 @@ type Repaired string
 
 // These are the possible results of a repair.
 const (
-	Unpacked Repaired = "unpacked again from local content"
-	Fetched  Repaired = "fetched again by digest"
-	Recorded Repaired = "recorded again: its content and snapshot are on the node"
-	Restored Repaired = "records and labels repaired"
-	Dropped  Repaired = "key dropped"
-	Unwanted Repaired = "not needed: the image was removed"
-	Ignored  Repaired = "ignored"
+	Unpacked       Repaired = "unpacked again from local content"
+	Fetched        Repaired = "fetched again by digest"
+	Recorded       Repaired = "recorded again: its content and snapshot are on the node"
+	RecordRepaired Repaired = "records and labels repaired"
+	Dropped        Repaired = "key dropped"
+	Unwanted       Repaired = "not needed: the image was removed"
+	Ignored        Repaired = "ignored"
 )
 
 // Repair repairs a finding, and returns how. It fetches an image by digest if local content is not sufficient. If that
@@ -41,7 +41,7 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 		if err := r.config.Store.RepairRecords(ctx, f.Loss.Entry); err != nil {
 			return Ignored, err
 		}
-		return Restored, nil
+		return RecordRepaired, nil
 	}
 	return Ignored, nil
 }
@@ -79,8 +79,8 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 		loss.Unpackable = true
 	}
 	if loss.Unpackable {
-		if restored, err := r.unpack(ctx, loss); err == nil {
-			if !restored {
+		if unpacked, err := r.unpack(ctx, loss); err == nil {
+			if !unpacked {
 				return Unwanted, nil
 			}
 			return Unpacked, nil

@@ -100,7 +100,7 @@ func progressLine(p *api.DeepCheckProgress) string {
 		p.GetBlobs(), p.GetBlobsTotal(), units.BytesSize(float64(p.GetBytes())), units.BytesSize(float64(p.GetBytesTotal())),
 		p.GetSnapshots(), p.GetSnapshotsTotal())
 	if p.GetFindings() > 0 {
-		line += fmt.Sprintf("; %d differ, %d processed", p.GetFindings(), p.GetRepaired())
+		line += fmt.Sprintf("; %d differ, %d processed", p.GetFindings(), p.GetProcessed())
 	}
 	return line
 }
