@@ -184,7 +184,7 @@ func TestControlPull(t *testing.T) {
 	if len(blobs) != 3 {
 		t.Errorf("the pull told of %d layers, not 3: %v", len(blobs), progress)
 	}
-	for handler, want := range map[string]string{"": "nothing", "native": "unpacked"} {
+	for handler, want := range map[string]string{"": "up_to_date", "native": "unpacked"} {
 		if _, result, err = pull(&api.PullRequest{Ref: ref, Handler: handler}); err != nil || result.GetDone() != want {
 			t.Errorf("the next pull for %q gives %v (%v), not %s", handler, result, err, want)
 		}

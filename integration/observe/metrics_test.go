@@ -62,7 +62,7 @@ func TestMetrics(t *testing.T) {
 	r.MustPull(tag, "")
 	changed("a cold pull", series{pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): aKey})
 	r.MustPull(tag, "")
-	changed("a warm pull", series{pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1})
+	changed("a warm pull", series{pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1})
 	r.MustPull(tag, "native")
 	changed("a pull for a second snapshotter", series{pulled("unpacked"): 1, resolved("resolved"): 1, resolves: 1, keysOf("native"): aKey})
 	if err := r.Reg.Tag("repo/app:same", digest); err != nil {
@@ -111,7 +111,7 @@ func TestMetrics(t *testing.T) {
 	changed("a pull that is denied", series{pulled("failed"): 1, resolved("denied"): 1, resolves: 1})
 	r.Reg.SetFault(registry.FaultIf(registry.Fault{Status: http.StatusServiceUnavailable}))
 	r.MustPull(tag, "")
-	changed("a pull while the registry is down", series{pulled("nothing"): 1, fellBack: 1, resolved("unavailable"): 1, resolves: 1})
+	changed("a pull while the registry is down", series{pulled("up_to_date"): 1, fellBack: 1, resolved("unavailable"): 1, resolves: 1})
 	fail("a pull that cannot fall back", func() (string, error) { return r.Pull(r.Ctx, r.Reg.Ref("repo/app:none"), "") })
 	changed("a pull that cannot fall back", series{pulled("failed"): 1, resolved("unavailable"): 1, resolves: 1})
 	r.Reg.SetFault(nil)
@@ -156,10 +156,10 @@ func TestMetrics(t *testing.T) {
 	r.Push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
 	r.MustPull(pinned, "")
 	changed("a pull after the pinned tag has moved", series{
-		pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1, pinEvent("drifted"): 1, "imagepin_pins_drifted": 1,
+		pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1, pinEvent("drifted"): 1, "imagepin_pins_drifted": 1,
 	})
 	r.MustPull(pinned, "")
-	changed("a second pull after the pinned tag has moved", series{pulled("nothing"): 1, resolved("resolved"): 1, resolves: 1})
+	changed("a second pull after the pinned tag has moved", series{pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1})
 
 	// A container of another handler needs the image there, and nobody pulls it.
 	p := r.MustPod("native")

@@ -1326,7 +1326,7 @@ func (x *Progress) GetTotal() int64 {
 type PullResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Done          string                 `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"` // nothing, recorded, unpacked, fetched
+	Done          string                 `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"` // up_to_date, recorded, unpacked, fetched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

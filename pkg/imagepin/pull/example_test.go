@@ -47,7 +47,7 @@ func ExamplePuller_Pull() {
 	// Output:
 	// runc: fetched linux/amd64 on native
 	// kata: unpacked linux/amd64 on other
-	// runc: nothing linux/amd64 on native
+	// runc: up_to_date linux/amd64 on native
 }
 
 func pullTwice() (err error) {

@@ -14,7 +14,7 @@ type Outcome string
 // The outcomes of a pull.
 const (
 	// UpToDate: the image was ready under its reference.
-	UpToDate Outcome = "nothing"
+	UpToDate Outcome = "up_to_date"
 	// Recorded: the image was ready under another reference.
 	Recorded Outcome = "recorded"
 	// Unpacked: the content was on the node.

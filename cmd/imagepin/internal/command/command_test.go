@@ -126,10 +126,10 @@ func TestRequests(t *testing.T) {
 				t.Error(got.err)
 			}
 			if !proto.Equal(c.request, test.want) {
-				t.Errorf("request %v, want %v", c.request, test.want)
+				t.Errorf("got request %v, want %v", c.request, test.want)
 			}
 			if len(c.namespace) != 1 || c.namespace[0] != "k8s.io" {
-				t.Errorf("request in namespace %q", c.namespace)
+				t.Errorf("got namespace %q, want k8s.io", c.namespace)
 			}
 		})
 	}
@@ -144,7 +144,7 @@ func TestEnvironment(t *testing.T) {
 		t.Fatal(errOut.String())
 	}
 	if c.namespace[0] != "other" {
-		t.Errorf("request in namespace %q", c.namespace)
+		t.Errorf("got namespace %q, want other", c.namespace)
 	}
 }
 
@@ -281,7 +281,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestPasswordFromStandardInput(t *testing.T) {
-	for name, in := range map[string]string{"line": "secret\n", "windows line": "secret\r\n", "no end": "secret"} {
+	for name, in := range map[string]string{"line": "secret\n", "windows line": "secret\r\n", "no line end": "secret"} {
 		t.Run(name, func(t *testing.T) {
 			c := recorded()
 			_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
@@ -290,7 +290,7 @@ func TestPasswordFromStandardInput(t *testing.T) {
 				t.Fatal(got.err)
 			}
 			if p := c.request.(*api.PullRequest).GetCredential().GetPassword(); p != "secret" {
-				t.Errorf("the password is %q", p)
+				t.Errorf("got password %q, want secret", p)
 			}
 		})
 	}
@@ -303,7 +303,7 @@ func TestPasswordIsNotEchoed(t *testing.T) {
 	}
 }
 
-// commands returns all commands by their full names.
+// commands returns a command and its subcommands by full name.
 func commands(c *cli.Command, path string) map[string]*cli.Command {
 	all := map[string]*cli.Command{path: c}
 	for _, sub := range c.Commands {
@@ -339,13 +339,13 @@ func TestCompletion(t *testing.T) {
 	got := runAt(t, "/absent", nil, "pin", "--generate-shell-completion")
 	for _, name := range []string{"ls", "set", "rm"} {
 		if !strings.Contains(got.out, name) {
-			t.Errorf("%s is not completed: %q", name, got.out)
+			t.Errorf("no completion of %s: %q", name, got.out)
 		}
 	}
 }
 
-// TestImports checks what the client imports of imagepin: only the API, the configuration that it validates offline,
-// and serve as a whole.
+// TestImports checks that the command imports only these packages of imagepin: its own, version, the API, config and
+// serve.
 func TestImports(t *testing.T) {
 	const module = "github.com/imagepin/imagepin/"
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, module+"cmd/imagepin/...").Output()
@@ -360,7 +360,7 @@ func TestImports(t *testing.T) {
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {
-			t.Errorf("imports %s", ours)
+			t.Errorf("the command imports %s", ours)
 		}
 	}
 }

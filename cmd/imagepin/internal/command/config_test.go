@@ -23,7 +23,7 @@ func write(t *testing.T, files ...string) string {
 	return filepath.Join(dir, files[0])
 }
 
-const ours = `[plugins."io.containerd.imagepin.v1.images"]` + "\n"
+const sectionHeader = `[plugins."io.containerd.imagepin.v1.images"]` + "\n"
 
 func TestConfigCheckOfExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../../contrib/config/*.toml")
@@ -55,28 +55,28 @@ func TestConfigCheck(t *testing.T) {
 		valid string // printed if the file is valid
 		wrong string // part of the error otherwise
 	}{
-		"empty":    {files: []string{"c.toml", ""}, valid: "uses its defaults"},
-		"disabled": {files: []string{"c.toml", `disabled_plugins = ["io.containerd.imagepin.v1.images"]`}, valid: "is disabled"},
-		"no file":  {files: []string{"x/y", ""}, wrong: "x: is a directory"},
-		"no toml":  {files: []string{"c.toml", "a = 1\nb = = 2"}, wrong: "c.toml:2:5: toml:"},
-		"version":  {files: []string{"c.toml", "version = 99"}, wrong: "version 99 is newer"},
+		"empty":         {files: []string{"c.toml", ""}, valid: "uses its defaults"},
+		"disabled":      {files: []string{"c.toml", `disabled_plugins = ["io.containerd.imagepin.v1.images"]`}, valid: "is disabled"},
+		"directory":     {files: []string{"x/y", ""}, wrong: "x: is a directory"},
+		"invalid TOML":  {files: []string{"c.toml", "a = 1\nb = = 2"}, wrong: "c.toml:2:5: toml:"},
+		"newer version": {files: []string{"c.toml", "version = 99"}, wrong: "version 99 is newer"},
 		"unknown key": {
-			files: []string{"c.toml", ours + "max_concurrent_unpack = 4"},
+			files: []string{"c.toml", sectionHeader + "max_concurrent_unpack = 4"},
 			wrong: `[plugins."io.containerd.imagepin.v1.images"]: unknown key "max_concurrent_unpack" (did you mean "max_concurrent_unpacks"?)`,
 		},
-		"value": {files: []string{"c.toml", ours + `manifest_pull_timeout = "1s"`}, wrong: "manifest_pull_timeout: 1s is less than 30s"},
-		"section": {
+		"invalid value": {files: []string{"c.toml", sectionHeader + `manifest_pull_timeout = "1s"`}, wrong: "manifest_pull_timeout: 1s is less than 30s"},
+		"unknown section": {
 			files: []string{"c.toml", `[plugins."io.containerd.imagepin.v1.image"]`},
 			wrong: `unknown section (did you mean "io.containerd.imagepin.v1.images"?)`,
 		},
 		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "must be a table"},
-		"no handler": {
-			files: []string{"c.toml", ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
+		"unknown handler": {
+			files: []string{"c.toml", sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
 			wrong: "handlers.kata: unknown runtime handler",
 		},
 		"handler of another file": {
 			files: []string{
-				"c.toml", "imports = ['conf.d/*.toml', 'b.toml']\n" + ours,
+				"c.toml", "imports = ['conf.d/*.toml', 'b.toml']\n" + sectionHeader,
 				"conf.d/a.toml", "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\"",
 				"b.toml", "imports = ['c.toml']\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
@@ -84,18 +84,18 @@ func TestConfigCheck(t *testing.T) {
 		},
 		"handler of version 2": {
 			files: []string{
-				"c.toml", "version = 2\n" + ours + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\n" +
+				"c.toml", "version = 2\n" + sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\n" +
 					"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
 			valid: "OK\n",
 		},
-		"platform": {
+		"invalid platform": {
 			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"x/y/z/z\""},
 			wrong: "runtime_platforms.runc.platform",
 		},
 		"a later file wins": {
 			files: []string{
-				"c.toml", "imports = ['b.toml']\n" + ours + "max_concurrent_unpacks = 2", "b.toml", ours + "max_concurrent_unpacks = 0",
+				"c.toml", "imports = ['b.toml']\n" + sectionHeader + "max_concurrent_unpacks = 2", "b.toml", sectionHeader + "max_concurrent_unpacks = 0",
 			},
 			wrong: "max_concurrent_unpacks: 0 is less than 1",
 		},
@@ -103,18 +103,18 @@ func TestConfigCheck(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, test.files...)
-			if name == "no file" {
+			if name == "directory" {
 				path = filepath.Dir(path)
 			}
 			got := runAt(t, "/absent", nil, "config", "check", path)
 			if test.wrong == "" {
 				if got.code != 0 || !strings.Contains(got.out, test.valid) {
-					t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+					t.Errorf("exit code %d, printed %q and %q, want 0 and %q", got.code, got.out, got.err, test.valid)
 				}
 				return
 			}
 			if got.code != 1 || got.out != "" || !strings.Contains(got.err, test.wrong) {
-				t.Errorf("exit code %d, printed %q and %q", got.code, got.out, got.err)
+				t.Errorf("exit code %d, printed %q and %q, want 1 and the error %q", got.code, got.out, got.err, test.wrong)
 			}
 		})
 	}

@@ -20,11 +20,11 @@ read 4 of 5 blobs, 16MiB of 20MiB; 0 of 2 snapshots
 read 5 of 5 blobs, 20MiB of 20MiB; 0 of 2 snapshots
 `
 	if got.err != want {
-		t.Errorf("standard error has\n%s", got.err)
+		t.Errorf("standard error: got\n%s\nwant\n%s", got.err, want)
 	}
 }
 
-// On a terminal, one line is overwritten.
+// TestDeepCheckProgressOnATerminal checks that progress overwrites one line.
 func TestDeepCheckProgressOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	p := &checkProgress{w: &out, overwrite: true}
@@ -37,7 +37,7 @@ func TestDeepCheckProgressOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.HasSuffix(got, "\r\x1b[2Kread 5 of 5 blobs, 20MiB of 20MiB; 2 of 2 snapshots\n") {
-		t.Errorf("%q", got)
+		t.Errorf("got %q, want one line that is overwritten and ends with the last progress", got)
 	}
 }
 
@@ -49,7 +49,7 @@ func TestDeepCheckWithoutResult(t *testing.T) {
 	}
 }
 
-// Ctrl-C cancels the call and prints a message.
+// TestDeepCheckInterrupted checks that Ctrl-C cancels the call and prints a message.
 func TestDeepCheckInterrupted(t *testing.T) {
 	c := recorded()
 	ctx, cancel := context.WithCancel(t.Context())

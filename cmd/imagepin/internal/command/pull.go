@@ -139,10 +139,10 @@ func ended(end error, result *api.PullResult, p progress) (*api.PullResult, erro
 
 // outcomeTexts describe the outcomes of a pull.
 var outcomeTexts = map[string]string{
-	"nothing":  "is up to date",
-	"recorded": "was on the node and is recorded under this reference",
-	"unpacked": "was on the node and is unpacked",
-	"fetched":  "is fetched and unpacked",
+	"up_to_date": "is up to date",
+	"recorded":   "was on the node and is recorded under this reference",
+	"unpacked":   "was on the node and is unpacked",
+	"fetched":    "is fetched and unpacked",
 }
 
 func (a *app) printPulled(r *api.PullResult) error {

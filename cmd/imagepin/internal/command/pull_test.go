@@ -18,10 +18,10 @@ import (
 func TestPullProgressIsNotInJSON(t *testing.T) {
 	got := run(t, recorded(), "pull", appRef, "-o", "json")
 	if !strings.HasPrefix(got.out, "{") || strings.Contains(got.out, "downloading") {
-		t.Errorf("standard output has %s", got.out)
+		t.Errorf("standard output is not only JSON: %s", got.out)
 	}
 	if !strings.Contains(got.err, "layer 666666666666: downloading 5.0 MiB\n") {
-		t.Errorf("standard error has %s", got.err)
+		t.Errorf("standard error has no progress: %s", got.err)
 	}
 }
 
@@ -44,7 +44,7 @@ func TestPullWithoutResult(t *testing.T) {
 	}
 }
 
-// newBars returns bars on a terminal of this size, and its output.
+// newBars returns bars on a terminal of a size, and their output.
 func newBars(width, height int) (*bars, *bytes.Buffer) {
 	var out bytes.Buffer
 	return &bars{
@@ -56,7 +56,7 @@ func newBars(width, height int) (*bars, *bytes.Buffer) {
 func TestBars(t *testing.T) {
 	b, out := newBars(80, 24)
 	if err := b.redraw(); err != nil || out.Len() > 0 {
-		t.Fatalf("drew %q before anything happened: %v", out, err)
+		t.Fatalf("drew %q without progress: %v", out, err)
 	}
 	for _, message := range pulled() {
 		if err := b.update(message.GetProgress()); err != nil {
@@ -68,7 +68,7 @@ func TestBars(t *testing.T) {
 	}
 	golden(t, "bars", strings.ReplaceAll(out.String(), "\x1b", "^"))
 	if n := strings.Count(out.String(), clearLine); n != 2+6*4 {
-		t.Errorf("%d lines were overwritten", n)
+		t.Errorf("overwrote %d lines, want %d", n, 2+6*4)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestBarsDoNotWrap(t *testing.T) {
 		}
 		for line := range strings.Lines(out.String()) {
 			if n := len([]rune(visibleText(strings.TrimRight(line, "\n")))); n > width {
-				t.Errorf("a line of %d in %d columns: %q", n, width, line)
+				t.Errorf("line of %d characters on a terminal of %d columns: %q", n, width, line)
 			}
 		}
 	}
@@ -111,10 +111,10 @@ func TestBarsOnSmallTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), "\n"); n != 4 {
-		t.Errorf("%d lines on 5: %q", n, out)
+		t.Errorf("drew %d lines on a terminal of 5 lines, want 4: %q", n, out)
 	}
 	if strings.Contains(out.String(), "complete") || strings.Contains(out.String(), "exists") {
-		t.Errorf("finished blobs are shown: %q", out)
+		t.Errorf("output shows finished blobs: %q", out)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestOnATerminal(t *testing.T) {
 		t.Fatalf("exit code %d: %s", got, screen)
 	}
 	if p := c.request.(*api.PullRequest).GetCredential().GetPassword(); p != "hunter2" {
-		t.Errorf("the password is %q", p)
+		t.Errorf("got password %q, want hunter2", p)
 	}
 	if strings.Contains(screen, "hunter2") {
 		t.Error("the password is echoed")

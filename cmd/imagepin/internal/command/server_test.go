@@ -19,26 +19,26 @@ import (
 )
 
 const (
-	appRef     = "registry.example.com/shop/app:v1"
-	digestOld  = "sha256:1111111111111111aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-	digestNew  = "sha256:2222222222222222bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
-	manifestD  = "sha256:3333333333333333cccccccccccccccccccccccccccccccccccccccccccccccc"
-	imageID    = "sha256:4444444444444444dddddddddddddddddddddddddddddddddddddddddddddddd"
-	chainID    = "sha256:5555555555555555eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"
-	layerD     = "sha256:6666666666666666ffffffffffffffffffffffffffffffffffffffffffffffff"
-	indexType  = "application/vnd.oci.image.index.v1+json"
-	layerType  = "application/vnd.oci.image.layer.v1.tar+gzip"
-	workload   = "workload/shop/pod-template-hash=7d4b9c"
-	theirHost  = "registry.example.com"
-	bothOnHost = "linux/amd64"
+	appRef       = "registry.example.com/shop/app:v1"
+	digestOld    = "sha256:1111111111111111aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	digestNew    = "sha256:2222222222222222bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	manifestD    = "sha256:3333333333333333cccccccccccccccccccccccccccccccccccccccccccccccc"
+	imageID      = "sha256:4444444444444444dddddddddddddddddddddddddddddddddddddddddddddddd"
+	chainID      = "sha256:5555555555555555eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"
+	layerD       = "sha256:6666666666666666ffffffffffffffffffffffffffffffffffffffffffffffff"
+	indexType    = "application/vnd.oci.image.index.v1+json"
+	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
+	workload     = "workload/shop/pod-template-hash=7d4b9c"
+	registryHost = "registry.example.com"
+	hostPlatform = "linux/amd64"
 )
 
-// testNow is the time of the tests.
+// testNow is the current time in the tests.
 var testNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(testNow.Add(-d)) }
 
-// control returns recorded answers, and stores the last request.
+// control is a server that returns recorded responses and stores the last request.
 type control struct {
 	api.UnimplementedControlServer
 	images    *api.ImagesResponse
@@ -52,7 +52,7 @@ type control struct {
 	check     *api.CheckResponse
 	deep      []*api.DeepCheckResponse // all except the last
 	uninstall *api.UninstallResponse
-	err       error                 // of every call, after the messages of pull
+	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
 	request   proto.Message
@@ -139,7 +139,7 @@ func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.
 	return c.uninstall, c.answer(ctx, r)
 }
 
-// listen returns a socket. Its path is short, because the system limits it.
+// listen returns a listener on a Unix socket. Its path is short, because the system limits it.
 func listen(t *testing.T) (net.Listener, string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "imagepin")
@@ -197,12 +197,12 @@ func run(t *testing.T, c *control, args ...string) result {
 func appKey() *api.Key {
 	return &api.Key{
 		Ref:      appRef,
-		Target:   &api.Target{Platform: bothOnHost, Snapshotter: "overlayfs"},
+		Target:   &api.Target{Platform: hostPlatform, Snapshotter: "overlayfs"},
 		Handlers: []string{"runc", "runc-debug"},
 		Root:     &api.Descriptor{MediaType: indexType, Digest: digestOld, Size: 607},
 		Manifest: manifestD, ImageId: imageID, ChainId: chainID,
 		Size: 880359, User: "65532", ReadyAt: ago(3 * time.Hour),
-		Source: "pull", Host: theirHost, Record: "registry.example.com/shop/app@" + digestOld,
+		Source: "pull", Host: registryHost, Record: "registry.example.com/shop/app@" + digestOld,
 		Pin: "node",
 	}
 }
@@ -236,14 +236,14 @@ func appRule() *api.Rule {
 	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true}
 }
 
-// recorded returns the answers of a node with various images, pins and findings.
+// recorded returns a server of a node with various images, pins and findings.
 func recorded() *control {
 	return &control{
 		images:  &api.ImagesResponse{Keys: []*api.Key{appKey(), armKey()}},
 		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{appPin(), workloadPin()}, Rule: appRule()},
 		resolve: &api.ResolveResponse{
 			Ref: appRef, Target: appKey().Target, Rule: appRule(), Pin: appPin(),
-			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: theirHost,
+			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: registryHost,
 			Root: appPin().Root, Why: "pinned in scope node since 2026-11-19T10:00:00Z", Manifest: manifestD,
 			Missing: []*api.Missing{{What: "layer", Name: layerD, Size: 5 << 20}, {What: "snapshot", Name: chainID}},
 		},

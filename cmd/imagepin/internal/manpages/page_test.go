@@ -32,6 +32,7 @@ func TestEveryCommandHasAPage(t *testing.T) {
 	}
 }
 
+// TestTextIsNotARequest checks that roff does not read text as a request.
 func TestTextIsNotARequest(t *testing.T) {
 	text := page([]*cli.Command{{Name: "x", Usage: "a 'b' \"c\"", Description: ".so /etc/passwd\n'tis\n\\fBno\\fR"}}, "1", "")
 	for _, want := range []string{"\n\\&.so /etc/passwd\n", "\n\\&\\(aqtis\n", "\n\\efBno\\efR\n"} {
