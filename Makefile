@@ -26,11 +26,10 @@ test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
 	GO=$(GO) hack/test-binaries.sh
 
 .PHONY: crash-binaries
-crash-binaries: ## bin/containerd-failpoints: ours, to be killed at named places
+crash-binaries: ## bin/containerd-failpoints and bin/imagepin-failpoints, which tests can kill at failpoints
 	GO=$(GO) hack/test-binaries.sh crash
 
-# Packages are the same bytes wherever and whenever they are built of one commit by one version of Go: nothing of the
-# machine, its clock or its environment is in them.
+# Packages are reproducible: one commit and one version of Go result in the same bytes on every machine.
 DIST              = dist
 ARCHS             = amd64 arm64
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
@@ -50,7 +49,7 @@ packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill 
 	rm -rf $(DIST)/.stage
 
 .PHONY: licenses
-licenses: ## Write docs/licenses.md: the licences of what the binaries are built of
+licenses: ## Write docs/licenses.md: the licenses of the modules in the binaries
 	cd packaging && $(GO) run ./licenses ../docs/licenses.md
 
 .PHONY: check-licenses
@@ -58,18 +57,18 @@ check-licenses:
 	cd packaging && $(GO) run ./licenses -check ../docs/licenses.md
 
 .PHONY: vulncheck
-vulncheck: ## Known vulnerabilities in what is linked (needs https://vuln.go.dev)
+vulncheck: ## Check the modules in the binaries for known vulnerabilities (needs https://vuln.go.dev)
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 $(OURS)
 
 .PHONY: demo
-demo: build test-binaries ## Run the main job for real, on a registry and a containerd of its own
+demo: build test-binaries ## Run the demo with its own registry and containerd
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo
 
 .PHONY: demo-stock
-demo-stock: build test-binaries ## The same steps on stock containerd: where it fails
+demo-stock: build test-binaries ## Run the demo on stock containerd: shows where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
-# The stages mostly wait for containerd and kubelet: two at a time, each with its output in one piece.
+# The stages mostly wait for containerd and kubelet, so two run at a time. The output of each stage is in one piece.
 .PHONY: test
 test: ## All tests
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-stages
@@ -78,81 +77,83 @@ test: ## All tests
 test-stages: test-integration test-kubelet test-serve test-unit test-packages test-race test-lazy test-versions test-sim check-bench
 
 .PHONY: test-unit
-test-unit: ## Unit tests, under the race detector
+test-unit: ## Unit tests with the race detector
 	$(GO) test -race $(OURS)
 
 .PHONY: test-sim
-test-sim: ## As many simulated histories as fit in three minutes (SIM_TIME)
+test-sim: ## Run simulated histories for three minutes (SIM_TIME)
 	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),3m) $(GO) test -count 1 -v -run TestHistories ./internal/sim
 
 .PHONY: check-bench
-check-bench: ## The Go benchmarks run, once each
+check-bench: ## Run each Go benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./pkg/...
 
-# Ten repetitions take about 25 minutes: BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' for less; BENCH=-help lists the rest.
+# Ten repetitions take about 25 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists
+# all options.
 .PHONY: bench
-bench: build test-binaries ## Measure beside stock containerd, on a quiet machine: one table
+bench: build test-binaries ## Compare the performance with stock containerd; use an idle machine
 	@cd integration && $(GO) build -o ../bin/bench ./bench
 	@bin/bench $(BENCH)
 
 .PHONY: bench-docs
-bench-docs: ## The same, for docs/performance.md and docs/performance/
+bench-docs: ## Run the benchmark and write docs/performance.md and docs/performance/
 	@$(MAKE) --no-print-directory bench BENCH='-out docs/performance $(BENCH)'
 	bin/bench -out docs/performance -doc docs/performance.md
 
 .PHONY: test-integration
-test-integration: build test-binaries crash-binaries ## Real containerd, registry, runc and snapshotters; needs EROFS in the kernel
+test-integration: build test-binaries crash-binaries ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
 	hack/erofs-utils.sh
 	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
 
 .PHONY: test-serve
-test-serve: build test-binaries crash-binaries ## The integration tests again, with imagepin serve beside stock containerd
+test-serve: build test-binaries crash-binaries ## The integration tests with imagepin serve in front of stock containerd
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-race
-test-race: build test-binaries crash-binaries ## Everything at once, and the life of imagepin serve, under the race detector
+test-race: build test-binaries crash-binaries ## Tests of concurrency and of imagepin serve with the race detector
 	GO=$(GO) hack/test-binaries.sh race
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency ./crash
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 ./serve
 
 .PHONY: soak
-soak: build test-binaries crash-binaries ## Thousands of kills and of histories at random (ROUNDS=5000)
+soak: build test-binaries crash-binaries ## Thousands of random kills and histories (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
 	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
 	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills ./crash
 
 .PHONY: test-lazy
-test-lazy: build test-binaries ## Pods on a real lazily pulling snapshotter (stargz's) beside overlayfs; needs FUSE
+test-lazy: build test-binaries ## Pods on the lazily pulling stargz snapshotter and on overlayfs; needs FUSE
 	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/lazy && $(GO) test -timeout 10m -count 1 ./...
 
-# Cold this compiles Kubernetes, for minutes; the binaries are kept in the user's cache. The cases mostly wait for kubelet, so
-# that more of them run at once than there are processors.
+# The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache. The cases mostly
+# wait for kubelet, so more cases than processors run at a time.
 .PHONY: test-kubelet
-test-kubelet: build test-binaries ## Pods of a real kubelet, API server and etcd
+test-kubelet: build test-binaries ## Tests with a real kubelet, API server and etcd
 	GO=$(GO) hack/kubernetes-binaries.sh
 	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./...
 
-# Cold this installs a Debian with systemd into the user's cache, for minutes.
+# The first run installs a Debian with systemd into the user's cache, which takes minutes.
 .PHONY: test-packages
-test-packages: packages test-binaries ## Packages installed, run and removed under a real systemd, and built twice
+test-packages: packages test-binaries ## Install, run and remove the packages under a real systemd, and build them twice
 	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
 
-# Cold this compiles two more containerds and takes Debian's, for minutes; they are kept in the user's cache.
+# The first run compiles two containerds and downloads those of Debian, which takes minutes, and keeps them in the
+# user's cache.
 .PHONY: test-versions
-test-versions: build test-binaries ## The main job with other versions of containerd, in it and beside it
+test-versions: build test-binaries ## Test imagepin in and in front of other versions of containerd
 	GO=$(GO) hack/containerd-versions.sh
 	hack/debian-containerd.sh
 	cd integration && $(GO) test -timeout 10m -count 1 ./versions/... && $(GO) run ./versions/table -check -results ../$(BIN)/versions.tsv ..
 
 .PHONY: versions-table
-versions-table: ## Write into RELEASES.md what test-versions has found
+versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses check-versions ## Everything that is checked without running it
+check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses check-versions ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -180,7 +181,7 @@ check-tidy:
 	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
 
 .PHONY: generate
-generate: ## Write the code that is generated of api/
+generate: ## Generate the code from api/
 	cd tools && $(GO) run ./protogen ../api imagepin/v1/imagepin.proto
 
 .PHONY: check-generate
@@ -192,5 +193,5 @@ check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Remove all build output
 	rm -rf bin dist

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the containerds of other versions that imagepin is tested with, each from modules below integration/versions:
-# bin/containerd-<minor>/ with
+# Builds the other versions of containerd that `make test-versions` tests, from the modules below integration/versions,
+# into bin/containerd-<minor>/:
 #
 #   containerd, ctr, containerd-shim-runc-v2
-#                        stock ones, kept in the user's cache under a name made of everything that they are built of
+#                        stock containerd, kept in the user's cache under a hash of its inputs
 #   containerd-imagepin  the same containerd with imagepin
 set -euo pipefail
 
@@ -31,7 +31,7 @@ for module in "$root"/integration/versions/*.*/; do
         ln -sf "$built/$name" "$bin/containerd-$minor/$name"
     done
 
-    # imagepin changes all the time: always asked of Go's build cache.
+    # Always build: imagepin changes often, and Go's build cache makes unchanged builds fast.
     cd "$module/plugin"
     version=$("$GO" list -m -f '{{.Replace.Version}}' "$containerd")+imagepin
     echo "containerd $version"

@@ -1,8 +1,8 @@
-# To be sourced: own_apt DIRECTORY SUITE COMMAND... runs apt-get on a suite of Debian, with lists, cache and status of its own
-# in the directory, so that nothing of the machine's apt is read or changed. apt checks the signatures. What packages depend
-# on is looked for in the suite alone, not on this machine.
+# Source this file. own_apt DIRECTORY SUITE COMMAND... runs apt-get on a Debian suite. Its lists, cache and status are
+# in the directory, so that it neither reads nor changes those of the machine. It resolves dependencies only in the
+# suite. apt checks the signatures.
 #
-# IMAGEPIN_DEBIAN_MIRROR is another mirror.
+# IMAGEPIN_DEBIAN_MIRROR sets another mirror.
 
 own_apt() {
     local dir=$1 suite=$2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Takes the containerds of Debian's suites in integration/versions/debian.txt, for the tests of imagepin serve:
-# bin/containerd-debian-<suite>/ with containerd, ctr and the shim. They are kept in the user's cache; nothing is installed.
+# Downloads containerd from the Debian suites in integration/versions/debian.txt, for the tests of imagepin serve, into
+# bin/containerd-debian-<suite>/: containerd, ctr and the shim. They are kept in the user's cache. Nothing is installed.
 #
-# apt checks the signatures; its lists are its own. IMAGEPIN_DEBIAN_MIRROR is another mirror.
+# apt checks the signatures and uses its own lists. IMAGEPIN_DEBIAN_MIRROR sets another mirror.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -12,7 +12,7 @@ mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 arch=$(dpkg --print-architecture)
 
-# fetch SUITE DIRECTORY: the package's programs.
+# fetch SUITE DIRECTORY downloads the programs of the package into the directory.
 fetch() {
     local work=$2.new
     rm -rf "$work"
@@ -33,7 +33,7 @@ flock 9
 grep -v '^#' "$root/integration/versions/debian.txt" | while read -r suite _; do
     dir=$cache/debian-containerd-$suite-$arch
     if [ ! -d "$dir" ]; then
-        echo "containerd of Debian $suite (kept in the user's cache)"
+        echo "containerd from Debian $suite (kept in the user's cache)"
         fetch "$suite" "$dir"
     fi
     mkdir -p "$bin/containerd-debian-$suite"

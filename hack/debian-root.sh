@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Prints the directory of a Debian with systemd and nothing else, in which `make test-packages` installs packages. It is
-# made by debootstrap once and kept in the user's cache; nothing may be written to it.
+# Prints the directory of a minimal Debian with systemd, the base for the packages in `make test-packages`. debootstrap
+# creates it once in the user's cache. Do not write to it.
 #
-# Without debootstrap, that is installed (Debian and its derivatives). IMAGEPIN_DEBIAN_MIRROR is another mirror.
+# If debootstrap is missing, this script installs it (on Debian and its derivatives). IMAGEPIN_DEBIAN_MIRROR sets
+# another mirror.
 set -euo pipefail
 
 SUITE=bookworm
@@ -24,7 +25,7 @@ if [ ! -d "$root" ]; then
         { apt-get install -y --no-install-recommends debootstrap ||
             { apt-get update && apt-get install -y --no-install-recommends debootstrap; }; } >"$log" 2>&1 || {
             tail -5 "$log" >&2
-            echo "debootstrap is needed and cannot be installed: install it by hand" >&2
+            echo "debootstrap is required, but apt-get cannot install it: install it by hand" >&2
             exit 1
         }
     fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Puts a mkfs.erofs into bin/erofs/ with which containerd's EROFS differ works, for the tests: one that takes tar archives
-# (erofs-utils 1.7 and newer). That is this machine's own, or else that of a newer Debian with the libraries it needs, kept in
-# the user's cache; nothing is installed.
+# Provides bin/erofs/mkfs.erofs for the tests with containerd's EROFS differ, which needs one that accepts tar archives
+# (erofs-utils 1.7 or newer). This is the machine's own, or that of a newer Debian with its libraries, kept in the
+# user's cache. Nothing is installed.
 #
-# apt checks the signatures; its lists are its own. IMAGEPIN_DEBIAN_MIRROR is another mirror.
+# apt checks the signatures and uses its own lists. IMAGEPIN_DEBIAN_MIRROR sets another mirror.
 set -euo pipefail
 
 SUITE=trixie
@@ -14,13 +14,13 @@ bin=${IMAGEPIN_BIN:-$root/bin}
 mkdir -p "$bin/erofs" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 
-# takes_tar PROGRAM: can it make a filesystem of a tar archive?
+# takes_tar PROGRAM reports whether the program can create a filesystem from a tar archive.
 takes_tar() {
     local help
     help=$("$1" --help 2>/dev/null) && [[ $help == *--tar=* ]]
 }
 
-# fetch DIRECTORY: the package with all that it depends on.
+# fetch DIRECTORY downloads the package and its dependencies into the directory.
 fetch() {
     local work=$1.new package
     rm -rf "$work"
@@ -33,7 +33,7 @@ fetch() {
     for package in "$work"/apt/cache/archives/*.deb; do
         dpkg-deb -x "$package" "$work/root"
     done
-    # The libc of this machine may be too old: the program runs with the one of its own suite.
+    # The machine's libc may be too old, so the program runs with the libc of its suite.
     cat >"$work/mkfs.erofs" <<'WRAPPER'
 #!/bin/sh
 root=$(dirname "$(readlink -f "$0")")/root
@@ -43,7 +43,7 @@ done
 WRAPPER
     chmod +x "$work/mkfs.erofs"
     if ! takes_tar "$work/mkfs.erofs"; then
-        echo "mkfs.erofs of Debian $SUITE takes no tar archives here" >&2
+        echo "mkfs.erofs from Debian $SUITE does not accept tar archives" >&2
         exit 1
     fi
     rm -rf "$work/apt"
@@ -51,7 +51,7 @@ WRAPPER
 }
 
 if ! grep -qw erofs /proc/filesystems && ! modprobe erofs; then
-    echo "this kernel has no EROFS" >&2
+    echo "this kernel does not support EROFS" >&2
     exit 1
 fi
 mkdir -p "$cache"
@@ -63,7 +63,7 @@ if mkfs=$(command -v mkfs.erofs) && takes_tar "$mkfs"; then
 fi
 dir=$cache/erofs-utils-$SUITE-$(dpkg --print-architecture)
 if [ ! -d "$dir" ]; then
-    echo "mkfs.erofs of Debian $SUITE (kept in the user's cache)"
+    echo "mkfs.erofs from Debian $SUITE (kept in the user's cache)"
     fetch "$dir"
 fi
 ln -sf "$dir/mkfs.erofs" "$bin/erofs/mkfs.erofs"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds what `make test-kubelet` starts, and puts it into bin/kubernetes/:
+# Builds the binaries of `make test-kubelet` into bin/kubernetes/:
 #
-#   kubelet, kube-apiserver, etcd   of the module integration/kubelet/binaries
-#   runc                            with seccomp, which kubelet asks for; bin/runc is without
-#   kubectl                         only when asked for (hack/kubernetes-binaries.sh kubectl): for people
+#   kubelet, kube-apiserver, etcd   from the module integration/kubelet/binaries
+#   runc                            with seccomp, which kubelet requires; bin/runc is without
+#   kubectl                         only with the argument kubectl, for manual use
 #
-# Cold this is minutes of compiling. So the binaries are kept in the user's cache, under a name made of everything that
-# they are built of; a later run, also in another checkout, only links them.
+# The first run compiles for minutes. The binaries are kept in the user's cache under a hash of their inputs. Later
+# runs, also in other checkouts, only link them.
 set -euo pipefail
 
 RUNC_VERSION=${RUNC_VERSION:-v1.5.2}
@@ -24,7 +24,7 @@ key=$(cat go.mod go.sum <(echo "$RUNC_VERSION" && "$GO" env GOVERSION GOOS GOARC
 built=$cache/kubernetes-$key
 mkdir -p "$built"
 
-# once NAME COMMAND...: run the command, which writes the file named by its last argument, unless NAME is there.
+# once NAME COMMAND... runs the command, which writes the file in its last argument, unless NAME is already built.
 once() {
     local name=$1
     shift
@@ -44,7 +44,7 @@ runc() {
         { apt-get install -y --no-install-recommends libseccomp-dev pkg-config ||
             { apt-get update && apt-get install -y --no-install-recommends libseccomp-dev pkg-config; }; } >"$built/apt.log" 2>&1 || {
             tail -5 "$built/apt.log" >&2
-            echo "runc needs the headers of libseccomp, and they cannot be installed: install libseccomp-dev (Debian) or libseccomp-devel by hand" >&2
+            echo "runc needs the headers of libseccomp, but apt-get cannot install them: install libseccomp-dev (Debian) or libseccomp-devel by hand" >&2
             exit 1
         }
     fi
@@ -65,5 +65,5 @@ for name in runc etcd kubelet kube-apiserver kubectl; do
     [ ! -e "$built/$name" ] || ln -sfn "$built/$name" "$bin/kubernetes/$name"
 done
 touch "$built"
-# What has not been used for a month is of versions gone by.
+# Remove the binaries of earlier versions, which have not been used for a month.
 find "$cache" -maxdepth 1 -name 'kubernetes-*' -mtime +30 -exec rm -rf {} +

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Builds into bin/ what the integration tests and the demo need beside `make build`:
+# Builds into bin/ what the integration tests and the demo need in addition to `make build`:
 #
-#   containerd-stock  containerd of the version in go.mod, without imagepin, to compare with and to roll back to
+#   containerd-stock  containerd of the version in go.mod, without imagepin, for comparison and rollback
 #   containerd-failpoints, imagepin-failpoints
-#                     only when asked for (hack/test-binaries.sh crash): ours, which a test can have killed at named places
+#                     only with the argument crash: with failpoints, where tests can kill them
 #   containerd-race, imagepin-race
-#                     only when asked for (hack/test-binaries.sh race): ours under the race detector
-#   runc              a current runc: distributions' own may be too old for this containerd
-#   crictl            only when asked for (hack/test-binaries.sh crictl): for people, nothing in the tests needs it,
-#                     and not every module proxy has it
+#                     only with the argument race: with the race detector
+#   runc              a current runc, because that of a distribution may be too old for this containerd
+#   crictl            only with the argument crictl, for manual use; not every module proxy has it
 #
-# What is up to date is not built again. Everything comes through the Go module proxy; go.mod is not touched.
+# Binaries that are up to date are not built again. All sources are from the Go module proxy. go.mod does not change.
 set -euo pipefail
 
 RUNC_VERSION=${RUNC_VERSION:-v1.5.2}
@@ -22,7 +21,7 @@ bin=${IMAGEPIN_BIN:-$root/bin}
 mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cd "$root"
 
-# has BINARY MODULE VERSION: is BINARY there, built from that module version by this Go?
+# has BINARY MODULE VERSION reports whether BINARY exists and was built from this module version by this version of Go.
 has() {
     [ -x "$bin/$1" ] || return 1
     local info
@@ -32,7 +31,7 @@ has() {
 }
 
 containerd=$("$GO" list -m -f '{{.Version}}' github.com/containerd/containerd/v2)
-# Always asked of the build cache: an unchanged build costs about a second, and go.mod may have moved dependencies.
+# Always build: dependencies in go.mod may have changed, and an unchanged build takes about a second.
 echo "containerd-stock $containerd"
 CGO_ENABLED=0 "$GO" build -trimpath \
     -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$containerd" \
@@ -47,7 +46,7 @@ if [ "${1:-}" = crash ]; then
 fi
 if [ "${1:-}" = race ]; then
     echo "containerd-race"
-    # The race detector is a library in C. Everything is compiled anew for it, which takes minutes the first time.
+    # The race detector needs cgo. The first build compiles everything again, which takes minutes.
     CGO_ENABLED=1 "$GO" build -trimpath -race -ldflags "$ours" -o "$bin/containerd-race" ./cmd/containerd
     echo "imagepin-race"
     CGO_ENABLED=1 "$GO" build -trimpath -race -o "$bin/imagepin-race" ./cmd/imagepin
@@ -55,8 +54,8 @@ fi
 
 if ! has runc github.com/opencontainers/runc "$RUNC_VERSION"; then
     echo "runc $RUNC_VERSION"
-    # runc enters namespaces in C before the Go runtime starts, so it needs cgo and a C compiler. No seccomp tag: that
-    # would need libseccomp, and no test asks for a seccomp profile.
+    # runc enters namespaces in C before the Go runtime starts, so it needs cgo and a C compiler. The seccomp tag would
+    # need libseccomp, and no test sets a seccomp profile.
     CGO_ENABLED=1 GOBIN="$bin" "$GO" install -trimpath -ldflags '-s -w' "github.com/opencontainers/runc@$RUNC_VERSION"
 fi
 

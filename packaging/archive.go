@@ -15,9 +15,8 @@ import (
 	"github.com/goreleaser/nfpm/v2/files"
 )
 
-// tarball writes the files of a package, to be unpacked into the root
-// directory. Directories are left out, so that those of the node stay as they
-// are.
+// tarball writes a tarball of a package, to be extracted in the root directory.
+// It omits directories, so that extraction does not change those of the node.
 func (b *build) tarball(path string, contents files.Contents) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -72,8 +71,8 @@ func (b *build) addFile(tw *tar.Writer, c *files.Content) error {
 	return err
 }
 
-// compressManPages replaces each page by a compressed one, in whose header are
-// neither name nor time.
+// compressManPages replaces each page with a gzip file that has neither name
+// nor time in its header.
 func compressManPages(dir string) error {
 	pages, err := filepath.Glob(filepath.Join(dir, "*.1"))
 	if err != nil {

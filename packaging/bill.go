@@ -19,16 +19,16 @@ const homepage = "https://github.com/imagepin/imagepin"
 
 // binary is a Go program in a package.
 type binary struct {
-	file string // where it is now
-	path string // where the package installs it
+	file string // path in the stage
+	path string // path that the package installs it to
 }
 
-// bill is what a package is made of.
+// bill is the bill of materials of a package.
 type bill struct {
 	name, version, arch string
 	created             time.Time
 	binaries            []program
-	licences            map[modules.Module]modules.Licence
+	licenses            map[modules.Module]modules.License
 }
 
 type program struct {
@@ -36,10 +36,9 @@ type program struct {
 	modules      []modules.Module
 }
 
-// newBill reads in the binaries what they are built of, and finds the licences
-// of that.
+// newBill reads the modules in the binaries and finds their licenses.
 func newBill(name, version, arch string, created time.Time, binaries []binary) (*bill, error) {
-	b := &bill{name: name, version: version, arch: arch, created: created, licences: make(map[modules.Module]modules.Licence)}
+	b := &bill{name: name, version: version, arch: arch, created: created, licenses: make(map[modules.Module]modules.License)}
 	for _, bin := range binaries {
 		content, err := os.ReadFile(bin.file)
 		if err != nil {
@@ -52,7 +51,7 @@ func newBill(name, version, arch string, created time.Time, binaries []binary) (
 		mods = slices.DeleteFunc(mods, func(m modules.Module) bool { return m.Version == "" })
 		b.binaries = append(b.binaries, program{path: bin.path, sha256: fmt.Sprintf("%x", sha256.Sum256(content)), modules: mods})
 		for _, m := range mods {
-			if b.licences[m], err = m.Licences(); err != nil {
+			if b.licenses[m], err = m.License(); err != nil {
 				return nil, err
 			}
 		}
@@ -63,20 +62,20 @@ func newBill(name, version, arch string, created time.Time, binaries []binary) (
 	return b, nil
 }
 
-// sorted are all modules, by path.
+// sorted returns all modules, sorted by path.
 func (b *bill) sorted() []modules.Module {
-	return slices.SortedFunc(maps.Keys(b.licences), func(x, y modules.Module) int {
+	return slices.SortedFunc(maps.Keys(b.licenses), func(x, y modules.Module) int {
 		return strings.Compare(x.Path+"@"+x.Version, y.Path+"@"+y.Version)
 	})
 }
 
-// licenceTexts is every licence and notice that has to go with the binaries;
-// a text that several modules share is there once.
-func (b *bill) licenceTexts() []byte {
+// licenseTexts returns all licenses and notices that must accompany the
+// binaries. A text that several modules share appears once.
+func (b *bill) licenseTexts() []byte {
 	users := make(map[string][]string)
 	var texts []string
 	for _, m := range b.sorted() {
-		l := b.licences[m]
+		l := b.licenses[m]
 		for _, file := range slices.Sorted(maps.Keys(l.Files)) {
 			text := strings.TrimSpace(l.Files[file])
 			if users[text] == nil {
@@ -141,8 +140,8 @@ type (
 	}
 )
 
-// spdx gives the bill as SPDX 2.3 in JSON: the package contains its binaries,
-// and each of them depends on the modules that it is built of.
+// spdx returns the bill as SPDX 2.3 in JSON. The package contains its binaries,
+// and each binary depends on its modules.
 func (b *bill) spdx() ([]byte, error) {
 	const document, pkg = "SPDXRef-DOCUMENT", "SPDXRef-Package"
 	full := fmt.Sprintf("%s-%s-linux-%s", b.name, b.version, b.arch)
@@ -159,7 +158,7 @@ func (b *bill) spdx() ([]byte, error) {
 	ids := make(map[modules.Module]string)
 	for i, m := range b.sorted() {
 		ids[m] = fmt.Sprintf("SPDXRef-Module-%d", i+1)
-		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.licences[m].ID))
+		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.licenses[m].ID))
 	}
 	for i, p := range b.binaries {
 		fmt.Fprintln(id, p.path, p.sha256)
@@ -183,10 +182,10 @@ func (b *bill) spdx() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-func spdxModule(id string, m modules.Module, licence string) spdxPackage {
+func spdxModule(id string, m modules.Module, license string) spdxPackage {
 	p := spdxPackage{
 		Name: m.Path, ID: id, Version: m.Version, Supplier: "NOASSERTION", Download: fmt.Sprintf("https://proxy.golang.org/%s/@v/%s.zip", m.Path, m.Version),
-		LicenseConcluded: licence, LicenseDeclared: licence, Copyright: "NOASSERTION", Purpose: "LIBRARY",
+		LicenseConcluded: license, LicenseDeclared: license, Copyright: "NOASSERTION", Purpose: "LIBRARY",
 		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.Path + "@" + m.Version}},
 	}
 	if m.Path == modules.Go {

@@ -13,10 +13,11 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// formats are what nfpm makes; the tarball is made of what is in the deb.
+// formats are the formats that nfpm builds. The tarball has the files of the
+// deb.
 var formats = []string{"deb", "rpm"}
 
-// packages makes the packages of one description for an architecture.
+// packages builds the packages of one description for an architecture.
 func (b *build) packages(description, arch string) error {
 	name := strings.TrimSuffix(description, ".yaml")
 	generated := filepath.Join(b.stage, arch, "doc", name)
@@ -26,7 +27,7 @@ func (b *build) packages(description, arch string) error {
 	load := func(format string) (*nfpm.Info, error) {
 		return b.load(description, format, map[string]string{
 			"ARCH": arch, "VERSION": b.version, "BIN": filepath.Join(b.stage, arch), "STAGE": b.stage, "GENERATED": generated,
-			// As dpkg and rpm write a version before a release.
+			// With a tilde, dpkg and rpm sort a prerelease before the release.
 			"PKGVERSION": strings.Replace(b.version, "-", "~", 1),
 		})
 	}
@@ -52,11 +53,11 @@ func (b *build) packages(description, arch string) error {
 	return b.tarball(filepath.Join(b.out, fmt.Sprintf("%s-%s-linux-%s.tar.gz", name, b.version, arch)), info.Contents)
 }
 
-// document writes what is in a package about itself: the bill of materials and
-// the licences of what its binaries are built of.
+// document writes the bill of materials of a package and the licenses of the
+// modules in its binaries.
 func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir string) error {
 	sbom, texts := filepath.Join(dir, "sbom.spdx.json"), filepath.Join(dir, "third-party-licenses.txt")
-	// They are among the contents that are read here.
+	// load needs all files of the package, including these.
 	for _, f := range []string{sbom, texts} {
 		if err := os.WriteFile(f, nil, 0o644); err != nil {
 			return err
@@ -87,10 +88,10 @@ func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir 
 	if err := os.WriteFile(released, text, 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(texts, bom.licenceTexts(), 0o644)
+	return os.WriteFile(texts, bom.licenseTexts(), 0o644)
 }
 
-// load reads a description for a format, with its variables replaced.
+// load reads a description for a format and replaces its variables.
 func (b *build) load(description, format string, vars map[string]string) (*nfpm.Info, error) {
 	text, err := os.ReadFile(description)
 	if err != nil {
@@ -125,7 +126,8 @@ func (b *build) load(description, format string, vars map[string]string) (*nfpm.
 	return info, nil
 }
 
-// setFileInfo leaves nothing to the umask and the clock of the build.
+// setFileInfo sets owner, group, time and mode, so that they do not depend on
+// the umask and the clock of the build.
 func (b *build) setFileInfo(c *files.Content) error {
 	if c.FileInfo == nil {
 		c.FileInfo = &files.ContentFileInfo{}

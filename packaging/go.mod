@@ -1,4 +1,4 @@
-// The tool that builds the packages. A module of its own for nfpm and its dependencies.
+// The tool that builds the packages. It is a separate module because of nfpm and its dependencies.
 module github.com/imagepin/imagepin/packaging
 
 go 1.26.6

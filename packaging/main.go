@@ -1,12 +1,11 @@
-// Command packaging makes packages of what is built: a deb, an rpm and a
-// tarball of each description in this directory, with a software bill of
-// materials and checksums. The same input gives the same bytes, wherever and
-// whenever.
+// Command packaging builds a deb, an rpm and a tarball from each description in
+// this directory, with a software bill of materials and checksums. Packages are
+// reproducible: the same input results in the same bytes on every machine.
 //
 //	packaging -version VERSION -stage DIR -out DIR ARCH...
 //
-// The stage has <arch>/ with the binaries, man/ and completions/; "make
-// packages" fills it. SOURCE_DATE_EPOCH is the time of everything in the
+// The stage has <arch>/ with the binaries, man/ and completions/. "make
+// packages" creates it. SOURCE_DATE_EPOCH is the time of all files in the
 // packages.
 package main
 
@@ -22,8 +21,8 @@ import (
 
 func main() {
 	var b build
-	flag.StringVar(&b.version, "version", "", "the version, as semantic versioning has them")
-	flag.StringVar(&b.stage, "stage", "", "the directory with what is built")
+	flag.StringVar(&b.version, "version", "", "the semantic version")
+	flag.StringVar(&b.stage, "stage", "", "the directory of the build output")
 	flag.StringVar(&b.out, "out", "", "the directory to write to")
 	flag.Parse()
 	if err := b.run(flag.Args()); err != nil {
@@ -38,12 +37,12 @@ type build struct {
 	mtime               time.Time
 }
 
-// descriptions are the packages, each a file of nfpm's format.
+// descriptions are the descriptions of the packages, in nfpm's format.
 var descriptions = []string{"imagepin.yaml", "imagepin-containerd.yaml"}
 
 func (b *build) run(archs []string) error {
 	if b.version == "" || b.stage == "" || b.out == "" || len(archs) == 0 {
-		return errors.New("-version, -stage, -out and an architecture are needed")
+		return errors.New("-version, -stage, -out and an architecture are required")
 	}
 	epoch, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err != nil {

@@ -18,27 +18,27 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// pauseTag is the image of the pods' sandboxes.
+// pauseTag is the sandbox image.
 const pauseTag = "pause:3.10"
 
-// options are what the command line says.
+// options are the options of the command line.
 type options struct {
-	run     *regexp.Regexp // rows to measure; nil is all
+	run     *regexp.Regexp // rows to measure; nil for all
 	n       int            // repetitions
 	sizes   sizes
-	profile string // directory for CPU profiles; empty is none
-	// profileFor is how long each profile is.
+	profile string // directory for profiles; empty for none
+	// profileFor is the duration of each CPU profile.
 	profileFor time.Duration
 }
 
 // bench measures.
 type bench struct {
 	options
-	log    io.Writer // what it is doing
+	log    io.Writer // progress
 	reg    *registry.Registry
 	pushed map[string]pushed // by tag
 	bases  map[tree]*base
-	// roots of the daemons. They stay until the end: removing many files slows down what comes after.
+	// roots of the daemons. They stay until the end, because removing many files slows down later work.
 	roots   []string
 	results []*result
 	// versions of the daemons.
@@ -49,10 +49,10 @@ func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(b.log, "%s  %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 }
 
-// measure runs the scenarios that have a row which was asked for.
+// measure runs the scenarios that have a wanted row.
 func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 	if err := node.Sweep(); err != nil {
-		return fmt.Errorf("removing what an earlier process left: %w", err)
+		return fmt.Errorf("removing the files of an earlier process: %w", err)
 	}
 	defer func() {
 		for _, root := range b.roots {
@@ -74,7 +74,7 @@ func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 	}
 	all = slices.DeleteFunc(all, func(s scenario) bool { return !slices.ContainsFunc(s.rows, b.wanted) })
 	if len(all) == 0 {
-		return errors.New("no row of the table has such a name")
+		return errors.New("no row matches -run")
 	}
 	var p *pair
 	defer func() {
@@ -123,7 +123,7 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 			if !side.ours && fails != nil {
 				continue
 			}
-			// What an earlier run has left to write is not for this one to wait for.
+			// This run must not wait for the writes of an earlier one.
 			syscall.Sync()
 			got, err := s.run(ctx, b, side)
 			b.reg.Reset()
@@ -137,7 +137,7 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 			for name, v := range got {
 				r := results[name]
 				if r == nil {
-					return fmt.Errorf("%s gave a sample of %q, which is no row", side, name)
+					return fmt.Errorf("%s returned a sample of %q, which is not a row", side, name)
 				}
 				if side.ours {
 					r.ours = append(r.ours, v)
@@ -156,7 +156,7 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 	return b.profileOf(ctx, p.ours, s)
 }
 
-// profileOf writes a heap profile of ours, and a CPU profile while it does a scenario again and again.
+// profileOf writes a heap profile of imagepin, and a CPU profile while it repeats a scenario.
 func (b *bench) profileOf(ctx context.Context, s *side, what scenario) error {
 	if b.profile == "" {
 		return nil
@@ -173,26 +173,26 @@ func (b *bench) profileOf(ctx context.Context, s *side, what scenario) error {
 		return err
 	}
 	if what.restarts {
-		return nil // a profile ends with the process
+		return nil // a CPU profile ends with the process
 	}
-	type answer struct {
+	type outcome struct {
 		profile []byte
 		err     error
 	}
-	done := make(chan answer, 1)
+	done := make(chan outcome, 1)
 	go func() {
 		p, err := s.pprof(ctx, fmt.Sprintf("profile?seconds=%d", int(b.profileFor.Seconds())))
-		done <- answer{p, err}
+		done <- outcome{p, err}
 	}()
 	for {
 		_, err := what.run(ctx, b, s)
 		b.reg.Reset()
 		select {
-		case a := <-done:
-			if err := errors.Join(err, a.err); err != nil {
+		case o := <-done:
+			if err := errors.Join(err, o.err); err != nil {
 				return err
 			}
-			return os.WriteFile(path+".pprof", a.profile, 0o644)
+			return os.WriteFile(path+".pprof", o.profile, 0o644)
 		default:
 		}
 		if err != nil {
@@ -202,7 +202,7 @@ func (b *bench) profileOf(ctx context.Context, s *side, what scenario) error {
 	}
 }
 
-// fileName is a row's name as a file is called.
+// fileName returns the file name for the name of a row.
 func fileName(name string) string {
 	return strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(name), "-"), "-")
 }

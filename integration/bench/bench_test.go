@@ -29,12 +29,12 @@ func TestMedian(t *testing.T) {
 		want float64
 	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 9}, 3}} {
 		if got := median(tc.of); got != tc.want {
-			t.Errorf("median of %v is %v, not %v", tc.of, got, tc.want)
+			t.Errorf("median(%v): got %v, want %v", tc.of, got, tc.want)
 		}
 	}
 }
 
-// TestVerdict compares what was measured side by side, not all of one side with all of the other.
+// TestVerdict checks the verdicts for budgets. They compare samples of the same repetition.
 func TestVerdict(t *testing.T) {
 	drifting := result{stock: []float64{100, 200, 400}, ours: []float64{50, 100, 240}} // ratios 0.5, 0.5, 0.6; differences -50, -100, -160
 	for name, tc := range map[string]struct {
@@ -42,23 +42,23 @@ func TestVerdict(t *testing.T) {
 		b    budget
 		want string
 	}{
-		"ratio kept":          {drifting, ratio(0.5), "ok"},
-		"ratio missed":        {drifting, ratio(0.49), "missed"},
-		"difference kept":     {drifting, more(-100), "ok"},
-		"difference missed":   {drifting, more(-101), "missed"},
-		"absolute kept":       {drifting, atMost(100), "ok"},
-		"absolute missed":     {drifting, atMost(99), "missed"},
-		"none":                {drifting, budget{}, ""},
-		"nothing on stock":    {result{ours: []float64{1}}, ratio(1), ""},
-		"absolute, no stock":  {result{ours: []float64{1}}, atMost(1), "ok"},
-		"nothing measured":    {result{}, atMost(1), ""},
-		"nothing on both":     {result{stock: []float64{0}, ours: []float64{0}}, ratio(1), "ok"},
-		"stock does it free":  {result{stock: []float64{0}, ours: []float64{1}}, ratio(1), "missed"},
-		"ours does it freely": {result{stock: []float64{1}, ours: []float64{0}}, ratio(0.05), "ok"},
+		"ratio kept":         {drifting, ratio(0.5), "ok"},
+		"ratio missed":       {drifting, ratio(0.49), "missed"},
+		"difference kept":    {drifting, more(-100), "ok"},
+		"difference missed":  {drifting, more(-101), "missed"},
+		"absolute kept":      {drifting, atMost(100), "ok"},
+		"absolute missed":    {drifting, atMost(99), "missed"},
+		"no budget":          {drifting, budget{}, ""},
+		"no stock samples":   {result{ours: []float64{1}}, ratio(1), ""},
+		"absolute, no stock": {result{ours: []float64{1}}, atMost(1), "ok"},
+		"nothing measured":   {result{}, atMost(1), ""},
+		"zero on both":       {result{stock: []float64{0}, ours: []float64{0}}, ratio(1), "ok"},
+		"zero on stock":      {result{stock: []float64{0}, ours: []float64{1}}, ratio(1), "missed"},
+		"zero on imagepin":   {result{stock: []float64{1}, ours: []float64{0}}, ratio(0.05), "ok"},
 	} {
 		tc.r.row.budget = tc.b
 		if got := tc.r.verdict(); got != tc.want {
-			t.Errorf("%s: %q, not %q", name, got, tc.want)
+			t.Errorf("%s: got verdict %q, want %q", name, got, tc.want)
 		}
 	}
 }
@@ -92,20 +92,20 @@ memory gained               -1.0 MB    2.5 MB
 [1] no luck
 `, "\n")
 	if got := out.String(); got != want {
-		t.Errorf("the table is\n%s\nnot\n%s", got, want)
+		t.Errorf("got the table\n%s\nwant\n%s", got, want)
 	}
 }
 
 func TestPlots(t *testing.T) {
 	all := plots(sampleResults())
 	if len(all) != 1 || all[0].title != "ListImages" || len(all[0].points) != 2 {
-		t.Fatalf("the plots are %+v", all)
+		t.Fatalf("got plots %+v, want ListImages with 2 points", all)
 	}
 	svg := all[0].svg()
 	wellFormed(t, svg)
 	for _, s := range []string{"ListImages", "1,000", "imagepin", "stock", "<polyline"} {
 		if !bytes.Contains(svg, []byte(s)) {
-			t.Errorf("the plot does not have %q:\n%s", s, svg)
+			t.Errorf("the plot lacks %q:\n%s", s, svg)
 		}
 	}
 }
@@ -116,12 +116,12 @@ func wellFormed(t *testing.T, svg []byte) {
 		if _, err := d.Token(); errors.Is(err, io.EOF) {
 			return
 		} else if err != nil {
-			t.Fatalf("not well-formed: %v\n%s", err, svg)
+			t.Fatalf("the plot is not well-formed XML: %v\n%s", err, svg)
 		}
 	}
 }
 
-// TestDocumentHasTheTable fails where docs/performance.md and the files beside it are of different runs.
+// TestDocumentHasTheTable checks that docs/performance.md and docs/performance/ have the same table.
 func TestDocumentHasTheTable(t *testing.T) {
 	docs := filepath.Join("..", "..", "docs")
 	doc := filepath.Join(docs, "performance.md")
@@ -129,14 +129,14 @@ func TestDocumentHasTheTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := filepath.Join(t.TempDir(), "performance.md")
-	if err := os.WriteFile(again, before, 0o644); err != nil {
+	pasted := filepath.Join(t.TempDir(), "performance.md")
+	if err := os.WriteFile(pasted, before, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := pasteTable(again, filepath.Join(docs, "performance")); err != nil {
+	if err := pasteTable(pasted, filepath.Join(docs, "performance")); err != nil {
 		t.Fatal(err)
 	}
-	after, err := os.ReadFile(again)
+	after, err := os.ReadFile(pasted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,23 +145,22 @@ func TestDocumentHasTheTable(t *testing.T) {
 	}
 }
 
-// TestQuick runs everything that is measured, on both sides, and looks whether it gives what it is there to give. How fast
-// anything is says nothing here.
+// TestQuick checks that -quick measures each row on both sides. It checks counts, but no durations.
 func TestQuick(t *testing.T) {
 	dir := t.TempDir()
-	var list, out, said bytes.Buffer
+	var list, out, progress bytes.Buffer
 	if err := command(testkit.Context(t), []string{"-quick", "-list"}, &list, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	if err := command(testkit.Context(t), []string{"-quick", "-out", dir}, &out, &said); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
+	if err := command(testkit.Context(t), []string{"-quick", "-out", dir}, &out, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
 	}
 	text, err := os.ReadFile(filepath.Join(dir, tableFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(text) != out.String() {
-		t.Errorf("printed:\n%s\nwritten:\n%s", out.String(), text)
+		t.Errorf("printed table:\n%s\nwritten table:\n%s", out.String(), text)
 	}
 	var raw struct{ Rows []rawRow }
 	b, err := os.ReadFile(filepath.Join(dir, "results.json"))
@@ -184,16 +183,16 @@ func TestQuick(t *testing.T) {
 		if !strings.Contains(out.String(), name) {
 			t.Errorf("%s is not in the table", name)
 		}
-		// Times and memory are never nothing, but for CPU time, which is counted in hundredths of a second.
+		// Times and memory are not 0, except CPU time, which is counted in hundredths of a second.
 		for _, v := range r.Ours {
 			if r.Unit != "count" && v <= 0 && !strings.Contains(name, "CPU") && !strings.Contains(name, "gained") || math.IsNaN(v) {
-				t.Errorf("%s: %v", name, r.Ours)
+				t.Errorf("%s: invalid samples %v", name, r.Ours)
 			}
 		}
 	}
 	svgs, err := filepath.Glob(filepath.Join(dir, "*.svg"))
 	if err != nil || len(svgs) < 8 {
-		t.Errorf("the plots are %v, %v", svgs, err)
+		t.Errorf("got plots %v, %v, want at least 8", svgs, err)
 	}
 	for _, path := range svgs {
 		svg, err := os.ReadFile(path)
@@ -202,19 +201,19 @@ func TestQuick(t *testing.T) {
 		}
 		wellFormed(t, svg)
 	}
-	// The counts that do not depend on how fast anything is.
+	// These counts do not depend on speed.
 	for name, want := range map[string]float64{
 		"warm pull, default: requests": 1, "warm pull, by digest: requests": 0, "second snapshotter, layers kept: content requests": 0,
 	} {
 		for _, got := range measured[name].Ours {
 			if got != want {
-				t.Errorf("%s: %v, not %v", name, got, want)
+				t.Errorf("%s: got %v, want %v", name, got, want)
 			}
 		}
 	}
 }
 
-// TestProfile runs one scenario with a profile.
+// TestProfile checks that -cpuprofile writes a CPU profile.
 func TestProfile(t *testing.T) {
 	dir := t.TempDir()
 	if err := command(testkit.Context(t), []string{"-quick", "-run", "^Version$", "-cpuprofile", dir}, io.Discard, io.Discard); err != nil {
@@ -222,7 +221,7 @@ func TestProfile(t *testing.T) {
 	}
 	fi, err := os.Stat(filepath.Join(dir, "version.pprof"))
 	if err != nil || fi.Size() == 0 {
-		t.Errorf("the profile: %v, %v", fi, err)
+		t.Errorf("got profile %v, %v, want a file that is not empty", fi, err)
 	}
 }
 
@@ -232,12 +231,12 @@ func TestDurationText(t *testing.T) {
 		789 * time.Millisecond: "789 ms", 1_234 * time.Millisecond: "1.23 s", 12_340 * time.Millisecond: "12.3 s", -300 * time.Microsecond: "-0.30 ms",
 	} {
 		if got := durationText(d); got != want {
-			t.Errorf("%d: %q, not %q", d, got, want)
+			t.Errorf("durationText(%d): got %q, want %q", d, got, want)
 		}
 	}
 }
 
-// TestSyntheticImages are read back with containerd's own stores.
+// TestSyntheticImages checks that containerd's own stores read the synthetic images.
 func TestSyntheticImages(t *testing.T) {
 	const n = 30
 	r, err := offline.Open(t.Context(), t.TempDir())
@@ -258,7 +257,7 @@ func TestSyntheticImages(t *testing.T) {
 			return err
 		}
 		if len(all) != 3*n {
-			t.Errorf("%d records, not three for each of %d images", len(all), n)
+			t.Errorf("got %d records, want three for each of %d images", len(all), n)
 		}
 		for i := range n {
 			img, err := newSynthetic(i)
@@ -278,6 +277,6 @@ func TestSyntheticImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if missing != 3 {
-		t.Errorf("%d snapshots are missing, not 3", missing)
+		t.Errorf("%d snapshots are missing, want 3", missing)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// runtimeCalls are calls that go through imagepin to the CRI service behind it.
+// runtimeCalls are calls that imagepin forwards to upstream.
 func runtimeCalls(z sizes) []scenario {
 	return []scenario{
 		forwarded(z, "Version", nil, func(ctx context.Context, s *side) error {
@@ -23,14 +23,14 @@ func runtimeCalls(z sizes) []scenario {
 		forwarded(z, fmt.Sprintf("ListContainers, %d containers", z.list), containers(z), func(ctx context.Context, s *side) error {
 			res, err := s.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
 			if err == nil && len(res.Containers) != z.list {
-				err = fmt.Errorf("%d containers are listed, not %d", len(res.Containers), z.list)
+				err = fmt.Errorf("%d containers are listed, want %d", len(res.Containers), z.list)
 			}
 			return err
 		}),
 	}
 }
 
-// forwardedBudget is what a forwarded call may take longer.
+// forwardedBudget is the additional time that a forwarded call may take.
 const forwardedBudget = 150 * time.Microsecond
 
 func forwarded(z sizes, name string, setup func(context.Context, *bench, *pair) error, call func(context.Context, *side) error) scenario {
@@ -45,7 +45,7 @@ func forwarded(z sizes, name string, setup func(context.Context, *bench, *pair) 
 	}
 }
 
-// repeated is the median of how long calls take, one after the other.
+// repeated makes calls one after the other, and returns the median of their durations.
 func repeated(times int, call func() error) (float64, error) {
 	walls := make([]float64, times)
 	for i := range walls {
@@ -58,7 +58,7 @@ func repeated(times int, call func() error) (float64, error) {
 	return median(walls), nil
 }
 
-// app is an image that runs; its reference.
+// app pushes an image that can run, and returns its reference.
 func (b *bench) app(ctx context.Context) (string, error) {
 	const name = "app:v1"
 	if _, ok := b.pushed[name]; ok {
@@ -73,7 +73,7 @@ func (b *bench) app(ctx context.Context) (string, error) {
 	return b.reg.Ref(name), err
 }
 
-// containers makes the containers that are listed. They stay until their node is closed.
+// containers creates the containers that are listed. They stay until their node is closed.
 func containers(z sizes) func(context.Context, *bench, *pair) error {
 	return func(ctx context.Context, b *bench, p *pair) error {
 		ref, err := b.app(ctx)
@@ -116,7 +116,7 @@ func pods() scenario {
 				if _, err := s.Pull(ctx, ref, ""); err != nil {
 					return err
 				}
-				// The first one pulls the sandbox image.
+				// The first pod pulls the sandbox image.
 				if _, err := s.Run(ctx, "", node.ContainerOptions{Image: ref}); err != nil {
 					return err
 				}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// churn is the leak check: what a busy node pulls and removes in hours, in minutes.
+// churn is the leak check. It pulls and removes as many images as a busy node in hours.
 func churn(z sizes) scenario {
 	after := func(what string) string {
 		return fmt.Sprintf("%s after %s pulls and removals", what, thousands(z.churn))
@@ -41,7 +41,7 @@ func churn(z sizes) scenario {
 				if err := s.GC(ctx); err != nil {
 					return 0, 0, err
 				}
-				// Connections to the registry that nobody uses are closed after a while; they are no leak.
+				// Idle connections to the registry are closed after a while. They are not a leak.
 				if err := pause(ctx, z.idle); err != nil {
 					return 0, 0, err
 				}

@@ -8,7 +8,7 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// coldPulls are pulls of what the node has nothing of.
+// coldPulls are pulls of images of which the node has no part.
 func coldPulls(z sizes) []scenario {
 	small := tree{layers: 1, files: 80, size: 8 << 20, seed: 1}
 	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2}
@@ -41,7 +41,7 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 		rows:  []row{wall, cpuTime, requests},
 		fleet: f,
 		setup: func(ctx context.Context, b *bench, p *pair) error {
-			// The first pull finds databases without buckets and no connection.
+			// The first pull creates buckets of databases and the connection to the registry.
 			for _, s := range p.sides() {
 				ref, err := b.fresh(s, repository, t)
 				if err != nil {
@@ -55,9 +55,9 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 		},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var (
-				walls []float64
-				used  time.Duration
-				asked int
+				walls     []float64
+				used      time.Duration
+				requested int
 			)
 			for range times {
 				ref, err := b.fresh(s, repository, t)
@@ -80,9 +80,9 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 					return nil, err
 				}
 				used += after - before
-				asked = b.reg.Count(registry.In(repository))
+				requested = b.reg.Count(registry.In(repository))
 			}
-			return sample{wall.name: median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(asked)}, nil
+			return sample{wall.name: median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}, nil
 		},
 	}
 }

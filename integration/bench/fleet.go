@@ -20,18 +20,19 @@ import (
 	"github.com/imagepin/imagepin/integration/offline"
 )
 
-// fleet is how the daemons of both sides are configured. Equal ones share their daemons from scenario to scenario.
+// fleet is the configuration of the daemons of both sides. Scenarios with equal fleets share their daemons.
 type fleet struct {
 	discard  bool // discard_unpacked_layers
 	parallel bool // containerd's settings for parallel fetching and unpacking
-	// both tells stock to unpack in the second snapshotter, too.
+	// both configures stock to unpack also in the second snapshotter.
 	both bool
-	// images is how many synthetic images the roots are filled with.
+	// images is the number of synthetic images in the roots.
 	images int
 }
 
-// parallelSettings let both sides fetch and unpack eight layers at once. Stock's are those of the transfer service alone: with
-// the CRI plugin's own max_concurrent_downloads it would turn to its other way of pulling, which unpacks one after the other.
+// The settings to fetch and unpack eight layers at the same time. Stock's are only for the transfer service. If the CRI
+// plugin's own max_concurrent_downloads were set, stock would pull without the transfer service and unpack one layer at
+// a time.
 const (
 	stockParallelSettings = `
 [plugins."io.containerd.transfer.v1.local"]
@@ -46,8 +47,8 @@ const (
 `
 )
 
-// bothSettings are what stock needs to unpack in a second snapshotter: its transfer service knows of no other than the default
-// one by itself.
+// bothSettings returns the settings with which stock unpacks in the second snapshotter. Without them, its transfer
+// service unpacks only in the default one.
 func bothSettings() string {
 	var b strings.Builder
 	for _, name := range []string{snapshotter, secondSnapshotter} {
@@ -56,7 +57,7 @@ func bothSettings() string {
 	return b.String()
 }
 
-// ourRules give some repositories what stock has nothing like.
+// ourRules configure some repositories with features that stock does not have.
 const ourRules = `
 [[plugins."io.containerd.imagepin.v1.images".rules]]
   match = ["**/always/**"]
@@ -66,7 +67,7 @@ const ourRules = `
   version_consistency = "node"
 `
 
-// secondHandler is the runtime handler on a snapshotter of its own.
+// secondHandler is the runtime handler with another snapshotter.
 const (
 	secondHandler     = "second"
 	secondSnapshotter = "native"
@@ -76,8 +77,8 @@ const (
 type side struct {
 	*node.Node
 	ours bool
-	used map[string]int // variants of images that were pulled cold, by repository
-	// firstStart is how long the first start on a root with images took, until all were listed.
+	used map[string]int // number of variants that were pulled, by repository
+	// firstStart is how long the first start took. On a root with images, it ends when all are listed.
 	firstStart time.Duration
 }
 
@@ -90,12 +91,12 @@ func (s *side) String() string {
 
 func (s *side) control() api.ControlClient { return api.NewControlClient(s.Conn()) }
 
-// pair are both sides.
+// pair has both sides.
 type pair struct{ stock, ours *side }
 
 func (p *pair) sides() []*side { return []*side{p.stock, p.ours} }
 
-// order is that of a repetition: who begins changes from one to the next.
+// order returns the sides in the order of a repetition, which alternates.
 func (p *pair) order(repetition int) []*side {
 	if repetition%2 == 1 {
 		return []*side{p.ours, p.stock}
@@ -103,7 +104,7 @@ func (p *pair) order(repetition int) []*side {
 	return p.sides()
 }
 
-// open makes the daemons of a fleet and starts them.
+// open creates the daemons of a fleet and starts them.
 func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 	p := &pair{}
 	defer func() {
@@ -180,8 +181,8 @@ func (p *pair) close() error {
 	return errors.Join(errs...)
 }
 
-// fillRoots writes synthetic images into the roots of a pair. They are written to memory first, where the syncs of the
-// snapshotter and of the content store cost nothing, and copied.
+// fillRoots writes synthetic images into the roots of a pair. It writes them to memory first, where the syncs of the
+// snapshotter and of the content store are fast, and then copies them.
 func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 	start := time.Now()
 	dir, err := os.MkdirTemp(inMemory(), "imagepin-bench-")
@@ -202,11 +203,11 @@ func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 			return fmt.Errorf("copying a root: %w: %s", err, out)
 		}
 	}
-	b.say("and copied for both in %s in all", durationText(time.Since(start)))
+	b.say("copied for both sides, %s in total", durationText(time.Since(start)))
 	return nil
 }
 
-// inMemory is a directory of a file system in memory, or empty where there is none.
+// inMemory returns a directory on a file system in memory, or "" if there is none.
 func inMemory() string {
 	const shm = "/dev/shm"
 	if fi, err := os.Stat(shm); err == nil && fi.IsDir() {
@@ -215,22 +216,22 @@ func inMemory() string {
 	return ""
 }
 
-// status asks for an image as kubelet does, by its reference.
+// status gets the status of an image by its reference, as kubelet does.
 func (s *side) status(ctx context.Context, ref string) error {
 	img, err := s.ImageStatus(ctx, ref, "")
 	if err == nil && img == nil {
-		err = fmt.Errorf("%s is not there", ref)
+		err = fmt.Errorf("image %s not found", ref)
 	}
 	return err
 }
 
-// hasSnapshot fails where a snapshotter lacks a snapshot.
+// hasSnapshot returns an error if a snapshotter does not have a snapshot.
 func (s *side) hasSnapshot(ctx context.Context, snapshotter, name string) error {
 	_, err := s.Client().SnapshotService(snapshotter).Stat(namespaces.WithNamespace(ctx, node.Namespace), name)
 	return err
 }
 
-// stream receives all of StreamImages.
+// stream returns the number of images that StreamImages returns.
 func (s *side) stream(ctx context.Context) (int, error) {
 	stream, err := s.Images().StreamImages(ctx, &cri.StreamImagesRequest{})
 	if err != nil {

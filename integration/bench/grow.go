@@ -11,20 +11,20 @@ import (
 	"github.com/imagepin/imagepin/integration/offline"
 )
 
-// growth is what a node does with many images: answer for them, start with them, and hold them in memory.
+// growth returns the scenarios of nodes with many images.
 func growth(z sizes) []scenario {
 	var all []scenario
 	for _, n := range z.images {
 		f := fleet{images: n}
-		all = append(all, firstStart(n, f), imageCalls(z, n, f), restarts(z, n, f), heals(n, f))
+		all = append(all, firstStart(n, f), imageCalls(z, n, f), restarts(z, n, f), repairs(n, f))
 	}
 	return all
 }
 
-// at names a row at a number of images.
+// at returns the name of a row for a number of images.
 func at(what string, n int) string { return what + ", " + thousands(n) + " images" }
 
-// only is a budget that holds at 1,000 images.
+// only returns the budget for 1,000 images, and none for other numbers.
 func only(n int, b budget) budget {
 	if n == 1_000 {
 		return b
@@ -32,7 +32,7 @@ func only(n int, b budget) budget {
 	return budget{}
 }
 
-// firstStart is the first start on a root that stock has left: imagepin adopts what it finds.
+// firstStart is the first start on a root of stock. imagepin adopts its images.
 func firstStart(n int, f fleet) scenario {
 	listed := row{name: at("first start on stock's root", n), curve: "first start on stock's root", x: n}
 	return scenario{
@@ -43,7 +43,7 @@ func firstStart(n int, f fleet) scenario {
 	}
 }
 
-// imageCalls are the questions that kubelet asks again and again.
+// imageCalls are the image calls that kubelet repeats.
 func imageCalls(z sizes, n int, f fleet) scenario {
 	status := row{name: at("ImageStatus", n), budget: only(n, ratio(1)), curve: "ImageStatus", x: n}
 	list := row{name: at("ListImages", n), budget: only(n, ratio(0.5)), curve: "ListImages", x: n}
@@ -64,7 +64,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 			got[list.name], err = repeated(calls, func() error {
 				all, err := s.ListImages(ctx)
 				if err == nil && len(all) != n {
-					err = fmt.Errorf("%d images are listed, not %d", len(all), n)
+					err = fmt.Errorf("%d images are listed, want %d", len(all), n)
 				}
 				return err
 			})
@@ -74,7 +74,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 			got[stream.name], err = repeated(calls, func() error {
 				all, err := s.stream(ctx)
 				if err == nil && all != n {
-					err = fmt.Errorf("%d images are streamed, not %d", all, n)
+					err = fmt.Errorf("%d images are streamed, want %d", all, n)
 				}
 				return err
 			})
@@ -83,7 +83,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 	}
 }
 
-// restarts are starts on a root with images.
+// restarts are restarts on a root with images.
 func restarts(z sizes, n int, f fleet) scenario {
 	listed := row{name: at("restart until listed", n), budget: only(n, ratio(1)), curve: "restart until listed", x: n}
 	ready := row{name: at("restart until ready", n), curve: "restart until ready", x: n}
@@ -125,7 +125,7 @@ func restarts(z sizes, n int, f fleet) scenario {
 				}
 				got.took(reconcile.name, took)
 			}
-			// What is measured is a state that lasts, so that it has to be reached first.
+			// The numbers that follow are for an idle daemon.
 			if err := pause(ctx, z.idle); err != nil {
 				return nil, err
 			}
@@ -148,7 +148,7 @@ func restarts(z sizes, n int, f fleet) scenario {
 	}
 }
 
-// awaitImages waits until so many images are listed.
+// awaitImages waits until n images are listed.
 func (s *side) awaitImages(ctx context.Context, n int) error {
 	for {
 		all, err := s.ListImages(ctx)
@@ -164,12 +164,13 @@ func (s *side) awaitImages(ctx context.Context, n int) error {
 	}
 }
 
-// awaitFirstList waits until a containerd that has just been launched lists so many images. It asks from before there is a socket.
+// awaitFirstList waits until a containerd that starts lists n images. It calls ListImages also before the socket
+// exists.
 func (s *side) awaitFirstList(ctx context.Context, n int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("the images are not listed"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("timed out waiting until all images are listed"))
 	defer cancel()
 	for {
-		s.Conn().ResetConnectBackoff() // or gRPC would wait for seconds
+		s.Conn().ResetConnectBackoff() // otherwise gRPC waits for seconds
 		all, err := s.ListImages(ctx)
 		if err == nil && len(all) == n {
 			return nil
@@ -180,7 +181,7 @@ func (s *side) awaitFirstList(ctx context.Context, n int) error {
 	}
 }
 
-// pause waits.
+// pause waits for a duration, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -194,17 +195,17 @@ func pause(ctx context.Context, d time.Duration) error {
 
 var readyLine = regexp.MustCompile(`msg="imagepin is ready" took=(\S+)`)
 
-// reconciled reads from the log how long the reconcile at the start took.
+// reconciled returns from the log how long the reconcile at the start took.
 func reconciled(log string) (time.Duration, error) {
 	m := readyLine.FindStringSubmatch(log)
 	if m == nil {
-		return 0, errors.New("the log does not say that imagepin is ready")
+		return 0, errors.New("the log has no line \"imagepin is ready\"")
 	}
 	return time.ParseDuration(m[1])
 }
 
-// heals are starts after the snapshots of some images were lost.
-func heals(n int, f fleet) scenario {
+// repairs are restarts after the snapshots of some images were lost.
+func repairs(n int, f fleet) scenario {
 	lost := max(1, n/100)
 	name := fmt.Sprintf("restart until repaired, %s images, %d of them without snapshot", thousands(n), lost)
 	repaired := row{name: name, curve: "restart until repaired", x: n}

@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// filesystems by their magic numbers (statfs(2)), as far as containerd runs on them.
+// filesystems are names of file systems by their magic numbers (statfs(2)).
 var filesystems = map[int64]string{0xef53: "ext4", 0x58465342: "xfs", 0x9123683e: "btrfs", 0x01021994: "tmpfs", 0x2fc12fc1: "zfs", 0x794c7630: "overlay"}
 
-// machine is what was measured, and on what.
+// machine describes the machine, the versions of containerd and the repetitions.
 func machine(versions []string, repetitions int) (string, error) {
 	var uts syscall.Utsname
 	if err := syscall.Uname(&uts); err != nil {
@@ -26,7 +26,7 @@ func machine(versions []string, repetitions int) (string, error) {
 		release.WriteByte(byte(c))
 	}
 	var fs syscall.Statfs_t
-	// The roots of the daemons are there.
+	// The roots of the daemons are in this directory.
 	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
 		return "", err
 	}

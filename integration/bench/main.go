@@ -1,8 +1,9 @@
-// Command bench measures imagepin beside stock containerd of the same version: both run at the same time, on roots of their
-// own, with the same configuration and one registry, and do the same work in turns; who begins changes with every repetition.
+// Command bench compares imagepin with stock containerd of the same version. Both run at the same time, on separate
+// roots, with the same configuration and one registry. They do the same work in turns, and the first one changes with
+// each repetition.
 //
-// It prints one table. A ratio is imagepin's time (or memory, or count) by stock's in the same repetition; the table has the
-// median of the ratios with the least and the greatest. Budgets are judged by the medians. The exit code says only whether
+// It prints one table. A ratio is imagepin's time (or memory, or count) divided by stock's in the same repetition. The
+// table has the median of the ratios, with minimum and maximum. Budgets apply to the median. The exit code is 0 if
 // everything could be measured.
 package main
 
@@ -34,22 +35,22 @@ func main() {
 	}
 }
 
-// command runs the bench as the command line says.
+// command runs the bench with the given arguments.
 func command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	run := flags.String("run", "", "measure only rows whose name matches this `regexp`")
-	n := flags.Int("n", 10, "`repetitions`; restarts take half of them")
-	quick := flags.Bool("quick", false, "small sizes and one repetition: to see that it works, not how fast")
+	run := flags.String("run", "", "measure only rows whose name matches the `regexp`")
+	n := flags.Int("n", 10, "number of `repetitions`; restarts run half as often")
+	quick := flags.Bool("quick", false, "small sizes and one repetition: a test of the benchmark, not of speed")
 	out := flags.String("out", "", "`directory` for the table, the raw numbers and the plots")
-	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it does its work again")
-	doc := flags.String("doc", "", "measure nothing: put the table of the -out directory into this `file`")
+	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it repeats the scenario")
+	doc := flags.String("doc", "", "measure nothing: write the table of the -out directory into the `file`")
 	list := flags.Bool("list", false, "measure nothing: list the rows")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || *n < 1 || *doc != "" && *out == "" {
-		return errors.New("wrong arguments; see -help")
+		return errors.New("invalid arguments; see -help")
 	}
 	if *doc != "" {
 		return pasteTable(*doc, *out)
@@ -73,7 +74,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 		return nil
 	}
-	// The packages of containerd that write roots log what they find of the file system.
+	// containerd's packages that write roots log information about the file system.
 	if err := log.SetLevel("error"); err != nil {
 		return err
 	}
@@ -96,10 +97,10 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return table(stdout, b.results)
 }
 
-// scenarios are all of them, those of one fleet together.
+// scenarios returns all scenarios, grouped by fleet.
 func scenarios(z sizes) []scenario {
 	all := slices.Concat(coldPulls(z), warmPulls(z), seconds(), manyPulls(z), runtimeCalls(z), growth(z), []scenario{churn(z)})
-	// The daemons of a fleet are started once; those that the leak check has used are of no use for others.
+	// The daemons of a fleet are started once. The leak check must be the last scenario of its fleet.
 	var fleets []fleet
 	for _, s := range all {
 		if !slices.Contains(fleets, s.fleet) {

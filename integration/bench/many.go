@@ -10,12 +10,12 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// manyPulls are pulls at one time, and the removal of what they pulled.
+// manyPulls are concurrent pulls, and removals.
 func manyPulls(z sizes) []scenario {
 	return []scenario{equalPulls(z), differentPulls(z), removal(z)}
 }
 
-// manyTree is the image of these: it is the number of pulls that counts.
+// manyTree is the image of these scenarios. It is small, because they measure the number of pulls.
 var manyTree = tree{layers: 3, files: 50, size: 512 << 10, seed: 6}
 
 func equalPulls(z sizes) scenario {
@@ -100,7 +100,7 @@ func removal(z sizes) scenario {
 	}
 }
 
-// pullAll pulls references, so many at a time, and returns how long all took and the CPU time used.
+// pullAll pulls references, atATime of them concurrently. It returns how long all took and the CPU time used.
 func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, used time.Duration, err error) {
 	before, err := cpu(s.PID())
 	if err != nil {

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// plot is how something grows with the number of images, for both sides.
+// plot shows how a number grows with the number of images, for both sides.
 type plot struct {
 	title  string
 	unit   unit
 	points []point
 }
 
-// point is a place on the x axis, with what was measured there.
+// point has the samples for one number of images.
 type point struct {
 	x           int
 	stock, ours []float64
 }
 
-// plots of all curves that have more than one point.
+// plots returns the plots of all curves that have more than one point.
 func plots(results []*result) []plot {
 	var all []plot
 	for _, r := range results {
@@ -39,12 +39,12 @@ func plots(results []*result) []plot {
 	return slices.DeleteFunc(all, func(p plot) bool { return len(p.points) < 2 || len(p.values()) == 0 })
 }
 
-// finite are the numbers that JSON and a plot can have.
+// finite returns the finite numbers. JSON and plots cannot have others.
 func finite(all []float64) []float64 {
 	return slices.DeleteFunc(slices.Clone(all), func(v float64) bool { return math.IsInf(v, 0) || math.IsNaN(v) })
 }
 
-// values are all that are positive: both axes are logarithmic.
+// values returns all positive values, because both axes are logarithmic.
 func (p plot) values() []float64 {
 	var all []float64
 	for _, at := range p.points {
@@ -54,7 +54,7 @@ func (p plot) values() []float64 {
 	return slices.DeleteFunc(all, func(v float64) bool { return v <= 0 })
 }
 
-// The plot's measures, in pixels.
+// The dimensions of a plot, in pixels.
 const (
 	width, height            = 480, 280
 	left, right, top, bottom = 78, 16, 34, 42
@@ -72,7 +72,7 @@ text.stock, text.ours { stroke: none; font-weight: 600 }
 @media (prefers-color-scheme: dark) { text { fill: #ccc } }
 `
 
-// svg draws it: medians as lines, and from the least to the greatest as bars.
+// svg draws the plot, with medians as lines, and bars from minimum to maximum.
 func (p plot) svg() []byte {
 	values := p.values()
 	lowX, highX := float64(p.points[0].x), float64(p.points[len(p.points)-1].x)

@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// tick is the unit of times in /proc/PID/stat: Linux shows a hundredth of a second to user space on every architecture.
+// tick is the unit of times in /proc/PID/stat, which is a hundredth of a second on all architectures of Linux.
 const tick = 10 * time.Millisecond
 
-// cpu is the CPU time that a process, its threads and its children that have ended have used.
+// cpu returns the CPU time of a process, its threads, and its children that have ended.
 func cpu(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	// The name in parentheses may hold spaces; what follows it begins with the third field (proc(5)).
+	// The name in parentheses can have spaces. The third field follows it (proc(5)).
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(fields) < 15 {
 		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
@@ -39,8 +39,8 @@ func cpu(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// rss is the resident memory of a process that is its own, in bytes: pages of its binary, which the two sides' daemons share
-// with others or not as it happens, are left out.
+// rss returns the resident memory of a process in bytes: in total, and without the pages of files, such as the binary,
+// which processes can share.
 func rss(pid int) (total, own float64, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -63,7 +63,7 @@ func rss(pid int) (total, own float64, err error) {
 	return total, own, lines.Err()
 }
 
-// pprof asks containerd's debug socket.
+// pprof gets a profile from containerd's debug socket.
 func (s *side) pprof(ctx context.Context, path string) ([]byte, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -88,7 +88,7 @@ func (s *side) pprof(ctx context.Context, path string) ([]byte, error) {
 	return body, err
 }
 
-// goroutines is how many there are.
+// goroutines returns the number of goroutines.
 func (s *side) goroutines(ctx context.Context) (float64, error) {
 	b, err := s.pprof(ctx, "goroutine?debug=1")
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *side) goroutines(ctx context.Context) (float64, error) {
 	return n, err
 }
 
-// liveHeap collects garbage and returns how many bytes are left in use.
+// liveHeap collects garbage and returns the number of bytes in use.
 func (s *side) liveHeap(ctx context.Context) (float64, error) {
 	b, err := s.pprof(ctx, "heap?gc=1&debug=1")
 	if err != nil {
@@ -111,5 +111,5 @@ func (s *side) liveHeap(ctx context.Context) (float64, error) {
 			return n, nil
 		}
 	}
-	return 0, errors.New("the heap profile does not say how much is in use")
+	return 0, errors.New("the heap profile has no HeapAlloc")
 }

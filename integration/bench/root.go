@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// snapshotter is the default one of the daemons.
+	// snapshotter is the default snapshotter of the daemons.
 	snapshotter = offline.Snapshotter
-	// managedLabel marks what containerd's CRI has pulled.
+	// managedLabel is the label of images that containerd's CRI has pulled.
 	managedLabel = "io.cri-containerd.image"
 )
 
-// batch is how many images are written in one transaction.
+// batch is the number of images that are written in one transaction.
 const batch = 500
 
-// fill puts the images 0 to count-1 on a root as stock containerd's CRI leaves them: three records, an index with the
-// manifest of this machine's platform, configuration and layers, of which the last is the image's own, and their snapshots.
+// fill writes the images 0 to count-1 to a root, as stock containerd's CRI does. Each has three records, an index with
+// the manifest of this machine's platform, configuration, layers, of which only the last is unique, and snapshots.
 func fill(ctx context.Context, r *offline.Root, count int) error {
 	for from := 0; from < count; from += batch {
 		if err := r.AtOnce(ctx, func(ctx context.Context) error {
@@ -40,7 +40,7 @@ func fill(ctx context.Context, r *offline.Root, count int) error {
 					return err
 				}
 				if err := put(ctx, r, img); err != nil {
-					return fmt.Errorf("putting image %d: %w", i, err)
+					return fmt.Errorf("writing image %d: %w", i, err)
 				}
 			}
 			return ctx.Err()
@@ -88,7 +88,7 @@ func damage(ctx context.Context, r *offline.Root, count int) error {
 	})
 }
 
-// synthetic is an image that is written straight into a root.
+// synthetic is an image that is written directly into a root.
 type synthetic struct {
 	repository    string
 	ref, digested string
@@ -104,13 +104,13 @@ type blob struct {
 	labels map[string]string
 }
 
-// bases is how many base images the synthetic images are built on.
+// bases is the number of base images of the synthetic images.
 const bases = 20
 
-// syntheticHost is a registry that is never asked.
+// syntheticHost is a registry that gets no requests.
 const syntheticHost = "registry.example.com"
 
-// syntheticRef is the reference of image i.
+// syntheticRef returns the reference of image i.
 func syntheticRef(i int) string { return syntheticHost + "/" + syntheticRepository(i) + ":v1" }
 
 func syntheticRepository(i int) string { return fmt.Sprintf("team-%02d/application-%05d", i%50, i) }
@@ -123,7 +123,7 @@ func newSynthetic(i int) (*synthetic, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Not compressed, so that layer and difference have one digest.
+		// Not compressed, so that the digest of the layer is also its diff ID.
 		d := s.add(ocispec.MediaTypeImageLayer, data, nil)
 		layers, s.diffIDs = append(layers, d), append(s.diffIDs, d.Digest)
 	}
@@ -162,7 +162,7 @@ func newSynthetic(i int) (*synthetic, error) {
 	return s, err
 }
 
-// layerOf is a layer of one small file.
+// layerOf returns a layer with one small file.
 func layerOf(text string) ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)

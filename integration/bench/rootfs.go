@@ -7,7 +7,7 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 )
 
-// tree is what the layers of an image hold.
+// tree describes the layers of an image.
 type tree struct {
 	layers int
 	files  int   // in each layer
@@ -15,14 +15,14 @@ type tree struct {
 	seed   uint64
 }
 
-// options build the image: files as a Linux distribution has them. Most are small and a few are large, text and programs
-// compress to a third, and what is compressed already does not.
+// options returns the options of the image. Its files are as in a Linux distribution: most are small and a few are
+// large. Text and programs compress to a third, and compressed files do not.
 func (t tree) options() images.Options {
 	var opts images.Options
 	for l := range t.layers {
 		rnd := rand.New(rand.NewPCG(t.seed, uint64(l)))
 		files := images.Files{}
-		// Sizes have the long tail of a file system's: each next file takes a random part of a shrinking rest.
+		// As in a file system, a few files are much larger than the others.
 		sizes := make([]float64, t.files)
 		var sum float64
 		for i := range sizes {
@@ -39,13 +39,13 @@ func (t tree) options() images.Options {
 	return opts
 }
 
-// words are what the compressible part of a file is made of.
+// words are the compressible content of a file.
 var words = []string{
 	"function ", "return ", "library ", "the ", "of ", "\n\t", "0x00000000", "const char *", "static inline ", "version ", "license ", "error: ",
 	"\x00\x00\x00\x00\x00\x00\x00\x00", "\x48\x89\xe5", "\x48\x8b\x45", "(", ")", ";\n", "\xff\xff\xff", " = ", "package ", "symbol_", "__GLIBC_",
 }
 
-// mixed is a file's content: runs of words, and of bytes that do not compress.
+// mixed returns the content of a file: words, and bytes that do not compress.
 func mixed(rnd *rand.Rand, size int) []byte {
 	b := make([]byte, 0, size+64)
 	for len(b) < size {
@@ -62,14 +62,14 @@ func mixed(rnd *rand.Rand, size int) []byte {
 	return b[:size]
 }
 
-// pushed is what a tag means in the registry.
+// pushed is the image of a tag in the registry.
 type pushed struct {
 	digest string
-	top    string // the snapshot of all layers
+	top    string // name of the top snapshot
 }
 
-// push puts a variant of the image of a tree into the registry, in an index as most images come, and returns its reference.
-// One that was pushed before is not built again.
+// push pushes a variant of the image of a tree, in an index, and returns its reference. It does not build a variant
+// twice.
 func (b *bench) push(repository string, t tree, variant int) (string, error) {
 	tag := fmt.Sprintf("%s:v%d", repository, variant)
 	if _, ok := b.pushed[tag]; ok {
@@ -102,7 +102,7 @@ func (b *bench) push(repository string, t tree, variant int) (string, error) {
 	return b.reg.Ref(tag), err
 }
 
-// fresh is the reference of an image of a tree that this side has nothing of.
+// fresh pushes the next variant of a tree for a side, and returns its reference. The side has no part of it.
 func (b *bench) fresh(s *side, repository string, t tree) (string, error) {
 	s.used[repository]++
 	return b.push(repository, t, s.used[repository])

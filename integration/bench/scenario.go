@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// unit is what a number counts.
+// unit is the unit of a number.
 type unit int
 
 const (
@@ -15,20 +15,20 @@ const (
 	count
 )
 
-// row is one line of the table: one number that is measured on both sides.
+// row is one line of the table: a number that is measured on both sides.
 type row struct {
 	name   string
 	unit   unit
 	budget budget
-	// gain says that the number is a difference by itself, so that a ratio of it says nothing.
+	// gain is set if the number is a difference, so that its ratio has no meaning.
 	gain bool
-	// x places the row on a plot: the row belongs to the curve of that name, at that number of images.
+	// curve names the plot of the row, and x is the number of images.
 	curve string
 	x     int
 }
 
-// sample is what one run on one side gives: a number for each of the scenario's rows, by the row's name. A row that only
-// imagepin has is missing in stock's.
+// sample is the result of one run on one side: a number for each row of the scenario, by name. Stock's sample lacks the
+// rows that only imagepin has.
 type sample map[string]float64
 
 func (s sample) took(name string, d time.Duration) { s[name] = float64(d) }
@@ -36,37 +36,37 @@ func (s sample) took(name string, d time.Duration) { s[name] = float64(d) }
 // scenario is work that both sides do in turns.
 type scenario struct {
 	rows []row
-	// fleet is what the daemons of both sides are started with.
+	// fleet is the configuration of the daemons.
 	fleet fleet
-	// setup prepares both sides; nothing of it is measured.
+	// setup prepares both sides. It is not measured.
 	setup func(ctx context.Context, b *bench, p *pair) error
 	// run does the work once on one side.
 	run func(ctx context.Context, b *bench, s *side) (sample, error)
-	// stockFails says that stock may not be able to do it: its error is shown in the table then.
+	// stockFails allows stock to fail. The table shows its error.
 	stockFails bool
-	// fraction is how often both sides do it, as a part of the repetitions asked for: 0 is all of them, 2 half of them.
+	// fraction divides the number of repetitions: 2 halves it, and 0 does not change it.
 	fraction int
-	// restarts says that run starts the daemon anew, which ends a profile.
+	// restarts is set if run restarts the daemon or runs only once, so that there is no CPU profile.
 	restarts bool
 }
 
-// once is the fraction of what is done once, whatever is asked for.
+// once is the fraction of scenarios that run once.
 const once = 1 << 20
 
 func (s scenario) repetitions(asked int) int { return max(1, asked/max(1, s.fraction)) }
 
-// sizes are how large things are.
+// sizes are the sizes of the scenarios.
 type sizes struct {
 	images    []int // numbers of images on a node
 	layerSize int64 // bytes of each of the eight layers
 	layerN    int   // files in each of them
-	warm      int   // calls that one sample is the median of
-	small     int   // cold pulls of a small image that one sample is the median of
-	equal     int   // equal pulls at one time
-	different int   // different images, four at a time
+	warm      int   // calls for each sample, which is their median
+	small     int   // cold pulls of a small image for each sample, which is their median
+	equal     int   // concurrent pulls of one image
+	different int   // pulls of different images, four at a time
 	list      int   // containers to list
 	churn     int   // pulls and removals of the leak check
-	// idle is how long a daemon is left alone before its memory and its goroutines are looked at.
+	// idle is how long a daemon is idle before its memory and its goroutines are measured.
 	idle time.Duration
 }
 
@@ -75,7 +75,7 @@ var (
 	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16, idle: 500 * time.Millisecond}
 )
 
-// thousands writes a number as people do.
+// thousands formats a number with commas.
 func thousands(n int) string {
 	if n < 1_000 {
 		return fmt.Sprint(n)

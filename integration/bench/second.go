@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// seconds are pulls of what is ready in one snapshotter for a handler on another.
+// seconds are pulls of images that are ready in one snapshotter, for a handler with another snapshotter.
 func seconds() []scenario {
 	return []scenario{
 		secondPull("second snapshotter, layers kept", fleet{}, atMost(0)),
@@ -37,29 +37,29 @@ func secondPull(name string, f fleet, requestBudget budget) scenario {
 			if _, err := s.Pull(ctx, ref, ""); err != nil {
 				return nil, err
 			}
-			// Where layers are discarded they go with the next collection.
+			// Discarded layers are deleted by the next garbage collection.
 			if err := s.GC(ctx); err != nil {
 				return nil, err
 			}
 			b.reg.Reset()
-			// As kubelet does: the handler, and the sandbox that runs already.
+			// As kubelet does, with the handler and a pod sandbox.
 			pod := &node.Pod{Config: s.PodConfig(node.PodOptions{Annotations: map[string]string{"io.containerd.cri.runtime-handler": secondHandler}})}
 			start := time.Now()
 			_, err = s.PullWith(ctx, ref, node.PullOptions{Handler: secondHandler, Pod: pod})
 			took := time.Since(start)
-			asked := b.reg.Count(registry.In(repository), func(q registry.Request) bool { return q.Method != "HEAD" })
+			requested := b.reg.Count(registry.In(repository), func(q registry.Request) bool { return q.Method != "HEAD" })
 			if err == nil {
 				err = s.inSecond(ctx, b.pushed[fmt.Sprintf("%s:v%d", repository, s.used[repository])].top)
 			}
-			return sample{wall.name: float64(took), requests.name: float64(asked)}, err
+			return sample{wall.name: float64(took), requests.name: float64(requested)}, err
 		},
 	}
 }
 
-// inSecond checks that the image was unpacked.
+// inSecond checks that the image is unpacked in the second snapshotter.
 func (s *side) inSecond(ctx context.Context, top string) error {
 	if err := s.hasSnapshot(ctx, secondSnapshotter, top); err != nil {
-		return fmt.Errorf("PullImage for handler %s succeeds, and the image is not in its snapshotter: %w", secondHandler, err)
+		return fmt.Errorf("PullImage for handler %s succeeded, but the image is not in its snapshotter: %w", secondHandler, err)
 	}
 	return nil
 }

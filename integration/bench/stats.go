@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// median of numbers; 0 of none.
+// median returns the median of numbers, or 0 if there are none.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0
@@ -20,7 +20,7 @@ func median(all []float64) float64 {
 	return (s[m-1] + s[m]) / 2
 }
 
-// spread is a median and what it lies between.
+// spread is a median with minimum and maximum.
 type spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
@@ -34,7 +34,7 @@ func spreadOf(all []float64) spread {
 	return spread{median(all), slices.Min(all), slices.Max(all)}
 }
 
-// result is what was measured of a row: samples of equal index are of one repetition, one right after the other.
+// result has the samples of a row. Samples with the same index are of the same repetition.
 type result struct {
 	row   row
 	stock []float64
@@ -42,7 +42,7 @@ type result struct {
 	fails error // why stock has no samples
 }
 
-// pairs of numbers of one repetition each.
+// pairs applies a function to the samples of each repetition.
 func (r result) pairs(of func(stock, ours float64) float64) []float64 {
 	var all []float64
 	for i := range min(len(r.stock), len(r.ours)) {
@@ -51,7 +51,7 @@ func (r result) pairs(of func(stock, ours float64) float64) []float64 {
 	return all
 }
 
-// ratios of ours to stock. What is nothing on both sides is equal.
+// ratios returns the ratios of imagepin to stock. The ratio of equal numbers is 1, also if both are 0.
 func (r result) ratios() []float64 {
 	return r.pairs(func(stock, ours float64) float64 {
 		if stock == ours {
@@ -65,7 +65,7 @@ func (r result) differences() []float64 {
 	return r.pairs(func(stock, ours float64) float64 { return ours - stock })
 }
 
-// budget is how much ours may cost. The zero value is none.
+// budget is the limit of a row for imagepin. The zero value is no limit.
 type budget struct {
 	kind  budgetKind
 	limit float64 // of the row's unit, or a ratio
@@ -79,7 +79,7 @@ const (
 	ratioBudget
 	// moreBudget bounds the median of the differences to stock.
 	moreBudget
-	// absoluteBudget bounds the median of ours.
+	// absoluteBudget bounds the median of imagepin.
 	absoluteBudget
 )
 
@@ -101,7 +101,7 @@ func (b budget) text(u unit) string {
 	return ""
 }
 
-// verdict says whether a result keeps its budget: "ok", "missed", or nothing where there is none or nothing to compare with.
+// verdict returns "ok" or "missed". It returns "" if there is no budget, or no number to compare with.
 func (r result) verdict() string {
 	var value float64
 	switch b := r.row.budget; {
@@ -122,7 +122,7 @@ func (r result) verdict() string {
 	return "missed"
 }
 
-// text writes a number with its unit.
+// text formats a number with its unit.
 func (u unit) text(v float64) string {
 	switch u {
 	case duration:
@@ -136,7 +136,7 @@ func (u unit) text(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// durationText has three digits that count.
+// durationText formats a duration with about three significant digits.
 func durationText(d time.Duration) string {
 	switch abs := d.Abs(); {
 	case abs >= 10*time.Second:

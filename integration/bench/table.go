@@ -10,7 +10,7 @@ import (
 
 var header = []string{"metric", "stock", "imagepin", "ratio (min–max)", "budget", ""}
 
-// cells are a result as a line of the table.
+// cells returns the cells of a result in the table.
 func (r *result) cells() []string {
 	stock, ours := "–", "–"
 	if len(r.stock) > 0 {
@@ -40,7 +40,7 @@ func signed(u unit, v float64) string {
 	return u.text(v)
 }
 
-// table writes all results, and below them why stock has failed.
+// table writes all results, and the errors of stock below them.
 func table(w io.Writer, results []*result) error {
 	lines := [][]string{header}
 	var notes []string
@@ -72,7 +72,7 @@ func table(w io.Writer, results []*result) error {
 		for i, c := range cells {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
 			if i == 0 || i == len(cells)-1 {
-				b.WriteString(c + pad) // numbers stand on the right
+				b.WriteString(c + pad) // text; numbers are aligned to the right
 			} else {
 				b.WriteString(pad + c)
 			}
@@ -90,10 +90,10 @@ func table(w io.Writer, results []*result) error {
 	return nil
 }
 
-// hash is a digest or an ID, of which the beginning is enough for people.
+// hash matches a digest or an ID.
 var hash = regexp.MustCompile("[0-9a-f]{64}")
 
-// oneLine is an error's text without line breaks, with its hashes cut short.
+// oneLine returns the text of an error without line breaks and with short hashes.
 func oneLine(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	return hash.ReplaceAllStringFunc(text, func(h string) string { return h[:12] + "…" })

@@ -17,18 +17,18 @@ import (
 	"github.com/imagepin/imagepin/integration/offline"
 )
 
-// A cold pull needs an image of which the node has nothing. Removing what the last pull left would do that too, but it would
-// distort what follows: for minutes ext4 does not use the inodes of deleted files again, and looks at each of them whenever it
-// creates a file. So every pull gets a variant of the image: the same files, and one more in every layer.
+// A cold pull needs an image of which the node has no part. Removing the image of the last pull would slow down later
+// pulls: for minutes, ext4 does not use the inodes of deleted files again, and searches them for each new file. So each
+// pull gets a variant of the image, with one more file in each layer.
 
-// base is an image that variants are made of.
+// base is the image that variants extend.
 type base struct {
 	layers []layerData
 }
 
 type layerData struct{ plain, packed []byte }
 
-// newBase builds the files of a tree.
+// newBase builds the layers of a tree.
 func newBase(t tree) (*base, error) {
 	img, err := images.Data(t.options())
 	if err != nil {
@@ -61,7 +61,7 @@ func newBase(t tree) (*base, error) {
 	return b, nil
 }
 
-// fetched is how many bytes of layers a pull fetches.
+// fetched returns how many bytes of layers a pull fetches.
 func (b *base) fetched() (n int) {
 	for _, l := range b.layers {
 		n += len(l.packed)
@@ -69,7 +69,7 @@ func (b *base) fetched() (n int) {
 	return n
 }
 
-// variant makes the image of a number, and the name of its top snapshot.
+// variant returns the image of a number, and the name of its top snapshot.
 func (b *base) variant(number int) (_ v1.Image, top string, err error) {
 	platform, err := images.ParsePlatform(images.HostPlatform())
 	if err != nil {
@@ -101,8 +101,8 @@ func (b *base) variant(number int) (_ v1.Image, top string, err error) {
 	return img, offline.ChainID(diffIDs), err
 }
 
-// variantLayer is a layer with one more file before the others. Its compressed form is two gzip members, of which the second
-// is that of all variants.
+// variantLayer is a layer with one more file before the others. Its compressed form has two gzip members. All variants
+// share the second one.
 type variantLayer struct {
 	plain, packed  [2][]byte
 	digest, diffID v1.Hash
@@ -114,7 +114,7 @@ func newVariantLayer(d layerData, file string) (*variantLayer, error) {
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644}); err != nil {
 		return nil, err
 	}
-	if err := w.Flush(); err != nil { // not closed: the archive goes on
+	if err := w.Flush(); err != nil { // not closed: the archive continues
 		return nil, err
 	}
 	z := gzip.NewWriter(&packed)

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// warmPulls are pulls of what is ready, as kubelet calls them for imagePullPolicy: Always.
+// warmPulls are pulls of images that are ready, as kubelet calls them for imagePullPolicy: Always.
 func warmPulls(z sizes) []scenario {
 	return []scenario{
 		warmPull(z, "warm pull, default", "warm/default", false, ratio(0.3), atMost(1)),
@@ -19,7 +19,7 @@ func warmPulls(z sizes) []scenario {
 	}
 }
 
-// warmTree is an image as most are.
+// warmTree is a typical image.
 var warmTree = tree{layers: 5, files: 100, size: 1 << 20, seed: 4}
 
 func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, requestBudget budget) scenario {
@@ -72,11 +72,11 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 	}
 }
 
-// digested is the reference by digest of one by tag.
+// digested returns the reference by digest for a reference by tag.
 func (b *bench) digested(ref string) (string, error) {
 	name, ok := strings.CutPrefix(ref, b.reg.Ref(""))
 	if !ok {
-		return "", fmt.Errorf("%s is not in the registry", ref)
+		return "", fmt.Errorf("%s is not a reference of the registry", ref)
 	}
 	repository, _, _ := strings.Cut(name, ":")
 	return b.reg.Ref(repository + "@" + b.pushed[name].digest), nil

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// tableFile has the table as printed.
+// tableFile is the file of the printed table.
 const tableFile = "table.txt"
 
 // rawRow is a row in results.json: nanoseconds, bytes or counts.
@@ -26,7 +26,7 @@ type rawRow struct {
 
 var unitNames = map[unit]string{duration: "ns", bytes_: "bytes", count: "count"}
 
-// write puts the table, all raw numbers and the plots into a directory.
+// write writes the table, all raw numbers and the plots into a directory.
 func (b *bench) write(dir, about string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -70,13 +70,13 @@ func (b *bench) write(dir, about string) error {
 	return nil
 }
 
-// Between these lines a document has the table.
+// These lines enclose the table in a document.
 const (
 	tableBegin = "<!-- table: begin -->"
 	tableEnd   = "<!-- table: end -->"
 )
 
-// pasteTable puts the table of a directory into a document.
+// pasteTable writes the table of a directory into a document.
 func pasteTable(doc, dir string) error {
 	text, err := os.ReadFile(doc)
 	if err != nil {
@@ -94,7 +94,7 @@ func pasteTable(doc, dir string) error {
 	return os.WriteFile(doc, []byte(before+tableBegin+"\n"+indented(string(t))+tableEnd+after), 0o644)
 }
 
-// indented is text as a block of code, as the other documents have their output.
+// indented returns the text as an indented block of code.
 func indented(text string) string {
 	var b strings.Builder
 	b.WriteString("\n")

@@ -1,7 +1,7 @@
-// Package checker looks at a node from outside and says what is wrong with it.
+// Package checker checks a node from outside and reports what is wrong with it.
 //
-// It knows what docs/data-model.md says of labels, records and leases, and reads them through containerd's own API. Of
-// imagepin's code it knows nothing, so that an error there is not repeated here.
+// It implements the labels, records and leases of docs/data-model.md, and reads them through containerd's API. It does
+// not use imagepin's code, so that it does not repeat its errors.
 package checker
 
 import (
@@ -30,18 +30,19 @@ const (
 	keyPrefix    = "io.imagepin.key."
 	leaseLabel   = "io.imagepin.lease"
 	retainRoot   = "io.imagepin.retain.root"
-	extracting   = "extract-" // begins the snapshots of containerd's unpacker
+	extracting   = "extract-" // prefix of the snapshots of containerd's unpacker
 )
 
-// Options say what a node may have.
+// Options define what a node may have.
 type Options struct {
 	// Native is the node's own platform.
 	Native string
-	// DiscardedLayers says that layers need not be there.
+	// DiscardedLayers allows layers to be absent.
 	DiscardedLayers bool
-	// Pods says that there may be pods, with snapshots and leases of their own.
+	// Pods allows pods, with their own snapshots and leases.
 	Pods bool
-	// OtherTools says that other tools have pulled: they let an index keep the manifests of all platforms, as far as they are here.
+	// OtherTools allows pulls by other tools, after which an index keeps the manifests of all platforms that are
+	// present.
 	OtherTools bool
 }
 
@@ -67,16 +68,16 @@ type check struct {
 	state *node.State
 
 	problems  []string
-	keys      map[string]string          // key → record that carries it
+	keys      map[string]string          // key → record with its label
 	tags      map[string][]digest.Digest // tag or image ID → targets of the records of its keys
 	images    map[string]bool            // image IDs of keys
-	records   map[string]bool            // what keys account for …
+	records   map[string]bool            // records, blobs and snapshots that are not leaked
 	blobs     map[digest.Digest]bool
 	snapshots map[string]bool // snapshotter/name
 }
 
-// Check collects the node's garbage and gives what is wrong then: keys that lack something, and what no key, pin or pod accounts for. Nobody
-// must change the node meanwhile.
+// Check collects garbage and returns what is wrong: keys that lack something, and what belongs to no key, pin or pod.
+// Nothing may change the node meanwhile.
 func Check(ctx context.Context, n *node.Node, opts Options) ([]string, error) {
 	if err := n.GC(ctx); err != nil {
 		return nil, err
@@ -122,7 +123,7 @@ func (c *check) record(name string, img images.Image) {
 		}
 		var k key
 		if err := json.Unmarshal([]byte(value), &k); err != nil || k.Version != 1 || k.Ref == "" || k.Ready.IsZero() {
-			c.wrong("record %s: label %s cannot be read: %s", name, label, value)
+			c.wrong("record %s: label %s is invalid: %s", name, label, value)
 			continue
 		}
 		if other, ok := c.keys[k.String()]; ok {
@@ -135,22 +136,22 @@ func (c *check) record(name string, img images.Image) {
 	}
 }
 
-// namesOf checks the records that come with a key.
+// namesOf checks the records that a key requires.
 func (c *check) namesOf(k key, name string, target ocispec.Descriptor) {
 	repo := repository(k.Ref)
 	tagged := !strings.Contains(k.Ref, "@")
 	native := k.Platform == c.Native
 	if !native && target.Digest != k.Manifest {
-		c.wrong("key %s: record %s of another platform targets %s, not its manifest %s", k, name, target.Digest, k.Manifest)
+		c.wrong("key %s: record %s of another platform: got target %s, want manifest %s", k, name, target.Digest, k.Manifest)
 	}
-	// A tag may carry a key itself, where another tool has removed the other record.
+	// A key may be on the record of its tag if another tool has removed the record by digest.
 	if want := repo + "@" + target.Digest.String(); name != want && (name != k.Ref || !native) {
-		c.wrong("key %s is on record %s, not on %s", k, name, want)
+		c.wrong("key %s: got record %s, want %s", k, name, want)
 	}
 	need := func(record string) {
 		c.records[record] = true
 		if _, ok := c.state.Images[node.Namespace+"/"+record]; !ok {
-			c.wrong("key %s: there is no record %s", k, record)
+			c.wrong("key %s: no record %s", k, record)
 		}
 	}
 	need(name)
@@ -162,17 +163,18 @@ func (c *check) namesOf(k key, name string, target ocispec.Descriptor) {
 	}
 }
 
-// named checks that tags and image IDs mean what one of their keys does: a tag is moved for one target after the other.
+// named checks that the record of each tag and image ID has the same digest as one of its keys. The keys of a tag may
+// differ, because it is moved for one target after the other.
 func (c *check) named() {
 	for name, targets := range c.tags {
 		if img, ok := c.state.Images[node.Namespace+"/"+name]; ok && !slices.Contains(targets, img.Target.Digest) {
-			c.wrong("record %s targets %s, and its keys are of %s", name, img.Target.Digest, targets)
+			c.wrong("record %s: got target %s, want one of its keys' %s", name, img.Target.Digest, targets)
 		}
 	}
 }
 
-// untagged accounts for the images that have a record of their ID and no key, which containerd's CRI may write late. CRI has to list them, so that
-// they can be removed.
+// untagged allows images with a record of their ID and no key, which containerd's CRI may write late. The CRI must list
+// them, so that they can be removed.
 func (c *check) untagged() {
 	for name, img := range c.state.Images {
 		ns, record, _ := strings.Cut(name, "/")
@@ -184,7 +186,7 @@ func (c *check) untagged() {
 	}
 }
 
-// contentOf checks what a key needs to run.
+// contentOf checks the content and the snapshots of a key.
 func (c *check) contentOf(k key, target ocispec.Descriptor) {
 	if target.Digest != k.Manifest {
 		index, ok := read[ocispec.Index](c, k, "index", target.Digest)
@@ -197,12 +199,12 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		return
 	}
 	if m.Config.Digest != k.Image {
-		c.wrong("key %s: manifest %s has configuration %s, not %s", k, k.Manifest, m.Config.Digest, k.Image)
+		c.wrong("key %s: manifest %s: got configuration %s, want %s", k, k.Manifest, m.Config.Digest, k.Image)
 	}
 	for _, l := range m.Layers {
 		c.blobs[l.Digest] = true
 		if _, ok := c.state.Content[node.Namespace+"/"+l.Digest.String()]; !ok && !c.DiscardedLayers {
-			c.wrong("key %s: layer %s is gone", k, l.Digest)
+			c.wrong("key %s: no layer %s", k, l.Digest)
 		}
 	}
 	config, ok := read[ocispec.Image](c, k, "configuration", k.Image)
@@ -210,63 +212,63 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		return
 	}
 	if chain := identity.ChainID(config.RootFS.DiffIDs); chain != k.Chain {
-		c.wrong("key %s: its snapshot is %s, not %s", k, chain, k.Chain)
+		c.wrong("key %s: configuration %s: got chain ID %s, want %s", k, k.Image, chain, k.Chain)
 	}
 	for name := k.Chain.String(); name != ""; {
 		c.snapshots[k.Snapshotter+"/"+name] = true
 		info, ok := c.state.Snapshots[node.Namespace+"/"+k.Snapshotter+"/"+name]
 		if !ok || info.Kind != snapshots.KindCommitted {
-			c.wrong("key %s: snapshot %s is not there and committed", k, name)
+			c.wrong("key %s: no committed snapshot %s", k, name)
 		}
 		name = info.Parent
 	}
 }
 
-// read reads a blob of a key, which has to be what its digest says.
+// read reads a blob of a key and checks its digest.
 func read[T any](c *check, k key, what string, d digest.Digest) (v T, _ bool) {
 	c.blobs[d] = true
 	b, err := content.ReadBlob(c.ctx, c.node.Client().ContentStore(), ocispec.Descriptor{Digest: d})
 	if err != nil {
-		c.wrong("key %s: its %s %s cannot be read: %v", k, what, d, err)
+		c.wrong("key %s: read %s %s: %v", k, what, d, err)
 		return v, false
 	}
 	if digest.FromBytes(b) != d {
-		c.wrong("key %s: its %s %s has other content", k, what, d)
+		c.wrong("key %s: %s %s: the content has another digest", k, what, d)
 	}
 	if err := json.Unmarshal(b, &v); err != nil {
-		c.wrong("key %s: its %s %s: %v", k, what, d, err)
+		c.wrong("key %s: %s %s: %v", k, what, d, err)
 		return v, false
 	}
 	return v, true
 }
 
-// pin checks a record of a pin.
+// pin checks the record of a pin.
 func (c *check) pin(name string, img images.Image) {
 	label := func(s string) string { return img.Labels["io.imagepin.pin."+s] }
 	if label("version") != "1" || label("scope")+"/"+label("ref") != name || label("by") == "" {
-		c.wrong("pin %s has labels %v", name, img.Labels)
+		c.wrong("pin %s: invalid labels %v", name, img.Labels)
 	}
 	if _, err := time.Parse(time.RFC3339, label("made")); err != nil {
 		c.wrong("pin %s: %v", name, err)
 	}
 	if err := img.Target.Digest.Validate(); err != nil || img.Target.MediaType == "" {
-		c.wrong("pin %s targets %v", name, img.Target)
+		c.wrong("pin %s: invalid target %v", name, img.Target)
 	}
 }
 
-// leases checks those of imagepin, and what pins retain.
+// leases checks the leases of imagepin and the retained content.
 func (c *check) leases() {
-	held := make(map[string][]string) // what is retained, by root
+	held := make(map[string][]string) // root → retained resources
 	for id, l := range c.state.Leases {
 		switch purpose := l.Labels[leaseLabel]; {
 		case purpose == "retain":
 			root := l.Labels[retainRoot]
 			if !c.retains(root) {
-				c.wrong("lease %s retains %s, which no pin does", id, root)
+				c.wrong("lease %s retains %s, but no pin does", id, root)
 			}
 			held[root] = append(held[root], c.state.LeaseResources[id]...)
 		case purpose != "" || !c.Pods:
-			c.wrong("lease %s is left: %v", id, l.Labels)
+			c.wrong("lease %s: leaked: %v", id, l.Labels)
 		}
 	}
 	for _, resources := range held {
@@ -287,14 +289,14 @@ func (c *check) leases() {
 			}
 			for _, want := range []string{"content " + k.Manifest.String(), "content " + k.Image.String(), "snapshots/" + k.Snapshotter + " " + k.Chain.String()} {
 				if !slices.Contains(held[k.Digest.String()], want) {
-					c.wrong("key %s: a pin retains it, but no lease holds %s", name, want)
+					c.wrong("key %s: a pin retains it, but no lease has %s", name, want)
 				}
 			}
 		}
 	}
 }
 
-// retainedBlob accounts for a blob that is retained, and for what it keeps by containerd's own labels.
+// retainedBlob marks a retained blob, and what it keeps through containerd's labels, as not leaked.
 func (c *check) retainedBlob(d digest.Digest) {
 	if c.blobs[d] {
 		return
@@ -309,18 +311,19 @@ func (c *check) retainedBlob(d digest.Digest) {
 	}
 }
 
+// retained marks a retained snapshot and its parents as not leaked.
 func (c *check) retained(snapshotter, name string) {
 	for name != "" {
 		c.snapshots[snapshotter+"/"+name] = true
 		info, ok := c.state.Snapshots[node.Namespace+"/"+snapshotter+"/"+name]
 		if !ok {
-			c.wrong("snapshot %s in %s is retained, but gone", name, snapshotter)
+			c.wrong("no retained snapshot %s in %s", name, snapshotter)
 		}
 		name = info.Parent
 	}
 }
 
-// retainsKey tells whether a pin of a key's repository retains what it means.
+// retainsKey reports whether a pin of a key's repository retains its digest.
 func (c *check) retainsKey(k key) bool {
 	for name, img := range c.state.Images {
 		ref := img.Labels["io.imagepin.pin.ref"]
@@ -332,7 +335,7 @@ func (c *check) retainsKey(k key) bool {
 	return false
 }
 
-// repository is a reference without its tag or digest.
+// repository returns a reference without its tag or digest.
 func repository(ref string) string {
 	ref, _, _ = strings.Cut(ref, "@")
 	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
@@ -341,7 +344,7 @@ func repository(ref string) string {
 	return ref
 }
 
-// retains tells whether a pin retains a digest.
+// retains reports whether a pin retains a digest.
 func (c *check) retains(root string) bool {
 	for name, img := range c.state.Images {
 		if strings.HasPrefix(name, pinNamespace+"/") && img.Labels["io.imagepin.pin.retain"] == "true" && img.Target.Digest.String() == root {
@@ -351,7 +354,7 @@ func (c *check) retains(root string) bool {
 	return false
 }
 
-// leaks finds what nothing accounts for.
+// leaks checks that everything on the node belongs to a key, pin or pod.
 func (c *check) leaks() {
 	if c.OtherTools {
 		for _, d := range slices.Collect(maps.Keys(c.blobs)) {
@@ -362,12 +365,12 @@ func (c *check) leaks() {
 	for name := range c.state.Images {
 		ns, record, _ := strings.Cut(name, "/")
 		if ns != pinNamespace && !(ns == node.Namespace && c.records[record]) {
-			c.wrong("record %s: no key accounts for it", name)
+			c.wrong("record %s: leaked", name)
 		}
 	}
 	for name := range c.state.Content {
 		if ns, d, _ := strings.Cut(name, "/"); ns != node.Namespace || !c.blobs[digest.Digest(d)] {
-			c.wrong("content %s: no key accounts for it", name)
+			c.wrong("content %s: leaked", name)
 		}
 	}
 	for name, info := range c.state.Snapshots {
@@ -375,15 +378,15 @@ func (c *check) leaks() {
 		_, key, _ := strings.Cut(snapshot, "/")
 		pods := c.Pods && info.Kind == snapshots.KindActive && !strings.HasPrefix(key, extracting)
 		if !pods && (ns != node.Namespace || !c.snapshots[snapshot]) {
-			c.wrong("snapshot %s (%s): no key accounts for it", name, info.Kind)
+			c.wrong("snapshot %s (%s): leaked", name, info.Kind)
 		}
 	}
 	for name := range c.state.Ingests {
-		c.wrong("ingest %s is left", name)
+		c.wrong("ingest %s: leaked", name)
 	}
 }
 
-// listed checks that CRI lists what there are keys of, and nothing else.
+// listed checks that the CRI lists exactly the images of keys and untagged images.
 func (c *check) listed() error {
 	resp, err := c.node.Images().ListImages(c.ctx, &cri.ListImagesRequest{})
 	if err != nil {
@@ -393,12 +396,12 @@ func (c *check) listed() error {
 	for _, img := range resp.GetImages() {
 		seen[img.GetId()] = true
 		if !c.images[img.GetId()] {
-			c.wrong("CRI lists image %s %s, which no record has a key of", img.GetId(), img.GetRepoTags())
+			c.wrong("the CRI lists image %s %s without a key", img.GetId(), img.GetRepoTags())
 		}
 	}
 	for id := range c.images {
 		if !seen[id] {
-			c.wrong("CRI does not list image %s, which there are keys of", id)
+			c.wrong("the CRI does not list image %s", id)
 		}
 	}
 	return nil

@@ -24,18 +24,19 @@ import (
 const (
 	concurrentWorkers = 8
 	concurrentCalls   = 40 // of each worker
-	callsARestart     = 45 // of all workers
-	// callTimeout is generous: what takes longer under the race detector waits for something that does not come.
+	callsPerRestart   = 45 // of all workers
+	// callTimeout allows for the race detector. A call that takes longer hangs.
 	callTimeout = 2 * time.Minute
-	// retryUnavailable is how long a caller waits whom nobody answered, as kubelet does.
-	retryUnavailable = 50 * time.Millisecond
+	// retryDelay is the time before a call that got no answer is repeated.
+	retryDelay = 50 * time.Millisecond
 )
 
-// TestConcurrency has everything done at once to a few images, by CRI, the imagepin command and ctr, while containerd, and the CRI with it, is
-// ended or killed again and again and started anew. Every call returns, one that found nobody to answer it is made again, what is left is sound, and
-// can be removed.
+// TestConcurrency makes concurrent calls for a few images through the CRI, the imagepin command and ctr, while
+// containerd is repeatedly stopped or killed, and restarted. Every call returns. Afterwards the node is consistent and
+// all images can be removed.
 //
-// IMAGEPIN_CONCURRENCY_BINARY names another containerd: make test-race runs it on one under the race detector, which must find nothing.
+// IMAGEPIN_CONCURRENCY_BINARY names another containerd binary. make test-race sets one with the race detector, which
+// must find no race.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -51,9 +52,9 @@ func TestConcurrency(t *testing.T) {
 	})
 	c.check.OtherTools = true
 	for _, repo := range crashRepos {
-		c.data(repo+":1", "0")
+		c.pushData(repo+":1", "0")
 	}
-	images := cri.NewImageServiceClient(redialed(t, c.Node))
+	images := cri.NewImageServiceClient(reconnecting(t, c.Node))
 	returned := make(chan struct{}, concurrentWorkers*concurrentCalls)
 	var running sync.WaitGroup
 	for w := range concurrentWorkers {
@@ -71,24 +72,24 @@ func TestConcurrency(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := concurrentWorkers * concurrentCalls / callsARestart; restarts != want {
-		t.Errorf("containerd was started %d times anew, not %d", restarts, want)
+	if want := concurrentWorkers * concurrentCalls / callsPerRestart; restarts != want {
+		t.Errorf("got %d restarts of containerd, want %d", restarts, want)
 	}
 	c.dropForeignLeases()
-	c.sound("after all calls")
-	c.purge("after all calls")
+	c.wantConsistent("after all calls")
+	c.removeAll("after all calls")
 	if logs := c.Logs(); strings.Contains(logs, "DATA RACE") {
 		_, race, _ := strings.Cut(logs, "WARNING: DATA RACE")
-		t.Errorf("a data race:\n%s", race[:min(len(race), 5000)])
+		t.Errorf("the race detector found a data race:\n%s", race[:min(len(race), 5000)])
 	}
 }
 
-// redialed is a connection to a node that goes on over its restarts: the node's own ends with its process.
-func redialed(t *testing.T, n *node.Node) *grpc.ClientConn {
+// reconnecting returns a connection to a node that survives restarts, unlike the node's own.
+func reconnecting(t *testing.T, n *node.Node) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+n.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: retryUnavailable, Multiplier: 1, MaxDelay: retryUnavailable},
+			Backoff:           backoff.Config{BaseDelay: retryDelay, Multiplier: 1, MaxDelay: retryDelay},
 			MinConnectTimeout: 5 * time.Second,
 		}))
 	if err != nil {
@@ -98,12 +99,12 @@ func redialed(t *testing.T, n *node.Node) *grpc.ClientConn {
 	return conn
 }
 
-// restartBetween starts containerd anew after every so many calls that have returned, until there are no more: ended in turn as a service manager
-// does it, and killed.
+// restartBetween restarts containerd each time that callsPerRestart more calls have returned, until the channel is
+// closed. It stops and kills containerd in turn.
 func (c *killRig) restartBetween(returned <-chan struct{}) (restarts int, _ error) {
 	calls := 0
 	for range returned {
-		if calls++; calls%callsARestart > 0 {
+		if calls++; calls%callsPerRestart > 0 {
 			continue
 		}
 		end := c.Stop
@@ -126,8 +127,8 @@ type concurrentWorker struct {
 	images cri.ImageServiceClient
 }
 
-// call does one thing, chosen at random, and fails the test where it does not return in time. That it fails is no failure: others remove what it
-// needs. Where containerd does not answer it is done again.
+// call makes one random call, and fails the test if the call does not return in time. The call may fail, because other
+// workers remove what it needs. If containerd does not answer, it is repeated.
 func (w *concurrentWorker) call() {
 	ctx, cancel := context.WithTimeout(w.Ctx, callTimeout)
 	defer cancel()
@@ -142,13 +143,13 @@ func (w *concurrentWorker) call() {
 			return
 		}
 		select {
-		case <-time.After(retryUnavailable):
+		case <-time.After(retryDelay):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// unanswered tells whether a call failed because containerd was not there, or went away. Of the commands only the text is known.
+// unanswered reports whether a call failed because containerd did not run or ended. For commands it checks the text.
 func unanswered(err error) bool {
 	if err == nil {
 		return false
@@ -156,19 +157,19 @@ func unanswered(err error) bool {
 	if s, ok := status.FromError(err); ok {
 		return s.Code() == codes.Unavailable
 	}
-	for _, said := range []string{"Unavailable", "connection refused", "connection reset", "no such file or directory", "EOF", "failed to dial"} {
-		if strings.Contains(err.Error(), said) {
+	for _, text := range []string{"Unavailable", "connection refused", "connection reset", "no such file or directory", "EOF", "failed to dial"} {
+		if strings.Contains(err.Error(), text) {
 			return true
 		}
 	}
 	return false
 }
 
-// choose gives one thing to do, and what it is.
+// choose returns a random call and its description.
 func (w *concurrentWorker) choose() (what string, do func(context.Context) error) {
 	repo := crashRepos[w.IntN(len(crashRepos))]
 	ref := w.Reg.Ref(repo + ":1")
-	handler := anywhere[w.IntN(len(anywhere))]
+	handler := allHandlers[w.IntN(len(allHandlers))]
 	image := &cri.ImageSpec{Image: ref, RuntimeHandler: handler}
 	pull := func(ctx context.Context) error {
 		_, err := w.images.PullImage(ctx, &cri.PullImageRequest{Image: image})
@@ -184,9 +185,9 @@ func (w *concurrentWorker) choose() (what string, do func(context.Context) error
 	case n < 7:
 		return "a pull of " + ref + " for " + handler, pull
 	case n < 8:
-		patience := time.Duration(w.IntN(50)) * time.Millisecond
-		return "a pull whose caller gives up", func(ctx context.Context) error {
-			short, cancel := context.WithTimeout(ctx, patience)
+		timeout := time.Duration(w.IntN(50)) * time.Millisecond
+		return "a pull that is cancelled", func(ctx context.Context) error {
+			short, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
 			_ = pull(short)
 			return nil
@@ -212,7 +213,7 @@ func (w *concurrentWorker) choose() (what string, do func(context.Context) error
 	case n < 18:
 		version := strconv.Itoa(w.IntN(3))
 		return "a push of " + ref, func(context.Context) error {
-			_, err := w.Reg.Push(repo+":1", w.version(version))
+			_, err := w.Reg.Push(repo+":1", w.dataIndex(version))
 			return err
 		}
 	case n < 19:

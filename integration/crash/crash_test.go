@@ -13,8 +13,8 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestFailpoints kills containerd at every failpoint, in all operations that reach it. What a start makes of it is sound; the operation can be done
-// again; and in the end everything can be removed, and nothing is left.
+// TestFailpoints kills containerd at every failpoint, in all operations that reach it. After a restart the node is
+// consistent, the operation can be repeated, and everything can be removed.
 func TestFailpoints(t *testing.T) {
 	t.Parallel()
 	var (
@@ -32,17 +32,17 @@ func TestFailpoints(t *testing.T) {
 				if err := s.op(c); err != nil {
 					t.Fatal(err)
 				}
-				c.sound("after the operation")
+				c.wantConsistent("after the operation")
 				names, times := c.reached()
-				c.purge("after the operation")
+				c.removeAll("after the operation")
 				for _, at := range names {
 					for n := range times[at] {
-						if c.dies(s, fmt.Sprintf("%s:%d", at, n+1)) {
+						if c.killAndCheck(s, fmt.Sprintf("%s:%d", at, n+1)) {
 							mu.Lock()
 							covered[at] = true
 							mu.Unlock()
 						} else if n == 0 && !slices.Contains(s.sometimes, at) {
-							t.Errorf("%s was reached, but not again", at)
+							t.Errorf("failpoint %s was reached by the first run of the operation, but not by the second", at)
 						}
 					}
 				}
@@ -51,50 +51,52 @@ func TestFailpoints(t *testing.T) {
 	})
 	for _, name := range failpointNames(t) {
 		if !covered[name] && !(node.DefaultMode() == node.Serve && slices.Contains(inTransaction, name)) {
-			t.Errorf("containerd was never killed at %s", name)
+			t.Errorf("no scenario kills containerd at failpoint %s", name)
 		}
 	}
 }
 
-// inTransaction are the failpoints around a transaction, which there is none of over containerd's socket.
+// inTransaction lists the failpoints after a transaction. imagepin serve does not reach them: containerd's socket has
+// no transactions.
 var inTransaction = []string{"store.committed", "store.notified"}
 
-// end waits for containerd's end, a little.
-func (c *killRig) end() {
+// awaitEnd waits a moment for the end of containerd.
+func (c *killRig) awaitEnd() {
 	ctx, cancel := context.WithTimeout(c.Ctx, 2*time.Second)
 	defer cancel()
-	_ = c.Wait(ctx) // whether it has ended is told by the failpoint
+	_ = c.Wait(ctx) // diedAt shows whether it has ended
 }
 
-// dies kills containerd at a failpoint of a scenario and looks at what is left. It tells whether the failpoint was reached.
-func (c *killRig) dies(s scenario, at string) bool {
+// killAndCheck kills containerd at a failpoint of a scenario and checks the node after a restart. It reports whether
+// the failpoint was reached.
+func (c *killRig) killAndCheck(s scenario, at string) bool {
 	c.T.Helper()
 	s.setup(c)
 	c.arm(at)
 	err := s.op(c)
 	if err == nil {
-		c.end() // some of it goes on behind the service
+		c.awaitEnd() // the operation may continue in the background
 	}
-	died := c.died() != ""
+	died := c.diedAt() != ""
 	if !died && err != nil {
-		c.T.Fatalf("%s: %v", at, err)
+		c.T.Fatalf("the operation failed before failpoint %s: %v", at, err)
 	}
 	c.revive()
 	if s.after != nil {
 		s.after(c)
 	}
-	c.sound("killed at " + at)
+	c.wantConsistent("after a kill at " + at)
 	if err := s.op(c); err != nil {
-		c.T.Fatalf("again after it was killed at %s: %v", at, err)
+		c.T.Fatalf("repeating the operation after a kill at %s: %v", at, err)
 	}
-	c.sound("again after it was killed at " + at)
-	c.purge("after it was killed at " + at)
+	c.wantConsistent("after repeating the operation that was killed at " + at)
+	c.removeAll("after a kill at " + at)
 	return died
 }
 
 var failpointName = regexp.MustCompile(`(?m)^\t"([a-z]+\.[a-z]+)",`)
 
-// failpointNames reads the list in package failpoint, which a test of its own compares with the sources.
+// failpointNames reads the list of package failpoint, whose test compares it with the code.
 func failpointNames(t *testing.T) []string {
 	t.Helper()
 	b, err := os.ReadFile("../../internal/failpoint/failpoint.go")
@@ -106,7 +108,7 @@ func failpointNames(t *testing.T) []string {
 		names = append(names, m[1])
 	}
 	if len(names) < 30 {
-		t.Fatalf("failpoints %q", names)
+		t.Fatalf("got only %d failpoints: %q", len(names), names)
 	}
 	return names
 }

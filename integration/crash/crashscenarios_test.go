@@ -18,100 +18,100 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// scenario is something that is killed at each failpoint it reaches.
+// scenario is an operation during which containerd is killed at each failpoint.
 type scenario struct {
 	options node.Options
-	// setup brings about where it begins, on a node that has nothing.
+	// setup prepares an empty node.
 	setup func(*killRig)
-	// op is killed, and later done again.
+	// op is the operation that is killed, and later repeated.
 	op func(*killRig) error
-	// after removes what another tool has left that was killed with it.
+	// after removes what another tool has left because of the kill.
 	after func(*killRig)
-	// sometimes are the failpoints that depend on what containerd's own collection has done meanwhile: they need not be reached each time.
+	// sometimes lists the failpoints that not every run reaches, depending on containerd's garbage collection.
 	sometimes []string
 }
 
-// anywhere are the handlers of all targets.
-var anywhere = []string{"", testkit.Second, "foreign"}
+// allHandlers has one handler for each target.
+var allHandlers = []string{"", testkit.Second, "foreign"}
 
-func (c *killRig) pullEverywhere(ref string) {
+func (c *killRig) pullForAll(ref string) {
 	c.T.Helper()
-	for _, h := range anywhere {
+	for _, h := range allHandlers {
 		c.MustPull(ref, h)
 	}
 }
 
 var crashScenarios = map[string]scenario{
 	"pull": {
-		setup: func(c *killRig) { c.data("app:1", "1") },
-		op:    func(c *killRig) error { return c.pulled(c.Reg.Ref("app:1"), "") },
+		setup: func(c *killRig) { c.pushData("app:1", "1") },
+		op:    func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), "") },
 	},
 	"pull of another platform": {
-		setup: func(c *killRig) { c.data("app:1", "1") },
-		op:    func(c *killRig) error { return c.pulled(c.Reg.Ref("app:1"), "foreign") },
+		setup: func(c *killRig) { c.pushData("app:1", "1") },
+		op:    func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), "foreign") },
 	},
 	"pull for a second snapshotter": {
 		options: node.Options{DiscardUnpackedLayers: true},
 		setup: func(c *killRig) {
-			c.MustPull(c.data("app:1", "1"), "")
-			c.Collect() // its layers, which the second snapshotter needs again
+			c.MustPull(c.pushData("app:1", "1"), "")
+			c.Collect() // deletes the layers, which the second snapshotter needs
 		},
-		op: func(c *killRig) error { return c.pulled(c.Reg.Ref("app:1"), testkit.Second) },
+		op: func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), testkit.Second) },
 	},
 	"pull of a tag that has moved": {
 		setup: func(c *killRig) {
-			c.MustPull(c.data("app:1", "1"), "")
-			c.data("app:1", "2")
+			c.MustPull(c.pushData("app:1", "1"), "")
+			c.pushData("app:1", "2")
 		},
-		op: func(c *killRig) error { return c.pulled(c.Reg.Ref("app:1"), "") },
+		op: func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), "") },
 	},
 	"remove": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("app:1", "1")) },
 		op:    func(c *killRig) error { return c.RemoveImage(c.Ctx, c.Reg.Ref("app:1"), "") },
 	},
-	"a record of the image ID after a removal": {
-		setup: func(c *killRig) { c.data("app:1", "1") },
+	"late record of an image ID": {
+		setup: func(c *killRig) { c.pushData("app:1", "1") },
 		op:    (*killRig).lateRecord,
 		after: (*killRig).dropForeignLeases,
 	},
 	"remove for one handler": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("app:1", "1")) },
 		op:    func(c *killRig) error { return c.RemoveImage(c.Ctx, c.Reg.Ref("app:1"), testkit.Second) },
 	},
 	"pull that pins and retains": {
 		options: node.Options{DiscardUnpackedLayers: true},
-		setup:   func(c *killRig) { c.data("pinned/app:1", "1") },
-		op:      func(c *killRig) error { return c.pulled(c.Reg.Ref("pinned/app:1"), "") },
+		setup:   func(c *killRig) { c.pushData("pinned/app:1", "1") },
+		op:      func(c *killRig) error { return c.pull(c.Reg.Ref("pinned/app:1"), "") },
 	},
 	"pin set": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("app:1", "1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("app:1", "1")) },
 		op: func(c *killRig) error {
 			repo, digest, _ := strings.Cut(c.pushedDigest("app:1"), "@")
 			return c.command("pin", "set", "--retain", repo+":1", digest)
 		},
 	},
 	"pin rm": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("pinned/app:1", "1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("pinned/app:1", "1")) },
 		op: func(c *killRig) error {
 			err := c.command("pin", "rm", c.Reg.Ref("pinned/app:1"))
 			if err != nil && strings.Contains(err.Error(), "UnknownPin") {
-				return nil // that is what is wanted
+				return nil // the pin is removed
 			}
 			return err
 		},
 	},
 	"refresh": {
 		setup: func(c *killRig) {
-			ref := c.data("pinned/app:1", "1")
+			ref := c.pushData("pinned/app:1", "1")
 			c.MustPull(ref, "")
 			c.MustPull(ref, testkit.Second)
-			c.data("pinned/app:1", "2")
+			c.pushData("pinned/app:1", "2")
 		},
-		op: func(c *killRig) error { return c.refreshed(c.Reg.Ref("pinned/app:1")) },
+		op: func(c *killRig) error { return c.refresh(c.Reg.Ref("pinned/app:1")) },
 	},
 	"adoption": {
 		setup: func(c *killRig) {
-			ref := c.data("app:1", "1")
+			ref := c.pushData("app:1", "1")
 			c.MustPull(ref, "")
 			c.ctr("images", "export", "--local", "--platform", images.HostPlatform(), c.Path("app.tar"), ref)
 			c.MustRemove(ref, "")
@@ -120,32 +120,32 @@ var crashScenarios = map[string]scenario{
 			if _, err := c.Ctr(c.Ctx, "images", "import", c.Path("app.tar")); err != nil {
 				return err
 			}
-			return c.until(c.Reg.Ref("app:1"), "runc", true)
+			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", true)
 		},
 		after: (*killRig).dropForeignLeases,
 	},
 	"adoption of one more name": {
-		setup: func(c *killRig) { c.MustPull(c.data("app:1", "1"), "") },
+		setup: func(c *killRig) { c.MustPull(c.pushData("app:1", "1"), "") },
 		op: func(c *killRig) error {
 			if _, err := c.Ctr(c.Ctx, "images", "tag", "--force", c.Reg.Ref("app:1"), c.Reg.Ref("app:named")); err != nil {
 				return err
 			}
-			return c.until(c.Reg.Ref("app:named"), "runc", true)
+			return c.awaitStatus(c.Reg.Ref("app:named"), "runc", true)
 		},
 		after: (*killRig).dropForeignLeases,
 	},
 	"tag removed by another tool": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("app:1", "1")) },
-		op:    func(c *killRig) error { return c.removedByCtr(c.Reg.Ref("app:1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("app:1", "1")) },
+		op:    func(c *killRig) error { return c.removeByCtr(c.Reg.Ref("app:1")) },
 	},
 	"digest removed by another tool": {
-		setup: func(c *killRig) { c.pullEverywhere(c.data("app:1", "1")) },
-		op:    func(c *killRig) error { return c.removedByCtr(c.pushedDigest("app:1")) },
+		setup: func(c *killRig) { c.pullForAll(c.pushData("app:1", "1")) },
+		op:    func(c *killRig) error { return c.removeByCtr(c.pushedDigest("app:1")) },
 	},
-	"repair of what a disk has damaged": {
+	"repair of damaged files": {
 		setup: func(c *killRig) {
-			ref := c.data("app:1", "1")
-			c.pullEverywhere(ref)
+			ref := c.pushData("app:1", "1")
+			c.pullForAll(ref)
 			blobs := c.Blobs(ref)
 			c.Damage("cut", blobs["index"])
 			c.Damage("gone", blobs["manifest"])
@@ -155,20 +155,21 @@ var crashScenarios = map[string]scenario{
 	},
 	"repair of a snapshot without its directory": {
 		setup: func(c *killRig) {
-			ref := c.data("app:1", "1")
+			ref := c.pushData("app:1", "1")
 			c.MustPull(ref, "")
 			if err := os.RemoveAll(c.SnapshotDirectory(ref)); err != nil {
 				c.T.Fatal(err)
 			}
 		},
 		op: func(c *killRig) error { return c.command("check", "--deep", "--repair") },
-		// Where containerd has collected the view of a check, it refuses to remove the snapshot below, and that is left to a collection.
+		// If containerd has collected the view of a check, it refuses to remove the snapshot below. imagepin then removes
+		// that one by garbage collection.
 		sometimes: []string{"collect.leased", "collect.done"},
 	},
 	"start after a killed pull": {
 		setup: func(c *killRig) {
-			ref := c.data("app:1", "1")
-			c.killed("pull.unpacked", func() error { return c.pulled(ref, "") })
+			ref := c.pushData("app:1", "1")
+			c.killDuring("pull.unpacked", func() error { return c.pull(ref, "") })
 			for _, purpose := range []string{"use", "collect"} {
 				if _, err := c.Client().LeasesService().Create(testkit.NSContext(c.Ctx), leases.WithRandomID(), leases.WithLabel("io.imagepin.lease", purpose)); err != nil {
 					c.T.Fatal(err)
@@ -179,43 +180,43 @@ var crashScenarios = map[string]scenario{
 	},
 	"start after a killed removal": {
 		setup: func(c *killRig) {
-			c.pullEverywhere(c.data("app:1", "1"))
+			c.pullForAll(c.pushData("app:1", "1"))
 			c.arm("remove.release")
 			if err := c.RemoveImage(c.Ctx, c.Reg.Ref("app:1"), testkit.Second); err == nil {
 				c.T.Fatal("the removal was not killed")
 			}
 		},
-		op: (*killRig).again,
+		op: (*killRig).killAndStart,
 	},
-	"start with a label astray": {
+	"start with a label on the wrong record": {
 		setup: func(c *killRig) {
-			ref := c.data("app:1", "1")
+			ref := c.pushData("app:1", "1")
 			c.MustPull(ref, "")
-			c.MustPull(c.data("app:2", "2"), "")
+			c.MustPull(c.pushData("app:2", "2"), "")
 			c.copyKeys(c.pushedDigest("app:1"), c.pushedDigest("app:2"))
 		},
-		op: (*killRig).again,
+		op: (*killRig).killAndStart,
 	},
-	"healing": {
-		setup: func(c *killRig) { c.MustPull(c.data("app:1", "1"), "") },
+	"repair of lost snapshots": {
+		setup: func(c *killRig) { c.MustPull(c.pushData("app:1", "1"), "") },
 		op: func(c *killRig) error {
-			if err := c.loseSnapshots(); err != nil {
+			if err := c.removeSnapshots(); err != nil {
 				return err
 			}
-			return c.until(c.Reg.Ref("app:1"), "runc", true)
+			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", true)
 		},
 	},
-	"dropping what cannot be healed": {
+	"drop of a key that cannot be repaired": {
 		options: node.Options{DiscardUnpackedLayers: true},
 		setup: func(c *killRig) {
-			c.MustPull(c.data("app:1", "1"), "")
-			c.Collect() // or there are layers to unpack
+			c.MustPull(c.pushData("app:1", "1"), "")
+			c.Collect() // deletes the layers, so that nothing can be unpacked
 		},
 		op: func(c *killRig) error {
-			if err := c.loseSnapshots(); err != nil {
+			if err := c.removeSnapshots(); err != nil {
 				return err
 			}
-			return c.until(c.Reg.Ref("app:1"), "runc", false)
+			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", false)
 		},
 	},
 	"RunPodSandbox": {
@@ -227,21 +228,21 @@ var crashScenarios = map[string]scenario{
 	},
 }
 
-// again ends containerd, however it is, and starts it.
-func (c *killRig) again() error {
+// killAndStart kills containerd, if it runs, and starts it.
+func (c *killRig) killAndStart() error {
 	if err := c.Kill9(); err != nil {
 		return err
 	}
 	return c.Start(c.Ctx)
 }
 
-// killed has containerd killed in a call, and starts it again.
-func (c *killRig) killed(at string, call func() error) {
+// killDuring kills containerd at a failpoint of a call, and starts it again.
+func (c *killRig) killDuring(at string, call func() error) {
 	c.T.Helper()
 	c.arm(at)
 	err := call()
-	if got := c.died(); got != at {
-		c.T.Fatalf("containerd died at %q, not %q: %v", got, at, err)
+	if got := c.diedAt(); got != at {
+		c.T.Fatalf("containerd died at %q, want %q: %v", got, at, err)
 	}
 	c.revive()
 }
@@ -253,13 +254,13 @@ func (c *killRig) ctr(args ...string) {
 	}
 }
 
-// pushedDigest is the reference by digest of what was pushed last under a tag.
+// pushedDigest returns the reference by digest of the last push of a tag.
 func (c *killRig) pushedDigest(ref string) string {
 	repo, _, _ := strings.Cut(ref, ":")
 	return c.Reg.Ref(repo + "@" + c.digests[ref])
 }
 
-// dropForeignLeases deletes the leases that ctr could not delete: containerd died before it was done.
+// dropForeignLeases deletes the leases that ctr could not delete because containerd died.
 func (c *killRig) dropForeignLeases() {
 	c.T.Helper()
 	manager := c.Client().LeasesService()
@@ -277,8 +278,8 @@ func (c *killRig) dropForeignLeases() {
 	}
 }
 
-// lateRecord writes the record of an image ID after the image was removed, as containerd's CRI does when it handles an event late, and waits until
-// imagepin has removed it.
+// lateRecord creates the record of an image ID after the removal of the image, as containerd's CRI does when it handles
+// an event late. It waits until imagepin has removed the record.
 func (c *killRig) lateRecord() error {
 	id, err := c.Pull(c.Ctx, c.Reg.Ref("app:1"), "")
 	if err != nil {
@@ -311,7 +312,7 @@ func (c *killRig) lateRecord() error {
 		select {
 		case <-tick.C:
 		case <-bounded.Done():
-			return fmt.Errorf("the record of %s stays: %v", id, err)
+			return fmt.Errorf("the record of %s is not removed: %v", id, err)
 		}
 		if _, err = records.Get(ctx, id); err != nil && !errdefs.IsNotFound(err) {
 			return err
@@ -320,15 +321,15 @@ func (c *killRig) lateRecord() error {
 	return manager.Delete(ctx, l, leases.SynchronousDelete)
 }
 
-// removedByCtr removes a record, unless it is gone, and waits until the index has noticed.
-func (c *killRig) removedByCtr(name string) error {
+// removeByCtr removes a record with ctr and waits until its name is no longer available.
+func (c *killRig) removeByCtr(name string) error {
 	if _, err := c.Ctr(c.Ctx, "images", "rm", name); err != nil {
 		return err
 	}
-	return c.until(name, "runc", false)
+	return c.awaitStatus(name, "runc", false)
 }
 
-// copyKeys copies the keys of one record to another.
+// copyKeys copies the labels of keys from one record to another.
 func (c *killRig) copyKeys(from, to string) {
 	c.T.Helper()
 	store := c.Client().ImageService()
@@ -349,8 +350,8 @@ func (c *killRig) copyKeys(from, to string) {
 	}
 }
 
-// loseSnapshots removes every snapshot of the default snapshotter that is there.
-func (c *killRig) loseSnapshots() error {
+// removeSnapshots removes all snapshots of the default snapshotter.
+func (c *killRig) removeSnapshots() error {
 	ctx, sn := testkit.NSContext(c.Ctx), c.Client().SnapshotService("overlayfs")
 	for {
 		var names, parents []string
@@ -364,7 +365,7 @@ func (c *killRig) loseSnapshots() error {
 			if slices.Contains(parents, name) {
 				continue
 			}
-			// Healing goes on beside it: it may have removed one, or unpacked another on top.
+			// A concurrent repair may have removed this snapshot, or unpacked another one on top of it.
 			if err := sn.Remove(ctx, name); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 				return err
 			}

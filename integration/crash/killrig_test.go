@@ -2,6 +2,7 @@ package crash
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,12 +19,12 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// killRig is a rig whose containerd dies where it is told to.
+// killRig is a rig whose containerd dies at a chosen failpoint.
 type killRig struct {
 	*testkit.Rig
-	fail    string // the file that says where
+	fail    string // the file that names the failpoint
 	check   checker.Options
-	digests map[string]string // what was pushed last, by reference without the registry
+	digests map[string]string // digests of the last pushes, by "repo:tag"
 }
 
 func newKillRig(t *testing.T, opts node.Options) *killRig {
@@ -40,11 +41,12 @@ func newKillRig(t *testing.T, opts node.Options) *killRig {
 	return c
 }
 
-// arm makes containerd die at a failpoint: "name", "name:2" for the second time it is reached, "*:7" for the seventh failpoint of all.
+// arm makes containerd die at a failpoint: "name", "name:2" for the second time that it is reached, or "*:7" for the
+// seventh failpoint of any name.
 func (c *killRig) arm(spec string) {
 	c.T.Helper()
 	c.disarm()
-	// In one step, or it is read half written.
+	// Rename the file, so that it is never read half written.
 	if err := os.WriteFile(c.fail+".new", []byte(spec), 0o600); err != nil {
 		c.T.Fatal(err)
 	}
@@ -62,13 +64,13 @@ func (c *killRig) disarm() {
 	}
 }
 
-// died gives the failpoint at which containerd died, or nothing.
-func (c *killRig) died() string {
+// diedAt returns the failpoint at which containerd died, or "".
+func (c *killRig) diedAt() string {
 	b, _ := os.ReadFile(c.fail + ".died")
 	return strings.TrimSpace(string(b))
 }
 
-// reached counts the failpoints that were reached since they were last armed or disarmed.
+// reached returns the failpoints that were reached since the last arm or disarm, in order, and how often each was.
 func (c *killRig) reached() (names []string, times map[string]int) {
 	b, _ := os.ReadFile(c.fail + ".trace")
 	times = map[string]int{}
@@ -80,7 +82,7 @@ func (c *killRig) reached() (names []string, times map[string]int) {
 	return names, times
 }
 
-// revive starts containerd after it died.
+// revive starts containerd again. It first kills it if it has not died.
 func (c *killRig) revive() {
 	c.T.Helper()
 	if err := c.Crash(); err != nil {
@@ -92,8 +94,8 @@ func (c *killRig) revive() {
 	}
 }
 
-// sound waits until nothing is wrong with the node: what heals does so behind the service.
-func (c *killRig) sound(when string) {
+// wantConsistent fails the test unless the checker soon finds no problems. Repairs run in the background.
+func (c *killRig) wantConsistent(when string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(c.Ctx, 15*time.Second)
 	defer cancel()
@@ -111,13 +113,13 @@ func (c *killRig) sound(when string) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			c.T.Fatalf("%s this is wrong with the node:\n%s", when, strings.Join(last, "\n"))
+			c.T.Fatalf("%s: the node has problems:\n%s", when, strings.Join(last, "\n"))
 		}
 	}
 }
 
-// purge removes everything that can be removed, and fails the test where something is left.
-func (c *killRig) purge(when string) {
+// removeAll removes all pods, images and pins, and fails the test if something is left.
+func (c *killRig) removeAll(when string) {
 	c.T.Helper()
 	if c.check.Pods {
 		if err := c.RemovePods(c.Ctx); err != nil {
@@ -143,14 +145,14 @@ func (c *killRig) purge(when string) {
 	c.Eventually("nothing is left "+when, func() bool {
 		c.Collect()
 		s := c.MustState()
-		return s.Empty() || c.lastLook(s)
+		return s.Empty() || c.logLeft(s)
 	})
 }
 
-// lastLook says what is left, for a test that waits in vain.
-func (c *killRig) lastLook(s *node.State) bool {
+// logLeft logs what is left if the test runs out of time. It returns false.
+func (c *killRig) logLeft(s *node.State) bool {
 	if c.Ctx.Err() != nil {
-		c.T.Logf("left:\n%s", strings.Join(s.Lines(), "\n"))
+		c.T.Logf("left on the node:\n%s", strings.Join(s.Lines(), "\n"))
 	}
 	return false
 }
@@ -170,24 +172,25 @@ func (c *killRig) commandIn(ctx context.Context, args ...string) (string, error)
 	return string(out), nil
 }
 
-// refreshed is the error of a refresh. The command tells by its status that something has changed.
-func (c *killRig) refreshed(ref string) error {
-	out, err := c.commandIn(c.Ctx, "refresh", ref)
-	if err != nil && strings.Contains(out, "changed") {
+// refresh runs imagepin refresh. Exit code 10 reports a change, and is not an error.
+func (c *killRig) refresh(ref string) error {
+	_, err := c.commandIn(c.Ctx, "refresh", ref)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 10 {
 		return nil
 	}
 	return err
 }
 
-// data pushes an image of next to nothing for both platforms, and returns its reference.
-func (c *killRig) data(ref, version string) string {
+// pushData pushes a small image for both platforms and returns its reference.
+func (c *killRig) pushData(ref, version string) string {
 	c.T.Helper()
-	c.digests[ref] = testkit.Push(c.T, c.Reg, ref, c.version(version)).String()
+	c.digests[ref] = testkit.Push(c.T, c.Reg, ref, c.dataIndex(version)).String()
 	return c.Reg.Ref(ref)
 }
 
-// version builds an image of two layers, of which all versions share one.
-func (c *killRig) version(version string) v1.ImageIndex {
+// dataIndex builds an image of two layers. All versions share the first layer.
+func (c *killRig) dataIndex(version string) v1.ImageIndex {
 	c.T.Helper()
 	idx, err := images.DataIndex(images.Options{Files: []images.Files{{"/base": []byte("base")}, {"/version": []byte(version)}}}, images.HostPlatform(), testkit.Foreign)
 	if err != nil {
@@ -196,14 +199,14 @@ func (c *killRig) version(version string) v1.ImageIndex {
 	return idx
 }
 
-// pulled is the error of a pull.
-func (c *killRig) pulled(ref, handler string) error {
+// pull pulls an image.
+func (c *killRig) pull(ref, handler string) error {
 	_, err := c.Pull(c.Ctx, ref, handler)
 	return err
 }
 
-// until waits for a status; that containerd is gone ends the wait.
-func (c *killRig) until(ref, handler string, present bool) error {
+// awaitStatus waits until an image is present, or not. It returns an error if containerd ends.
+func (c *killRig) awaitStatus(ref, handler string, present bool) error {
 	ctx, cancel := context.WithTimeout(c.Ctx, 10*time.Second)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -216,7 +219,7 @@ func (c *killRig) until(ref, handler string, present bool) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s for %q: %v", ref, handler, img)
+			return fmt.Errorf("ImageStatus %s for handler %q returns %v, want present: %t", ref, handler, img, present)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// crashRounds is how often TestRandomKills kills.
+// crashRounds returns the number of rounds of TestRandomKills.
 func crashRounds(t *testing.T) int {
 	t.Helper()
 	s := os.Getenv("IMAGEPIN_CRASH_ROUNDS")
@@ -27,8 +27,9 @@ func crashRounds(t *testing.T) int {
 	return n
 }
 
-// TestRandomKills kills containerd while it pulls, removes and refreshes: at the n-th failpoint, or when it publishes the n-th event, which
-// comes from between the failpoints. After each start everything is sound, and now and then all is removed and nothing is left.
+// TestRandomKills kills containerd during pulls, removals and refreshes: at the n-th failpoint, or when it publishes
+// the n-th event, which is between failpoints. The node is consistent after each restart. Every tenth round also
+// removes everything.
 //
 // IMAGEPIN_CRASH_SEED repeats the choices of an earlier run.
 func TestRandomKills(t *testing.T) {
@@ -52,8 +53,8 @@ func TestRandomKills(t *testing.T) {
 			for range rounds / nodes {
 				r.round()
 			}
-			r.purge("in the end")
-			t.Logf("%d rounds, %d killed, at %v", r.rounds, r.kills, r.at)
+			r.removeAll("at the end")
+			t.Logf("%d rounds, %d kills by failpoint or event: %v", r.rounds, r.kills, r.at)
 		})
 	}
 }
@@ -67,7 +68,7 @@ type randomKills struct {
 
 var crashRepos = []string{"app", "web", "pinned/app"}
 
-// round does a few things at once until containerd is killed.
+// round runs a few operations concurrently, kills containerd and checks the node after a restart.
 func (r *randomKills) round() {
 	r.T.Helper()
 	if r.at == nil {
@@ -93,39 +94,40 @@ func (r *randomKills) round() {
 	running.Wait()
 	cancel()
 	killed()
-	if at := r.died(); at != "" {
+	if at := r.diedAt(); at != "" {
 		r.kills++
 		r.at[at]++
 	}
-	what := fmt.Sprintf("in round %d, killed at %q", r.rounds, r.died())
+	what := fmt.Sprintf("after round %d, killed at %q", r.rounds, r.diedAt())
 	r.revive()
-	r.sound(what)
+	r.wantConsistent(what)
 	if r.rounds%10 == 0 {
-		r.purge(what)
+		r.removeAll(what)
 	}
 }
 
-// operation is one thing to do, chosen at random.
+// operation returns a random operation.
 func (r *randomKills) operation(ctx context.Context) func() error {
 	r.T.Helper()
 	repo := crashRepos[r.IntN(len(crashRepos))]
 	ref := r.Reg.Ref(repo + ":1")
-	handler := anywhere[r.IntN(len(anywhere))]
+	handler := allHandlers[r.IntN(len(allHandlers))]
 	switch r.IntN(6) {
 	case 0:
 		return func() error { return r.RemoveImage(ctx, ref, "") }
 	case 1:
 		return func() error { return r.RemoveImage(ctx, ref, handler) }
 	case 2:
-		r.data(repo+":1", strconv.Itoa(r.IntN(3)))
-		return func() error { return r.refreshed(ref) }
+		r.pushData(repo+":1", strconv.Itoa(r.IntN(3)))
+		return func() error { return r.refresh(ref) }
 	default:
-		r.data(repo+":1", strconv.Itoa(r.IntN(3)))
+		r.pushData(repo+":1", strconv.Itoa(r.IntN(3)))
 		return func() error { _, err := r.Pull(ctx, ref, handler); return err }
 	}
 }
 
-// killAtEvent kills containerd when it publishes its n-th event. The returned function waits for that, or until the context ends.
+// killAtEvent kills containerd when it publishes its n-th event from now. The returned function waits for the kill or
+// the end of the context.
 func (r *randomKills) killAtEvent(ctx context.Context, n int) func() {
 	r.T.Helper()
 	ch, errs := r.Client().EventService().Subscribe(ctx)

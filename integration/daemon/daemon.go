@@ -1,4 +1,4 @@
-// Package daemon runs the other real parts that a containerd under test works with, such as a snapshotter or a kubelet.
+// Package daemon runs the processes that tests need in addition to containerd, such as a snapshotter or a kubelet.
 package daemon
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Daemon is a process that runs until it is ended.
+// Daemon is a background process.
 type Daemon struct {
 	name string
 	log  string
@@ -23,7 +23,8 @@ type Daemon struct {
 	err  error // set when done is closed
 }
 
-// Start runs a command in the background, its output appended to the file log. It dies with this process.
+// Start starts a command in the background and appends its output to the file log. The command is killed if this
+// process dies.
 func Start(cmd *exec.Cmd, log string) (*Daemon, error) {
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
@@ -31,12 +32,12 @@ func Start(cmd *exec.Cmd, log string) (*Daemon, error) {
 	}
 	defer f.Close()
 	cmd.Stdout, cmd.Stderr = f, f
-	// A group of its own keeps Ctrl-C for the caller, who cleans up.
+	// In its own process group, the process does not get Ctrl-C, so that the caller can clean up.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	d := &Daemon{name: filepath.Base(cmd.Path), log: log, cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The death signal is tied to the thread that started the process, so that thread waits for it.
+		// The process gets the death signal if the thread that started it exits, so this thread waits for the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -52,10 +53,10 @@ func Start(cmd *exec.Cmd, log string) (*Daemon, error) {
 	return d, nil
 }
 
-// Kill9 ends it at once with SIGKILL and waits until it is gone.
+// Kill9 kills the process with SIGKILL and waits until it has exited.
 func (d *Daemon) Kill9() error { return d.end(syscall.SIGKILL) }
 
-// Stop ends it with SIGTERM and waits until it is gone.
+// Stop stops the process with SIGTERM and waits until it has exited.
 func (d *Daemon) Stop() error { return d.end(syscall.SIGTERM) }
 
 func (d *Daemon) end(sig syscall.Signal) error {
@@ -70,11 +71,11 @@ func (d *Daemon) end(sig syscall.Signal) error {
 	case <-t.C:
 		_ = d.cmd.Process.Kill()
 		<-d.done
-		return fmt.Errorf("%s did not end within 30s of %s", d.name, sig)
+		return fmt.Errorf("%s did not exit within 30s of %s", d.name, sig)
 	}
 }
 
-// Await waits until ready gives no error; it fails early if the process ends. The error has the end of its log.
+// Await waits until ready returns no error. It fails early if the process exits. The error has the end of the log.
 func (d *Daemon) Await(ctx context.Context, ready func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -90,14 +91,14 @@ func (d *Daemon) Await(ctx context.Context, ready func(context.Context) error) e
 		select {
 		case <-tick.C:
 		case <-d.done:
-			return fmt.Errorf("%s ended while starting: %v\n%s", d.name, d.err, d.LogTail(30))
+			return fmt.Errorf("%s exited while starting: %v\n%s", d.name, d.err, d.LogTail(30))
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w: %v\n%s", d.name, context.Cause(ctx), last, d.LogTail(30))
 		}
 	}
 }
 
-// LogTail is the end of its log.
+// LogTail returns the last lines of the log.
 func (d *Daemon) LogTail(lines int) string {
 	b, err := os.ReadFile(d.log)
 	if err != nil {

@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// claim is something that is expected of the node and did not hold, or did.
+// claim is the result of one check.
 type claim struct {
 	step    int
-	handler string // empty: of the node
+	handler string // empty for the node
 	what    string
 	held    bool
-	text    string // what happened instead
+	text    string // the failure
 }
 
-// claim checks one expectation: what it is about, and what to say if it does not hold.
+// claim records the result of a check. The format and its arguments describe a failure.
 func (d *demo) claim(held bool, h *handler, what, format string, args ...any) {
 	c := claim{step: d.step, what: what, held: held}
 	if h != nil {
@@ -31,15 +31,15 @@ func (d *demo) cell(h *handler, what, got, want string) string {
 	if got == "" {
 		got = "-"
 	}
-	d.claim(got == want, h, what, "its %s is %s, not %s", what, got, want)
+	d.claim(got == want, h, what, "%s is %s, want %s", what, got, want)
 	if got != want {
 		return got + mark
 	}
 	return got
 }
 
-// broken are the claims that did not hold. What is wrong with a handler in the same way again is left out.
-func (d *demo) broken() []claim {
+// failures returns the claims that did not hold, without repetitions of a failure of the same handler.
+func (d *demo) failures() []claim {
 	var out []claim
 	for _, c := range d.claims {
 		same := func(o claim) bool { return o.handler == c.handler && o.what == c.what && o.text == c.text }
@@ -50,15 +50,15 @@ func (d *demo) broken() []claim {
 	return out
 }
 
-// conclude sums up. It fails if anything did not hold, unless it is stock's turn, of which that is expected.
+// conclude prints the result. It returns an error if a check failed, except with stock, where failures are expected.
 func (d *demo) conclude() error {
-	broken := d.broken()
-	if len(broken) == 0 {
-		d.say("\nResult after %s: %s did all that was asked; all %d checks of what is said above held.", d.took(), d.name(), len(d.claims))
+	failures := d.failures()
+	if len(failures) == 0 {
+		d.say("\nResult after %s: %s passed all %d checks.", d.took(), d.name(), len(d.claims))
 		return nil
 	}
-	d.say("\nResult after %s: %s did not do what was asked here:", d.took(), d.name())
-	for _, c := range broken {
+	d.say("\nResult after %s: %s failed these checks:", d.took(), d.name())
+	for _, c := range failures {
 		subject := "the node: "
 		if c.handler != "" {
 			subject = "handler " + c.handler + ": "
@@ -68,5 +68,5 @@ func (d *demo) conclude() error {
 	if d.stock {
 		return nil
 	}
-	return fmt.Errorf("%d expectations did not hold", len(broken))
+	return fmt.Errorf("%d checks failed", len(failures))
 }

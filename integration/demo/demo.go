@@ -15,22 +15,22 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// tag is the image that everything is about.
+// tag is the image of the demo.
 const tag = "app:stable"
 
-// width is how long a printed line may be.
+// width is the maximum length of a printed line.
 const width = 110
 
-// handler is a runtime handler of the node, and what it is expected to have at the moment.
+// handler is a runtime handler of the node with its expected state.
 type handler struct {
 	name        string
 	platform    string
 	snapshotter string
 
-	version   string          // what the tag means for it: v1 or v2; empty before the first pull
-	runs      string          // the version that its container was made of
-	container *node.Container // its latest one; nil without
-	podErr    error           // why there is none
+	version   string          // version of the tag for this handler: v1 or v2; empty before the first pull
+	runs      string          // version of its container
+	container *node.Container // the latest one, or nil
+	podErr    error           // why there is no container
 	shown     bool            // podErr has been printed
 }
 
@@ -41,15 +41,15 @@ type demo struct {
 	began time.Time
 
 	handlers []*handler
-	digests  map[string]v1.Hash // version → what the registry has
+	digests  map[string]v1.Hash // by version
 	reg      *registry.Registry
 	node     *node.Node
-	noPods   error // why pods cannot run on this machine; nil where they can
+	noPods   error // why pods cannot run on this machine, or nil
 
 	step   int
 	claims []claim
 	costs  []cost
-	seen   int // the number of the last request that is in costs
+	seen   int // number of the last request that costs include
 }
 
 func newDemo(out io.Writer, stock bool) *demo {
@@ -68,7 +68,7 @@ func newDemo(out io.Writer, stock bool) *demo {
 	}
 }
 
-// run goes through the steps and cleans up after them, whatever happens.
+// run runs the steps. It always cleans up.
 func (d *demo) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, d.close()) }()
 	steps := []struct {
@@ -77,10 +77,10 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}{
 		{"Start a registry and a containerd with three runtime handlers", d.start},
 		{"Pull one tag, once for each handler", d.pull},
-		{"Run a pod of each handler, side by side", d.pods},
+		{"Run a pod for each handler", d.pods},
 		{"Move the tag to v2 in the registry, then pull it for one handler only", d.moveTag},
-		{"Kill containerd with -9, switch the registry off, start containerd again", d.crash},
-		{"What all this asked of the registry", d.requests},
+		{"Kill containerd with SIGKILL, stop the registry, start containerd again", d.crash},
+		{"Requests to the registry", d.requests},
 	}
 	for _, s := range steps {
 		d.step++
@@ -96,7 +96,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	return d.conclude()
 }
 
-// close ends what the demo started. It can be called at any point.
+// close stops everything that the demo started. It can be called at any time.
 func (d *demo) close() error {
 	var err error
 	if d.node != nil {
@@ -112,7 +112,7 @@ func (d *demo) close() error {
 	return nil
 }
 
-// name is what the containerd of this run is called.
+// name returns the name of the containerd of this run.
 func (d *demo) name() string {
 	if d.stock {
 		return "stock containerd"
@@ -120,20 +120,20 @@ func (d *demo) name() string {
 	return "containerd with imagepin"
 }
 
-// took is how long the demo has been running.
+// took returns how long the demo has been running.
 func (d *demo) took() time.Duration { return time.Since(d.began).Round(100 * time.Millisecond) }
 
-// ref is the full reference of the tag.
+// ref returns the full reference of the tag.
 func (d *demo) ref() string { return d.reg.Ref(tag) }
 
-// say prints a paragraph: lines that are too long are wrapped between words, and indented as they begin.
+// say prints a paragraph. It wraps lines that are too long, and keeps their indentation.
 func (d *demo) say(format string, args ...any) {
 	for line := range strings.Lines(fmt.Sprintf(format, args...) + "\n") {
 		fmt.Fprintln(d.out, wrap(strings.TrimRight(line, "\n")))
 	}
 }
 
-// wrap breaks a line between words. A list item ("- " or "[1] ") goes on below its text.
+// wrap breaks a line between words. The next line of a list item ("- " or "[1] ") is indented to the item's text.
 func wrap(line string) string {
 	text := strings.TrimLeft(line, " ")
 	indent := len(line) - len(text)

@@ -15,16 +15,16 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// facts are what a node says about the tag for one handler.
+// facts describe the image of the tag for one handler.
 type facts struct {
 	platform    string
 	snapshotter string
-	digest      string // what the registry gave for the tag
-	id          string // the image ID
+	digest      string // of the tag in the registry, when it was pulled
+	id          string // image ID
 }
 
-// look asks the node what the tag means for a handler: with imagepin through the CRI, of stock containerd, whose CRI does not
-// tell, through its own API.
+// look returns the facts of the tag for a handler. With imagepin it uses the CRI. The CRI of stock containerd does not
+// have all facts, so that it also uses containerd's API.
 func (d *demo) look(ctx context.Context, h *handler) (facts, error) {
 	res, err := d.node.Images().ImageStatus(ctx, &cri.ImageStatusRequest{
 		Image: &cri.ImageSpec{Image: d.ref(), RuntimeHandler: h.name}, Verbose: true,
@@ -43,16 +43,16 @@ func (d *demo) look(ctx context.Context, h *handler) (facts, error) {
 
 // lookInfo reads imagepin's part of the verbose image status.
 func (d *demo) lookInfo(h *handler, id, info string) (facts, error) {
-	var said struct {
+	var verbose struct {
 		Keys []struct {
 			Ref, Platform, Snapshotter, Digest string
 			Handlers                           []string
 		}
 	}
-	if err := json.Unmarshal([]byte(info), &said); err != nil {
-		return facts{}, fmt.Errorf("the verbose info of ImageStatus: %w", err)
+	if err := json.Unmarshal([]byte(info), &verbose); err != nil {
+		return facts{}, fmt.Errorf("verbose info of ImageStatus: %w", err)
 	}
-	for _, k := range said.Keys {
+	for _, k := range verbose.Keys {
 		if k.Ref == d.ref() && slices.Contains(k.Handlers, h.name) {
 			return facts{platform: k.Platform, snapshotter: k.Snapshotter, digest: k.Digest, id: id}, nil
 		}
@@ -60,7 +60,7 @@ func (d *demo) lookInfo(h *handler, id, info string) (facts, error) {
 	return facts{}, fmt.Errorf("ImageStatus has no key of %s for this handler", tag)
 }
 
-// lookStock reads containerd's image record, the image's config, and which snapshotters have it unpacked.
+// lookStock reads containerd's image record and the image's config, and checks in which snapshotters it is unpacked.
 func (d *demo) lookStock(ctx context.Context, h *handler, id string) (facts, error) {
 	ctx = namespaces.WithNamespace(ctx, node.Namespace)
 	img, err := d.node.Client().GetImage(ctx, d.ref())
@@ -89,11 +89,12 @@ func (d *demo) lookStock(ctx context.Context, h *handler, id string) (facts, err
 	return f, nil
 }
 
-// printed is what the handler's container printed, from its log, or why there is none. It must still run.
+// printed returns what the handler's container printed, or why there is no container. It checks that the container
+// still runs.
 func (d *demo) printed(ctx context.Context, h *handler, t *table) string {
 	if h.container == nil {
 		if h.shown {
-			return "no pod, as above"
+			return "no pod, see above"
 		}
 		h.shown = true
 		return "no pod " + t.note(h.podErr)
@@ -103,17 +104,17 @@ func (d *demo) printed(ctx context.Context, h *handler, t *table) string {
 		err = running(ctx, h.container)
 	}
 	if err != nil {
-		d.claim(false, h, "container", "its container: %s", oneLine(err))
+		d.claim(false, h, "container", "the container failed: %s", oneLine(err))
 		return "no container " + t.note(err)
 	}
 	want := images.Options{Platform: h.platform, Version: h.runs}
-	d.claim(lines[0] == want.Line(0), h, "line", "its container printed %q, not %q", lines[0], want.Line(0))
-	// The rest of the line says the same once more, from the root filesystem.
-	said, _, _ := strings.Cut(lines[0], " rootfs=")
+	d.claim(lines[0] == want.Line(0), h, "line", "the container printed %q, want %q", lines[0], want.Line(0))
+	// The rest of the line has the same values, from the root filesystem.
+	text, _, _ := strings.Cut(lines[0], " rootfs=")
 	if lines[0] != want.Line(0) {
-		said += mark
+		text += mark
 	}
-	return said
+	return text
 }
 
 func running(ctx context.Context, c *node.Container) error {
@@ -122,7 +123,7 @@ func running(ctx context.Context, c *node.Container) error {
 		return err
 	}
 	if status.State != cri.ContainerState_CONTAINER_RUNNING {
-		return fmt.Errorf("it does not run any more (%s)", status.State)
+		return fmt.Errorf("not running (%s)", status.State)
 	}
 	return nil
 }

@@ -1,10 +1,10 @@
-// Command demo shows in a few seconds what imagepin does: one image tag on one node, for two platforms and two snapshotters
-// at once, each handler with its own digest. With -stock it does the same to containerd without imagepin and shows where
-// that fails.
+// Command demo shows what imagepin does: one node has one image tag for two platforms and two snapshotters at the same
+// time, and each handler has its own digest. With -stock it runs the same steps on containerd without imagepin and
+// shows where they fail.
 //
-// Everything runs in this process, in a temporary root and on the loopback interface; nothing is downloaded, and nothing is
-// left when it ends, by Ctrl-C too. Every statement it prints about the node is checked: with imagepin the exit code is
-// 0 only if all of them hold.
+// It uses a temporary root and the loopback interface, and downloads nothing. When it ends, also by Ctrl-C, it removes
+// everything. It checks every statement about the node that it prints. With imagepin the exit code is 0 only if all of
+// them hold.
 package main
 
 import (
@@ -17,16 +17,16 @@ import (
 	"time"
 )
 
-// timeout ends a demo that hangs. It takes a few seconds otherwise.
+// timeout ends a demo that hangs.
 const timeout = 2 * time.Minute
 
 func main() {
-	stock := flag.Bool("stock", false, "do the same with stock containerd and show where it fails")
+	stock := flag.Bool("stock", false, "run the same steps on stock containerd and show where it fails")
 	flag.Parse()
 	if code, done := withoutRoot(); done {
 		os.Exit(code)
 	}
-	// Without this, a closed standard output would kill the process before it could clean up.
+	// Without this, a closed standard output would kill the process before it cleans up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := run(*stock); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -34,18 +34,18 @@ func main() {
 	}
 }
 
-// run runs a demo until it ends, is told to stop, or nobody reads its output any more, and cleans up in any case.
+// run runs the demo until it ends, receives a signal, or cannot write its output. It always cleans up.
 func run(stock bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	ctx, expire := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done after %s", timeout))
+	ctx, expire := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not finished after %s", timeout))
 	defer expire()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	return newDemo(&output{file: os.Stdout, closed: cancel}, stock).run(ctx)
 }
 
-// output ends the demo when it cannot be written to, such as a pipe whose reader has gone.
+// output ends the demo when a write fails, such as to a pipe without a reader.
 type output struct {
 	file   *os.File
 	closed context.CancelCauseFunc

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// withoutRoot runs the demo for a user who is not root, as root of a user namespace of its own: containerd starts and pulls
-// there, only pods may not run. It returns false if that is not needed, and else the exit code.
+// withoutRoot runs the demo for a user who is not root, as root of a new user namespace. containerd starts and pulls
+// there, but pods may fail. It returns the exit code and true, or false if the user is root.
 func withoutRoot() (code int, done bool) {
 	if os.Geteuid() == 0 {
 		return 0, false
@@ -29,16 +29,16 @@ func withoutRoot() (code int, done bool) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
-		fmt.Fprintln(os.Stderr, "demo: containerd needs root, or a kernel that lets users have namespaces:", err)
+		fmt.Fprintln(os.Stderr, "demo: containerd needs root or unprivileged user namespaces:", err)
 		return 1, true
 	}
 	go func() {
 		for s := range signals {
-			_ = cmd.Process.Signal(s) // one that is gone needs none
+			_ = cmd.Process.Signal(s) // the process may have ended
 		}
 	}()
 	if err := cmd.Wait(); err != nil {
-		return 1, true // what was wrong has been printed
+		return 1, true // the process has printed the error
 	}
 	return 0, true
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// canRunPods says why pods cannot run on this machine; nil means that they can. It runs a container with runc alone, so that
-// a failure of containerd's is not taken for one of the machine.
+// canRunPods returns why pods cannot run on this machine, or nil. It runs a container with runc and without containerd,
+// so that a failure of containerd does not count as one of the machine.
 func canRunPods(ctx context.Context, n *node.Node) error {
 	if n.Options().NoPods {
-		return errors.New("there is no runc beside containerd; hack/test-binaries.sh builds it")
+		return errors.New("no runc next to containerd; hack/test-binaries.sh builds it")
 	}
 	bundle := n.Path("probe")
 	defer os.RemoveAll(bundle)
@@ -29,19 +29,20 @@ func canRunPods(ctx context.Context, n *node.Node) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(n.Options().BinDir, "runc"), "--root", n.Path("probe", "state"), "run", "--bundle", bundle, "probe")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("runc says: %s", cmp.Or(lastMessage(string(out)), err.Error()))
+		return fmt.Errorf("runc: %s", cmp.Or(lastMessage(string(out)), err.Error()))
 	}
 	return nil
 }
 
-// lastMessage is the text of the last line of runc's log.
+// lastMessage returns the text of the last line of runc's log.
 func lastMessage(log string) string {
 	lines := strings.Split(strings.TrimSpace(log), "\n")
 	_, message, _ := strings.Cut(lines[len(lines)-1], "msg=")
 	return strings.Trim(message, `"`)
 }
 
-// writeBundle writes an OCI bundle of a program that ends at once. Its cgroup is below the node's, which is removed with it.
+// writeBundle writes an OCI bundle of a program that exits at once. Its cgroup is below that of the node, which removes
+// it.
 func writeBundle(ctx context.Context, dir, cgroup string) error {
 	program, err := (&images.Programs{}).App(ctx)
 	if err != nil {

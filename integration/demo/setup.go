@@ -11,10 +11,10 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// pauseTag is the image of the pods' sandboxes.
+// pauseTag is the sandbox image.
 const pauseTag = "pause:3.10"
 
-// start is the first step: the registry with the first version of the image, and the node.
+// start is the first step. It starts the registry with the first version of the image, and the node.
 func (d *demo) start(ctx context.Context) error {
 	if err := d.startRegistry(ctx); err != nil {
 		return err
@@ -27,13 +27,13 @@ func (d *demo) start(ctx context.Context) error {
 		return err
 	}
 	d.say("   registry    %s, with %s: one tag, an index of %s and %s", d.reg.Host(), tag, d.handlers[0].platform, d.handlers[2].platform)
-	d.say("   containerd  %s (%s), all of it below %s,", version.Version, d.name(), d.node.Root())
-	d.say("               with discard_unpacked_layers = true: layers are deleted once they are unpacked")
+	d.say("   containerd  %s (%s), below %s,", version.Version, d.name(), d.node.Root())
+	d.say("               with discard_unpacked_layers = true: layers are deleted after they are unpacked")
 	if node.RestrictsOOMScore() {
 		d.say("               and restrict_oom_score_adj = true: this machine does not grant CAP_SYS_RESOURCE")
 	}
 	if d.noPods != nil {
-		d.say("   pods        cannot run here: %s", oneLine(d.noPods))
+		d.say("   pods        cannot run on this machine: %s", oneLine(d.noPods))
 	}
 	for _, h := range d.handlers {
 		d.say("   handler     %-8s platform %-13s snapshotter %s", h.name, h.platform, h.snapshotter)
@@ -55,7 +55,7 @@ func (d *demo) startRegistry(ctx context.Context) (err error) {
 	return d.push(ctx, "v1")
 }
 
-// push makes the tag mean a version. It goes around the network, so that it is not among the registry's requests.
+// push moves the tag to a version. It does not use the network, so that it does not count as a registry request.
 func (d *demo) push(ctx context.Context, version string) error {
 	idx, err := images.AppIndex(ctx, images.Options{Version: version}, d.handlers[0].platform, d.handlers[2].platform)
 	if err != nil {

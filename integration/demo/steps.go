@@ -11,7 +11,7 @@ import (
 
 // pull is the second step.
 func (d *demo) pull(ctx context.Context) error {
-	d.say("   PullImage %s, each time with the handler that it is for, as kubelet calls it.", d.ref())
+	d.say("   PullImage %s for each handler, as kubelet calls it.", d.ref())
 	for _, h := range d.handlers {
 		if err := d.pullFor(ctx, h, "v1"); err != nil {
 			return err
@@ -27,7 +27,7 @@ func (d *demo) pull(ctx context.Context) error {
 	return d.table(ctx)
 }
 
-// pullFor pulls the tag for a handler, which is expected to have that version of it then.
+// pullFor pulls the tag for a handler. After that, the handler must have the version.
 func (d *demo) pullFor(ctx context.Context, h *handler, version string) error {
 	h.version = version
 	_, err := d.node.Pull(ctx, d.ref(), h.name)
@@ -35,8 +35,8 @@ func (d *demo) pullFor(ctx context.Context, h *handler, version string) error {
 	return d.collect(ctx)
 }
 
-// collect runs containerd's garbage collector, which deletes the layers that are to be discarded. It would run by itself, a
-// moment later.
+// collect runs containerd's garbage collector, which deletes the discarded layers. Otherwise it would run a moment
+// later.
 func (d *demo) collect(ctx context.Context) error {
 	if err := d.node.GC(ctx); err != nil {
 		return fmt.Errorf("collecting garbage: %w", err)
@@ -47,10 +47,10 @@ func (d *demo) collect(ctx context.Context) error {
 // pods is the third step.
 func (d *demo) pods(ctx context.Context) error {
 	if d.noPods != nil {
-		d.say("   Left out: pods cannot run here.")
+		d.say("   Skipped: pods cannot run on this machine.")
 		return nil
 	}
-	d.say("   The program in the image prints what the image was built for. It is one for this machine in every image, so that no emulation is needed.")
+	d.say("   The program in each image prints the platform and version of the image. It is built for this machine in all images, so that no emulation is needed.")
 	if err := d.runPods(ctx, "first"); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (d *demo) pods(ctx context.Context) error {
 	return d.table(ctx)
 }
 
-// runPods runs a pod of each handler.
+// runPods runs a pod for each handler.
 func (d *demo) runPods(ctx context.Context, name string) error {
 	for _, h := range d.handlers {
 		d.runPod(ctx, h, name)
@@ -69,7 +69,7 @@ func (d *demo) runPods(ctx context.Context, name string) error {
 	return nil
 }
 
-// runPod runs a pod with kubelet's calls. Its container becomes the handler's.
+// runPod runs a pod with kubelet's calls. Its container becomes the container of the handler.
 func (d *demo) runPod(ctx context.Context, h *handler, name string) {
 	res, err := d.node.RunAsKubelet(ctx, node.KubeletPod{
 		PodOptions: node.PodOptions{Name: name + "-" + h.name, Handler: h.name}, Image: d.ref(), Gate: true,
@@ -86,13 +86,13 @@ func (d *demo) moveTag(ctx context.Context) error {
 	if err := d.push(ctx, "v2"); err != nil {
 		return err
 	}
-	d.say("   In the registry, %s was %s (v1) and is %s (v2) now.", tag, short(d.digests["v1"].String()), short(d.digests["v2"].String()))
-	d.say("\n   The node, before anyone pulls:")
+	d.say("   In the registry, %s moved from %s (v1) to %s (v2).", tag, short(d.digests["v1"].String()), short(d.digests["v2"].String()))
+	d.say("\n   The node before a pull:")
 	if err := d.table(ctx); err != nil {
 		return err
 	}
 	h := d.handlers[0]
-	d.say("\n   After a pull for %s, and for nobody else. Containers go on with the version that they were made of:", h.name)
+	d.say("\n   The node after a pull for %s only. Running containers are not affected:", h.name)
 	if err := d.pullFor(ctx, h, "v2"); err != nil {
 		return err
 	}
@@ -109,14 +109,14 @@ func (d *demo) crash(ctx context.Context) error {
 	if err := d.node.Start(ctx); err != nil {
 		return fmt.Errorf("starting %s again: %w", d.name(), err)
 	}
-	d.say("   The restarted node, which cannot ask anybody:")
+	d.say("   The restarted node, without a registry:")
 	if err := d.table(ctx); err != nil {
 		return err
 	}
 	if d.noPods != nil {
 		return nil
 	}
-	d.say("\n   A new pod of each handler beside the first ones, from what is on the node:")
+	d.say("\n   The node after a new pod for each handler, from the images on the node:")
 	if err := d.runPods(ctx, "new"); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (d *demo) crash(ctx context.Context) error {
 	return d.allRun(ctx)
 }
 
-// allRun checks that the containers of before the crash run beside the new ones.
+// allRun checks that the containers from before the crash and the new ones run.
 func (d *demo) allRun(ctx context.Context) error {
 	res, err := d.node.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
 		Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}},
@@ -135,17 +135,17 @@ func (d *demo) allRun(ctx context.Context) error {
 		return err
 	}
 	want := 2 * len(d.handlers)
-	d.say("   %d containers run on the node, those of before the crash included.", len(res.Containers))
-	d.claim(len(res.Containers) == want, nil, "containers", "%d containers run, not %d", len(res.Containers), want)
+	d.say("   %d containers run on the node, including those from before the crash.", len(res.Containers))
+	d.claim(len(res.Containers) == want, nil, "containers", "%d containers run, want %d", len(res.Containers), want)
 	return nil
 }
 
-// table shows, for every handler, what the node says that it has and what its container printed, and checks that.
+// table prints the facts and the output of the container of each handler, and checks them.
 func (d *demo) table(ctx context.Context) error {
 	t := table{header: []string{"HANDLER", "PLATFORM", "SNAPSHOTTER", "REGISTRY DIGEST", "IMAGE ID"}}
 	withPods := slices.ContainsFunc(d.handlers, func(h *handler) bool { return h.container != nil || h.podErr != nil })
 	if withPods {
-		t.header = append(t.header, "THE CONTAINER PRINTED")
+		t.header = append(t.header, "CONTAINER OUTPUT")
 	}
 	for _, h := range d.handlers {
 		f, err := d.look(ctx, h)
@@ -170,7 +170,7 @@ func (d *demo) table(ctx context.Context) error {
 	}
 	t.print(d.out)
 	if t.marked() {
-		d.say("   ! is not what was asked for")
+		d.say("   ! is not the expected value")
 	}
 	for i, n := range t.notes {
 		d.say("   [%d] %s", i+1, n)
@@ -178,7 +178,7 @@ func (d *demo) table(ctx context.Context) error {
 	return nil
 }
 
-// named is a short digest with the version of the image that it is of.
+// named returns a short digest with the version of its image.
 func (d *demo) named(digest string) string {
 	for version, h := range d.digests {
 		if h.String() == digest {

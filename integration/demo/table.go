@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// mark is put behind what is not as it should be.
+// mark follows a value that is not the expected one.
 const mark = " !"
 
 // table is a table with notes below it.
@@ -19,13 +19,13 @@ type table struct {
 	notes  []string
 }
 
-// note keeps an error, which is too long for a cell, and returns the mark of it.
+// note adds an error as a note and returns the reference to it. An error is too long for a cell.
 func (t *table) note(err error) string {
 	t.notes = append(t.notes, oneLine(err))
 	return fmt.Sprintf("[%d]", len(t.notes))
 }
 
-// marked says that a cell has the mark.
+// marked reports whether a cell has the mark.
 func (t *table) marked() bool {
 	return slices.ContainsFunc(t.rows, func(cells []string) bool {
 		return slices.ContainsFunc(cells, func(c string) bool { return strings.HasSuffix(c, mark) })
@@ -37,10 +37,10 @@ func (t *table) print(out io.Writer) {
 	for _, cells := range append([][]string{t.header}, t.rows...) {
 		fmt.Fprintln(w, "   "+strings.Join(cells, "\t"))
 	}
-	_ = w.Flush() // an output that is closed has ended the demo's context
+	_ = w.Flush() // if the output is closed, the demo's context has ended
 }
 
-// short is a digest as people read it.
+// short returns the first 12 characters of a digest.
 func short(digest string) string {
 	_, hex, ok := strings.Cut(digest, ":")
 	if !ok {
@@ -49,10 +49,10 @@ func short(digest string) string {
 	return hex[:min(12, len(hex))]
 }
 
-// hash is a digest or a container's ID, of which the beginning is enough for people.
+// hash matches a digest or a container ID.
 var hash = regexp.MustCompile("[0-9a-f]{64}")
 
-// oneLine is an error's text without line breaks, with its hashes cut short.
+// oneLine returns the text of an error without line breaks and with short hashes.
 func oneLine(err error) string {
 	if err == nil {
 		return ""

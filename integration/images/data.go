@@ -4,12 +4,12 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Data builds an image that has the files of the options and no program: it cannot run, and takes next to no time to pull.
+// Data builds an image with the files of the options and no program. It cannot run, and is fast to pull.
 func Data(opts Options) (v1.Image, error) {
 	return build(opts.withDefaults(), "/none", opts.Files)
 }
 
-// DataIndex builds an index of one Data image per platform, all with the other options given.
+// DataIndex builds an index with one Data image per platform. The other options of all images are opts.
 func DataIndex(opts Options, platforms ...string) (v1.ImageIndex, error) {
 	var entries []Entry
 	for _, p := range platforms {

@@ -1,9 +1,9 @@
-// Package images builds the container images of the integration tests and of the demo. Nothing is downloaded: an image is
-// a small static Go program and the files a test asks for.
+// Package images builds the container images of the integration tests and of the demo. It downloads nothing: an image
+// contains a small static Go program and the files that a test adds.
 //
-// Images are go-containerregistry's [v1.Image] and [v1.ImageIndex], and reproducible: the same options give the same digest,
-// in every run on one machine. What an image says about its platform is a matter of its config only; the program inside is
-// always one for the machine at hand (see [App]).
+// Images are go-containerregistry's [v1.Image] and [v1.ImageIndex]. They are reproducible: on one machine, the same
+// options always result in the same digest. Only the config of an image has its platform. The program in it is always
+// for this machine (see [App]).
 package images
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// FactsEnv is the environment variable of an [App] image that holds its facts, as App prints them.
+// FactsEnv is the environment variable of an [App] image with the facts that it prints.
 const FactsEnv = "IMAGEPIN_FACTS"
 
 // Compression is how layers are compressed.
@@ -49,52 +49,53 @@ const (
 // Files are the files of one layer by absolute path.
 type Files map[string][]byte
 
-// Random is a layer of files that do not compress.
+// Random is a layer of files with random content, which does not compress.
 type Random struct {
 	Files int    // number of files; 0 means 1
-	Size  int64  // bytes in all files together
-	Seed  uint64 // other seeds give other content
-	// Zero makes the files all zeros instead, which compress well: much to unpack, little to fetch.
+	Size  int64  // total size of the files in bytes
+	Seed  uint64 // different seeds result in different content
+	// Zero fills the files with zeros instead, so that the layer is large when unpacked and small to fetch.
 	Zero bool
 }
 
-// Options say what image to build. The zero value is an image for this machine's platform with gzip layers and OCI media types.
+// Options are the options of an image. The zero value means this machine's platform, gzip layers and OCI media types.
 type Options struct {
-	// Platform is what the config says, as "os/arch[/variant]" or "os(os.version)/arch". Empty means linux on this machine's architecture.
+	// Platform is the platform in the config, as "os/arch[/variant]" or "os(os.version)/arch". Empty means
+	// [HostPlatform].
 	Platform string
-	// Version is printed by the program, to tell builds of one platform apart. Empty means v1.
+	// Version is printed by the program and distinguishes images of one platform. Empty means v1.
 	Version string
-	// User is the config's USER.
+	// User is the USER in the config.
 	User string
-	// Env is added to the config's environment, Labels to its labels; Volumes are the config's VOLUMEs.
+	// Env is added to the environment in the config. Labels and Volumes are its labels and VOLUMEs.
 	Env     []string
 	Labels  map[string]string
 	Volumes []string
-	// Files makes one more layer of each, Random one of each after these.
+	// Files adds a layer for each element. Random adds a layer for each element after these.
 	Files  []Files
 	Random []Random
-	// SingleLayer puts program and facts in one layer; without it the program's layer is shared by all App images.
+	// SingleLayer puts the program and the facts into one layer. Otherwise all App images share the program's layer.
 	SingleLayer bool
 	Compression Compression
 	Format      Format
-	// Annotations of the manifest.
+	// Annotations are the annotations of the manifest.
 	Annotations map[string]string
-	// Created is the config's creation time; the zero time is written as none.
+	// Created is the creation time in the config.
 	Created time.Time
-	// Programs compiles the program; nil means the shared default.
+	// Programs compiles the program. nil means a shared default.
 	Programs *Programs
 }
 
-// HostPlatform is the platform of images built without one: linux on this machine's architecture.
+// HostPlatform returns the default platform of images: linux on this machine's architecture.
 func HostPlatform() string { return "linux/" + runtime.GOARCH }
 
-// Facts are what the App image of these options prints, without what depends on the container.
+// Facts returns what the App image of these options prints, without what depends on the container.
 func (o Options) Facts() string {
 	o = o.withDefaults()
 	return "platform=" + o.Platform + " version=" + o.Version
 }
 
-// Line is the line that a container of the App image of these options prints when it runs as uid.
+// Line returns the line that a container of the App image of these options prints if it runs as uid.
 func (o Options) Line(uid int) string {
 	o = o.withDefaults()
 	return fmt.Sprintf("%s rootfs=%s uid=%d", o.Facts(), o.rootfs(), uid)
@@ -121,10 +122,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// App builds an image whose entrypoint prints one line, [Options.Line], and then sleeps until SIGTERM. With arguments it is
-// a tool instead: cat FILE..., ls DIR..., write FILE TEXT..., exit CODE.
+// App builds an image whose entrypoint prints one line, [Options.Line], and then waits for SIGTERM. With arguments it
+// runs a command instead: cat FILE..., ls DIR..., write FILE TEXT..., exit CODE.
 //
-// The config says what platform the image is for; the program inside runs on this machine whatever that is.
+// The program runs on this machine, even if the platform in the config is another.
 func App(ctx context.Context, opts Options) (v1.Image, error) {
 	opts = opts.withDefaults()
 	program, err := opts.Programs.App(ctx)
@@ -150,7 +151,8 @@ func Pause(ctx context.Context, opts Options) (v1.Image, error) {
 	return build(opts, "/pause", append([]Files{{"/pause": program}}, opts.Files...))
 }
 
-// PauseIndex builds a sandbox image index for the platforms, by default this machine's and linux/amd64, arm64 and s390x.
+// PauseIndex builds an index of sandbox images for the platforms. The default is linux/amd64, arm64, s390x and this
+// machine's platform.
 func PauseIndex(ctx context.Context, platforms ...string) (v1.ImageIndex, error) {
 	if len(platforms) == 0 {
 		platforms = []string{"linux/amd64", "linux/arm64", "linux/s390x"}
@@ -169,7 +171,7 @@ func PauseIndex(ctx context.Context, platforms ...string) (v1.ImageIndex, error)
 	return Index(OCI, entries...)
 }
 
-// AppIndex builds an index of one App image per platform, all with the other options given.
+// AppIndex builds an index with one App image per platform. The other options of all images are opts.
 func AppIndex(ctx context.Context, opts Options, platforms ...string) (v1.ImageIndex, error) {
 	opts = opts.withDefaults()
 	var entries []Entry
@@ -185,7 +187,7 @@ func AppIndex(ctx context.Context, opts Options, platforms ...string) (v1.ImageI
 	return Index(opts.Format, entries...)
 }
 
-// ParsePlatform parses what [Options.Platform] takes.
+// ParsePlatform parses a platform in the format of [Options.Platform].
 func ParsePlatform(s string) (*v1.Platform, error) {
 	var p v1.Platform
 	parts := strings.Split(s, "/")
@@ -280,7 +282,7 @@ func (r Random) files() Files {
 	return files
 }
 
-// layer makes a layer of the files, parents first, with fixed times and owners.
+// layer builds a layer of files.
 func layer(opts Options, files Files) (v1.Layer, error) {
 	raw, err := tarOf(files)
 	if err != nil {
@@ -289,6 +291,7 @@ func layer(opts Options, files Files) (v1.Layer, error) {
 	return newLayer(raw, opts.Compression, opts.Format)
 }
 
+// tarOf returns a tar archive of files, with parent directories first and fixed times and owners.
 func tarOf(files Files) ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)

@@ -47,24 +47,24 @@ func TestAppIsReproducibleAndValid(t *testing.T) {
 				}
 				for _, l := range layers {
 					if comp != images.Gzip {
-						break // the validator reads gzip only; TestFormats runs the others
+						break // the validator supports only gzip; TestFormats runs the others
 					}
 					if err := validate.Layer(l); err != nil {
 						t.Error(err)
 					}
 				}
 				if a, b := digest(t, img), digest(t, app(t, opts)); a != b {
-					t.Errorf("two builds differ: %s and %s", a, b)
+					t.Errorf("two builds have different digests: %s and %s", a, b)
 				}
 				cfg, err := img.ConfigFile()
 				if err != nil {
 					t.Fatal(err)
 				}
 				if got := cfg.Platform().String(); got != opts.Platform {
-					t.Errorf("config is for %s", got)
+					t.Errorf("got platform %s, want %s", got, opts.Platform)
 				}
 				if len(cfg.RootFS.DiffIDs) != 4 {
-					t.Errorf("%d layers, not 4", len(cfg.RootFS.DiffIDs))
+					t.Errorf("got %d layers, want 4", len(cfg.RootFS.DiffIDs))
 				}
 			})
 		}
@@ -74,12 +74,12 @@ func TestAppIsReproducibleAndValid(t *testing.T) {
 func TestOneConfigInTwoManifests(t *testing.T) {
 	a, b := app(t, images.Options{Compression: images.Gzip}), app(t, images.Options{Compression: images.Zstd})
 	if digest(t, a) == digest(t, b) {
-		t.Error("one manifest")
+		t.Error("got equal manifests, want two")
 	}
 	ca, _ := a.ConfigName()
 	cb, _ := b.ConfigName()
 	if ca != cb {
-		t.Errorf("two configs: %s and %s", ca, cb)
+		t.Errorf("got configs %s and %s, want one", ca, cb)
 	}
 }
 
@@ -115,33 +115,33 @@ func TestIndex(t *testing.T) {
 		"none " + string(types.OCIManifestSchema1), "none " + string(types.OCIImageIndex),
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("entries %q, not %q", got, want)
+		t.Errorf("got entries %q, want %q", got, want)
 	}
 	if a := m.Manifests[1].Annotations; a["vnd.docker.reference.type"] != "attestation-manifest" || a["vnd.docker.reference.digest"] != digest(t, amd).String() {
-		t.Errorf("annotations of the attestation: %v", a)
+		t.Errorf("got annotations of the attestation %v", a)
 	}
 	inner, err := nested.IndexManifest()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if v := inner.Manifests[0].Platform.OSVersion; v != "10.0.20348.2402" {
-		t.Errorf("os.version %q", v)
+		t.Errorf("got os.version %q, want 10.0.20348.2402", v)
 	}
 }
 
 func TestMalformed(t *testing.T) {
 	all := images.Malformed()
 	if len(all) == 0 {
-		t.Fatal("none")
+		t.Fatal("got no malformed manifests")
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		raw := all[name]
 		if again := images.Malformed()[name]; again.Digest() != raw.Digest() {
-			t.Errorf("%s differs from call to call", name)
+			t.Errorf("%s: two calls return different content", name)
 		}
 		var v any
 		if err := json.Unmarshal(raw.Body, &v); (err != nil) != (name == "index-not-json" || name == "index-html" || name == "manifest-not-json") {
-			t.Errorf("%s as JSON: %v", name, err)
+			t.Errorf("%s: unexpected result of parsing as JSON: %v", name, err)
 		}
 	}
 }
@@ -149,7 +149,7 @@ func TestMalformed(t *testing.T) {
 func TestParsePlatformRefuses(t *testing.T) {
 	for _, s := range []string{"", "linux", "linux/arm/v7/x"} {
 		if p, err := images.ParsePlatform(s); err == nil {
-			t.Errorf("%q is parsed as %v", s, p)
+			t.Errorf("ParsePlatform(%q): got %v, want an error", s, p)
 		}
 	}
 }

@@ -17,11 +17,11 @@ import (
 type Entry struct {
 	Image v1.Image
 	Index v1.ImageIndex
-	// Platform is the descriptor's; nil means what the image's config says (none for an index).
+	// Platform is the platform in the descriptor. nil means the platform in the image's config, or none for an index.
 	Platform *v1.Platform
-	// NoPlatform leaves the platform out of the descriptor.
+	// NoPlatform omits the platform in the descriptor.
 	NoPlatform bool
-	// Annotations of the descriptor.
+	// Annotations are the annotations of the descriptor.
 	Annotations map[string]string
 }
 
@@ -66,8 +66,8 @@ func (e Entry) addendum() (mutate.IndexAddendum, error) {
 	return mutate.IndexAddendum{Add: add, Descriptor: *desc}, nil
 }
 
-// Attestation builds the index entry that BuildKit puts beside an image: a manifest of in-toto statements whose platform is
-// unknown/unknown and whose annotations say of which manifest it speaks.
+// Attestation builds the index entry that BuildKit adds for an image: a manifest of in-toto statements. Its platform is
+// unknown/unknown and its annotations name the image's manifest.
 func Attestation(of v1.Image) (Entry, error) {
 	d, err := of.Digest()
 	if err != nil {
@@ -100,13 +100,13 @@ func Attestation(of v1.Image) (Entry, error) {
 	}, nil
 }
 
-// Raw is a manifest or index as bytes, for what the builders would refuse to build.
+// Raw is a manifest or index as bytes. It can be one that the builders do not build.
 type Raw struct {
 	MediaType string
 	Body      []byte
 }
 
-// Digest is the digest of the body.
+// Digest returns the digest of the body.
 func (r Raw) Digest() v1.Hash {
 	h, _, _ := v1.SHA256(bytes.NewReader(r.Body)) // reading memory does not fail
 	return h
@@ -125,8 +125,8 @@ func RawOf(m interface {
 	return Raw{MediaType: string(mt), Body: body}, err
 }
 
-// Malformed are manifests and indexes that no client may accept or follow, by what is wrong with them. What they refer to,
-// if anything, does not exist.
+// Malformed returns manifests and indexes that clients must reject, by their defect. The content that they refer to
+// does not exist.
 func Malformed() map[string]Raw {
 	nowhere := "sha256:" + "00000000000000000000000000000000000000000000000000000000deadbeef"
 	obj := func(mt types.MediaType, fields map[string]any) Raw {

@@ -21,7 +21,7 @@ var mediaTypes = map[Format]map[Compression]types.MediaType{
 	},
 }
 
-// tarLayer is a layer in memory. The package tarball of go-containerregistry would compress what is to stay uncompressed.
+// tarLayer is a layer in memory. The package tarball of go-containerregistry would compress uncompressed layers.
 type tarLayer struct {
 	plain, packed  []byte
 	diffID, digest v1.Hash
@@ -53,7 +53,7 @@ func compress(plain []byte, c Compression) ([]byte, error) {
 	case Gzip:
 		w, err = gzip.NewWriterLevel(&buf, gzip.BestSpeed)
 	case Zstd:
-		// One worker, or the output depends on the number of processors.
+		// With more than one worker, the output would depend on the number of processors.
 		w, err = zstd.NewWriter(&buf, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	default:
 		return plain, nil

@@ -22,14 +22,14 @@ var (
 	pauseSource []byte
 )
 
-// goMod makes each program a module of its own, so that it builds outside of this source tree.
+// goMod makes each program its own module, so that it builds outside of this source tree.
 const goMod = "module program\n\ngo 1.26\n"
 
-// Programs compiles the programs that test images run, once per source and Go version, and keeps them in Dir.
-// It is safe for concurrent use, also by several processes on one directory.
+// Programs compiles the programs of test images once per source and Go version, and caches them in Dir. It is safe for
+// concurrent use, also by several processes with the same directory.
 type Programs struct {
-	// Dir is where compiled programs are kept. Empty means imagepin/programs in the user's cache directory, or in the
-	// temporary directory where the user has none.
+	// Dir is the directory of compiled programs. Empty means imagepin/programs in the user's cache directory, or in the
+	// temporary directory if the user has no cache directory.
 	Dir string
 
 	mu sync.Mutex
@@ -83,7 +83,7 @@ func (p *Programs) compile(ctx context.Context, name string, source []byte) ([]b
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("compiling the %s program: %w\n%s", name, err, out)
 	}
-	// A rename is atomic: another process sees the whole binary or none.
+	// A rename is atomic: other processes find the whole binary or none.
 	if err := os.Rename(built, binary); err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestDefaultConfigShowsOurSection reads what `containerd config default` prints.
+// TestDefaultConfigShowsOurSection checks imagepin's section in the output of `containerd config default`.
 func TestDefaultConfigShowsOurSection(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(testkit.Context(t), filepath.Join(node.BinDir(), node.Ours), "config", "default").Output()
@@ -37,13 +37,12 @@ func TestDefaultConfigShowsOurSection(t *testing.T) {
 		"handlers":               map[string]any{},
 	} {
 		if got := config.Plugins[testkit.OurSection][key]; !reflect.DeepEqual(got, want) {
-			t.Errorf("[plugins.%q] %s is %#v, not %#v", testkit.OurSection, key, got, want)
+			t.Errorf("[plugins.%q] %s: got %#v, want %#v", testkit.OurSection, key, got, want)
 		}
 	}
 }
 
-// TestDefaultConfigLoads starts a node on what `containerd config default` prints of our section, so that writing down the defaults
-// changes nothing.
+// TestDefaultConfigLoads checks that imagepin loads with its section as `containerd config default` prints it.
 func TestDefaultConfigLoads(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(testkit.Context(t), filepath.Join(node.BinDir(), node.Ours), "config", "default").Output()
@@ -64,8 +63,8 @@ func TestDefaultConfigLoads(t *testing.T) {
 	}
 }
 
-// TestWrongConfig starts containerd with configurations that cannot be what was meant. It serves no CRI then, because a node must
-// not run other images than it was told to, and its log names the section and the key.
+// TestWrongConfig checks that containerd does not serve the CRI if the configuration is invalid: the node must not run
+// images that the operator does not want. The log names the section and the key.
 func TestWrongConfig(t *testing.T) {
 	t.Parallel()
 	ours := func(text string) node.Options {
@@ -75,24 +74,24 @@ func TestWrongConfig(t *testing.T) {
 		opts    node.Options
 		section string
 		key     string // empty if the error names it
-		says    []string
+		wants   []string
 	}{
-		"unknown key":        {ours(`manifest_pull_timout = "1m"`), testkit.OurSection, "", []string{`unknown key "manifest_pull_timout" (did you mean "manifest_pull_timeout"?)`}},
-		"unknown nested key": {ours(`handlers.runc.isolated = true`), testkit.OurSection, "", []string{`unknown key "handlers.runc.isolated"`}},
-		"no duration":        {ours(`manifest_pull_timeout = "soon"`), testkit.OurSection, "manifest_pull_timeout", []string{"soon"}},
-		"short timeout":      {ours(`manifest_pull_timeout = "29s"`), testkit.OurSection, "manifest_pull_timeout", []string{"29s", "30s"}},
-		"number for a text":  {ours(`manifest_pull_timeout = 60`), testkit.OurSection, "manifest_pull_timeout", nil},
-		"no unpacks":         {ours(`max_concurrent_unpacks = 0`), testkit.OurSection, "max_concurrent_unpacks", []string{"0"}},
-		"negative unpacks":   {ours(`max_concurrent_unpacks = -1`), testkit.OurSection, "max_concurrent_unpacks", []string{"-1"}},
-		"text for a number":  {ours(`max_concurrent_unpacks = "many"`), testkit.OurSection, "max_concurrent_unpacks", nil},
-		"unknown handler":    {ours(`handlers.kata.isolation = "process"`), testkit.OurSection, "handlers.kata", []string{"unknown runtime handler"}},
-		"unknown isolation":  {ours(`handlers.runc.isolation = "vm"`), testkit.OurSection, "handlers.runc.isolation", []string{"vm"}},
-		"handler's snapshotter": {
+		"unknown key":              {ours(`manifest_pull_timout = "1m"`), testkit.OurSection, "", []string{`unknown key "manifest_pull_timout" (did you mean "manifest_pull_timeout"?)`}},
+		"unknown nested key":       {ours(`handlers.runc.isolated = true`), testkit.OurSection, "", []string{`unknown key "handlers.runc.isolated"`}},
+		"invalid duration":         {ours(`manifest_pull_timeout = "soon"`), testkit.OurSection, "manifest_pull_timeout", []string{"soon"}},
+		"short timeout":            {ours(`manifest_pull_timeout = "29s"`), testkit.OurSection, "manifest_pull_timeout", []string{"29s", "30s"}},
+		"number instead of string": {ours(`manifest_pull_timeout = 60`), testkit.OurSection, "manifest_pull_timeout", nil},
+		"zero unpacks":             {ours(`max_concurrent_unpacks = 0`), testkit.OurSection, "max_concurrent_unpacks", []string{"0"}},
+		"negative unpacks":         {ours(`max_concurrent_unpacks = -1`), testkit.OurSection, "max_concurrent_unpacks", []string{"-1"}},
+		"string instead of number": {ours(`max_concurrent_unpacks = "many"`), testkit.OurSection, "max_concurrent_unpacks", nil},
+		"unknown handler":          {ours(`handlers.kata.isolation = "process"`), testkit.OurSection, "handlers.kata", []string{"unknown runtime handler"}},
+		"unknown isolation":        {ours(`handlers.runc.isolation = "vm"`), testkit.OurSection, "handlers.runc.isolation", []string{"vm"}},
+		"unknown snapshotter of a handler": {
 			node.Options{Handlers: []node.Handler{{Name: "kata", Snapshotter: "nydos"}}},
 			testkit.RuntimeSection, "containerd.runtimes.kata.snapshotter", []string{"nydos"},
 		},
-		"default snapshotter": {node.Options{Snapshotter: "overlay"}, testkit.ImagesSection, "snapshotter", []string{"overlay"}},
-		"platform": {
+		"unknown default snapshotter": {node.Options{Snapshotter: "overlay"}, testkit.ImagesSection, "snapshotter", []string{"overlay"}},
+		"invalid platform": {
 			node.Options{Handlers: []node.Handler{{Name: "kata", Platform: "linux/arm64/v8/more"}}},
 			testkit.ImagesSection, "runtime_platforms.kata.platform", []string{"linux/arm64/v8/more"},
 		},
@@ -121,12 +120,12 @@ func TestWrongConfig(t *testing.T) {
 				_, err := n.Client().Version(ctx)
 				return err == nil, nil
 			})
-			for what, err := range map[string]error{
+			for service, err := range map[string]error{
 				"RuntimeService": errOf(n.Runtime().Version(ctx, &cri.VersionRequest{})),
 				"ImageService":   errOf(n.Images().ListImages(ctx, &cri.ListImagesRequest{})),
 			} {
 				if status.Code(err) != codes.Unimplemented {
-					t.Errorf("%s is served: %v", what, err)
+					t.Errorf("%s: got %v, want Unimplemented", service, err)
 				}
 			}
 			where := fmt.Sprintf("[plugins.%q]", c.section)
@@ -134,21 +133,21 @@ func TestWrongConfig(t *testing.T) {
 				where += " " + c.key
 			}
 			where += ": "
-			var said string
+			var logged string
 			for l := range strings.Lines(n.Logs()) {
 				l = strings.ReplaceAll(l, "\\", "")
 				if strings.Contains(l, "failed to load plugin") && strings.Contains(l, where) {
-					said += l
+					logged += l
 				}
 			}
-			for _, want := range append([]string{where}, c.says...) {
-				if !strings.Contains(said, want) {
-					t.Errorf("the log does not say %q where it names what is wrong, but\n%s", want, said)
+			for _, want := range append([]string{where}, c.wants...) {
+				if !strings.Contains(logged, want) {
+					t.Errorf("the logged error does not contain %q:\n%s", want, logged)
 				}
 			}
 		})
 	}
 }
 
-// errOf is the error of a call.
+// errOf returns the error of a call.
 func errOf[T any](_ T, err error) error { return err }

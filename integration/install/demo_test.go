@@ -25,7 +25,7 @@ func buildDemo(t *testing.T) string {
 	return path
 }
 
-// TestDemo runs the demo, which checks itself, and looks whether it shows what it is there to show.
+// TestDemo runs the demo, which checks itself, and checks what it prints.
 func TestDemo(t *testing.T) {
 	demo := buildDemo(t)
 	tests := []struct {
@@ -39,14 +39,14 @@ func TestDemo(t *testing.T) {
 			`(?m)^ +arm +linux/arm64 +overlayfs +\w{12} \(v1\) +\w{12} +platform=linux/arm64 version=v1$`,
 			`(?m)^ +runc +linux/\S+ +overlayfs +\w{12} \(v2\) +\w{12} +platform=linux/\S+ version=v2$`,
 			`(?m)^ +pull again for each +3 +0 +0 +0$`,
-			`did all that was asked; all \d+ checks`,
+			`passed all \d+ checks`,
 		}},
 		{"stock", []string{"-stock"}, []string{
 			`(?m)^ +second +linux/\S+ +overlayfs ! .* no pod \[1\]$`,
 			`\[1\] RunPodSandbox \(handler "second"\)`,
-			`step 2, handler arm: its platform is`,
+			`step 2, handler arm: platform is`,
 			`step 3, handler second: the first pod failed`,
-			`step 4, handler arm: its digest is \w{12} \(v2\), not \w{12} \(v1\)`,
+			`step 4, handler arm: digest is \w{12} \(v2\), want \w{12} \(v1\)`,
 		}},
 	}
 	for _, test := range tests {
@@ -57,7 +57,7 @@ func TestDemo(t *testing.T) {
 			}
 			for _, want := range test.want {
 				if !regexp.MustCompile(want).Match(out) {
-					t.Errorf("no match of %s in\n%s", want, out)
+					t.Errorf("the output does not match %s:\n%s", want, out)
 				}
 			}
 			for line := range strings.Lines(string(out)) {
@@ -70,7 +70,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoInterrupted stops the demo at several points: while it prepares, while pods run, and while containerd is dead.
+// TestDemoInterrupted interrupts the demo while it prepares, while pods run, and while containerd is down.
 func TestDemoInterrupted(t *testing.T) {
 	demo := buildDemo(t)
 	for _, test := range []struct {
@@ -85,7 +85,7 @@ func TestDemoInterrupted(t *testing.T) {
 			out, err := interruptDemo(t, demo, test.at, test.signal)
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-				t.Errorf("the demo ended with %v, not with exit code 1\n%s", err, out)
+				t.Errorf("the demo: got %v, want exit code 1\n%s", err, out)
 			}
 			if !strings.Contains(out, "Cleaned up") || strings.Contains(out, "Result") {
 				t.Errorf("the demo was not interrupted:\n%s", out)
@@ -95,7 +95,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// interruptDemo sends the demo a signal once it prints a line that begins as given, and returns all output and how it ended.
+// interruptDemo sends the demo a signal when it prints a line with a prefix. It returns the whole output and the error.
 func interruptDemo(t *testing.T, demo, at string, signal os.Signal) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(testkit.Context(t), demo)
@@ -124,19 +124,19 @@ func interruptDemo(t *testing.T, demo, at string, signal os.Signal) (string, err
 	return out.String(), err
 }
 
-// demoLeavesNothing looks for files, mounts, cgroups and processes of the root that the demo said it had.
+// demoLeavesNothing checks that no files, mounts, cgroups and processes of the root that the demo printed are left.
 func demoLeavesNothing(t *testing.T, out string) {
 	t.Helper()
 	root := regexp.MustCompile(`/\S*/imagepin-\d+-\d+`).FindString(out)
 	if root == "" {
-		t.Fatalf("the demo did not say where its root is:\n%s", out)
+		t.Fatalf("the demo did not print its root:\n%s", out)
 	}
 	if _, err := os.Stat(root); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", root, err)
 	}
 	name := filepath.Base(root)
 	for _, pattern := range []string{"/sys/fs/cgroup/" + name, "/sys/fs/cgroup/*/" + name} {
-		if left, _ := filepath.Glob(pattern); len(left) > 0 { // the patterns are well formed
+		if left, _ := filepath.Glob(pattern); len(left) > 0 { // the patterns are valid
 			t.Errorf("cgroups are left: %q", left)
 		}
 	}
@@ -145,9 +145,9 @@ func demoLeavesNothing(t *testing.T, out string) {
 		t.Fatal(err)
 	}
 	for _, file := range append(files, "/proc/self/mountinfo") {
-		b, _ := os.ReadFile(file) // the process may be gone
+		b, _ := os.ReadFile(file) // the process may have exited
 		if bytes.Contains(b, []byte(name)) {
-			t.Errorf("%s still has %s: %s", file, name, bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
+			t.Errorf("%s still contains %s: %s", file, name, bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
 		}
 	}
 }

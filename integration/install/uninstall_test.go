@@ -16,25 +16,25 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// wantNothingOfOurs fails the test where anything in containerd's metadata is imagepin's.
-func wantNothingOfOurs(r *testkit.Rig) {
+// wantUninstalled fails the test if containerd's metadata or its root directory has anything of imagepin.
+func wantUninstalled(r *testkit.Rig) {
 	r.T.Helper()
 	for _, l := range r.MustState().Lines() {
 		if strings.Contains(l, "io.imagepin") || strings.HasPrefix(l, "image imagepin/") || strings.Contains(l, "imagepin-retain") {
-			r.T.Errorf("it is left: %s", l)
+			r.T.Errorf("left in the metadata: %s", l)
 		}
 	}
 	spaces, err := r.Client().NamespaceService().List(r.Ctx)
 	if err != nil || slices.Contains(spaces, "imagepin") {
-		r.T.Errorf("namespaces %q, %v", spaces, err)
+		r.T.Errorf("got namespaces %q, %v, want no namespace imagepin", spaces, err)
 	}
 	if left, err := filepath.Glob(r.Path("root", "*imagepin*", "*")); err != nil || len(left) > 0 {
-		r.T.Errorf("files %q, %v", left, err)
+		r.T.Errorf("got files %q, %v, want none", left, err)
 	}
 }
 
-// runs fails the test unless a container is still the process that it was.
-func runs(r *testkit.Rig, c *node.Container, since int64) {
+// wantRunning fails the test unless a container has been running since a time.
+func wantRunning(r *testkit.Rig, c *node.Container, since int64) {
 	r.T.Helper()
 	s, err := c.Status(r.Ctx)
 	if err != nil || s.State != cri.ContainerState_CONTAINER_RUNNING || s.StartedAt != since {
@@ -42,9 +42,10 @@ func runs(r *testkit.Rig, c *node.Container, since int64) {
 	}
 }
 
-// TestThereAndBack goes from stock to imagepin, back, to imagepin again, and uninstalls it, on one root with pods that run all the
-// while: the registry is not asked once, nothing is lost, the containers go on, and in the end nothing of imagepin is left.
-func TestThereAndBack(t *testing.T) {
+// TestSwitchAndUninstall switches a node with running pods from stock to imagepin, back, and to imagepin again, and
+// then uninstalls imagepin. The containers keep running, no image is lost, the registry gets no request, and nothing of
+// imagepin is left.
+func TestSwitchAndUninstall(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{
 		Binary: node.Stock, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
@@ -73,22 +74,22 @@ func TestThereAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		for c, since := range running {
-			runs(r, c, since)
+			wantRunning(r, c, since)
 		}
 		for _, id := range listed {
 			if r.ImagesByID()[id] == nil {
-				t.Errorf("with %s image %s is lost", binary, id)
+				t.Errorf("%s does not list image %s", binary, id)
 			}
 		}
 		for _, h := range []string{"", testkit.Second} {
 			r.WantRun(h, tag, opts.Line(0))
 		}
 		r.WantNames(id, []string{tag}, []string{byDigest})
-		r.WantNoRequests("running with " + binary + " what was there")
+		r.WantNoRequests("running existing images with " + binary)
 	}
 	to(node.Ours)
-	// What only imagepin can do.
-	theirs := r.MustPull(tag, "foreign")
+	// Use what only imagepin supports.
+	foreign := r.MustPull(tag, "foreign")
 	if out, ok := r.Command("pin", "set", tag, strings.SplitN(byDigest, "@", 2)[1], "--retain"); !ok {
 		t.Fatal(out)
 	}
@@ -106,8 +107,8 @@ func TestThereAndBack(t *testing.T) {
 	if !ok {
 		t.Fatal(out)
 	}
-	wantNothingOfOurs(r)
-	// It goes on as stock until it is restarted, and writes nothing of its own.
+	wantUninstalled(r)
+	// Until the restart, imagepin behaves like stock and writes nothing of its own.
 	if _, err := r.Ctr(r.Ctx, "images", "tag", tag, r.Reg.Ref("app:later")); err != nil {
 		t.Fatal(err)
 	}
@@ -115,31 +116,31 @@ func TestThereAndBack(t *testing.T) {
 		r.WantRun("", tag, opts.Line(0))
 	}
 	r.MustPull(tag, "")
-	wantNothingOfOurs(r)
+	wantUninstalled(r)
 	if out, ok := r.Command("images"); ok || !strings.Contains(out, "uninstalled") {
-		t.Errorf("the control service answers: %s", out)
+		t.Errorf("the control service still answers: %s", out)
 	}
 	if out, ok := r.Command("uninstall", "--yes"); !ok || !strings.Contains(out, "Removed 0 labels") {
-		t.Errorf("the second time: %s", out)
+		t.Errorf("second uninstall: %s", out)
 	}
 	if _, err := r.Ctr(r.Ctx, "images", "rm", r.Reg.Ref("app:later")); err != nil {
 		t.Fatal(err)
 	}
 	r.Reg.Reset()
 	to(node.Stock)
-	wantNothingOfOurs(r)
+	wantUninstalled(r)
 	for id := range before {
 		if r.ImagesByID()[id] == nil {
 			t.Errorf("image %s is lost", id)
 		}
 	}
-	if r.ImagesByID()[theirs] == nil {
+	if r.ImagesByID()[foreign] == nil {
 		t.Error("the image of the other platform is lost while a container runs it")
 	}
 }
 
-// TestUninstallUnderWay uninstalls while a pull is under way: it waits, and what the pull wrote is removed too.
-func TestUninstallUnderWay(t *testing.T) {
+// TestUninstallDuringPull checks that an uninstall waits for a running pull, and removes what the pull wrote.
+func TestUninstallDuringPull(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
 	tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
@@ -148,40 +149,40 @@ func TestUninstallUnderWay(t *testing.T) {
 		_, err := r.Pull(r.Ctx, tag, "")
 		pulled <- err
 	}()
-	r.Eventually("the registry is asked", func() bool { return len(r.Reg.Requests()) > 0 })
+	r.Eventually("the registry gets a request", func() bool { return len(r.Reg.Requests()) > 0 })
 	if out, ok := r.Command("uninstall", "--yes"); !ok {
 		t.Fatal(out)
 	}
 	if err := <-pulled; err != nil {
 		t.Error(err)
 	}
-	wantNothingOfOurs(r)
-	r.Eventually("stock's service has the image", func() bool {
+	wantUninstalled(r)
+	r.Eventually("containerd's own CRI service lists the image", func() bool {
 		img, err := r.ImageStatus(context.WithoutCancel(r.Ctx), tag, "")
 		return err == nil && img != nil
 	})
 }
 
-// TestUninstallEndsWhatNobodyWaitsFor uninstalls while a sandbox image is made ready whose caller has gone: that ends first, and when the registry
-// goes on nothing of it is written.
-func TestUninstallEndsWhatNobodyWaitsFor(t *testing.T) {
+// TestUninstallCancelsAbandonedPull checks that an uninstall ends the pull of a sandbox image whose caller has
+// canceled. The pull writes nothing after the registry continues.
+func TestUninstallCancelsAbandonedPull(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	before := r.MustState()
 	release := make(chan struct{})
 	blob := registry.Is("GET", registry.Blob)
 	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: release, After: 60}, blob))
-	gone, cancel := context.WithCancel(r.Ctx)
+	ctx, cancel := context.WithCancel(r.Ctx)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := r.RunPod(gone, node.PodOptions{Handler: testkit.Second})
+		_, err := r.RunPod(ctx, node.PodOptions{Handler: testkit.Second})
 		failed <- err
 	}()
 	testkit.AwaitRequest(t, r.Reg, blob)
 	cancel()
 	<-failed
 	if r.Reg.Count(blob, func(q registry.Request) bool { return !q.Done }) == 0 {
-		t.Fatal("the work ended with its caller")
+		t.Fatal("the pull ended with its caller")
 	}
 	if out, ok := r.Command("uninstall", "--yes"); !ok {
 		t.Fatal(out)
@@ -190,10 +191,10 @@ func TestUninstallEndsWhatNobodyWaitsFor(t *testing.T) {
 	r.Reg.SetFault(nil)
 	testkit.AwaitIdle(t, r.Reg)
 	r.Collect()
-	wantNothingOfOurs(r)
-	r.WantState("after what nobody waited for", before)
-	// What is asked of the CRI now is for containerd's own.
+	wantUninstalled(r)
+	r.WantState("after the abandoned pull", before)
+	// containerd's own CRI service answers the calls now.
 	tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
 	r.MustPull(tag, "")
-	wantNothingOfOurs(r)
+	wantUninstalled(r)
 }

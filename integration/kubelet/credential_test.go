@@ -17,10 +17,10 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestWithoutCredential starts pods when what they need is gone and the registry wants a credential that the node does not have.
-// The layers of the sandbox image are needed in RunPodSandbox: the pod's events say which setting helps, and it runs once one does.
-// The digest that is pinned for a pod's revision is absent for kubelet, although the tag's present one is here: kubelet pulls with
-// the pod's secret.
+// TestWithoutCredential starts pods whose images are incomplete on a node without a credential for the registry.
+// RunPodSandbox fails without the layers of the sandbox image. The pod's events name the settings that help. If the
+// digest pinned for the pod's revision is absent, kubelet pulls it with the pod's secret, although the tag's current
+// digest is present.
 func TestWithoutCredential(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "without", node.Options{Extra: policy}, cluster.KubeletOptions{})
@@ -34,7 +34,7 @@ func TestWithoutCredential(t *testing.T) {
 		r.create(p)
 		return p
 	}
-	collect := func() { // layers stay until containerd sees fit to collect them
+	collect := func() { // discarded layers stay until garbage collection
 		t.Helper()
 		if err := r.GC(r.Ctx); err != nil {
 			t.Fatal(err)
@@ -52,29 +52,29 @@ func TestWithoutCredential(t *testing.T) {
 	r.Reg.SetAuth(&registry.Auth{Users: users, Public: []string{"pause"}})
 	r.wantLine(p, line(second, is, 0))
 
-	// Its layers are discarded, and were never unpacked for this class.
+	// The layers of the pinned digest are discarded, and it was never unpacked for this class.
 	collect()
 	elsewhere := r.wantLine(start("class", second, "one", ref, core.PullIfNotPresent), line(second, was, 0))
 
-	// It is collected with all that there was of it.
+	// All content of the pinned digest is removed.
 	for _, p := range []*core.Pod{first, elsewhere} {
 		r.delete(p)
-		r.gone(p)
+		r.waitNoContainers(p)
 	}
 	if err := r.RemoveImage(r.Ctx, wasRef, ""); err != nil {
 		t.Fatal(err)
 	}
 	collect()
 	if img, err := r.ImageStatus(r.Ctx, wasRef, ""); err != nil || img != nil {
-		t.Fatalf("the pinned digest is still here: %v, %v", img, err)
+		t.Fatalf("ImageStatus of the removed digest: got %v, %v, want no image", img, err)
 	}
 	r.wantLine(start("collected", "", "one", ref, core.PullIfNotPresent), line("", was, 0))
 }
 
-// gone waits until a pod that was deleted has no container on the node. It removes those that have ended: kubelet removes them at
-// once only where it hears of their end after the pod's sandbox has ended too, and else up to a minute later
-// (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).
-func (r *kubeletRig) gone(p *core.Pod) {
+// waitNoContainers waits until a deleted pod has no container on the node. It removes exited containers, because
+// kubelet may take a minute to remove them: it removes them at once only if it learns of their exit after that of the
+// sandbox (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).
+func (r *kubeletRig) waitNoContainers(p *core.Pod) {
 	r.T.Helper()
 	testkit.EventuallyIn(r.T, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {
 		all, err := r.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
@@ -82,7 +82,7 @@ func (r *kubeletRig) gone(p *core.Pod) {
 		})
 		for _, c := range all.GetContainers() {
 			if c.State == cri.ContainerState_CONTAINER_EXITED {
-				// An error is that kubelet is removing it, and the next look says.
+				// This fails if kubelet is removing the container. The next iteration lists again.
 				_, _ = r.Runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: c.Id})
 			}
 		}
@@ -90,10 +90,10 @@ func (r *kubeletRig) gone(p *core.Pod) {
 	})
 }
 
-// wantAdvice waits until a pod's events say what to do where a credential is missing.
+// wantAdvice waits until an event of a pod contains the hint about a missing credential.
 func (r *kubeletRig) wantAdvice(p *core.Pod) {
 	r.T.Helper()
-	testkit.EventuallyIn(r.T, time.Minute, "the events of pod "+p.Name+" say what to do", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "an event of pod "+p.Name+" has the hint", func(ctx context.Context) (bool, error) {
 		var events core.EventList
 		err := kube.Do(ctx, "GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name="+p.Name, nil, &events)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {

@@ -1,2 +1,2 @@
-// Package kubelet has the tests of imagepin with a real kubelet.
+// Package kubelet tests imagepin with a real kubelet.
 package kubelet

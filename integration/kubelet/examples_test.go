@@ -20,11 +20,11 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// examples is where the manifests for users are.
+// examples is the directory of the example manifests.
 const examples = "../../contrib/kubernetes/"
 
-// TestExamples runs contrib/kubernetes as it stands: classes, pods and kubelet's drop-in. What the pods do without here is a
-// scheduler and a network plugin; registry.example.com is a mirror of the test's registry.
+// TestExamples runs the runtime classes, pods and kubelet drop-in of contrib/kubernetes, but without a scheduler and a
+// network plugin. The test's registry is a mirror of registry.example.com.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	const arm64 = "linux/arm64"
@@ -51,7 +51,7 @@ func TestExamples(t *testing.T) {
 		if err := kube.Do(r.Ctx, "POST", runtimeClasses, rc, nil); err != nil {
 			t.Fatal(err)
 		}
-		forget(t, runtimeClasses+"/"+rc.Name)
+		deleteAfter(t, runtimeClasses+"/"+rc.Name)
 	}
 	pods := documents[core.Pod](t, "pods.yaml")
 	for _, p := range pods {
@@ -73,11 +73,11 @@ func TestExamples(t *testing.T) {
 		named[c.Request.(*cri.PullImageRequest).GetImage().GetRuntimeHandler()] = true
 	}
 	if !named["kata"] || !named["arm64"] {
-		t.Errorf("with the drop-in, pulls were for handlers %v", named)
+		t.Errorf("got pulls for handlers %v, want kata and arm64", named)
 	}
 }
 
-// wantListed fails the test unless ListImages has so many images of a tag, each with an ID of its own, and logs them with the
+// wantListed fails the test unless ListImages returns n images of a tag with different IDs. It logs them with the
 // columns of `crictl images`.
 func (r *kubeletRig) wantListed(repo, tag string, n int) {
 	r.T.Helper()
@@ -100,11 +100,11 @@ func (r *kubeletRig) wantListed(repo, tag string, n int) {
 	}
 	r.T.Logf("ListImages:\n%s", out.String())
 	if len(ids) != n {
-		r.T.Errorf("%s:%s is listed for %d images, not %d", repo, tag, len(ids), n)
+		r.T.Errorf("%s:%s: got %d images, want %d", repo, tag, len(ids), n)
 	}
 }
 
-// documents reads a manifest of several.
+// documents reads the documents of a manifest file.
 func documents[T any](t *testing.T, file string) []*T {
 	t.Helper()
 	f, err := os.Open(examples + file)

@@ -17,7 +17,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// layers are how many layers are unpacked, in all snapshotters together.
+// layers returns the number of unpacked layers in all snapshotters.
 func (r *kubeletRig) layers() int {
 	n := 0
 	for key := range testkit.State(r.T, r.Node).Snapshots {
@@ -28,8 +28,9 @@ func (r *kubeletRig) layers() int {
 	return n
 }
 
-// TestImageGC puts a node under pressure of its image filesystem, so that kubelet removes every image that it believes unused:
-// what containers and image volumes are made of stays, in their snapshotter, and everything else goes from all of them.
+// TestImageGC puts the image filesystem of a node under pressure, so that kubelet removes every image that it considers
+// unused. Images of containers and image volumes stay in their snapshotter. All others are removed from every
+// snapshotter.
 func TestImageGC(t *testing.T) {
 	t.Parallel()
 	for _, gate := range []bool{false, true} {
@@ -49,7 +50,7 @@ func testImageGC(t *testing.T, gate bool) {
 	var pods []*core.Pod
 	for _, class := range classes {
 		p := r.pod("used-"+title(class), class, ref, core.PullIfNotPresent)
-		// Under pressure kubelet evicts others first, and all of them in the end.
+		// Under pressure kubelet evicts these pods last.
 		p.Spec.PriorityClassName = "system-node-critical"
 		p.Spec.Volumes = []core.Volume{{Name: "v", VolumeSource: core.VolumeSource{Image: &core.ImageVolumeSource{Reference: volume}}}}
 		p.Spec.Containers[0].VolumeMounts = []core.VolumeMount{{Name: "v", MountPath: "/volume"}}
@@ -68,7 +69,7 @@ func testImageGC(t *testing.T, gate bool) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	// Once, before it sees that this does not help.
+	// kubelet removes images before it finds that this does not free enough space.
 	testkit.EventuallyIn(t, time.Minute, "the unused image is removed for every class", func(ctx context.Context) (bool, error) {
 		for _, class := range classes {
 			if img, err := r.ImageStatus(ctx, unused, handler(class)); err != nil || img != nil {
@@ -80,26 +81,26 @@ func testImageGC(t *testing.T, gate bool) {
 	for i, class := range classes {
 		for _, name := range []string{ref, volume} {
 			if img, err := r.ImageStatus(r.Ctx, name, handler(class)); err != nil || img == nil {
-				t.Errorf("class %s: %s is gone, although a pod runs of it: %v", title(class), name, err)
+				t.Errorf("class %s: no image %s, although a pod uses it: %v", title(class), name, err)
 			}
 		}
 		now := r.waitPod(pods[i], "still runs", running)
-		// It can be started again, with what is there.
+		// The container can restart without a pull.
 		r.stop(now)
 		r.wantLog(r.waitRestart(now), 1, line(class, used, 0))
 	}
 	if err := r.GC(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
-	// Each class had one layer more for the unused image: the others are shared.
+	// The unused image has one layer of its own for each class, and shares the others.
 	if after := r.layers(); before-after != len(classes) {
-		t.Errorf("%d layers are unpacked before kubelet's image GC, %d after it", before, after)
+		t.Errorf("got %d unpacked layers before image garbage collection and %d after it, want a difference of %d", before, after, len(classes))
 	}
 	removed := 0
 	for _, c := range r.k.Proxy.Calls("RemoveImage") {
 		removed++
 		if spec := c.Request.(*cri.RemoveImageRequest).GetImage(); !byID(spec.GetImage()) || !proto.Equal(spec, &cri.ImageSpec{Image: spec.GetImage()}) {
-			t.Errorf("kubelet's image GC removes %v, not an ID and nothing else", spec)
+			t.Errorf("RemoveImage of image garbage collection: got %v, want only an image ID", spec)
 		}
 	}
 	if removed == 0 {

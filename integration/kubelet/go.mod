@@ -1,4 +1,4 @@
-// Tests with a real kubelet. A module of its own for the Kubernetes API types.
+// Tests with a real kubelet. It is a separate module because of the Kubernetes API types.
 module github.com/imagepin/imagepin/integration/kubelet
 
 go 1.26.6

@@ -14,12 +14,13 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// ballast is how much of a lazy image no container ever reads, in bytes.
+// ballast is the number of bytes in a lazy image that no container reads.
 const ballast = 8 << 20
 
-// TestLazy runs pods of one image in the default class and in one on a lazily pulling snapshotter, in both orders: lazy ones
-// start without their layers having been downloaded. They restart, live through a kill of containerd, and new ones run after one
-// of the snapshotter. (make test-lazy has the rest of what can happen to such a snapshotter.)
+// TestLazy runs pods of one image in the default class and in a class with a lazily pulling snapshotter, in both
+// orders. Lazy pods start before their layers are downloaded. Pods keep running after a kill of containerd and can
+// restart. New pods run after a kill of containerd and of the snapshotter. `make test-lazy` has more tests of such a
+// snapshotter.
 func TestLazy(t *testing.T) {
 	t.Parallel()
 	for _, gate := range []bool{false, true} {
@@ -37,12 +38,12 @@ func newLazyRig(t *testing.T, name string, kubelet func(*lazy.Snapshotter) clust
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // after the node
+	t.Cleanup(func() { // runs after the cleanup of the node
 		if t.Failed() {
 			t.Logf("the end of the snapshotter's log:\n%s", sn.LogTail(20))
 		}
 		if err := sn.Close(); err != nil {
-			t.Errorf("cleaning up after the snapshotter: %v", err)
+			t.Errorf("close the snapshotter: %v", err)
 		}
 	})
 	if err := sn.Start(t.Context()); err != nil {
@@ -70,7 +71,7 @@ func testLazy(t *testing.T, gate bool) {
 		opts := images.Options{Version: title(order[0]) + "-first", Random: []images.Random{{Size: ballast, Seed: uint64(i)}}}
 		ref, layers := r.pushLazy("app/"+opts.Version+":v1", opts)
 		for _, class := range order {
-			if err := r.GC(r.Ctx); err != nil { // what was downloaded for the other class is no longer here
+			if err := r.GC(r.Ctx); err != nil { // removes the layers that were downloaded for the other class
 				t.Fatal(err)
 			}
 			r.Reg.Reset()
@@ -94,7 +95,7 @@ func testLazy(t *testing.T, gate bool) {
 	for _, p := range pods {
 		now := r.waitPod(p, "still runs", running)
 		if a, b := now.Status.ContainerStatuses[0], p.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID {
-			t.Errorf("pod %s runs container %s, not %s", p.Name, a.ContainerID, b.ContainerID)
+			t.Errorf("pod %s: got container %s, want %s", p.Name, a.ContainerID, b.ContainerID)
 		}
 		r.stop(now)
 		r.wantLog(r.waitRestart(now), 1, lines[p.Name])
@@ -109,8 +110,9 @@ func testLazy(t *testing.T, gate bool) {
 	run("after-kill-of-snapshotter", lazyClass, ref, opts)
 }
 
-// TestLazyPullSecret runs a lazy pod of a private image with a pull secret. kubelet is pointed at the snapshotter for images, which
-// passes the calls on and so has the pull's credential to read with. A pod without the secret is refused.
+// TestLazyPullSecret runs a lazy pod of a private image with a pull secret. kubelet sends image calls to the
+// snapshotter, which forwards them and reads layers with the credential of the pull. A pod without the secret does not
+// run.
 func TestLazyPullSecret(t *testing.T) {
 	t.Parallel()
 	r, _ := newLazyRig(t, "lazy-secret", func(sn *lazy.Snapshotter) cluster.KubeletOptions {
@@ -137,15 +139,17 @@ func TestLazyPullSecret(t *testing.T) {
 			r.wantLazy(layers)
 		}
 	}
-	// After the others: the snapshotter keeps the credential of the last pull of a reference, be it none.
+	// These pods come last, because the snapshotter keeps the credential of the last pull of a reference, even if the
+	// pull had none.
 	for _, class := range []string{"", lazyClass} {
 		p := r.pod("without-"+title(class), class, ref, core.PullIfNotPresent)
 		r.create(p)
-		r.waitPod(p, "is refused", waiting("ErrImagePull", "ImagePullBackOff"))
+		r.waitPod(p, "cannot pull its image", waiting("ErrImagePull", "ImagePullBackOff"))
 	}
 }
 
-// pushLazy puts an index of eStargz images under "repo:tag" and returns the full reference and this machine's layers.
+// pushLazy pushes an index of eStargz images to "repo:tag". It returns the full reference and the digests of the layers
+// for this machine's platform.
 func (r *kubeletRig) pushLazy(ref string, opts images.Options) (string, map[string]bool) {
 	r.T.Helper()
 	idx, err := lazy.StargzIndex(r.Ctx, opts, images.HostPlatform(), foreign)
@@ -166,7 +170,7 @@ func (r *kubeletRig) pushLazy(ref string, opts images.Options) (string, map[stri
 	return r.Reg.Ref(ref), all
 }
 
-// wantLazy fails the test unless the layers were read in ranges alone, and little of them.
+// wantLazy fails the test unless the layers were read only in ranges, and at most ballast bytes of them.
 func (r *kubeletRig) wantLazy(layers map[string]bool) {
 	r.T.Helper()
 	ranges, bytes := 0, int64(0)
@@ -174,13 +178,13 @@ func (r *kubeletRig) wantLazy(layers map[string]bool) {
 		switch {
 		case q.Method != "GET" || !layers[q.Reference]:
 		case q.Range == "":
-			r.T.Errorf("a whole layer was asked for: %s", q)
+			r.T.Errorf("got a request for a whole layer: %s", q)
 		default:
 			ranges++
 			bytes += q.Bytes
 		}
 	}
 	if ranges == 0 || bytes > ballast {
-		r.T.Errorf("%d bytes were read lazily, in %d ranges:\n%s", bytes, ranges, r.Reg.Dump())
+		r.T.Errorf("got %d bytes in %d ranges, want at most %d bytes in at least 1:\n%s", bytes, ranges, ballast, r.Reg.Dump())
 	}
 }

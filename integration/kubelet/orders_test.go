@@ -13,11 +13,11 @@ import (
 // policies are kubelet's pull policies.
 var policies = []core.PullPolicy{core.PullAlways, core.PullIfNotPresent, core.PullNever}
 
-// containerOf is the name of the container with a pull policy.
+// containerOf returns the name of the container with a pull policy.
 func containerOf(pull core.PullPolicy) string { return strings.ToLower(string(pull)) }
 
-// trio is what a pod of three containers runs, one for each pull policy. Each has an image of its own, so that none runs what
-// the pull of another has left.
+// trio has the images of a pod with three containers, one for each pull policy. Each container has its own image, so
+// that none runs an image that another has pulled.
 type trio struct {
 	name string
 	uid  int
@@ -39,7 +39,7 @@ func (x trio) options(pull core.PullPolicy) images.Options {
 	return opts
 }
 
-// pushTrio makes images whose USER is uid; 0 means that they have none.
+// pushTrio pushes images whose USER is uid. If uid is 0, they have none.
 func (r *kubeletRig) pushTrio(name string, uid int) trio {
 	r.T.Helper()
 	x := trio{name: name, uid: uid, refs: map[core.PullPolicy]string{}}
@@ -49,8 +49,8 @@ func (r *kubeletRig) pushTrio(name string, uid int) trio {
 	return x
 }
 
-// createTrio makes a pod of a trio, with what else its spec is to have. What must not be pulled is on the node already, for the
-// pod's class.
+// createTrio creates a pod that runs a trio, after it has applied more to the spec. It pulls the image with the policy
+// Never for the pod's class first.
 func (r *kubeletRig) createTrio(name, class string, x trio, more ...func(*core.PodSpec)) trioPod {
 	r.T.Helper()
 	if _, err := r.Pull(r.Ctx, x.refs[core.PullNever], handler(class)); err != nil {
@@ -68,7 +68,7 @@ func (r *kubeletRig) createTrio(name, class string, x trio, more ...func(*core.P
 	return trioPod{Pod: p, trio: x, class: class}
 }
 
-// wantTrio fails the test unless the containers print at their nth start what their class is to run.
+// wantTrio fails the test unless each container prints the line of its image and class at its nth start.
 func (r *kubeletRig) wantTrio(p trioPod, nth int) {
 	r.T.Helper()
 	for _, pull := range policies {
@@ -76,7 +76,7 @@ func (r *kubeletRig) wantTrio(p trioPod, nth int) {
 	}
 }
 
-// runTrio waits until a pod runs, and what it prints.
+// runTrio waits until a pod runs, and checks what it prints.
 func (r *kubeletRig) runTrio(p trioPod) trioPod {
 	r.T.Helper()
 	p.Pod = r.waitPod(p.Pod, "runs", running)
@@ -84,7 +84,7 @@ func (r *kubeletRig) runTrio(p trioPod) trioPod {
 	return p
 }
 
-// orders are the classes in every order, and last none: all at once.
+// orders returns the classes in every order. The last element is nil, which means all classes at once.
 func orders() [][]string {
 	var all [][]string
 	for i := range classes {
@@ -97,8 +97,8 @@ func orders() [][]string {
 	return append(all, nil)
 }
 
-// testOrders runs the same images in every class, one after the other in every order and at once, under every pull policy. The
-// pods stay for testKill.
+// testOrders runs the same images in every class with every pull policy, one class after another in every order and all
+// at once. The pods remain for testKill.
 func (r *kubeletRig) testOrders() {
 	for _, order := range orders() {
 		name := "at-once"
@@ -136,11 +136,11 @@ func (r *kubeletRig) testOrders() {
 	}
 }
 
-// testKill kills containerd under the pods of testOrders. They go on, can be restarted, and new ones of the same images run after
-// it is back.
+// testKill kills and restarts containerd. The pods of testOrders keep running and can restart, and new pods run the
+// same images.
 func (r *kubeletRig) testKill() {
 	if want := len(orders()) * len(classes); len(r.kept) != want {
-		r.T.Fatalf("%d pods are there to live through it, not %d", len(r.kept), want)
+		r.T.Fatalf("got %d running pods, want %d", len(r.kept), want)
 	}
 	if err := r.Kill9(); err != nil {
 		r.T.Fatal(err)
@@ -155,7 +155,7 @@ func (r *kubeletRig) testKill() {
 	for _, p := range again {
 		r.runTrio(p)
 	}
-	// containerd has answered for the new ones, so that what kubelet now says of the old ones is of the new containerd.
+	// The new pods run, so kubelet's status of the old pods is from the restarted containerd too.
 	for i, p := range r.kept {
 		now := r.waitPod(p.Pod, "still runs", running)
 		was := map[string]core.ContainerStatus{}
@@ -164,7 +164,7 @@ func (r *kubeletRig) testKill() {
 		}
 		for _, c := range now.Status.ContainerStatuses {
 			if w := was[c.Name]; c.ContainerID != w.ContainerID || c.RestartCount != w.RestartCount {
-				r.T.Errorf("pod %s runs container %s, restarted %d times, not %s, %d times", now.Name, c.ContainerID, c.RestartCount, w.ContainerID, w.RestartCount)
+				r.T.Errorf("pod %s: got container %s with %d restarts, want %s with %d", now.Name, c.ContainerID, c.RestartCount, w.ContainerID, w.RestartCount)
 			}
 		}
 		r.stop(now)

@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// testRevisionUsers runs two revisions of one tag whose images have different users. kubelet looks the user up without saying for
-// which pod: each container, also one that is started again, runs as its own image says.
+// testRevisionUsers runs two revisions of one tag whose images have different users. kubelet looks up the user without
+// naming the pod. Each container, also after a restart, runs as the user of its own image.
 func (r *kubeletRig) testRevisionUsers() {
 	was, is := images.Options{Version: "was", User: "1000"}, images.Options{Version: "is"}
 	ref, _ := r.push("pinned/users:v1", was)
@@ -43,14 +43,14 @@ func (r *kubeletRig) testRevisionUsers() {
 	r.delete(young)
 }
 
-// TestKubeletRestart restarts kubelet with its gate off: it gives running pods another config.seen than their sandboxes have.
-// Containers that must not pull are started again in every class all the same.
+// TestKubeletRestart restarts kubelet with its gate off. kubelet then sends another config.seen for running pods than
+// their sandboxes have. Containers with the policy Never still restart in every class.
 func TestKubeletRestart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "restart", node.Options{}, cluster.KubeletOptions{})
 	var pods []*core.Pod
 	for _, class := range classes {
-		// Of an image of its own, which no other class has.
+		// Each class has its own image.
 		opts := images.Options{Version: title(class)}
 		ref, _ := r.push("app/"+title(class)+":v1", opts)
 		if _, err := r.Pull(r.Ctx, ref, handler(class)); err != nil {

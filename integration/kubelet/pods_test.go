@@ -14,15 +14,16 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// policy makes what is below pinned/ mean one digest for each revision of a workload.
+// policy pins references below pinned/ for each revision of a workload.
 const policy = `
 [[plugins."io.containerd.imagepin.v1.images".rules]]
   match = ["*/pinned/**"]
   version_consistency = "workload"
 `
 
-// TestPods runs what a node operator runs, on a node with kubelet's gate off (its default) and on one with it on: the cases
-// first, all at once, as on a real node; then what kubelet asked for meanwhile is looked at; then containerd is killed.
+// TestPods runs pods on a node with kubelet's feature gate off, which is the default, and on a node with it on. The
+// cases run at the same time, as on a real node. Then the test checks kubelet's calls and statistics, and kills
+// containerd.
 func TestPods(t *testing.T) {
 	t.Parallel()
 	for _, gate := range []bool{false, true} {
@@ -62,7 +63,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// testNever runs pods that must not pull: they run where the operator has pulled for their class, and wait where he has not.
+// testNever runs pods with the policy Never. They run if the image is pulled for their class, and wait otherwise.
 func (r *kubeletRig) testNever() {
 	opts := images.Options{Version: "never"}
 	ref, _ := r.push("app/never:v1", opts)
@@ -71,7 +72,7 @@ func (r *kubeletRig) testNever() {
 		if i+1 < len(classes) {
 			missing := r.pod("never-absent-"+title(classes[i+1]), classes[i+1], ref, core.PullNever)
 			r.create(missing)
-			r.waitPod(missing, "is told that the image is not there", waiting("ErrImageNeverPull"))
+			r.waitPod(missing, "waits with ErrImageNeverPull", waiting("ErrImageNeverPull"))
 			r.delete(missing)
 		}
 		p := r.pod("never-"+title(class), class, ref, core.PullNever)
@@ -81,7 +82,7 @@ func (r *kubeletRig) testNever() {
 	}
 }
 
-// testNonRoot runs images whose USER is not root where root is forbidden, and sees that those of root are refused.
+// testNonRoot runs images with and without a USER in pods with runAsNonRoot. Images that run as root are rejected.
 func (r *kubeletRig) testNonRoot() {
 	yes := true
 	nonRoot := func(s *core.PodSpec) { s.SecurityContext = &core.PodSecurityContext{RunAsNonRoot: &yes} }
@@ -90,19 +91,20 @@ func (r *kubeletRig) testNonRoot() {
 		p := r.runTrio(r.createTrio("nonroot", class, user, nonRoot))
 		r.delete(p.Pod)
 		p = r.createTrio("asroot", class, root, nonRoot)
-		r.waitPod(p.Pod, "is refused", waiting("CreateContainerConfigError"))
+		r.waitPod(p.Pod, "is rejected", waiting("CreateContainerConfigError"))
 		r.delete(p.Pod)
 	}
 }
 
-// waiting is the condition that a container waits for one of the reasons.
+// waiting returns the condition that a container is waiting with one of the reasons.
 func waiting(reasons ...string) func(*core.Pod, core.ContainerStatus) bool {
 	return func(_ *core.Pod, c core.ContainerStatus) bool {
 		return c.State.Waiting != nil && slices.Contains(reasons, c.State.Waiting.Reason)
 	}
 }
 
-// testImageVolumes mounts images into a container of each class, one for each pull policy: each is that of the class's platform.
+// testImageVolumes mounts images into a container of each class, one for each pull policy. Each image has the platform
+// of the class.
 func (r *kubeletRig) testImageVolumes() {
 	ref, _ := r.push("app/reader:v1", images.Options{Version: "reader"})
 	volumes := map[core.PullPolicy]string{}
@@ -133,7 +135,7 @@ func (r *kubeletRig) testImageVolumes() {
 			want = append(want, platform+",volume-"+name)
 		}
 		r.create(p)
-		now := r.waitPod(p, "ends", func(p *core.Pod, _ core.ContainerStatus) bool {
+		now := r.waitPod(p, "terminates", func(p *core.Pod, _ core.ContainerStatus) bool {
 			return p.Status.Phase == core.PodSucceeded || p.Status.Phase == core.PodFailed
 		})
 		r.wantLog(now, 0, strings.Join(want, "\n"))
@@ -141,8 +143,8 @@ func (r *kubeletRig) testImageVolumes() {
 	}
 }
 
-// testPrivate runs pods of a private image: those with the secret run, in each class, and those without never do, although
-// the image is there. What may be pulled is refused by imagepin, which kubelet asks; the rest by kubelet's own records.
+// testPrivate runs pods of a private image in each class. Pods with the secret run. Pods without it do not run,
+// although the image is on the node: imagepin rejects their pulls, and kubelet's own records reject the policy Never.
 func (r *kubeletRig) testPrivate() {
 	name := r.k.Name + "-alice"
 	r.secret(name, "alice", "secret")
@@ -168,14 +170,14 @@ func (r *kubeletRig) testPrivate() {
 
 		without := pod("without", class)
 		r.create(without)
-		now = r.waitPod(without, "is refused", waiting("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"))
+		now = r.waitPod(without, "is rejected", waiting("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"))
 		for _, c := range now.Status.ContainerStatuses {
 			if w := c.State.Waiting; c.Name == containerOf(core.PullNever) {
 				if w.Reason != "ErrImageNeverPull" {
-					r.T.Errorf("a container without the secret that must not pull waits for %s", w.Reason)
+					r.T.Errorf("container with policy Never and without the secret: got reason %s, want ErrImageNeverPull", w.Reason)
 				}
 			} else if !strings.Contains(w.Message, "PullAccessDenied") {
-				r.T.Errorf("container %s without the secret is told %q", c.Name, w.Message)
+				r.T.Errorf("container %s without the secret: got message %q, want PullAccessDenied", c.Name, w.Message)
 			}
 		}
 		r.delete(without)

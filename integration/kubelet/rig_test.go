@@ -28,13 +28,13 @@ const (
 	// second is the runtime class on a second snapshotter, other the one with a second platform.
 	second = "second"
 	other  = "foreign"
-	// lazyClass is on a snapshotter that pulls lazily, on nodes that have it.
+	// lazyClass is the runtime class on a lazily pulling snapshotter, on nodes that have one.
 	lazyClass = "lazy"
 	// foreign is a platform that is not this machine's.
 	foreign = "linux/s390x"
 )
 
-// classes are the runtime classes of the tests; the empty one is of pods that name none.
+// classes are the runtime classes of the tests. The empty one is for pods without a runtime class.
 var classes = []string{"", second, other}
 
 // kube is the cluster of all tests.
@@ -70,36 +70,36 @@ func withCluster(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// kubeletRig is a registry, a containerd with imagepin, and a kubelet that runs on it.
+// kubeletRig is a registry, a containerd with imagepin, and a kubelet that uses it.
 type kubeletRig struct {
 	*testkit.Rig
 	k *cluster.Kubelet
-	*notes
+	*shared
 }
 
-// notes are what the subtests of a rig tell those that come after them.
-type notes struct {
+// shared is the state that the subtests of a rig share.
+type shared struct {
 	mu   sync.Mutex
-	pods map[string]*core.Pod // those made, by their names
-	kept []trioPod            // those that still run
+	pods map[string]*core.Pod // created pods by name
+	kept []trioPod            // pods that still run
 }
 
-// newRig starts a node with layers discarded, as the big managed clusters have it, and with the three classes.
+// newRig starts a node with the three classes. It discards unpacked layers, as large managed clusters do.
 func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.KubeletOptions) *kubeletRig {
 	t.Helper()
 	return newRigWith(t, name, opts, func(*node.Node) (cluster.KubeletOptions, error) { return kubelet, nil })
 }
 
-// newRigWith is newRig where something is to be done before kubelet starts.
+// newRigWith is newRig with a function that runs before kubelet starts and returns its options.
 func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *kubeletRig {
 	t.Helper()
-	r := &kubeletRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}, notes: &notes{pods: map[string]*core.Pod{}}}
+	r := &kubeletRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}, shared: &shared{pods: map[string]*core.Pod{}}}
 	opts.SandboxImage = testkit.PushPause(t, r.Reg)
 	opts.DiscardUnpackedLayers = true
 	opts.LogLevel = "info"
 	opts.Handlers = append(opts.Handlers, node.Handler{Name: second, Snapshotter: "native"}, node.Handler{Name: other, Platform: foreign})
 	opts.StatsCollectPeriod = 1
-	// The runc with seccomp, which kubelet asks for.
+	// kubelet requires a runc with seccomp.
 	opts.Env = append(opts.Env, "PATH="+filepath.Dir(cluster.Bin("runc"))+":"+node.BinDir()+":"+os.Getenv("PATH"))
 	r.Node = testkit.Node(t, opts)
 	kubelet, err := before(r.Node)
@@ -111,23 +111,24 @@ func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the end of kubelet's log:\n%s", r.k.LogTail(30))
+			t.Logf("end of kubelet's log:\n%s", r.k.LogTail(30))
 		}
 		if err := r.k.Close(); err != nil {
-			t.Errorf("ending kubelet: %v", err)
+			t.Errorf("close kubelet: %v", err)
 		}
 	})
 	return r
 }
 
-// in is the same rig for a subtest.
+// in returns the same rig for a subtest.
 func (r *kubeletRig) in(t *testing.T) *kubeletRig {
 	sub := *r
 	sub.Rig = r.In(t)
 	return &sub
 }
 
-// push puts an index of App images for both platforms under "repo:tag" and returns the full reference and that by digest.
+// push pushes an index of App images for both platforms to "repo:tag". It returns the full reference by tag and by
+// digest.
 func (r *kubeletRig) push(ref string, opts images.Options) (tag, digest string) {
 	r.T.Helper()
 	d := testkit.Push(r.T, r.Reg, ref, testkit.AppIndex(r.T, opts, images.HostPlatform(), foreign))
@@ -135,7 +136,7 @@ func (r *kubeletRig) push(ref string, opts images.Options) (tag, digest string) 
 	return r.Reg.Ref(ref), r.Reg.Ref(repo + "@" + d.String())
 }
 
-// pod is a pod of one container, called "c", that may run beside any other.
+// pod returns a pod with one container, named "c".
 func (r *kubeletRig) pod(name, class, image string, policy core.PullPolicy) *core.Pod {
 	no := false
 	p := &core.Pod{
@@ -161,19 +162,19 @@ func (r *kubeletRig) create(p *core.Pod) {
 	}
 }
 
-// waitPod waits for what all containers of a pod come to.
-func (r *kubeletRig) waitPod(p *core.Pod, what string, so func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
+// waitPod waits until a condition holds for all containers of a pod.
+func (r *kubeletRig) waitPod(p *core.Pod, what string, condition func(*core.Pod, core.ContainerStatus) bool) *core.Pod {
 	r.T.Helper()
 	got, err := kube.WaitPod(r.Ctx, p.Name, func(p *core.Pod) (bool, error) {
 		for _, c := range p.Status.ContainerStatuses {
-			if !so(p, c) {
+			if !condition(p, c) {
 				return false, nil
 			}
 		}
 		return len(p.Status.ContainerStatuses) == len(p.Spec.Containers), nil
 	})
 	if err != nil {
-		r.T.Fatalf("%s: %v", what, err)
+		r.T.Fatalf("waiting until the pod %s: %v", what, err)
 	}
 	return got
 }
@@ -188,13 +189,13 @@ func (r *kubeletRig) wantLine(p *core.Pod, line string) *core.Pod {
 	return now
 }
 
-// wantLog fails the test unless the container printed the line when it was started for the nth time, counted from 0.
+// wantLog fails the test unless the container printed the line at its nth start, counted from 0.
 func (r *kubeletRig) wantLog(p *core.Pod, nth int, line string) {
 	r.T.Helper()
 	r.wantLogOf(p, "c", nth, line)
 }
 
-// wantLogOf is wantLog for a container of another name.
+// wantLogOf is wantLog for a container with another name.
 func (r *kubeletRig) wantLogOf(p *core.Pod, container string, nth int, line string) {
 	r.T.Helper()
 	var got string
@@ -203,11 +204,11 @@ func (r *kubeletRig) wantLogOf(p *core.Pod, container string, nth int, line stri
 		return got != "", err
 	})
 	if got != line {
-		r.T.Errorf("container %s of pod %s printed %q, not %q", container, p.Name, got, line)
+		r.T.Errorf("container %s of pod %s: got line %q, want %q", container, p.Name, got, line)
 	}
 }
 
-// delete asks for the end of a pod.
+// delete deletes a pod. It does not wait until the pod has terminated.
 func (r *kubeletRig) delete(p *core.Pod) {
 	r.T.Helper()
 	if err := kube.DeletePod(r.Ctx, p.Name); err != nil {
@@ -215,7 +216,7 @@ func (r *kubeletRig) delete(p *core.Pod) {
 	}
 }
 
-// line is what a container of a class prints.
+// line returns the line that a container of a class prints.
 func line(class string, opts images.Options, uid int) string {
 	if class == other {
 		opts.Platform = foreign
@@ -230,7 +231,7 @@ func title(class string) string {
 	return class
 }
 
-// handler of a class, as an image call names it.
+// handler returns the handler of a class, as image calls name it.
 func handler(class string) string {
 	if class == "" {
 		return node.DefaultHandler
@@ -238,7 +239,7 @@ func handler(class string) string {
 	return class
 }
 
-// secret makes a pull secret.
+// secret creates a pull secret.
 func (r *kubeletRig) secret(name, user, password string) {
 	r.T.Helper()
 	auth := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
@@ -254,11 +255,11 @@ func (r *kubeletRig) secret(name, user, password string) {
 	if err := kube.Do(r.Ctx, "POST", secrets, s, nil); err != nil {
 		r.T.Fatal(err)
 	}
-	forget(r.T, secrets+"/"+name)
+	deleteAfter(r.T, secrets+"/"+name)
 }
 
-// forget removes an object of the API server after the test.
-func forget(t *testing.T, path string) {
+// deleteAfter deletes an object from the API server after the test.
+func deleteAfter(t *testing.T, path string) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -268,7 +269,7 @@ func forget(t *testing.T, path string) {
 	})
 }
 
-// imagepin runs the command on the node; out is for the JSON that it prints, and may be nil.
+// imagepin runs the imagepin command on the node and decodes the JSON that it prints into out, unless out is nil.
 func (r *kubeletRig) imagepin(out any, args ...string) {
 	r.T.Helper()
 	cmd := exec.CommandContext(r.Ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", r.Address(), "-o", "json"}, args...)...)
@@ -281,7 +282,7 @@ func (r *kubeletRig) imagepin(out any, args ...string) {
 	}
 }
 
-// stop ends the containers of a pod behind kubelet's back, which then starts them again.
+// stop stops the containers of a pod through the CRI. kubelet then restarts them.
 func (r *kubeletRig) stop(p *core.Pod) {
 	r.T.Helper()
 	for _, c := range p.Status.ContainerStatuses {
@@ -292,7 +293,7 @@ func (r *kubeletRig) stop(p *core.Pod) {
 	}
 }
 
-// waitRestart waits until all containers of a pod, as it was when they were stopped, run again.
+// waitRestart waits until all containers of a pod have restarted. was is the pod before they were stopped.
 func (r *kubeletRig) waitRestart(was *core.Pod) *core.Pod {
 	r.T.Helper()
 	before := map[string]core.ContainerStatus{}

@@ -24,7 +24,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// summary is the part of kubelet's /stats/summary that is looked at.
+// summary is the part of kubelet's /stats/summary that the tests read.
 type summary struct {
 	Node struct {
 		Fs      fsStats
@@ -45,20 +45,21 @@ func (f fsStats) complete() bool {
 	return f.CapacityBytes != nil && *f.CapacityBytes > 0 && f.AvailableBytes != nil && *f.AvailableBytes > 0 && f.UsedBytes != nil
 }
 
-// waitSummary waits until the summary has what images use, and the root filesystem of each pod's one container by the pod's name.
-func (r *kubeletRig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, rootfs map[string]fsStats) bool) {
+// waitSummary waits until the summary has the statistics of images and containers, including the root filesystems of
+// pods, and until a condition holds. rootfs is the root filesystem of each pod's only container, by the pod's name.
+func (r *kubeletRig) waitSummary(pods []*core.Pod, condition func(imageFs fsStats, rootfs map[string]fsStats) bool) {
 	r.T.Helper()
 	var last summary
 	var lastErr error
 	defer func() {
 		if r.T.Failed() {
 			b, _ := json.Marshal(last)
-			r.T.Logf("the last summary: %s, %v", b, lastErr)
+			r.T.Logf("last summary: %s, %v", b, lastErr)
 		}
 	}()
-	testkit.EventuallyIn(r.T, time.Minute, "/stats/summary is right", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "/stats/summary is complete and the condition holds", func(ctx context.Context) (bool, error) {
 		var s summary
-		// A kubelet that has just started has not measured everything.
+		// A kubelet that has just started does not have all statistics.
 		if lastErr = r.k.Summary(ctx, &s); lastErr != nil {
 			return false, nil
 		}
@@ -77,18 +78,18 @@ func (r *kubeletRig) waitSummary(pods []*core.Pod, so func(imageFs fsStats, root
 			}
 		}
 		img := s.Node.Runtime.ImageFs
-		return img.complete() && s.Node.Runtime.ContainerFs.complete() && so(img, rootfs), nil
+		return img.complete() && s.Node.Runtime.ContainerFs.complete() && condition(img, rootfs), nil
 	})
 }
 
-// waitHealthy waits until the node is ready and under no pressure, and fails the test unless kubelet had its statistics whenever
-// it looked: stock containerd reports an empty mountpoint for the second snapshotter, which breaks kubelet's eviction manager.
+// waitHealthy waits until the node is ready and under no pressure. It fails the test if kubelet's eviction manager has
+// failed to get statistics. With stock containerd it fails, because the mountpoint of the second snapshotter is empty.
 func (r *kubeletRig) waitHealthy() {
 	r.T.Helper()
 	var last core.NodeStatus
 	defer func() {
 		if r.T.Failed() {
-			r.T.Logf("the last conditions of the node: %v", last.Conditions)
+			r.T.Logf("last conditions of the node: %v", last.Conditions)
 		}
 	}()
 	testkit.EventuallyIn(r.T, time.Minute, "the node is ready and under no pressure", func(ctx context.Context) (bool, error) {
@@ -100,13 +101,13 @@ func (r *kubeletRig) waitHealthy() {
 	})
 	for line := range strings.Lines(r.k.LogTail(1 << 20)) {
 		if strings.Contains(line, "failed to get summary stats") && strings.Contains(line, "mountpoint") {
-			r.T.Errorf("kubelet's eviction manager says %s", line)
+			r.T.Errorf("kubelet's eviction manager failed: %s", line)
 		}
 	}
 }
 
-// testStats sees that kubelet can tell what images and containers use on a node with two snapshotters, and lists the image of
-// each platform.
+// testStats checks that kubelet has the statistics of images and containers on a node with two snapshotters, and that
+// the node's status lists the image of each platform.
 func (r *kubeletRig) testStats() {
 	opts := images.Options{Version: "stats"}
 	ref, _ := r.push("app/stats:v1", opts)
@@ -119,20 +120,20 @@ func (r *kubeletRig) testStats() {
 		pods = append(pods, p)
 	}
 	r.waitSummary(pods, func(imageFs fsStats, _ map[string]fsStats) bool { return *imageFs.UsedBytes > 0 })
-	// kubelet lists images twice a minute: those of earlier cases are looked for.
+	// kubelet lists images only twice a minute, so look for the image of an earlier case.
 	tag := r.kept[0].refs[core.PullIfNotPresent]
 	sizes := map[int64]bool{}
 	for _, class := range classes {
 		img, err := r.ImageStatus(r.Ctx, tag, handler(class))
 		if err != nil || img == nil {
-			r.T.Fatalf("the image of class %s: %v, %v", title(class), img, err)
+			r.T.Fatalf("ImageStatus for class %s: got %v, %v, want an image", title(class), img, err)
 		}
 		sizes[int64(img.Size)] = true
 	}
 	if len(sizes) != 2 {
-		r.T.Fatalf("the images of two platforms have sizes %v", sizes)
+		r.T.Fatalf("images of two platforms: got sizes %v, want two different sizes", sizes)
 	}
-	testkit.EventuallyIn(r.T, time.Minute, "the node's status has the image of both platforms", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(r.T, time.Minute, "the node's status lists the images of both platforms", func(ctx context.Context) (bool, error) {
 		status, err := r.k.Status(ctx)
 		if err != nil {
 			return false, err
@@ -148,9 +149,9 @@ func (r *kubeletRig) testStats() {
 	r.waitHealthy()
 }
 
-// TestTwoDisks has the two snapshotters on disks of their own. kubelet is told the right disk for the root filesystem of each
-// container, and for images that of the default snapshotter; and when that one runs full, its image garbage collection makes
-// room on both.
+// TestTwoDisks runs a node whose two snapshotters are on separate disks. kubelet gets the disk of each container's root
+// filesystem, and for images the disk of the default snapshotter. If that disk runs full, kubelet's image garbage
+// collection frees space on both disks.
 func TestTwoDisks(t *testing.T) {
 	t.Parallel()
 	const big = 100 << 20 // bytes of the unused image
@@ -170,25 +171,25 @@ func TestTwoDisks(t *testing.T) {
 	var pods []*core.Pod
 	for _, class := range classes {
 		p := r.pod(title(class), class, ref, core.PullIfNotPresent)
-		p.Spec.PriorityClassName = "system-node-critical" // under pressure kubelet evicts others
+		p.Spec.PriorityClassName = "system-node-critical" // under pressure kubelet evicts other pods
 		r.create(p)
 		pods = append(pods, r.wantLine(p, line(class, opts, 0)))
 	}
-	right := func(used func(uint64) bool) {
+	wantDisks := func(used func(uint64) bool) {
 		t.Helper()
 		r.waitSummary(pods, func(imageFs fsStats, rootfs map[string]fsStats) bool {
 			for i, class := range classes {
 				if got := *rootfs[pods[i].Name].CapacityBytes; got != capacity(on[class]) {
-					t.Fatalf("the root filesystem of a container of class %s has %d bytes, its disk %d", title(class), got, capacity(on[class]))
+					t.Fatalf("root filesystem of a container of class %s: got capacity %d, want %d", title(class), got, capacity(on[class]))
 				}
 			}
 			if got := *imageFs.CapacityBytes; got != capacity("overlayfs") {
-				t.Fatalf("the filesystem of images has %d bytes, its disk %d", got, capacity("overlayfs"))
+				t.Fatalf("image filesystem: got capacity %d, want %d", got, capacity("overlayfs"))
 			}
 			return used(*imageFs.UsedBytes)
 		})
 	}
-	right(func(used uint64) bool { return used < big })
+	wantDisks(func(used uint64) bool { return used < big })
 	r.waitHealthy()
 
 	if err := r.k.Stop(); err != nil {
@@ -199,7 +200,7 @@ func TestTwoDisks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testkit.EventuallyIn(t, time.Minute, "what the unused image takes is reported for each disk", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(t, time.Minute, "ImageFsInfo includes the unused image on each disk", func(ctx context.Context) (bool, error) {
 		res, err := r.Images().ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
 		if err != nil {
 			return false, err
@@ -207,7 +208,7 @@ func TestTwoDisks(t *testing.T) {
 		all := res.GetImageFilesystems()
 		for i, name := range []string{"overlayfs", "native"} {
 			if len(all) != len(disks) || all[i].GetFsId().GetMountpoint() != disks[name] {
-				t.Fatalf("filesystems %v, not one of each disk: %v", all, disks)
+				t.Fatalf("ImageFsInfo: got filesystems %v, want one for each disk of %v", all, disks)
 			}
 			if all[i].GetUsedBytes().GetValue() < big {
 				return false, nil
@@ -219,28 +220,28 @@ func TestTwoDisks(t *testing.T) {
 	for name, dir := range disks {
 		before[name] = statfs(t, dir).available
 	}
-	// Half of the default snapshotter's disk is not to be had any more.
+	// kubelet requires half of the default snapshotter's disk to be free.
 	if err := r.k.Start(r.Ctx, cluster.KubeletOptions{Config: map[string]any{
 		"imageMinimumGCAge": "1ms", "evictionHard": map[string]any{"imagefs.available": "50%"}, "evictionPressureTransitionPeriod": "1s",
 	}}); err != nil {
 		t.Fatal(err)
 	}
 	for name, dir := range disks {
-		testkit.EventuallyIn(t, time.Minute, "there is room on the disk of "+name, func(context.Context) (bool, error) {
+		testkit.EventuallyIn(t, time.Minute, "space is free on the disk of "+name, func(context.Context) (bool, error) {
 			return statfs(t, dir).available >= before[name]+big, nil
 		})
 	}
-	right(func(used uint64) bool { return used < big })
+	wantDisks(func(used uint64) bool { return used < big })
 	for i, p := range pods {
 		now := r.waitPod(p, "still runs", running)
 		if a, b := now.Status.ContainerStatuses[0].ContainerID, p.Status.ContainerStatuses[0].ContainerID; a != b {
-			t.Errorf("the pod of class %s runs container %s, not %s", title(classes[i]), a, b)
+			t.Errorf("pod of class %s: got container %s, want %s", title(classes[i]), a, b)
 		}
 	}
 	r.waitHealthy()
 }
 
-// disk makes a filesystem of so many megabytes for the test and returns where it is mounted.
+// disk creates a filesystem of the given size for the test and returns its mountpoint.
 func disk(t *testing.T, megabytes int64) string {
 	t.Helper()
 	dir, err := node.TempDir()
@@ -250,7 +251,7 @@ func disk(t *testing.T, megabytes int64) string {
 	image, mountpoint := filepath.Join(dir, "img"), filepath.Join(dir, "fs")
 	t.Cleanup(func() {
 		if err := errors.Join(node.UnmountBelow(dir), os.RemoveAll(dir)); err != nil {
-			t.Errorf("removing a disk: %v", err)
+			t.Errorf("remove disk: %v", err)
 		}
 	})
 	if err := errors.Join(os.Mkdir(mountpoint, 0o711), os.WriteFile(image, nil, 0o600), os.Truncate(image, megabytes<<20)); err != nil {

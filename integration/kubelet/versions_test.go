@@ -11,13 +11,13 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 )
 
-// testVersions runs two revisions of a workload, the tag moving after the first pod of each: all pods of a revision run one
-// digest, whatever their pull policy and class, and what kubelet reports is what imagepin says.
+// testVersions runs two revisions of a workload. The tag moves after the first pod of each revision. All pods of a
+// revision run one digest with every pull policy and class, and imagepin reports the same images as kubelet.
 func (r *kubeletRig) testVersions() {
 	first, next, last := images.Options{Version: "first"}, images.Options{Version: "next"}, images.Options{Version: "last"}
 	ref, firstDigest := r.push("pinned/app:v1", first)
 	i := 0
-	// run runs a pod of a revision with a container for each policy.
+	// run runs a pod of a revision with one container for each policy.
 	run := func(revision, class string, pulls []core.PullPolicy, want images.Options, digest string) {
 		r.T.Helper()
 		i++
@@ -34,14 +34,14 @@ func (r *kubeletRig) testVersions() {
 		}
 		for _, c := range now.Status.ContainerStatuses {
 			if c.ImageID != digest {
-				r.T.Errorf("pod %s, %s: imageID is %s, not %s", p.Name, c.Name, c.ImageID, digest)
+				r.T.Errorf("pod %s, container %s: got imageID %s, want %s", p.Name, c.Name, c.ImageID, digest)
 			}
 			r.wantInspected(c, class)
 		}
 		r.delete(p)
 	}
 	all := func(revision string, want images.Options, digest string) {
-		// Each policy comes first in one of the classes, but for Never, which finds what another pod's pull has brought.
+		// Always and IfNotPresent each come first in a class. Never needs an image that is pulled already.
 		run(revision, "", []core.PullPolicy{core.PullAlways, core.PullIfNotPresent, core.PullNever}, want, digest)
 		run(revision, second, []core.PullPolicy{core.PullIfNotPresent, core.PullNever, core.PullAlways}, want, digest)
 		run(revision, other, []core.PullPolicy{core.PullIfNotPresent, core.PullAlways, core.PullNever}, want, digest)
@@ -55,38 +55,38 @@ func (r *kubeletRig) testVersions() {
 	all("two", next, nextDigest)
 	all("one", first, firstDigest)
 
-	var said inspected
-	r.imagepin(&said, "inspect", ref)
+	var got inspected
+	r.imagepin(&got, "inspect", ref)
 	for revision, digest := range map[string]string{"one": firstDigest, "two": nextDigest} {
 		_, want, _ := strings.Cut(digest, "@")
-		if !slices.ContainsFunc(said.Pins, func(p pinned) bool {
+		if !slices.ContainsFunc(got.Pins, func(p pinned) bool {
 			return p.Scope == "workload/default/pod-template-hash="+revision && p.Root.Digest == want
 		}) {
-			r.T.Errorf("imagepin inspect does not say that revision %s means %s: %+v", revision, want, said.Pins)
+			r.T.Errorf("imagepin inspect: no pin of revision %s at %s in %+v", revision, want, got.Pins)
 		}
 	}
 }
 
-// wantInspected fails the test unless `imagepin inspect` knows the imageID that kubelet reports for a container: as ready for its
-// class, of the digest in it, and of the image that the container runs.
+// wantInspected fails the test unless `imagepin inspect` has a ready key for the imageID that kubelet reports for a
+// container, with the handler of the class, the digest in the imageID and the image ID that the container runs.
 func (r *kubeletRig) wantInspected(c core.ContainerStatus, class string) {
 	r.T.Helper()
 	res, err := r.Runtime().ContainerStatus(r.Ctx, &cri.ContainerStatusRequest{ContainerId: strings.TrimPrefix(c.ContainerID, "containerd://")})
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	var said inspected
-	r.imagepin(&said, "inspect", c.ImageID)
+	var got inspected
+	r.imagepin(&got, "inspect", c.ImageID)
 	_, digest, _ := strings.Cut(c.ImageID, "@")
-	if !slices.ContainsFunc(said.Keys, func(k key) bool {
+	if !slices.ContainsFunc(got.Keys, func(k key) bool {
 		return k.Ref == c.ImageID && slices.Contains(k.Handlers, handler(class)) && k.State == "ready" &&
 			k.Root.Digest == digest && k.ImageID == res.GetStatus().GetImageId()
 	}) {
-		r.T.Errorf("kubelet reports %s for class %s, container image %s; imagepin inspect says %+v", c.ImageID, title(class), res.GetStatus().GetImageId(), said.Keys)
+		r.T.Errorf("imagepin inspect: no ready key of imageID %s for class %s with image ID %s in %+v", c.ImageID, title(class), res.GetStatus().GetImageId(), got.Keys)
 	}
 }
 
-// inspected is the part of `imagepin inspect -o json` that is looked at.
+// inspected is the part of the output of `imagepin inspect -o json` that the tests read.
 type inspected struct {
 	Keys []key
 	Pins []pinned

@@ -1,5 +1,5 @@
-// Package lazy has the tests of imagepin with a snapshotter that pulls lazily: stargz's, a process of its own (./snapshotter)
-// behind containerd's proxy plugin, on eStargz images.
+// Package lazy tests imagepin with eStargz images and the stargz snapshotter, which pulls lazily. The snapshotter is a
+// separate process (./snapshotter), which containerd uses as a proxy plugin.
 package lazy
 
 import (
@@ -16,7 +16,8 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 )
 
-// Stargz makes the eStargz form of an image: every tool that reads gzip layers reads it, and a lazy one finds the files in it.
+// Stargz converts an image to eStargz. Tools that read gzip layers can read it, and a lazy snapshotter can read single
+// files.
 func Stargz(img v1.Image) (v1.Image, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -30,7 +31,8 @@ func Stargz(img v1.Image) (v1.Image, error) {
 		}
 		out, err = mutate.Append(out, mutate.Addendum{
 			Layer: s,
-			// The snapshotter verifies by it what it reads, and takes a layer without it for one of another kind.
+			// The snapshotter verifies what it reads with this digest. A layer without it is not eStargz to the
+			// snapshotter.
 			Annotations: map[string]string{estargz.TOCJSONDigestAnnotation: toc},
 		})
 		if err != nil {
@@ -50,7 +52,7 @@ func Stargz(img v1.Image) (v1.Image, error) {
 	return mutate.ConfigFile(out, config)
 }
 
-// StargzIndex makes an index of the eStargz forms of App images, one per platform.
+// StargzIndex returns an index of App images as eStargz, one for each platform.
 func StargzIndex(ctx context.Context, opts images.Options, platforms ...string) (v1.ImageIndex, error) {
 	var entries []images.Entry
 	for _, p := range platforms {
@@ -68,7 +70,7 @@ func StargzIndex(ctx context.Context, opts images.Options, platforms ...string) 
 	return images.Index(images.OCI, entries...)
 }
 
-// StargzLayers are the digests of the layers of an App image in its eStargz form.
+// StargzLayers returns the digests of the layers of an App image as eStargz.
 func StargzLayers(ctx context.Context, opts images.Options) ([]v1.Hash, error) {
 	app, err := images.App(ctx, opts)
 	if err != nil {
@@ -115,7 +117,7 @@ func stargz(l v1.Layer) (_ v1.Layer, toc string, _ error) {
 	return s, blob.TOCDigest().String(), err
 }
 
-// stargzLayer is a layer in memory.
+// stargzLayer is an eStargz layer in memory.
 type stargzLayer struct {
 	packed         []byte
 	digest, diffID v1.Hash

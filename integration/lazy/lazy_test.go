@@ -7,8 +7,9 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestSideBySide runs pods of one image on overlayfs and on the lazy snapshotter, in both orders, with layers kept and discarded;
-// removes one side and then the other; and looks that each is freed. Stock fails most of these.
+// TestSideBySide runs pods of one image on overlayfs and on the lazy snapshotter, in both orders, with layers kept and
+// discarded. Then it removes the image for one handler after the other, and checks that its snapshots are removed.
+// Stock fails most of these cases.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -33,9 +34,9 @@ func TestSideBySide(t *testing.T) {
 					}
 				}
 				r.gc()
-				r.wantBlobs("after both", layers, !discard)
+				r.wantBlobs("after both pods", layers, !discard)
 
-				// The image of one side goes, and only its snapshots.
+				// Remove the image for one handler: only the snapshots of this handler are removed.
 				images, err := r.ListImages(r.Ctx)
 				if err != nil {
 					t.Fatal(err)
@@ -46,21 +47,21 @@ func TestSideBySide(t *testing.T) {
 						t.Fatal(err)
 					}
 					r.gc()
-					// What is left is the sandbox image's one layer.
+					// The one layer of the sandbox image remains.
 					if left := r.layersIn(snapshotterOf(handler)); len(left) > 1 {
-						t.Errorf("removal on %s leaves snapshots %q", snapshotterOf(handler), left)
+						t.Errorf("the removal on %s left snapshots %q", snapshotterOf(handler), left)
 					}
 					if i == 0 {
 						r.remove(r.run(order[1], ref, opts.Line(0)).Pod)
 					}
 				}
-				r.wantBlobs("after both were removed", layers, false)
+				r.wantBlobs("after both removals", layers, false)
 				now, err := r.ListImages(r.Ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if len(now) != len(images)-1 {
-					t.Errorf("%d images are listed after the removal, of %d", len(now), len(images))
+					t.Errorf("got %d images after the removal, want one less than %d", len(now), len(images))
 				}
 			})
 		}
@@ -74,7 +75,7 @@ func snapshotterOf(handler string) string {
 	return "overlayfs"
 }
 
-// TestSecondPlatform runs the image of another platform from the lazy snapshotter beside this machine's on overlayfs.
+// TestSecondPlatform runs the image for another platform on the lazy snapshotter, and that for this machine on both.
 func TestSecondPlatform(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, node.Options{
@@ -92,8 +93,8 @@ func TestSecondPlatform(t *testing.T) {
 	r.run(lazyHandler, ref, opts.Line(0))
 }
 
-// TestRestarts ends and kills containerd and the snapshotter. Running containers live through containerd's end; what they read
-// is gone with the snapshotter, by its nature, but new pods run when it is back.
+// TestRestarts stops and kills containerd and the snapshotter. Running containers survive a restart of containerd. They
+// lose their files without the snapshotter, but new pods run after its restart.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -115,7 +116,7 @@ func TestRestarts(t *testing.T) {
 				for _, c := range running {
 					lines, err := c.Container.Output(r.Ctx, 1)
 					if err != nil || lines[0] != opts.Line(0) {
-						t.Errorf("a container that ran before says %q, %v", lines, err)
+						t.Errorf("container from before the restart: got output %q, %v", lines, err)
 					}
 				}
 				r.wantHere(ref, id)
@@ -127,7 +128,7 @@ func TestRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// In the order of units: the snapshotter is stopped after containerd and started before it.
+			// Restart both in the order of their units: the snapshotter stops after containerd and starts before it.
 			if err := r.Stop(); err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +142,8 @@ func TestRestarts(t *testing.T) {
 			r.wantHere(ref, id)
 			r.runBoth(ref, opts.Line(0))
 
-			// The snapshotter alone is killed, under a pod. The other side goes on, and this one when it is back.
+			// Kill the snapshotter alone, while a pod runs. The other handler still works, and the lazy one after a
+			// restart.
 			if err := r.sn.Kill9(); err != nil {
 				t.Fatal(err)
 			}
@@ -150,10 +152,10 @@ func TestRestarts(t *testing.T) {
 				t.Error("a lazy pod starts although its snapshotter is down")
 			}
 			r.startSnapshotter()
-			r.reconnected()
+			r.awaitSnapshotter()
 			r.runBoth(ref, opts.Line(0))
 
-			// Both are, as when the machine loses its power.
+			// Kill both, as in a power failure.
 			if err := r.Kill9(); err != nil {
 				t.Fatal(err)
 			}
@@ -182,7 +184,7 @@ func (r *lazyRig) runBoth(ref, line string) {
 	r.run(eagerHandler, ref, line)
 }
 
-// wantHere fails the test unless the image is present for both handlers under the same ID.
+// wantHere fails the test unless the image is present for both handlers with an ID.
 func (r *lazyRig) wantHere(ref, id string) {
 	r.T.Helper()
 	for _, handler := range []string{eagerHandler, lazyHandler} {
@@ -191,7 +193,7 @@ func (r *lazyRig) wantHere(ref, id string) {
 			r.T.Fatal(err)
 		}
 		if img.GetId() != id {
-			r.T.Errorf("after a restart the image of handler %s is %q, not %q", handler, img.GetId(), id)
+			r.T.Errorf("image of handler %s after a restart: got %q, want %q", handler, img.GetId(), id)
 		}
 	}
 }

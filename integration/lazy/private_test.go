@@ -17,10 +17,10 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// alice may pull what is private.
+// alice may pull the private repositories.
 var alice = &cri.AuthConfig{Username: "alice", Password: "secret"}
 
-// newPrivateRig is a rig whose registry gives nothing but the sandbox image without credentials.
+// newPrivateRig returns a rig whose registry requires credentials for everything but the sandbox image.
 func newPrivateRig(t *testing.T) *lazyRig {
 	t.Helper()
 	r := newRig(t, node.Options{DiscardUnpackedLayers: true})
@@ -31,8 +31,8 @@ func newPrivateRig(t *testing.T) *lazyRig {
 	return r
 }
 
-// giveNode makes alice's credential one of the node, in the configuration file that the snapshotter reads.
-func (r *lazyRig) giveNode() {
+// addNodeCredential writes alice's credential to the configuration file that the snapshotter reads.
+func (r *lazyRig) addNodeCredential() {
 	r.T.Helper()
 	b, err := json.Marshal(map[string]any{"auths": map[string]any{
 		r.Reg.Host(): map[string]string{"username": alice.Username, "password": alice.Password},
@@ -50,43 +50,43 @@ func (r *lazyRig) runPrivate(handler, ref, line string) *node.KubeletResult {
 	r.T.Helper()
 	res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Auth: alice})
 	if err != nil {
-		r.T.Fatalf("a pod of handler %s: %v", handler, err)
+		r.T.Fatalf("running a pod of handler %s: %v", handler, err)
 	}
 	if res.Line != line {
-		r.T.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
+		r.T.Errorf("a pod of handler %s printed %q, want %q", handler, res.Line, line)
 	}
 	return res
 }
 
-// wantRefused fails the test unless a pull without a credential is refused, although the image is on the node.
+// wantRefused fails the test unless a pull without a credential is denied, although the image is on the node.
 func (r *lazyRig) wantRefused(ref string) {
 	r.T.Helper()
 	for _, handler := range []string{eagerHandler, lazyHandler} {
 		if _, err := r.Pull(r.Ctx, ref, handler); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
-			r.T.Errorf("a pull for handler %s without a credential: %v", handler, err)
+			r.T.Errorf("pull for handler %s without a credential: got %v, want PullAccessDenied", handler, err)
 		}
 	}
 }
 
-// wantReadAs fails the test unless the layers were read by a user.
+// wantReadAs fails the test if another user has read the layers.
 func (r *lazyRig) wantReadAs(layers []v1.Hash, user string) {
 	r.T.Helper()
 	for _, q := range r.layerRequests(layers) {
 		if q.Status < 300 && q.User != user {
-			r.T.Errorf("not as %s: %s", user, q)
+			r.T.Errorf("request not as user %s: %s", user, q)
 		}
 	}
 }
 
-// TestPrivate runs pods of a private image on both snapshotters, in both orders, where the snapshotter reads with a credential of
-// the node; and again when both it and containerd were killed. The node's credential is nobody's who pulls without one.
+// TestPrivate runs pods of a private image on both snapshotters, in both orders, and again after containerd and the
+// snapshotter were killed. The snapshotter has a credential of the node, which does not authorize pulls without one.
 func TestPrivate(t *testing.T) {
 	t.Parallel()
 	for _, order := range [][]string{{eagerHandler, lazyHandler}, {lazyHandler, eagerHandler}} {
 		t.Run(fmt.Sprintf("%s-first", order[0]), func(t *testing.T) {
 			t.Parallel()
 			r := newPrivateRig(t)
-			r.giveNode()
+			r.addNodeCredential()
 			opts := options("v1")
 			ref, layers := r.push("private/app:v1", opts), r.layers(opts)
 			for i, handler := range order {
@@ -126,8 +126,8 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// TestPullSecretReachesSnapshotter pulls through the proxy by which the snapshotter learns the credentials of pulls, as kubelet
-// does that is pointed at it for images: it finds them by the reference that it is given for a layer, which is the pull's.
+// TestPullSecretReachesSnapshotter pulls through the snapshotter's CRI proxy, as a kubelet does whose image service is
+// the proxy. The snapshotter finds the credential of a layer by its reference, which is that of the pull.
 func TestPullSecretReachesSnapshotter(t *testing.T) {
 	t.Parallel()
 	r := newPrivateRig(t)
@@ -154,12 +154,12 @@ func TestPullSecretReachesSnapshotter(t *testing.T) {
 	}
 	r.wantLazy(layers)
 	if err := pull(tag, lazyHandler, nil); err == nil || !strings.Contains(err.Error(), "PullAccessDenied") {
-		t.Errorf("a pull without a credential: %v", err)
+		t.Errorf("pull without a credential: got %v, want PullAccessDenied", err)
 	}
 }
 
-// TestSnapshotterWithoutCredential pulls a private image for a snapshotter that has no credential: the layers are downloaded with
-// the pull's, and the pod runs.
+// TestSnapshotterWithoutCredential pulls a private image for a snapshotter that has no credential. imagepin downloads
+// the layers with the credential of the pull, and the pod runs.
 func TestSnapshotterWithoutCredential(t *testing.T) {
 	t.Parallel()
 	r := newPrivateRig(t)
@@ -173,9 +173,9 @@ func TestSnapshotterWithoutCredential(t *testing.T) {
 		}
 	}
 	if len(whole) != len(layers) {
-		t.Errorf("%d of %d layers were downloaded:\n%s", len(whole), len(layers), r.Reg.Dump())
+		t.Errorf("got %d downloaded layers, want %d:\n%s", len(whole), len(layers), r.Reg.Dump())
 	}
 	r.wantRefused(ref)
-	// The default class has all it needs from that, once its credential is proved.
+	// The default handler uses these layers after its credential is verified.
 	r.runPrivate(eagerHandler, ref, opts.Line(0))
 }

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// lazyHandler is on the lazily pulling snapshotter, eagerHandler on overlayfs.
+	// lazyHandler uses the lazy snapshotter, eagerHandler uses overlayfs.
 	lazyHandler  = "lazy"
 	eagerHandler = node.DefaultHandler
 	snapshotter  = SnapshotterName
 	// foreign is a platform that is not this machine's.
 	foreign = "linux/s390x"
-	// ballast is how much of an image no container ever reads.
+	// ballast is the size of the files in an image that no container reads.
 	ballast = 8 << 20
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// lazyRig is a registry, a lazy snapshotter, and a containerd that uses both.
+// lazyRig has a registry, a lazy snapshotter, and a node that uses both.
 type lazyRig struct {
 	*testkit.Rig
 	sn *Snapshotter
@@ -65,10 +65,10 @@ func (r *lazyRig) startSnapshotter() {
 	}
 }
 
-// reconnected waits until containerd has found the snapshotter again: it tries with pauses, as gRPC does.
-func (r *lazyRig) reconnected() {
+// awaitSnapshotter waits until containerd has reconnected to the snapshotter. gRPC retries with a backoff.
+func (r *lazyRig) awaitSnapshotter() {
 	r.T.Helper()
-	testkit.Eventually(r.T, "containerd reaches the snapshotter again", func(ctx context.Context) (bool, error) {
+	testkit.Eventually(r.T, "containerd has reconnected to the snapshotter", func(ctx context.Context) (bool, error) {
 		none := func(context.Context, snapshots.Info) error { return nil }
 		return r.Client().SnapshotService(snapshotter).Walk(namespaces.WithNamespace(ctx, node.Namespace), none) == nil, nil
 	})
@@ -79,11 +79,11 @@ func (r *lazyRig) clean() {
 		r.T.Logf("the end of the snapshotter's log:\n%s", r.sn.LogTail(20))
 	}
 	if err := r.sn.Close(); err != nil {
-		r.T.Errorf("cleaning up after the snapshotter: %v", err)
+		r.T.Errorf("cleaning up the snapshotter: %v", err)
 	}
 }
 
-// options of an image whose greater part is never read.
+// options returns the options of an image of which containers read only a small part.
 func options(version string) images.Options {
 	return images.Options{Version: version, Random: []images.Random{{Files: 4, Size: ballast}}}
 }
@@ -99,7 +99,7 @@ func (r *lazyRig) push(ref string, opts images.Options) string {
 	return r.Reg.Ref(ref)
 }
 
-// layers of this machine's image below a reference.
+// layers returns the layers of an image with the options.
 func (r *lazyRig) layers(opts images.Options) []v1.Hash {
 	r.T.Helper()
 	all, err := StargzLayers(r.Ctx, opts)
@@ -109,15 +109,15 @@ func (r *lazyRig) layers(opts images.Options) []v1.Hash {
 	return all
 }
 
-// run runs a container with the calls of kubelet and leaves it.
+// run runs a container with kubelet's calls and does not remove it.
 func (r *lazyRig) run(handler, ref, line string) *node.KubeletResult {
 	r.T.Helper()
 	res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref})
 	if err != nil {
-		r.T.Fatalf("a pod of handler %s: %v", handler, err)
+		r.T.Fatalf("running a pod of handler %s: %v", handler, err)
 	}
 	if res.Line != line {
-		r.T.Errorf("a pod of handler %s printed %q, not %q", handler, res.Line, line)
+		r.T.Errorf("a pod of handler %s printed %q, want %q", handler, res.Line, line)
 	}
 	return res
 }
@@ -129,7 +129,7 @@ func (r *lazyRig) remove(p *node.Pod) {
 	}
 }
 
-// wantLazy fails the test unless the layers were read in ranges alone, and little of them.
+// wantLazy fails the test unless the layers were read in ranges only, and a small part of them.
 func (r *lazyRig) wantLazy(layers []v1.Hash) {
 	r.T.Helper()
 	r.wantNoWholeLayer(layers)
@@ -141,19 +141,19 @@ func (r *lazyRig) wantLazy(layers []v1.Hash) {
 		}
 	}
 	if ranges == 0 {
-		r.T.Errorf("nothing was read lazily:\n%s", r.Reg.Dump())
+		r.T.Errorf("got no range requests:\n%s", r.Reg.Dump())
 	}
 	if bytes > ballast {
-		r.T.Errorf("%d bytes were read, as if all of it had been:\n%s", bytes, r.Reg.Dump())
+		r.T.Errorf("range requests read %d bytes, as much as whole layers:\n%s", bytes, r.Reg.Dump())
 	}
 }
 
-// wantNoWholeLayer fails the test if a layer was asked for as a whole.
+// wantNoWholeLayer fails the test if a whole layer was requested.
 func (r *lazyRig) wantNoWholeLayer(layers []v1.Hash) {
 	r.T.Helper()
 	for _, q := range r.layerRequests(layers) {
 		if q.Method == "GET" && q.Range == "" {
-			r.T.Errorf("a whole layer was asked for: %s", q)
+			r.T.Errorf("got a request for a whole layer: %s", q)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func (r *lazyRig) layerRequests(layers []v1.Hash) []registry.Request {
 	})
 }
 
-// check runs `imagepin check`, which fails where anything is not as it is recorded.
+// check fails the test if `imagepin check` finds a problem.
 func (r *lazyRig) check() {
 	r.T.Helper()
 	cmd := exec.CommandContext(r.Ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", r.Address(), "check")
@@ -173,18 +173,18 @@ func (r *lazyRig) check() {
 	}
 }
 
-// wantBlobs fails the test unless the content store has all of the layers, or none.
-func (r *lazyRig) wantBlobs(why string, layers []v1.Hash, here bool) {
+// wantBlobs fails the test unless the content store has all of the layers, or none of them.
+func (r *lazyRig) wantBlobs(when string, layers []v1.Hash, want bool) {
 	r.T.Helper()
 	state := testkit.State(r.T, r.Node)
 	for _, l := range layers {
-		if _, ok := state.Content[node.Namespace+"/"+l.String()]; ok != here {
-			r.T.Errorf("%s: layer %s in the content store: %t, not %t", why, l, ok, here)
+		if _, ok := state.Content[node.Namespace+"/"+l.String()]; ok != want {
+			r.T.Errorf("%s: layer %s in the content store: got %t, want %t", when, l, ok, want)
 		}
 	}
 }
 
-// layersIn are the snapshots of layers in a snapshotter, without those of containers.
+// layersIn returns the snapshots of layers in a snapshotter, without those of containers.
 func (r *lazyRig) layersIn(snapshotter string) []string {
 	r.T.Helper()
 	var found []string

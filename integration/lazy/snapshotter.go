@@ -16,19 +16,19 @@ import (
 // SnapshotterName is the name of the lazy snapshotter in containerd.
 const SnapshotterName = "stargz"
 
-// Snapshotter is a lazily pulling snapshotter, a process beside a containerd. It is started before that and ended after it:
-// containers are mounted on what it mounts.
+// Snapshotter is a process with a lazy snapshotter. Start it before containerd and stop it after containerd, because
+// containers use its mounts.
 type Snapshotter struct {
 	dir string
 	d   *daemon.Daemon // nil before the first start
 }
 
-// NewSnapshotter makes a snapshotter with its directory, without starting it.
+// NewSnapshotter creates a snapshotter and its directory, and does not start it.
 func NewSnapshotter() (*Snapshotter, error) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		return nil, fmt.Errorf("the lazy snapshotter needs FUSE: %w", err)
 	}
-	// Short: a socket is in it.
+	// The path is short, because it contains a socket.
 	dir, err := node.TempDir()
 	if err != nil {
 		return nil, err
@@ -36,16 +36,16 @@ func NewSnapshotter() (*Snapshotter, error) {
 	return &Snapshotter{dir: dir}, nil
 }
 
-// Dir is where it keeps everything. It reads Docker's configuration there, for credentials.
+// Dir returns the directory of all its files. It reads Docker's configuration with credentials there.
 func (s *Snapshotter) Dir() string { return s.dir }
 
-// Address is its socket.
+// Address returns the path of its socket.
 func (s *Snapshotter) Address() string { return filepath.Join(s.dir, "sock") }
 
-// Containerd is where it looks for containerd's socket, to pass image calls on to it.
+// Containerd returns the path at which it expects containerd's socket, to which it forwards image calls.
 func (s *Snapshotter) Containerd() string { return filepath.Join(s.dir, "containerd.sock") }
 
-// Config is what containerd has to know of it, as TOML for [node.Options].
+// Config returns containerd's configuration for it, as TOML for [node.Options].
 func (s *Snapshotter) Config() string {
 	return fmt.Sprintf(`
 [proxy_plugins.%s]
@@ -57,7 +57,7 @@ func (s *Snapshotter) Config() string {
 `, SnapshotterName, s.Address(), SnapshotterName, filepath.Join(s.dir, "snapshotter"))
 }
 
-// Start runs it (again) and waits until it can be called.
+// Start starts or restarts it, and waits until its socket accepts connections.
 func (s *Snapshotter) Start(ctx context.Context) error {
 	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"), "--root", s.dir, "--address", s.Address(), "--containerd", s.Containerd())
 	cmd.Env = append(os.Environ(), "DOCKER_CONFIG="+s.dir)
@@ -74,13 +74,13 @@ func (s *Snapshotter) Start(ctx context.Context) error {
 	})
 }
 
-// Stop ends it with SIGTERM.
+// Stop stops it with SIGTERM.
 func (s *Snapshotter) Stop() error { return s.d.Stop() }
 
-// Kill9 ends it at once with SIGKILL. What it had mounted cannot be read any more.
+// Kill9 kills it with SIGKILL. Its mounts become unreadable.
 func (s *Snapshotter) Kill9() error { return s.d.Kill9() }
 
-// LogTail is the end of its log.
+// LogTail returns the last lines of its log.
 func (s *Snapshotter) LogTail(lines int) string {
 	if s.d == nil {
 		return ""
@@ -88,7 +88,7 @@ func (s *Snapshotter) LogTail(lines int) string {
 	return s.d.LogTail(lines)
 }
 
-// Close ends it and removes what it mounted and wrote.
+// Close kills it and removes its mounts and files.
 func (s *Snapshotter) Close() error {
 	var err error
 	if s.d != nil {

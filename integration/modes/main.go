@@ -1,5 +1,5 @@
-// Command modes prints what of the integration tests does not run with imagepin serve, as a pattern for go test -skip. All else runs in
-// both modes. docs/standalone.md has the same list, with the same reasons.
+// Command modes prints a pattern for go test -skip that matches the integration tests that do not run with imagepin
+// serve. All other tests run in both modes. docs/standalone.md has the same list with the same reasons.
 package main
 
 import (
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// difference is a test that is about the plugin only.
+// difference is a test that applies only to the plugin.
 type difference struct{ test, reason string }
 
 var pluginOnly = []difference{
@@ -16,7 +16,7 @@ var pluginOnly = []difference{
 	{"TestTCP", "containerd can serve its CRI on TCP. `imagepin serve` has a unix socket only."},
 }
 
-// pattern matches the tests, and those alone.
+// pattern returns a pattern that matches exactly the tests in pluginOnly.
 func pattern() string {
 	names := make([]string, len(pluginOnly))
 	for i, d := range pluginOnly {

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// TestDifferences has every difference be a test that there is, and stand in docs/standalone.md as it does here.
+// TestDifferences checks that every difference names a test that exists and has a row in docs/standalone.md.
 func TestDifferences(t *testing.T) {
 	files, err := filepath.Glob("../*/*_test.go")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("%q, %v", files, err)
+		t.Fatalf("find test files: got %q, %v", files, err)
 	}
 	var tests strings.Builder
 	for _, f := range files {
@@ -27,13 +27,13 @@ func TestDifferences(t *testing.T) {
 	}
 	for _, d := range pluginOnly {
 		if !strings.Contains(tests.String(), "\nfunc "+d.test+"(t *testing.T)") {
-			t.Errorf("there is no test %s", d.test)
+			t.Errorf("no test %s", d.test)
 		}
 		if row := "| " + d.reason + " | `" + d.test + "` |"; !strings.Contains(string(doc), row) {
-			t.Errorf("docs/standalone.md does not have the row\n%s", row)
+			t.Errorf("docs/standalone.md has no row\n%s", row)
 		}
 	}
 	if rows := strings.Count(string(doc), " | `Test"); rows != len(pluginOnly) {
-		t.Errorf("docs/standalone.md names %d tests that do not run, not %d", rows, len(pluginOnly))
+		t.Errorf("docs/standalone.md: got %d rows of tests, want %d", rows, len(pluginOnly))
 	}
 }

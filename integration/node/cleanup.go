@@ -13,25 +13,26 @@ import (
 	"time"
 )
 
-// rootPrefix and the process ID begin the name of a temporary root, so that what a killed process left can be found.
+// rootPrefix and the process ID begin the name of a temporary root, so that [Sweep] finds the roots of killed
+// processes.
 const rootPrefix = "imagepin-"
 
-// Close ends containerd, its shims and its containers, unmounts what is mounted below the root, and removes the node's
-// cgroups and, if it is a temporary one, the root. It can be called in any state, also twice.
+// Close kills containerd, its shims and its containers, unmounts everything below the root, and removes the node's
+// cgroups and a temporary root. You can call it in any state and more than once.
 func (n *Node) Close() error {
 	return errors.Join(n.Kill9(), cleanup(n.root, n.ownsRoot))
 }
 
-// Cgroup is the cgroup of everything that runs on the node; what else is put below it is ended and removed with the node.
+// Cgroup returns the cgroup of the node. [Node.Close] kills all processes below it and removes it.
 func (n *Node) Cgroup() string { return cgroupParent(n.root) }
 
-// cgroupParent is the cgroup of a node's pods. Being the root's name, it tells a node's processes from all others.
+// cgroupParent returns the cgroup of a node's pods. It has the name of the root, so that it identifies the node.
 func cgroupParent(root string) string { return "/" + filepath.Base(root) }
 
-// cleanup removes everything that a node whose containerd is gone left behind. It finds it by the root alone.
+// cleanup removes everything that is left of a node whose containerd has exited. It needs only the root to find it.
 func cleanup(root string, removeRoot bool) error {
 	var errs []error
-	// Killed again and again until none is left: a shim that was just forked may have been missed.
+	// Repeat until no process is left: the list may lack a shim that has just been forked.
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		pids := processes(root)
@@ -42,10 +43,10 @@ func cleanup(root string, removeRoot bool) error {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		if time.Now().After(deadline) {
-			errs = append(errs, fmt.Errorf("processes %v of %s do not die", pids, root))
+			errs = append(errs, fmt.Errorf("processes %v of %s do not exit", pids, root))
 			break
 		}
-		// They are not our children, so that their end cannot be waited for, only looked for.
+		// They are not children of this process, so it cannot wait for them.
 		time.Sleep(2 * time.Millisecond)
 	}
 	if err := UnmountBelow(root); err != nil {
@@ -62,7 +63,8 @@ func cleanup(root string, removeRoot bool) error {
 	return errors.Join(errs...)
 }
 
-// processes are the shims, whose command line has the root's socket, and what runs in the node's cgroup.
+// processes returns the IDs of a node's shims and runcs, which it finds by their command line, and of the processes in
+// the node's cgroup.
 func processes(root string) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -76,11 +78,11 @@ func processes(root string) []int {
 		}
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if len(cmdline) == 0 {
-			continue // a zombie, or a thread of the kernel
+			continue // a zombie or a kernel thread
 		}
 		args := strings.Split(string(cmdline), "\x00")
 		shim := strings.Contains(args[0], "containerd-shim") && slices.Contains(args, filepath.Join(root, "containerd.sock"))
-		// A runc that is still at work when containerd dies has the root in its arguments.
+		// A runc that still runs after containerd has the root in its arguments.
 		runc := filepath.Base(args[0]) == "runc" && slices.Contains(args, filepath.Join(root, "runc", Namespace))
 		cgroups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
 		inside := strings.Contains(string(cgroups), ":"+cgroupParent(root)+"/")
@@ -91,7 +93,7 @@ func processes(root string) []int {
 	return pids
 }
 
-// UnmountBelow unmounts everything that is mounted below a directory, also what its filesystem no longer answers for.
+// UnmountBelow unmounts everything below a directory, even if a filesystem does not respond.
 func UnmountBelow(root string) error {
 	var errs []error
 	for range 3 { // mounts may be stacked
@@ -121,8 +123,8 @@ func UnmountBelow(root string) error {
 
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// removeCgroups removes the emptied cgroups of a node in all hierarchies. One is busy for a moment after its last process
-// was killed, and how long cannot be seen: such a process has nothing in /proc any more that tells whose it is.
+// removeCgroups removes the empty cgroups of a node in all hierarchies. It retries, because a cgroup is busy for a
+// moment after its last process was killed, and /proc does not show such a process as one of the node's.
 func removeCgroups(parent string) error {
 	deadline := time.Now().Add(5 * time.Second)
 	for {
@@ -149,7 +151,7 @@ func removeCgroupsOnce(parent string) error {
 			return nil
 		})
 		for _, d := range slices.Backward(dirs) {
-			// Hierarchies may be mounted twice, so that one may be gone already.
+			// The cgroup may be removed already, because hierarchies may be mounted twice.
 			if err := syscall.Rmdir(d); err != nil && !errors.Is(err, syscall.ENOENT) {
 				errs = append(errs, fmt.Errorf("removing %s: %w", d, err))
 			}
@@ -158,12 +160,12 @@ func removeCgroupsOnce(parent string) error {
 	return errors.Join(errs...)
 }
 
-// TempDir makes a directory with a short name, which [Sweep] takes away if this process dies before it could.
+// TempDir creates a directory with a short name. [Sweep] removes it if this process dies before it does.
 func TempDir() (string, error) {
 	return os.MkdirTemp("", rootPrefix+strconv.Itoa(os.Getpid())+"-")
 }
 
-// Sweep cleans up after processes that died before they could.
+// Sweep cleans up the roots of processes that died before they did.
 func Sweep() error {
 	roots, err := filepath.Glob(filepath.Join(os.TempDir(), rootPrefix+"*"))
 	if err != nil {

@@ -19,27 +19,28 @@ const (
 	runtimePlugin = "io.containerd.cri.v1.runtime"
 )
 
-// Sections that are of interest to imagepin serve.
+// Sections that the configuration of imagepin serve needs too.
 const (
 	ownPlugin      = "io.containerd.imagepin.v1.images"
 	verifierPlugin = "io.containerd.image-verifier.v1.bindir"
 	metricsPlugin  = "io.containerd.server.v1.metrics"
 )
 
-// defaultSandboxImage is containerd's own.
+// defaultSandboxImage is containerd's default.
 const defaultSandboxImage = "registry.k8s.io/pause:3.10.2"
 
-// configs writes the config.toml for a root, and the configuration of imagepin serve, empty where there is none.
-func (o Options) configs(root string) (containerd, beside []byte, _ error) {
+// configs returns the config.toml for a root and the configuration of imagepin serve, which is empty if the node has
+// none.
+func (o Options) configs(root string) (containerd, serve []byte, _ error) {
 	c, err := o.config(root)
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, serve := o.binaries(); serve != "" {
+	if _, binary := o.binaries(); binary != "" {
 		plugins := c["plugins"].(table)
 		images := maps.Clone(plugins[imagesPlugin].(table))
 		if _, ok := images["pinned_images"]; !ok {
-			images["pinned_images"] = table{"sandbox": defaultSandboxImage} // as `containerd config dump` has it
+			images["pinned_images"] = table{"sandbox": defaultSandboxImage} // as in `containerd config dump`
 		}
 		b := table{
 			"version": 3, "address": filepath.Join(root, "imagepin.sock"), "containerd_address": filepath.Join(root, "containerd.sock"),
@@ -58,15 +59,15 @@ func (o Options) configs(root string) (containerd, beside []byte, _ error) {
 		if err := merge(b, o.ServeExtra, root); err != nil {
 			return nil, nil, fmt.Errorf("extra configuration of imagepin serve: %w", err)
 		}
-		if beside, err = toml.Marshal(b); err != nil {
+		if serve, err = toml.Marshal(b); err != nil {
 			return nil, nil, err
 		}
 	}
 	containerd, err = toml.Marshal(c)
-	return containerd, beside, err
+	return containerd, serve, err
 }
 
-// config is the config.toml for a root: everything that containerd would look for or write elsewhere is below it.
+// config returns the config.toml for a root. All paths that containerd reads or writes are below the root.
 func (o Options) config(root string) (table, error) {
 	p := func(elem ...string) string { return filepath.Join(append([]string{root}, elem...)...) }
 
@@ -141,7 +142,7 @@ func (o Options) config(root string) (table, error) {
 	return c, nil
 }
 
-// merge reads TOML over a table, tables into tables, everything else replaced.
+// merge merges TOML into a table. Values that are not tables replace those in dst.
 func merge(dst table, text, root string) error {
 	if text == "" {
 		return nil

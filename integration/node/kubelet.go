@@ -7,21 +7,22 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// KubeletPod is a pod of one container as kubelet gets it from the API server.
+// KubeletPod is a pod with one container, as kubelet gets it from the API server.
 type KubeletPod struct {
 	PodOptions
 	// Image is the reference in the pod's spec.
 	Image string
-	// Gate is kubelet's feature gate RuntimeClassInImageCriApi: whether image calls carry the handler. It is off by default.
+	// Gate is kubelet's feature gate RuntimeClassInImageCriApi, which adds the handler to image calls. kubelet's
+	// default is off.
 	Gate bool
-	// Always is the pull policy; without it an image that ImageStatus knows is not pulled.
+	// Always is the pull policy Always. Without it, an image that ImageStatus finds is not pulled.
 	Always bool
 	Auth   *cri.AuthConfig
-	// Container is the rest of the container.
+	// Container has the other options of the container.
 	Container ContainerOptions
 }
 
-// KubeletResult is what came out of running a [KubeletPod].
+// KubeletResult is the result of [Node.RunAsKubelet].
 type KubeletResult struct {
 	Pod       *Pod
 	Container *Container
@@ -31,9 +32,10 @@ type KubeletResult struct {
 	Line string
 }
 
-// RunAsKubelet runs a pod with the calls of kubelet 1.36, in its order and with just the fields that it sets: the sandbox,
-// then ImageStatus, PullImage and ImageStatus with the pod's annotations (and the handler if the gate is on), then ImageStatus with
-// nothing but the image to learn its user, then CreateContainer by ID. The result holds what was made even if it fails.
+// RunAsKubelet runs a pod with the calls of kubelet 1.36, in its order and with only the fields that it sets:
+// RunPodSandbox, then ImageStatus, PullImage and ImageStatus with the pod's annotations (and the handler if the gate is
+// on), then ImageStatus with only the image, to get its user, then CreateContainer by ID. If a call fails, the result
+// has what was created before.
 func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, error) {
 	res := &KubeletResult{}
 	var err error
@@ -63,7 +65,7 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 			return res, fmt.Errorf("ImageStatus after the pull: %w", err)
 		}
 		if status.GetImage() == nil {
-			return res, fmt.Errorf("ImageStatus does not know %s right after PullImage", k.Image)
+			return res, fmt.Errorf("ImageStatus after the pull: no image %s", k.Image)
 		}
 	}
 	status, err = n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: k.Image}})
@@ -79,7 +81,7 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 		case img.GetUsername() != "":
 			opts.RunAsUsername = img.Username
 		default:
-			// An image without a user, and one that is absent, is root's.
+			// Without an image or without a user in it, kubelet runs the container as root.
 			opts.RunAsUser = new(int64)
 		}
 	}

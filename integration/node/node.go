@@ -1,8 +1,8 @@
-// Package node runs a containerd under test: a real one, with its own root, sockets, runc state and cgroups, so that nothing
-// of the machine's own containerd is touched and nothing stays behind.
+// Package node runs a real containerd under test. It has its own root, sockets, runc state and cgroups, so that it does
+// not affect the machine's own containerd and leaves nothing behind.
 //
-// A [Node] outlives the process that it runs: it can be killed, stopped, and started again on the same root, with other
-// options or another binary. Pods use the host's network, so that no CNI plugin is needed.
+// A [Node] can be killed, stopped, and started again on the same root, with other options or another binary. Pods use
+// the host's network, so that no CNI plugin is needed.
 package node
 
 import (
@@ -19,23 +19,23 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Node is a containerd under test. Methods that start, stop and close it are for one goroutine at a time; all others may run
-// concurrently while it runs.
+// Node is a containerd under test. Only one goroutine at a time may call the methods that start, stop and close it. All
+// other methods may run concurrently while it runs.
 type Node struct {
 	opts     Options
 	root     string
 	ownsRoot bool
 	process  *process // containerd; nil while stopped
-	beside   *process // imagepin serve; nil while stopped, and where there is none
+	serve    *process // imagepin serve; nil while stopped, or if the node has none
 	conn     *grpc.ClientConn
-	behind   *grpc.ClientConn // to containerd where that is another socket; else conn
+	upstream *grpc.ClientConn // to containerd if it has another socket; otherwise conn
 	client   *containerd.Client
 	runtime  cri.RuntimeServiceClient
 	images   cri.ImageServiceClient
-	names    atomic.Int64 // counts the names given to pods and containers
+	names    atomic.Int64 // number of generated pod and container names
 }
 
-// Start runs a containerd and waits until its CRI service is ready. The context bounds the start only.
+// Start creates and starts a node and waits until its CRI is ready. The context limits only the start.
 func Start(ctx context.Context, opts Options) (*Node, error) {
 	n, err := New(opts)
 	if err != nil {
@@ -47,7 +47,7 @@ func Start(ctx context.Context, opts Options) (*Node, error) {
 	return n, nil
 }
 
-// New makes a node with its directories, without starting it.
+// New creates a node and its directories, and does not start it.
 func New(opts Options) (*Node, error) {
 	opts = opts.withDefaults()
 	if err := Check(opts); err != nil {
@@ -56,7 +56,7 @@ func New(opts Options) (*Node, error) {
 	n := &Node{opts: opts, root: opts.Root}
 	if n.root == "" {
 		if err := Sweep(); err != nil {
-			return nil, fmt.Errorf("removing what an earlier process left: %w", err)
+			return nil, fmt.Errorf("cleaning up after an earlier process: %w", err)
 		}
 		dir, err := TempDir()
 		if err != nil {
@@ -65,7 +65,7 @@ func New(opts Options) (*Node, error) {
 		n.root, n.ownsRoot = dir, true
 	}
 	if len(n.root) > maxRoot {
-		return nil, fmt.Errorf("root %q is longer than %d bytes, which a shim's socket address cannot hold", n.root, maxRoot)
+		return nil, fmt.Errorf("root %q is longer than %d bytes, so the path of a shim's socket would be too long", n.root, maxRoot)
 	}
 	for _, dir := range append([]string{"root", "state", "tmp", "s", "logs", "verifiers", "cni/bin", "cni/conf", "cdi", "opt"}, opts.HostsDirs...) {
 		if err := os.MkdirAll(filepath.Join(n.root, dir), 0o711); err != nil {
@@ -75,29 +75,29 @@ func New(opts Options) (*Node, error) {
 	return n, nil
 }
 
-// Options returns what the node was last started with.
+// Options returns the options of the node.
 func (n *Node) Options() Options { return n.opts }
 
-// Root is the directory of everything the node writes.
+// Root returns the directory of all files that the node writes.
 func (n *Node) Root() string { return n.root }
 
-// Path is a path below [Node.Root].
+// Path returns a path below [Node.Root].
 func (n *Node) Path(elem ...string) string {
 	return filepath.Join(append([]string{n.root}, elem...)...)
 }
 
-// Address is the socket that serves CRI and imagepin's control service: containerd's, or that of imagepin serve.
+// Address returns the socket of the CRI and of imagepin's control service: that of imagepin serve, or of containerd.
 func (n *Node) Address() string {
-	if _, beside := n.opts.binaries(); beside != "" {
+	if _, serve := n.opts.binaries(); serve != "" {
 		return n.Path("imagepin.sock")
 	}
 	return n.ContainerdAddress()
 }
 
-// ContainerdAddress is the socket of containerd.
+// ContainerdAddress returns the socket of containerd.
 func (n *Node) ContainerdAddress() string { return n.Path("containerd.sock") }
 
-// DebugAddress is the socket with the profiles of the process that imagepin is in.
+// DebugAddress returns the debug socket of the process of imagepin.
 func (n *Node) DebugAddress() string {
 	if n.Address() != n.ContainerdAddress() {
 		return n.Path("imagepin-debug.sock")
@@ -105,16 +105,16 @@ func (n *Node) DebugAddress() string {
 	return n.Path("debug.sock")
 }
 
-// Config is the path of the config.toml.
+// Config returns the path of the config.toml.
 func (n *Node) Config() string { return n.Path("config.toml") }
 
-// ServeConfig is the path of the configuration of imagepin serve.
+// ServeConfig returns the path of the configuration of imagepin serve.
 func (n *Node) ServeConfig() string { return n.Path("imagepin.toml") }
 
-// LogFile is the path of the log of containerd, and of imagepin serve, which goes on over restarts.
+// LogFile returns the path of the log of containerd and imagepin serve. Restarts append to it.
 func (n *Node) LogFile() string { return n.Path("containerd.log") }
 
-// Logs returns containerd's log so far.
+// Logs returns the log of containerd and imagepin serve.
 func (n *Node) Logs() string {
 	b, err := os.ReadFile(n.LogFile())
 	if err != nil {
@@ -123,7 +123,7 @@ func (n *Node) Logs() string {
 	return string(b)
 }
 
-// NodeKey is the file of the key that credentials are noted under.
+// NodeKey returns the path of the node's key for proofs.
 func (n *Node) NodeKey() string {
 	if n.Address() != n.ContainerdAddress() {
 		return n.Path("imagepin", "node.key")
@@ -131,10 +131,11 @@ func (n *Node) NodeKey() string {
 	return n.Path("root", "io.containerd.imagepin.v1.images", "node.key")
 }
 
-// VerifierDir is the bin_dir of image verifier plugins, empty at first.
+// VerifierDir returns the bin_dir of image verifier plugins. It is empty at first.
 func (n *Node) VerifierDir() string { return n.Path("verifiers") }
 
-// PID is the process ID of imagepin: of containerd, or of imagepin serve. It is 0 while that does not run.
+// PID returns the process ID of imagepin serve, or of containerd if the node has none. It is 0 while the process does
+// not run.
 func (n *Node) PID() int {
 	if p := n.main(); p != nil {
 		return p.cmd.Process.Pid
@@ -142,7 +143,7 @@ func (n *Node) PID() int {
 	return 0
 }
 
-// ContainerdPID is the process ID of containerd, 0 while it does not run.
+// ContainerdPID returns the process ID of containerd, or 0 while it does not run.
 func (n *Node) ContainerdPID() int {
 	if n.process == nil {
 		return 0
@@ -150,32 +151,33 @@ func (n *Node) ContainerdPID() int {
 	return n.process.cmd.Process.Pid
 }
 
-// main is the process that imagepin is in.
+// main returns the process of imagepin: imagepin serve, or containerd if the node has none.
 func (n *Node) main() *process {
-	if _, beside := n.opts.binaries(); beside != "" {
-		return n.beside
+	if _, serve := n.opts.binaries(); serve != "" {
+		return n.serve
 	}
 	return n.process
 }
 
-// Runtime is a client of the CRI RuntimeService.
+// Runtime returns a client of the CRI RuntimeService.
 func (n *Node) Runtime() cri.RuntimeServiceClient { return n.runtime }
 
-// Images is a client of the CRI ImageService.
+// Images returns a client of the CRI ImageService.
 func (n *Node) Images() cri.ImageServiceClient { return n.images }
 
-// Conn is the connection to the socket, for other services. It belongs to the node and lasts until the process ends.
+// Conn returns the connection to [Node.Address], for other services. The node closes it when it stops.
 func (n *Node) Conn() *grpc.ClientConn { return n.conn }
 
-// Client is a client of containerd whose default namespace is CRI's.
+// Client returns a client of containerd whose default namespace is that of the CRI.
 func (n *Node) Client() *containerd.Client { return n.client }
 
-// WriteHosts writes the hosts.toml of a registry host ("127.0.0.1:5000", "docker.io" or "_default") into the first of the hosts directories.
+// WriteHosts writes the hosts.toml of a registry host ("127.0.0.1:5000", "docker.io" or "_default") to the first hosts
+// directory.
 func (n *Node) WriteHosts(host, toml string) error {
 	return n.WriteHostsIn(n.opts.HostsDirs[0], host, toml)
 }
 
-// WriteHostsIn is [Node.WriteHosts] for another of the hosts directories.
+// WriteHostsIn is [Node.WriteHosts] for another hosts directory.
 func (n *Node) WriteHostsIn(dir, host, toml string) error {
 	d := n.Path(dir, host)
 	if err := os.MkdirAll(d, 0o755); err != nil {
@@ -184,7 +186,7 @@ func (n *Node) WriteHostsIn(dir, host, toml string) error {
 	return os.WriteFile(filepath.Join(d, "hosts.toml"), []byte(toml), 0o644)
 }
 
-// Mirror is the text of a hosts.toml: the mirrors (URLs) in their order, then the server itself.
+// Mirror returns a hosts.toml with a server and its mirrors (URLs), in their order.
 func Mirror(server string, mirrors ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "server = %q\n", server)

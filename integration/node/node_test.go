@@ -42,11 +42,11 @@ key_model = "{root}"`,
 	}
 	i := c.Plugins.Images
 	if i.Snapshotter != "overlayfs" || i.Downloads != 9 || i.Decrypt["key_model"] != "/r" || i.RuntimePlats["second"]["platform"] != "linux/arm64" {
-		t.Errorf("images: %+v", i)
+		t.Errorf("got images section %+v", i)
 	}
 	rt := c.Plugins.Runtime.Containerd.Runtimes
 	if len(rt) != 2 || rt["second"]["snapshotter"] != "native" || rt["second"]["disable_pause_image_pull"] != true {
-		t.Errorf("runtimes: %+v", rt)
+		t.Errorf("got runtimes %+v", rt)
 	}
 }
 
@@ -63,15 +63,15 @@ func TestSweepTakesDeadOwnersOnly(t *testing.T) {
 		}
 		return d
 	}
-	dead, living := dir(child.Process.Pid), dir(os.Getpid())
+	dead, running := dir(child.Process.Pid), dir(os.Getpid())
 	if err := Sweep(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dead); !os.IsNotExist(err) {
-		t.Errorf("the root of a dead process: %v", err)
+		t.Errorf("root of a dead process: got %v, want a removed root", err)
 	}
-	if _, err := os.Stat(living); err != nil {
-		t.Errorf("the root of a living process: %v", err)
+	if _, err := os.Stat(running); err != nil {
+		t.Errorf("root of a running process: got %v, want the root", err)
 	}
 }
 
@@ -84,9 +84,9 @@ func TestLongRootIsRefused(t *testing.T) {
 		}
 	}
 	if _, err := New(Options{Root: root, BinDir: bin}); err == nil || !strings.Contains(err.Error(), "longer than") {
-		t.Errorf("error: %v", err)
+		t.Errorf("got error %v, want one that contains \"longer than\"", err)
 	}
 	if _, err := os.Stat(root); !os.IsNotExist(err) {
-		t.Errorf("%s: %v", root, err)
+		t.Errorf("%s: got %v, want no such directory", root, err)
 	}
 }

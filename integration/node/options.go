@@ -14,7 +14,7 @@ import (
 const (
 	// Ours is containerd with imagepin.
 	Ours = "containerd"
-	// Stock is containerd of the same version without it.
+	// Stock is containerd of the same version without imagepin.
 	Stock = "containerd-stock"
 )
 
@@ -23,13 +23,13 @@ type Mode string
 
 // The modes.
 const (
-	// Plugin is within containerd.
+	// Plugin is imagepin as a plugin in containerd.
 	Plugin Mode = "plugin"
-	// Serve is beside a stock containerd, as `imagepin serve`.
+	// Serve is `imagepin serve` in front of a stock containerd.
 	Serve Mode = "serve"
 )
 
-// DefaultMode is the mode that the environment variable IMAGEPIN_MODE says, or else [Plugin].
+// DefaultMode returns the mode in the environment variable IMAGEPIN_MODE, or [Plugin] if it is empty.
 func DefaultMode() Mode {
 	if m := os.Getenv("IMAGEPIN_MODE"); m != "" {
 		return Mode(m)
@@ -37,65 +37,69 @@ func DefaultMode() Mode {
 	return Plugin
 }
 
-// Namespace is the containerd namespace of CRI.
+// Namespace is the containerd namespace of the CRI.
 const Namespace = "k8s.io"
 
 // DefaultHandler is the runtime handler of pods that name none.
 const DefaultHandler = "runc"
 
-// maxRoot is the longest root: the socket of a shim below it must fit into a socket address (see containerd's socket_dir).
+// maxRoot is the maximum length of a root: the path of a shim's socket below it must fit into a socket address (see
+// containerd's socket_dir).
 const maxRoot = 40
 
-// Handler is a runtime handler: runc under another name, with the snapshotter and the platform given.
+// Handler is a runtime handler for runc.
 type Handler struct {
 	Name        string
-	Snapshotter string // empty: the default one
-	Platform    string // empty: none configured, which means the node's
+	Snapshotter string // empty means the default snapshotter
+	Platform    string // empty means none in the configuration, so that it is the node's
 	// Extra is TOML for the handler's table, such as `disable_pause_image_pull = true`.
 	Extra string
 }
 
-// Options say what containerd to run and how. The zero value is ours with one handler, runc on overlayfs.
+// Options are the options of a node. The zero value means [Ours] with one handler, runc on overlayfs.
 type Options struct {
 	// Mode is where imagepin runs; empty means [DefaultMode].
 	Mode Mode
-	// Binary is a name in BinDir or a path; empty means [Ours]. In mode [Serve], ours is stock with "imagepin serve"
-	// beside it, and a variant of ours ("containerd-race") stock with that variant of imagepin ("imagepin-race").
+	// Binary is a name in BinDir or a path. Empty means [Ours]. In mode [Serve], Ours stands for stock containerd with
+	// imagepin serve, and a variant of Ours such as "containerd-race" for stock containerd with the same variant of
+	// imagepin ("imagepin-race").
 	Binary string
-	// BinDir is where the binaries are; empty means [BinDir]().
+	// BinDir is the directory of the binaries. Empty means [BinDir]().
 	BinDir string
-	// Root is the directory for everything the node writes, at most 40 bytes long. Empty means a new temporary one, which
-	// Close removes; a given one stays.
+	// Root is the directory of all files that the node writes. Its path has at most 40 bytes. Empty means a new
+	// temporary directory, which Close removes.
 	Root string
-	// Handlers beside runc. One with the name runc changes that.
+	// Handlers are the handlers in addition to runc. A handler named runc replaces it.
 	Handlers []Handler
-	// Snapshotter is the default one; empty means overlayfs.
+	// Snapshotter is the default snapshotter. Empty means overlayfs.
 	Snapshotter string
-	// DiscardUnpackedLayers as in CRI's image configuration.
+	// DiscardUnpackedLayers is discard_unpacked_layers in the CRI's image configuration.
 	DiscardUnpackedLayers bool
 	// SandboxImage is the reference of the pause image.
 	SandboxImage string
-	// HostsDirs are the roots of hosts.toml, below Root, in the order of config_path. Empty means one, "certs.d".
+	// HostsDirs are the hosts directories below Root, in the order of config_path. Empty means "certs.d".
 	HostsDirs []string
-	// StatsCollectPeriod is in seconds; 0 leaves containerd's own default.
+	// StatsCollectPeriod is in seconds. 0 means containerd's default.
 	StatsCollectPeriod int
-	// DisabledPlugins by their full names.
+	// DisabledPlugins are the full names of disabled plugins.
 	DisabledPlugins []string
-	// Extra is TOML (configuration version 3) that is merged over what the options give; "{root}" in it is the node's root.
+	// Extra is TOML (configuration version 3) that overrides the configuration from the options. "{root}" in it stands
+	// for the node's root.
 	Extra string
-	// ServeExtra is TOML that is merged over the configuration of imagepin serve; "{root}" in it is the node's root.
+	// ServeExtra is TOML that overrides the configuration of imagepin serve. "{root}" in it stands for the node's root.
 	ServeExtra string
-	// Env is added to containerd's environment, and to that of imagepin serve.
+	// Env is added to the environment of containerd and imagepin serve.
 	Env []string
-	// LogLevel of containerd; empty means debug.
+	// LogLevel is the log level of containerd and imagepin serve. Empty means debug.
 	LogLevel string
-	// NoPods says that no pod will run, so that runc may be missing.
+	// NoPods means that no pod runs, so that runc is not needed.
 	NoPods bool
-	// StartTimeout is how long CRI may take until it answers; 0 means a minute.
+	// StartTimeout is the time in which the CRI must be ready. 0 means a minute.
 	StartTimeout time.Duration
 }
 
-// BinDir is where the binaries under test are: the environment variable IMAGEPIN_BIN, or bin in this repository.
+// BinDir returns the directory of the binaries under test: the environment variable IMAGEPIN_BIN, or bin in this
+// repository.
 func BinDir() string {
 	if dir := os.Getenv("IMAGEPIN_BIN"); dir != "" {
 		return dir
@@ -113,12 +117,12 @@ func BinDir() string {
 	return "bin"
 }
 
-// Check says what of the parts that a node needs is missing here, and how to get it; nil means that all is there.
+// Check returns an error if something that a node needs is missing. The error says how to get it.
 func Check(opts Options) error {
 	opts = opts.withDefaults()
 	var missing []string
-	containerd, beside := opts.binaries()
-	for _, name := range []string{containerd, beside, "containerd-shim-runc-v2", "runc", "ctr"} {
+	containerd, serve := opts.binaries()
+	for _, name := range []string{containerd, serve, "containerd-shim-runc-v2", "runc", "ctr"} {
 		if name == "" || name == "runc" && opts.NoPods {
 			continue
 		}
@@ -160,8 +164,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// binaries are those of containerd and of imagepin serve beside it, which is empty where there is none.
-func (o Options) binaries() (containerd, beside string) {
+// binaries returns the binary of containerd and that of imagepin serve, which is empty if the node has none.
+func (o Options) binaries() (containerd, serve string) {
 	variant, ours := strings.CutPrefix(o.Binary, Ours)
 	if o.Mode != Serve || o.Binary == Stock || !ours {
 		return o.Binary, ""

@@ -14,29 +14,29 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// SeenAnnotation is the annotation that kubelet puts on every pod, with another value for each.
+// SeenAnnotation is the annotation that kubelet sets on every pod, with a different value for each.
 const SeenAnnotation = "kubernetes.io/config.seen"
 
-// PodOptions say what pod to run. The zero value is one for the default handler with a name and UID of its own.
+// PodOptions are the options of a pod. The zero value means the default handler and a unique name and UID.
 type PodOptions struct {
 	Name      string
 	Namespace string // empty means default
 	UID       string
 	Handler   string
 	Labels    map[string]string
-	// Annotations are added to [SeenAnnotation], which every pod has, as from kubelet, and which they may replace.
+	// Annotations are added to [SeenAnnotation], and can replace it.
 	Annotations map[string]string
 }
 
-// Pod is a pod sandbox that runs.
+// Pod is a running pod sandbox.
 type Pod struct {
 	ID      string
 	Handler string
-	// Config is what RunPodSandbox got; PullImage and CreateContainer want it too.
+	// Config is the configuration in the RunPodSandbox call. PullImage and CreateContainer need it too.
 	Config *cri.PodSandboxConfig
 }
 
-// PodConfig makes the sandbox configuration of a pod as kubelet does, on the host's network.
+// PodConfig returns the sandbox configuration of a pod, as kubelet creates it, on the host's network.
 func (n *Node) PodConfig(opts PodOptions) *cri.PodSandboxConfig {
 	seq := int(n.names.Add(1))
 	if opts.Name == "" {
@@ -88,7 +88,7 @@ func (n *Node) RemovePod(ctx context.Context, p *Pod) error {
 	return nil
 }
 
-// RemovePods stops and removes every pod that CRI lists.
+// RemovePods stops and removes every pod that the CRI lists.
 func (n *Node) RemovePods(ctx context.Context) error {
 	res, err := n.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -101,24 +101,24 @@ func (n *Node) RemovePods(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ContainerOptions say what container to run.
+// ContainerOptions are the options of a container.
 type ContainerOptions struct {
-	Name string // empty: a new one
-	// Image is what CreateContainer gets: kubelet sends an image ID, crictl also a reference.
+	Name string // empty means a unique name
+	// Image is the image in the CreateContainer call. kubelet sends an image ID, crictl can also send a reference.
 	Image string
 	// UserImage is the reference in the pod's spec (user_specified_image).
 	UserImage string
-	// Handler of the image spec; kubelet sends none here.
+	// Handler is the handler in the image spec. kubelet does not send it.
 	Handler string
 	Args    []string
 	Env     map[string]string
 	Mounts  []*cri.Mount
-	// RunAsUser or RunAsUsername replaces the image's user; nil and empty leave it.
+	// RunAsUser or RunAsUsername, if set, replaces the image's user.
 	RunAsUser     *int64
 	RunAsUsername string
 }
 
-// Container is a container that was created.
+// Container is a created container.
 type Container struct {
 	ID     string
 	Pod    *Pod
@@ -127,7 +127,7 @@ type Container struct {
 	node   *Node
 }
 
-// ContainerConfig makes the configuration of a container.
+// ContainerConfig returns the configuration of a container.
 func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
 	if opts.Name == "" {
 		opts.Name = "container-" + strconv.Itoa(int(n.names.Add(1)))
@@ -176,7 +176,7 @@ func (n *Node) RunContainer(ctx context.Context, p *Pod, opts ContainerOptions) 
 	return c, lines[0], nil
 }
 
-// Run runs one container of an image in a pod of its own, removes both, and returns the line it printed.
+// Run runs one container in a new pod, removes both, and returns the first line that the container prints.
 func (n *Node) Run(ctx context.Context, handler string, opts ContainerOptions) (string, error) {
 	p, err := n.RunPod(ctx, PodOptions{Handler: handler})
 	if err != nil {
@@ -186,8 +186,8 @@ func (n *Node) Run(ctx context.Context, handler string, opts ContainerOptions) (
 	return line, errors.Join(err, n.RemovePod(ctx, p))
 }
 
-// Output waits until the container has printed at least so many lines and returns all of them. It fails if the container
-// exits before.
+// Output waits until the container has printed at least the given number of lines, and returns all its lines. It fails
+// if the container exits before.
 func (c *Container) Output(ctx context.Context, atLeast int) ([]string, error) {
 	exited := false
 	for {
@@ -199,13 +199,13 @@ func (c *Container) Output(ctx context.Context, atLeast int) ([]string, error) {
 			return lines, nil
 		}
 		if exited {
-			return lines, fmt.Errorf("container %s exited after %d lines, not %d: %q", c.Config.Metadata.Name, len(lines), atLeast, lines)
+			return lines, fmt.Errorf("container %s exited after %d lines, want %d: %q", c.Config.Metadata.Name, len(lines), atLeast, lines)
 		}
 		status, err := c.Status(ctx)
 		if err != nil {
 			return lines, err
 		}
-		// Its last lines may have come since the log was read, so that it is read once more.
+		// Read the log once more, because the container may have printed its last lines since.
 		exited = status.State == cri.ContainerState_CONTAINER_EXITED
 		if exited {
 			continue
@@ -236,7 +236,8 @@ func (c *Container) Remove(ctx context.Context) error {
 	return nil
 }
 
-// readLog reads the complete lines of standard output and error from a log in CRI's format: time, stream, P or F, text.
+// readLog reads the complete lines of standard output and error from a log in the CRI's format: time, stream, P or F,
+// text.
 func readLog(path string) ([]string, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -258,7 +259,7 @@ func readLog(path string) ([]string, error) {
 	return lines, nil
 }
 
-// pause is the interval of polling: short, because what is waited for takes milliseconds.
+// pause waits for the polling interval. It is short, because the calls that tests wait for take milliseconds.
 func pause(ctx context.Context) error {
 	t := time.NewTimer(3 * time.Millisecond)
 	defer t.Stop()
@@ -270,21 +271,21 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// PullOptions say more about a pull than its reference.
+// PullOptions are the options of a pull.
 type PullOptions struct {
 	Handler     string
 	Annotations map[string]string
 	Auth        *cri.AuthConfig
-	// Pod is for whom the image is pulled: its sandbox configuration is sent along.
+	// Pod is the pod that the image is pulled for. The call has its sandbox configuration.
 	Pod *Pod
 }
 
-// Pull pulls an image through CRI for a handler (empty: none is sent) and returns the image ID.
+// Pull pulls an image for a handler through the CRI and returns the image ID. If handler is empty, the call has none.
 func (n *Node) Pull(ctx context.Context, ref, handler string) (string, error) {
 	return n.PullWith(ctx, ref, PullOptions{Handler: handler})
 }
 
-// PullWith is [Node.Pull] with all that can be said.
+// PullWith is [Node.Pull] with options.
 func (n *Node) PullWith(ctx context.Context, ref string, opts PullOptions) (string, error) {
 	req := &cri.PullImageRequest{
 		Image: &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref, RuntimeHandler: opts.Handler, Annotations: opts.Annotations},
@@ -300,7 +301,7 @@ func (n *Node) PullWith(ctx context.Context, ref string, opts PullOptions) (stri
 	return res.ImageRef, nil
 }
 
-// ImageStatus asks CRI for an image; nil means that it is not there.
+// ImageStatus returns an image from the CRI, or nil if it is absent.
 func (n *Node) ImageStatus(ctx context.Context, ref, handler string) (*cri.Image, error) {
 	res, err := n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}})
 	if err != nil {
@@ -309,7 +310,7 @@ func (n *Node) ImageStatus(ctx context.Context, ref, handler string) (*cri.Image
 	return res.Image, nil
 }
 
-// ListImages lists CRI's images.
+// ListImages returns the images that the CRI lists.
 func (n *Node) ListImages(ctx context.Context) ([]*cri.Image, error) {
 	res, err := n.images.ListImages(ctx, &cri.ListImagesRequest{})
 	if err != nil {
@@ -318,7 +319,7 @@ func (n *Node) ListImages(ctx context.Context) ([]*cri.Image, error) {
 	return res.Images, nil
 }
 
-// RemoveImage removes an image through CRI.
+// RemoveImage removes an image through the CRI.
 func (n *Node) RemoveImage(ctx context.Context, ref, handler string) error {
 	_, err := n.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}})
 	return err

@@ -23,7 +23,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Start runs containerd on the node's root and waits until CRI is ready. It is an error if it runs already.
+// Start starts the node on its root and waits until the CRI is ready. It fails if the node is running.
 func (n *Node) Start(ctx context.Context) error {
 	if err := n.Launch(ctx); err != nil {
 		return err
@@ -31,11 +31,11 @@ func (n *Node) Start(ctx context.Context) error {
 	return n.WaitReady(ctx)
 }
 
-// Launch starts what the node runs and the clients and does not wait until it is ready. After [Node.Crash] a containerd beside
-// which imagepin was killed still runs, and stays.
+// Launch starts the node's processes and clients and does not wait until they are ready. If containerd still runs, as
+// after a [Node.Crash] of imagepin serve, Launch starts only imagepin serve.
 func (n *Node) Launch(ctx context.Context) error {
 	if n.main() != nil {
-		return errors.New("containerd runs already")
+		return errors.New("the node is already running")
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -55,21 +55,21 @@ func (n *Node) Launch(ctx context.Context) error {
 	return nil
 }
 
-// Prepare changes the options, unless change is nil, writes the configurations and makes the clients. It starts nothing, and what
-// runs reads nothing of it by itself.
+// Prepare changes the options, unless change is nil, writes the configuration files and creates the clients. It does
+// not start or reload processes.
 func (n *Node) Prepare(change func(*Options)) error {
 	if change != nil {
 		change(&n.opts)
 		n.opts = n.opts.withDefaults()
 	}
-	config, beside, err := n.opts.configs(n.root)
+	config, serve, err := n.opts.configs(n.root)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(n.Config(), config, 0o644); err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.ServeConfig(), beside, 0o644); err != nil {
+	if err := os.WriteFile(n.ServeConfig(), serve, 0o644); err != nil {
 		return err
 	}
 	if n.conn != nil {
@@ -78,17 +78,19 @@ func (n *Node) Prepare(change func(*Options)) error {
 	return n.connect()
 }
 
-// StartContainerd starts containerd alone, as it was last prepared, and does not wait.
+// StartContainerd starts only containerd, with the configuration of the last [Node.Prepare], and does not wait until it
+// is ready.
 func (n *Node) StartContainerd() (err error) {
 	binary, _ := n.opts.binaries()
 	n.process, err = launch(n, n.ContainerdAddress(), binary, "--config", n.Config())
 	return err
 }
 
-// StartServe starts imagepin serve alone, as it was last prepared, and does not wait. Where the node has none it does nothing.
+// StartServe starts only imagepin serve, with the configuration of the last [Node.Prepare], and does not wait until it
+// is ready. If the node has no imagepin serve, it does nothing.
 func (n *Node) StartServe() (err error) {
 	if _, binary := n.opts.binaries(); binary != "" {
-		n.beside, err = launch(n, n.Address(), binary, "serve", "--config", n.ServeConfig())
+		n.serve, err = launch(n, n.Address(), binary, "serve", "--config", n.ServeConfig())
 	}
 	return err
 }
@@ -97,13 +99,13 @@ func (n *Node) connect() (err error) {
 	if n.conn, err = dial(n.Address()); err != nil {
 		return err
 	}
-	n.behind = n.conn
+	n.upstream = n.conn
 	if n.Address() != n.ContainerdAddress() {
-		if n.behind, err = dial(n.ContainerdAddress()); err != nil {
+		if n.upstream, err = dial(n.ContainerdAddress()); err != nil {
 			return err
 		}
 	}
-	n.client, err = containerd.NewWithConn(n.behind, containerd.WithDefaultNamespace(Namespace))
+	n.client, err = containerd.NewWithConn(n.upstream, containerd.WithDefaultNamespace(Namespace))
 	n.runtime, n.images = cri.NewRuntimeServiceClient(n.conn), cri.NewImageServiceClient(n.conn)
 	return err
 }
@@ -114,20 +116,20 @@ func dial(address string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.MaxCallSendMsgSize(16<<20)))
 }
 
-// WaitReady waits until the CRI service is ready; it fails early if containerd exits. The error ends with containerd's last words.
+// WaitReady waits until the CRI is ready. It fails early if a process exits. The error has the end of the log.
 func (n *Node) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.opts.StartTimeout, fmt.Errorf("containerd was not ready in %s", n.opts.StartTimeout))
 	defer cancel()
 	p := n.main()
 	if p == nil || n.process == nil {
-		return errors.New("containerd does not run")
+		return errors.New("the node is not running")
 	}
 	var last error
 	for {
 		if last = n.ready(ctx); last == nil {
 			return nil
 		}
-		// Nothing announces readiness (no systemd here), so it is asked for.
+		// Without systemd, the processes do not notify that they are ready.
 		t := time.NewTimer(5 * time.Millisecond)
 		select {
 		case <-t.C:
@@ -144,7 +146,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	}
 }
 
-// exited ends what is left of a node of which a process has exited.
+// exited kills the processes of a node after one has exited, and returns an error.
 func (n *Node) exited(p *process) error {
 	err := fmt.Errorf("%s exited while starting: %v\n%s", filepath.Base(p.cmd.Path), p.err, n.logTail())
 	return errors.Join(err, n.Kill9())
@@ -158,9 +160,9 @@ func (n *Node) ready(ctx context.Context) error {
 		return err
 	}
 	_ = c.Close()
-	// Before the socket is there, gRPC would back off for a second and more.
+	// If gRPC has failed to connect before, it would wait for a second or more.
 	n.conn.ResetConnectBackoff()
-	n.behind.ResetConnectBackoff()
+	n.upstream.ResetConnectBackoff()
 	if _, err := n.runtime.Version(ctx, &cri.VersionRequest{}); err != nil {
 		return err
 	}
@@ -184,11 +186,11 @@ func (n *Node) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-25):], "\n")
 }
 
-// Kill9 kills containerd, and imagepin serve before it, at once with SIGKILL, and waits until they are gone. Shims and
-// containers go on.
+// Kill9 kills imagepin serve and then containerd with SIGKILL, and waits until they have exited. Shims and containers
+// keep running.
 func (n *Node) Kill9() error { return n.end(syscall.SIGKILL) }
 
-// Crash kills the process that imagepin is in, at once with SIGKILL, and waits until it is gone. [Node.Start] starts it again.
+// Crash kills the process of imagepin with SIGKILL and waits until it has exited. [Node.Start] starts it again.
 func (n *Node) Crash() error {
 	if n.main() != n.process {
 		return n.EndServe(syscall.SIGKILL)
@@ -196,23 +198,24 @@ func (n *Node) Crash() error {
 	return n.Kill9()
 }
 
-// Stop ends containerd, and imagepin serve before it, with SIGTERM, and waits until they are gone. Shims and containers go on.
+// Stop stops imagepin serve and then containerd with SIGTERM, and waits until they have exited. Shims and containers
+// keep running.
 func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
 
 func (n *Node) end(sig syscall.Signal) error {
 	err := errors.Join(n.EndServe(sig), n.EndContainerd(sig))
-	n.closed()
+	n.reset()
 	return err
 }
 
-// EndServe ends imagepin serve alone and waits until it is gone. The clients stay.
+// EndServe sends a signal to imagepin serve and waits until it has exited. The clients stay open.
 func (n *Node) EndServe(sig syscall.Signal) error {
-	p := n.beside
-	n.beside = nil
+	p := n.serve
+	n.serve = nil
 	return p.end(sig)
 }
 
-// EndContainerd ends containerd alone and waits until it is gone. The clients stay.
+// EndContainerd sends a signal to containerd and waits until it has exited. The clients stay open.
 func (n *Node) EndContainerd(sig syscall.Signal) error {
 	p := n.process
 	n.process = nil
@@ -220,9 +223,9 @@ func (n *Node) EndContainerd(sig syscall.Signal) error {
 }
 
 // SignalServe sends a signal to imagepin serve.
-func (n *Node) SignalServe(sig syscall.Signal) error { return n.beside.cmd.Process.Signal(sig) }
+func (n *Node) SignalServe(sig syscall.Signal) error { return n.serve.cmd.Process.Signal(sig) }
 
-// end ends a process, if there is one.
+// end sends a signal to a process and waits until it has exited. If p is nil, it does nothing.
 func (p *process) end(sig syscall.Signal) error {
 	if p == nil {
 		return nil
@@ -238,27 +241,27 @@ func (p *process) end(sig syscall.Signal) error {
 	case <-t.C:
 		_ = p.cmd.Process.Kill()
 		<-p.done
-		err = errors.Join(err, fmt.Errorf("%s did not end within 30s of %s", filepath.Base(p.cmd.Path), sig))
+		err = errors.Join(err, fmt.Errorf("%s did not exit within 30s of %s", filepath.Base(p.cmd.Path), sig))
 	}
 	return err
 }
 
-// closed forgets the processes and their clients.
-func (n *Node) closed() {
-	for _, conn := range []*grpc.ClientConn{n.conn, n.behind} {
+// reset closes the clients and clears the fields of processes and clients.
+func (n *Node) reset() {
+	for _, conn := range []*grpc.ClientConn{n.conn, n.upstream} {
 		if conn != nil {
 			_ = conn.Close()
 		}
 	}
-	n.process, n.beside = nil, nil
-	n.conn, n.behind, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
+	n.process, n.serve = nil, nil
+	n.conn, n.upstream, n.client, n.runtime, n.images = nil, nil, nil, nil, nil
 }
 
-// Wait waits until the process that imagepin is in exits by itself and returns how.
+// Wait waits until the process of imagepin exits by itself and returns its error.
 func (n *Node) Wait(ctx context.Context) error {
 	p := n.main()
 	if p == nil {
-		return errors.New("containerd does not run")
+		return errors.New("the node is not running")
 	}
 	select {
 	case <-p.done:
@@ -268,8 +271,8 @@ func (n *Node) Wait(ctx context.Context) error {
 	}
 }
 
-// Restart stops containerd if it runs (SIGTERM; call [Node.Kill9] before for a crash), changes the options, and starts it
-// again on the same root. Change may be nil.
+// Restart stops the node with SIGTERM if it runs, changes the options, unless change is nil, and starts the node again
+// on the same root. To restart after a crash, call [Node.Kill9] before.
 func (n *Node) Restart(ctx context.Context, change func(*Options)) error {
 	if err := n.Stop(); err != nil {
 		return err
@@ -284,7 +287,8 @@ func (n *Node) Restart(ctx context.Context, change func(*Options)) error {
 	return n.Start(ctx)
 }
 
-// Ctr runs ctr on this node, with its environment and in CRI's namespace unless the arguments name another, and returns its output.
+// Ctr runs ctr with the environment of the node and returns its output. The namespace is that of the CRI, unless the
+// arguments name another.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, n.opts.binary("ctr"), append([]string{"--address", n.ContainerdAddress(), "--namespace", Namespace}, args...)...)
 	cmd.Env = append(os.Environ(), n.opts.Env...)
@@ -296,21 +300,21 @@ func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// process is one that runs.
+// process is a running process.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // set when done is closed
 }
 
-// launch runs a binary that serves a socket.
+// launch starts a binary that serves a socket.
 func launch(n *Node, socket, binary string, args ...string) (*process, error) {
 	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// The socket of a killed process would look like a server that refuses.
+	// Connections to the socket of a killed process would be refused.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -319,12 +323,13 @@ func launch(n *Node, socket, binary string, args ...string) (*process, error) {
 	cmd.Dir = n.root
 	cmd.Env = append(os.Environ(), "PATH="+n.opts.BinDir+":"+os.Getenv("PATH"), "TMPDIR="+n.Path("tmp"))
 	cmd.Env = append(cmd.Env, n.opts.Env...)
-	// A group of its own keeps Ctrl-C for the caller, who cleans up; and it must not outlive a caller that is killed.
+	// In its own process group, the process does not get Ctrl-C, so that the caller can clean up. It exits if the
+	// caller is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The death signal is tied to the thread that started the process, so that thread waits for it.
+		// The process gets the death signal if the thread that started it exits, so this thread waits for the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -337,7 +342,7 @@ func launch(n *Node, socket, binary string, args ...string) (*process, error) {
 	return p, <-started
 }
 
-// LogOffset and LogsSince let a test look at what containerd logs from some moment on.
+// LogOffset returns the end of the log, as an offset for [Node.LogsSince].
 func (n *Node) LogOffset() int64 {
 	fi, err := os.Stat(n.LogFile())
 	if err != nil {
@@ -346,7 +351,7 @@ func (n *Node) LogOffset() int64 {
 	return fi.Size()
 }
 
-// LogsSince is the log from an offset on.
+// LogsSince returns the log from an offset.
 func (n *Node) LogsSince(offset int64) string {
 	f, err := os.Open(n.LogFile())
 	if err != nil {
@@ -374,5 +379,5 @@ var capSysResource = sync.OnceValue(func() bool {
 	return true
 })
 
-// RestrictsOOMScore says that this machine grants no CAP_SYS_RESOURCE, so that nodes run with restrict_oom_score_adj.
+// RestrictsOOMScore reports whether CAP_SYS_RESOURCE is missing, so that nodes run with restrict_oom_score_adj.
 func RestrictsOOMScore() bool { return !capSysResource() }

@@ -16,18 +16,19 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// State is what containerd's metadata holds, in all namespaces. Keys begin with the namespace: "k8s.io/…".
+// State is the content of containerd's metadata in all namespaces. The keys of its maps begin with the namespace:
+// "k8s.io/…".
 type State struct {
 	Images    map[string]images.Image   // by namespace/name
 	Content   map[string]content.Info   // by namespace/digest
 	Ingests   map[string]content.Status // by namespace/reference
 	Snapshots map[string]snapshots.Info // by namespace/snapshotter/name
 	Leases    map[string]leases.Lease   // by namespace/ID
-	// LeaseResources are what each lease holds, "type id", sorted.
+	// LeaseResources are the sorted resources of each lease, as "type id".
 	LeaseResources map[string][]string
 }
 
-// Snapshotters are the snapshotters of this containerd that work here.
+// Snapshotters returns the snapshotters that containerd has loaded without an error.
 func (n *Node) Snapshotters(ctx context.Context) ([]string, error) {
 	res, err := n.client.IntrospectionService().Plugins(ctx, "type=="+string(plugins.SnapshotPlugin))
 	if err != nil {
@@ -104,7 +105,7 @@ func (n *Node) readState(ctx context.Context, s *State, ns string, snapshotters 
 	for _, l := range held {
 		resources, err := manager.ListResources(ctx, l)
 		if errdefs.IsNotFound(err) {
-			continue // it was deleted since it was listed
+			continue // the lease was deleted after it was listed
 		}
 		if err != nil {
 			return err
@@ -118,10 +119,10 @@ func (n *Node) readState(ctx context.Context, s *State, ns string, snapshotters 
 	return nil
 }
 
-// Empty says that there are no images, no content, no snapshots and no leases.
+// Empty reports whether there are no images, content, ingests, snapshots and leases.
 func (s *State) Empty() bool { return len(s.Lines()) == 0 }
 
-// SnapshotsOf are the names of a snapshotter's snapshots in CRI's namespace, sorted.
+// SnapshotsOf returns the sorted names of a snapshotter's snapshots in the CRI's namespace.
 func (s *State) SnapshotsOf(snapshotter string) []string {
 	var names []string
 	for key := range s.Snapshots {
@@ -133,7 +134,7 @@ func (s *State) SnapshotsOf(snapshotter string) []string {
 	return names
 }
 
-// Lines writes the state as sorted lines, without what changes by itself (times).
+// Lines returns the state as sorted lines, without times.
 func (s *State) Lines() []string {
 	var out []string
 	for key, i := range s.Images {
@@ -163,7 +164,7 @@ func labels(m map[string]string) string {
 	return b.String()
 }
 
-// Diff says what is in after and not in before ("+ …") and the other way round ("- …"), labels included. Empty means the same.
+// Diff returns the lines that only before has ("- …") and that only after has ("+ …"). It is empty if they are equal.
 func Diff(before, after *State) string {
 	a, b := before.Lines(), after.Lines()
 	var out strings.Builder
@@ -180,7 +181,7 @@ func Diff(before, after *State) string {
 	return out.String()
 }
 
-// GC runs containerd's garbage collector and waits for it.
+// GC runs containerd's garbage collector and waits until it is done.
 func (n *Node) GC(ctx context.Context) error {
 	ctx = namespaces.WithNamespace(ctx, Namespace)
 	manager := n.client.LeasesService()

@@ -6,13 +6,13 @@ import (
 	"os"
 )
 
-// MetadataWrites is how many transactions have been committed to containerd's metadata database: each is at least one sync to disk.
-// It stands in the database's two meta pages, of which the newer one counts (go.etcd.io/bbolt/internal/common/meta.go).
+// MetadataWrites returns the number of transactions committed to containerd's metadata database. Each is at least one
+// sync to disk. The number is in the newer of the database's two meta pages (go.etcd.io/bbolt/internal/common/meta.go).
 func (n *Node) MetadataWrites() (uint64, error) {
 	const (
-		header, fields = 16, 64 // bytes of a page before its meta, and of that
+		header, fields = 16, 64 // sizes of a page's header and of its meta
 		magic          = 0xED0CDAED
-		pageSize, txid = 8, 48 // where they stand in a meta
+		pageSize, txid = 8, 48 // offsets in a meta
 	)
 	f, err := os.Open(n.Path("root", "io.containerd.metadata.v1.bolt", "meta.db"))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// spanCollector is an OpenTelemetry collector that keeps the spans it gets.
+// spanCollector is an OpenTelemetry collector that keeps the spans that it receives.
 type spanCollector struct {
 	t      *testing.T
 	server *httptest.Server
@@ -32,7 +32,7 @@ func newSpanCollector(t *testing.T) *spanCollector {
 	return c
 }
 
-// env makes containerd send its spans here, and soon.
+// env returns the environment in which containerd sends its spans to the collector every 20 ms.
 func (c *spanCollector) env() []string {
 	return []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.server.URL, "OTEL_BSP_SCHEDULE_DELAY=20"}
 }
@@ -58,7 +58,7 @@ func (c *spanCollector) collect(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// trace gives the spans of a trace by what they are called by: the names of all spans above them and their own, joined by " > ".
+// trace returns the spans of a trace by path: the names of the spans above and of the span itself, joined by " > ".
 func (c *spanCollector) trace(id string) map[string][]*otlp.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,7 +81,7 @@ func (c *spanCollector) trace(id string) map[string][]*otlp.Span {
 	return all
 }
 
-// attribute gives what a span says under a name.
+// attribute returns the string value of an attribute of a span, or "".
 func attribute(s *otlp.Span, name string) string {
 	for _, a := range s.GetAttributes() {
 		if a.GetKey() == name {

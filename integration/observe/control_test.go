@@ -16,7 +16,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestControlImages lists and inspects what is on the node.
+// TestControlImages lists and inspects the images of a node.
 func TestControlImages(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -39,7 +39,7 @@ func TestControlImages(t *testing.T) {
 				got = append(got, k.Ref+" "+k.Target.Platform+" "+k.Target.Snapshotter)
 			}
 			if k.Manifest == "" || k.ImageId == "" || k.ChainId == "" || k.Size == 0 || k.Source != "pull" || k.Host != r.Reg.Host() || k.ReadyAt.AsTime().IsZero() || len(k.Handlers) == 0 {
-				t.Errorf("a key lacks something: %v", k)
+				t.Errorf("incomplete key: %v", k)
 			}
 		}
 		slices.Sort(got)
@@ -48,7 +48,7 @@ func TestControlImages(t *testing.T) {
 	want := func(got []string, keys ...string) {
 		t.Helper()
 		if !slices.Equal(got, keys) {
-			t.Errorf("the keys are %q, not %q", got, keys)
+			t.Errorf("got keys %q, want %q", got, keys)
 		}
 	}
 	tool, app, arm := free+" "+host+" native", ref+" "+host+" overlayfs", ref+" linux/arm64 overlayfs"
@@ -68,17 +68,17 @@ func TestControlImages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.ContainsFunc(resp.Keys, func(k *api.Key) bool { return k.Ref == ref && k.ImageId == id && k.Root.Digest == d && k.Pin == "node" }) {
-			t.Errorf("inspecting %s gives %v", name, resp.Keys)
+			t.Errorf("Inspect %s: got %v", name, resp.Keys)
 		}
 		if name == ref && (len(resp.Keys) != 2 || len(resp.Pins) != 1 || resp.Pins[0].Root.Digest != d || resp.Rule.GetVersionConsistency() != "node" || resp.Rule.GetMatch() != "**/node/**") {
-			t.Errorf("inspecting %s gives %v", name, resp)
+			t.Errorf("Inspect %s: got %v", name, resp)
 		}
 	}
 	_, err := r.Control().Inspect(r.Ctx, &api.InspectRequest{Ref: r.Reg.Ref("never:v1")})
 	testkit.WantCode(t, err, codes.NotFound, "never:v1")
 }
 
-// TestControlResolve says what a pull would do and why, and does nothing of it.
+// TestControlResolve checks that Resolve returns what a pull would do and why, and that it changes nothing.
 func TestControlResolve(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules + testkit.BehaviorRules[strings.Index(testkit.BehaviorRules, "[["):], Handlers: testkit.OtherTargets})
@@ -92,13 +92,13 @@ func TestControlResolve(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.WantRequests("a dry run", requests...)
+		r.WantRequests("Resolve", requests...)
 		if d := node.Diff(before, testkit.State(t, r.Node)); d != "" {
-			t.Errorf("a dry run has changed:\n%s", d)
+			t.Errorf("Resolve changed the node's state:\n%s", d)
 		}
 		return resp
 	}
-	what := func(resp *api.ResolveResponse) (kinds []string) {
+	missing := func(resp *api.ResolveResponse) (kinds []string) {
 		for _, m := range resp.Missing {
 			kinds = append(kinds, m.What)
 		}
@@ -106,39 +106,39 @@ func TestControlResolve(t *testing.T) {
 	}
 	got := resolve(&api.ResolveRequest{Ref: ref}, "HEAD manifest")
 	if got.Root.GetDigest() != old || got.Pin != nil || got.Ready || got.Host != r.Reg.Host() || got.Rule.GetMatch() != "**/node/**" ||
-		!strings.Contains(got.Why, "a pull would pin it") || !slices.Equal(what(got), []string{"index"}) {
-		t.Errorf("of what was never here: %v", got)
+		!strings.Contains(got.Why, "a pull would pin it") || !slices.Equal(missing(got), []string{"index"}) {
+		t.Errorf("image that was never pulled: got %v", got)
 	}
 	r.MustPull(ref, "")
 	moved := r.Version("node/app:v1", "moved")
 	got = resolve(&api.ResolveRequest{Ref: ref}, "HEAD manifest")
 	if got.Root.GetDigest() != old || got.Registry.GetDigest() != moved || got.Pin.GetScope() != "node" || got.Pin.GetDrift() != nil || !got.Ready ||
 		!strings.Contains(got.Why, "pinned in scope node since") || len(got.Missing) != 0 || got.Manifest == "" {
-		t.Errorf("of what is pinned: %v", got)
+		t.Errorf("pinned image: got %v", got)
 	}
 	got = resolve(&api.ResolveRequest{Ref: ref, Handler: "native"}, "HEAD manifest")
-	if got.Ready || got.Target.GetSnapshotter() != "native" || !slices.Equal(what(got), []string{"snapshot"}) {
-		t.Errorf("for another snapshotter: %v", got)
+	if got.Ready || got.Target.GetSnapshotter() != "native" || !slices.Equal(missing(got), []string{"snapshot"}) {
+		t.Errorf("other snapshotter: got %v", got)
 	}
 	got = resolve(&api.ResolveRequest{Ref: ref, Handler: "arm"}, "HEAD manifest")
-	if got.Ready || !slices.Equal(what(got), []string{"manifest"}) || got.Missing[0].Name != got.Manifest || got.Missing[0].Size == 0 {
-		t.Errorf("for another platform: %v", got)
+	if got.Ready || !slices.Equal(missing(got), []string{"manifest"}) || got.Missing[0].Name != got.Manifest || got.Missing[0].Size == 0 {
+		t.Errorf("other platform: got %v", got)
 	}
 	got = resolve(&api.ResolveRequest{Ref: ref, Scope: "workload/shop/pod-template-hash=r1"}, "HEAD manifest")
 	if got.Root.GetDigest() != moved || got.Pin != nil {
-		t.Errorf("for another scope: %v", got)
+		t.Errorf("other scope: got %v", got)
 	}
 
 	cached, _ := r.Push("team/prefer-cached/app:v1", images.Options{Version: "cached"}, images.HostPlatform())
 	r.MustPull(cached, "")
 	got = resolve(&api.ResolveRequest{Ref: cached})
 	if !got.Ready || got.Registry != nil || !strings.Contains(got.Why, `pull_behavior is "prefer-cached"`) || got.Rule.GetPullBehavior() != "prefer-cached" {
-		t.Errorf("of what is cached: %v", got)
+		t.Errorf("cached image: got %v", got)
 	}
 	r.Reg.Down()
 	got = resolve(&api.ResolveRequest{Ref: ref})
 	if got.Root.GetDigest() != old || !got.Ready || got.RegistryError == "" || got.Registry != nil {
-		t.Errorf("with the registry down: %v", got)
+		t.Errorf("registry down: got %v", got)
 	}
 	for _, q := range []*api.ResolveRequest{{Ref: "Not A Reference"}, {Ref: ref, Handler: "sparc"}, {Ref: ref, Scope: "cluster"}} {
 		_, err := r.Control().Resolve(r.Ctx, q)
@@ -146,7 +146,7 @@ func TestControlResolve(t *testing.T) {
 	}
 }
 
-// TestControlPull pulls, tells how far it is, and ends with what was done.
+// TestControlPull checks that Pull streams its progress, and a result at the end.
 func TestControlPull(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OtherTargets})
@@ -166,14 +166,14 @@ func TestControlPull(t *testing.T) {
 				return progress, result, err
 			}
 			if result != nil {
-				t.Errorf("a message after the result: %v", m)
+				t.Errorf("got a message after the result: %v", m)
 			}
 			progress, result = append(progress, m.Progress...), m.Result
 		}
 	}
 	progress, result, err := pull(&api.PullRequest{Ref: ref})
 	if err != nil || result.GetDone() != "fetched" || result.GetKey().GetRef() != ref {
-		t.Fatalf("the pull gives %v (%v)", result, err)
+		t.Fatalf("first pull: got %v (%v)", result, err)
 	}
 	blobs := map[string]bool{}
 	for _, p := range progress {
@@ -182,11 +182,11 @@ func TestControlPull(t *testing.T) {
 		}
 	}
 	if len(blobs) != 3 {
-		t.Errorf("the pull told of %d layers, not 3: %v", len(blobs), progress)
+		t.Errorf("got the progress of %d layers, want 3: %v", len(blobs), progress)
 	}
 	for handler, want := range map[string]string{"": "up_to_date", "native": "unpacked"} {
 		if _, result, err = pull(&api.PullRequest{Ref: ref, Handler: handler}); err != nil || result.GetDone() != want {
-			t.Errorf("the next pull for %q gives %v (%v), not %s", handler, result, err, want)
+			t.Errorf("next pull for handler %q: got %v (%v), want %s", handler, result, err, want)
 		}
 	}
 	_, _, err = pull(&api.PullRequest{Ref: r.Reg.Ref("app:none")})
@@ -197,7 +197,7 @@ func TestControlPull(t *testing.T) {
 	testkit.WantCode(t, err, codes.NotFound, "NoMatchingPlatform")
 }
 
-// TestControlCheck takes away, behind imagepin's back, what keys are made of: it is found, mended, and then there is nothing to be found.
+// TestControlCheck damages keys through containerd's API. Check repairs them, and the next check finds nothing.
 func TestControlCheck(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
@@ -216,9 +216,9 @@ func TestControlCheck(t *testing.T) {
 	ref := r.Reg.Ref("node/app:v1")
 	id := r.MustPull(ref, "")
 	if found := check(false); len(found) != 0 {
-		t.Fatalf("all is well, and the check finds %v", found)
+		t.Fatalf("got findings on an undamaged node: %v", found)
 	}
-	// What is taken away is mended by the repair, or by imagepin itself, whoever is first; what can be had from the registry is never lost.
+	// Either the check or imagepin itself repairs the damage first. No image is lost while the registry has it.
 	damages := []struct {
 		name string
 		do   func() error
@@ -234,7 +234,7 @@ func TestControlCheck(t *testing.T) {
 			return r.Client().ContentStore().Delete(testkit.NSContext(r.Ctx), testkit.MustDigest(t, id))
 		}},
 		{"the record of the image ID is removed", func() error { return r.Client().ImageService().Delete(testkit.NSContext(r.Ctx), id) }},
-		{"labels of records are stripped", func() error {
+		{"the labels of records are removed", func() error {
 			for name, img := range testkit.State(t, r.Node).Images {
 				if !strings.Contains(name, "node/app") || !strings.HasPrefix(name, "k8s.io/") {
 					continue
@@ -252,27 +252,27 @@ func TestControlCheck(t *testing.T) {
 		}
 		for _, f := range check(true) {
 			if f.Problem == "" || f.Repair == "" || f.Subject == "" {
-				t.Errorf("%s: a finding lacks something: %v", damage.name, f)
+				t.Errorf("%s: incomplete finding: %v", damage.name, f)
 			}
 		}
-		r.Eventually(damage.name+", and a check finds nothing", func() bool { return len(check(true)) == 0 })
+		r.Eventually(damage.name+": a check finds nothing", func() bool { return len(check(true)) == 0 })
 		if got := r.MustPull(ref, ""); got != id {
-			t.Errorf("%s: the next pull gives %s", damage.name, got)
+			t.Errorf("%s: the next pull returned %s", damage.name, got)
 		}
 		r.MustRemovePod(r.WantVersion(node.KubeletPod{Image: ref}, "app").Pod)
 		if err := r.GC(r.Ctx); err != nil {
 			t.Fatal(err)
 		}
-		r.Eventually(damage.name+", and all is as before", func() bool { return len(check(false)) == 0 && r.MustStatus(ref, "runc").GetId() == id })
+		r.Eventually(damage.name+": the image is repaired", func() bool { return len(check(false)) == 0 && r.MustStatus(ref, "runc").GetId() == id })
 	}
 
-	// What cannot be had any more is no longer said to be here.
+	// An image that cannot be repaired is not listed.
 	r.Reg.Down()
 	if err := r.Client().ContentStore().Delete(testkit.NSContext(r.Ctx), testkit.MustDigest(t, id)); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.GC(r.Ctx); err != nil { // or containerd still has the bytes, and a repair finds them
+	if err := r.GC(r.Ctx); err != nil { // otherwise containerd still has the bytes, and a repair finds them
 		t.Fatal(err)
 	}
-	r.Eventually("what is broken is not said to be here", func() bool { return len(check(true)) == 0 && r.MustStatus(ref, "runc") == nil })
+	r.Eventually("the damaged image is not listed", func() bool { return len(check(true)) == 0 && r.MustStatus(ref, "runc") == nil })
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// dashboard is what of a Grafana dashboard is checked.
+// dashboard has the fields of a Grafana dashboard that the tests check.
 type dashboard struct {
 	UID           string `json:"uid"`
 	Title         string `json:"title"`
@@ -52,10 +52,10 @@ var (
 	labelText = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
 )
 
-// functions of PromQL have names like metrics.
+// functions are functions of PromQL with names like metrics.
 var functions = []string{"histogram_quantile", "label_values"}
 
-// fromPrometheus are labels that Prometheus adds when it scrapes.
+// fromPrometheus are labels that Prometheus adds to scraped metrics.
 var fromPrometheus = []string{"instance", "job"}
 
 func readDashboard(t *testing.T) dashboard {
@@ -71,7 +71,7 @@ func readDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// TestDashboardIsComplete checks what Grafana needs to show the dashboard anywhere, and an operator to understand it.
+// TestDashboardIsComplete checks that any Grafana can show the dashboard, and that every panel has a description.
 func TestDashboardIsComplete(t *testing.T) {
 	d := readDashboard(t)
 	if d.UID == "" || d.Title == "" || d.SchemaVersion == 0 || len(d.Panels) == 0 {
@@ -88,17 +88,17 @@ func TestDashboardIsComplete(t *testing.T) {
 			t.Errorf("panel %d has title %q, description %q, type %q, %d queries", p.ID, p.Title, p.Description, p.Type, len(p.Targets))
 		}
 		if other, ok := ids[p.ID]; ok || p.ID == 0 {
-			t.Errorf("panel %q has number %d, as has %q", p.Title, p.ID, other)
+			t.Errorf("panel %q has ID %d, which is 0 or that of panel %q", p.Title, p.ID, other)
 		}
 		ids[p.ID] = p.Title
 		if p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W == 0 || p.GridPos.H == 0 {
-			t.Errorf("panel %q stands at %+v: the grid is 24 wide", p.Title, p.GridPos)
+			t.Errorf("panel %q is at %+v, want it within a grid of width 24", p.Title, p.GridPos)
 		}
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
 				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
 				if other, ok := taken[at]; ok {
-					t.Fatalf("panels %q and %q stand in one place", p.Title, other)
+					t.Fatalf("panels %q and %q overlap", p.Title, other)
 				}
 				taken[at] = p.Title
 			}
@@ -106,27 +106,27 @@ func TestDashboardIsComplete(t *testing.T) {
 		refs := make(map[string]bool)
 		for _, q := range p.Targets {
 			if p.Datasource != chosen || q.Datasource != chosen {
-				t.Errorf("panel %q reads from %v and %v, not from the variable", p.Title, p.Datasource, q.Datasource)
+				t.Errorf("panel %q: got data sources %v and %v, want the variable", p.Title, p.Datasource, q.Datasource)
 			}
 			if refs[q.RefID] || q.RefID == "" {
-				t.Errorf("panel %q has two queries %q", p.Title, q.RefID)
+				t.Errorf("panel %q: query ID %q is empty or not unique", p.Title, q.RefID)
 			}
 			refs[q.RefID] = true
 		}
 	}
 }
 
-// TestDashboardShowsWhatExists checks every metric, label and label value that the dashboard asks for against those that a node has,
-// and that it shows all of them.
-func TestDashboardShowsWhatExists(t *testing.T) {
+// TestDashboardMatchesMetrics checks that every metric, label and label value in the dashboard exists on a node, and
+// that the dashboard shows every metric.
+func TestDashboardMatchesMetrics(t *testing.T) {
 	address, config := metricsAddress(t)
 	testkit.Node(t, node.Options{NoPods: true, Extra: config})
-	exist := labelsOf(scrape(t, address))
+	existing := labelsOf(scrape(t, address))
 	shown := make(map[string]bool)
 
 	check := func(where, expr, legendFormat string) {
 		t.Helper()
-		labels := func(metric string) map[string][]string { return exist[metric] }
+		labels := func(metric string) map[string][]string { return existing[metric] }
 		var metrics []string
 		for _, m := range selector.FindAllStringSubmatch(expr, -1) {
 			name := m[1]
@@ -134,7 +134,7 @@ func TestDashboardShowsWhatExists(t *testing.T) {
 				continue
 			}
 			if labels(name) == nil {
-				t.Errorf("%s asks for %s, which does not exist", where, name)
+				t.Errorf("%s uses metric %s, which does not exist", where, name)
 				continue
 			}
 			metrics = append(metrics, name)
@@ -142,15 +142,15 @@ func TestDashboardShowsWhatExists(t *testing.T) {
 			for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
 				values, ok := labels(name)[l[1]]
 				if !ok && !slices.Contains(fromPrometheus, l[1]) {
-					t.Errorf("%s asks for the label %s of %s, which has none", where, l[1], name)
+					t.Errorf("%s uses label %s of %s, which does not exist", where, l[1], name)
 				}
 				if ok && !slices.Contains(values, l[2]) {
-					t.Errorf("%s asks for %s=%q of %s, which has %q", where, l[1], l[2], name, values)
+					t.Errorf("%s uses %s=%q of %s, which has the values %q", where, l[1], l[2], name, values)
 				}
 			}
 		}
 		if len(metrics) == 0 {
-			t.Errorf("%s asks for nothing: %s", where, expr)
+			t.Errorf("%s uses no metric: %s", where, expr)
 		}
 		grouped := append([]string{}, fromPrometheus...)
 		for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
@@ -162,14 +162,14 @@ func TestDashboardShowsWhatExists(t *testing.T) {
 				}
 				for _, name := range metrics {
 					if _, ok := labels(name)[l]; !ok {
-						t.Errorf("%s groups %s by %s, which it has not", where, name, l)
+						t.Errorf("%s groups %s by label %s, which does not exist", where, name, l)
 					}
 				}
 			}
 		}
 		for _, l := range legend.FindAllStringSubmatch(legendFormat, -1) {
 			if !slices.Contains(grouped, l[1]) {
-				t.Errorf("%s is labelled by %s, by which it is not grouped", where, l[1])
+				t.Errorf("%s: the legend uses label %s, by which the query does not group", where, l[1])
 			}
 		}
 	}
@@ -185,14 +185,14 @@ func TestDashboardShowsWhatExists(t *testing.T) {
 			check("variable "+v.Name, name, "")
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(exist)) {
+	for _, name := range slices.Sorted(maps.Keys(existing)) {
 		if !shown[name] {
-			t.Errorf("%s is not shown", name)
+			t.Errorf("the dashboard does not show %s", name)
 		}
 	}
 }
 
-// labelsOf gives the labels, and their values, of each metric.
+// labelsOf returns the labels of each metric with their values.
 func labelsOf(s series) map[string]map[string][]string {
 	all := make(map[string]map[string][]string)
 	for full := range s {

@@ -31,9 +31,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// TestManyImages starts on a node with 10,000 images: a list of them is larger than what containerd's socket carries in
-// one message, which is 16 MiB. All are listed, over CRI and by the command, and none is taken for damaged. Nothing runs beside it:
-// containerd looks at all of them at once when it starts.
+// TestManyImages starts a node with 10,000 images. A list of them is larger than 16 MiB, the limit of a message on
+// containerd's socket. The CRI and the imagepin command list all of them, and a check finds no damage. The test is not
+// parallel: containerd reads all images at once when it starts.
 func TestManyImages(t *testing.T) {
 	const count = 10_000
 	r := &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}
@@ -44,10 +44,10 @@ func TestManyImages(t *testing.T) {
 	if err := r.Start(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
-	_, ofContainerd := r.Client().ImageService().List(namespaces.WithNamespace(r.Ctx, node.Namespace))
-	_, ofControl := r.Control().Images(r.Ctx, &api.ImagesRequest{})
-	if !errdefs.IsResourceExhausted(ofContainerd) || status.Code(ofControl) != codes.ResourceExhausted {
-		t.Fatalf("there are too few for this test: their lists are read in one message each: %v, %v", ofContainerd, ofControl)
+	_, containerdErr := r.Client().ImageService().List(namespaces.WithNamespace(r.Ctx, node.Namespace))
+	_, controlErr := r.Control().Images(r.Ctx, &api.ImagesRequest{})
+	if !errdefs.IsResourceExhausted(containerdErr) || status.Code(controlErr) != codes.ResourceExhausted {
+		t.Fatalf("too few images: a list of them fits in one message: %v, %v", containerdErr, controlErr)
 	}
 	wantMany(r, all)
 	if r.Options().Mode == node.Serve {
@@ -63,19 +63,19 @@ func TestManyImages(t *testing.T) {
 		wantMany(r, all)
 	}
 
-	// One more, which comes and goes.
+	// Pull and remove one more image.
 	ref, _ := r.Push("one/more:v1", images.Options{}, images.HostPlatform())
 	id := r.MustPull(ref, "")
 	if got := r.Listed(); len(got) != count+1 || got[id] == nil {
-		t.Errorf("%d images are listed with one more", len(got))
+		t.Errorf("got %d images after one more pull, want %d with %s", len(got), count+1, id)
 	}
 	r.MustRemove(id, "")
 	if got := r.Listed(); len(got) != count {
-		t.Errorf("%d images are listed after its removal", len(got))
+		t.Errorf("got %d images after the removal, want %d", len(got), count)
 	}
 }
 
-// wantMany fails the test unless just these images are there, by their IDs.
+// wantMany fails the test unless the CRI and the imagepin command list exactly these images.
 func wantMany(r *testkit.Rig, all map[string]manyImage) {
 	r.T.Helper()
 	listed, err := r.Images().ListImages(r.Ctx, &cri.ListImagesRequest{})
@@ -84,40 +84,40 @@ func wantMany(r *testkit.Rig, all map[string]manyImage) {
 	}
 	for _, img := range listed.Images {
 		if want, ok := all[img.Id]; !ok || !slices.Equal(img.RepoTags, []string{want.tag}) || !slices.Equal(img.RepoDigests, []string{want.digested}) {
-			r.T.Fatalf("%s is listed with tags %q and digests %q", img.Id, img.RepoTags, img.RepoDigests)
+			r.T.Fatalf("image %s: got tags %q and digests %q", img.Id, img.RepoTags, img.RepoDigests)
 		}
 	}
 	if len(listed.Images) != len(all) {
-		r.T.Errorf("%d of %d images are listed", len(listed.Images), len(all))
+		r.T.Errorf("got %d images, want %d", len(listed.Images), len(all))
 	}
-	asked := 0
+	checked := 0
 	for id, want := range all {
 		for _, name := range []string{id, want.tag, want.digested} {
 			if got := r.MustStatus(name, ""); got.GetId() != id {
-				r.T.Errorf("%s is %v", name, got)
+				r.T.Errorf("ImageStatus %s: got %v", name, got)
 			}
 		}
-		if asked++; asked == 10 {
+		if checked++; checked == 10 {
 			break
 		}
 	}
 	out, code := r.Operator("images", "-o", "json")
-	var told struct {
+	var listing struct {
 		Keys []struct{ Ref, ImageID string }
 	}
-	if err := json.Unmarshal([]byte(out), &told); code != 0 || err != nil || len(told.Keys) != 2*len(all) {
-		r.T.Errorf("imagepin images exits with %d and lists %d keys: %v\n%.500s", code, len(told.Keys), err, out)
+	if err := json.Unmarshal([]byte(out), &listing); code != 0 || err != nil || len(listing.Keys) != 2*len(all) {
+		r.T.Errorf("imagepin images: got exit code %d and %d keys: %v\n%.500s", code, len(listing.Keys), err, out)
 	}
 	if out, code := r.Operator("check"); code != 0 || !strings.Contains(out, fmt.Sprintf("%d checked, 0 differ", 2*len(all))) {
-		r.T.Errorf("imagepin check exits with %d:\n%.2000s", code, out)
+		r.T.Errorf("imagepin check: got exit code %d:\n%.2000s", code, out)
 	}
 }
 
-// manyImage is an image that was written into a root.
+// manyImage has the references of one of many images.
 type manyImage struct{ tag, digested string }
 
-// fill writes so many images into the root of a node that does not run, as imagepin leaves them after pulls.
-// They have one layer in common. They are given by their IDs.
+// fill writes images into the root of a node that does not run, as imagepin leaves them after pulls. They share one
+// layer. fill returns them by ID.
 func fill(r *testkit.Rig, count int) map[string]manyImage {
 	r.T.Helper()
 	root, err := offline.Open(r.Ctx, r.Path("root"))
@@ -133,7 +133,7 @@ func fill(r *testkit.Rig, count int) map[string]manyImage {
 		return root.Commit(ctx, []digest.Digest{base.Digest})
 	})
 	all := make(map[string]manyImage, count)
-	const batch = 500 // more cost a transaction more than their number
+	const batch = 500 // larger transactions cost more for each image
 	for from := 0; from < count && err == nil; from += batch {
 		err = root.AtOnce(r.Ctx, func(ctx context.Context) error {
 			for i := from; i < min(from+batch, count); i++ {
@@ -153,7 +153,7 @@ func fill(r *testkit.Rig, count int) map[string]manyImage {
 	return all
 }
 
-// putMany writes one of the images.
+// putMany writes one of many images and returns its ID.
 func putMany(ctx context.Context, root *offline.Root, name string, base ocispec.Descriptor) (id string, _ manyImage, _ error) {
 	platform, err := images.ParsePlatform(images.HostPlatform())
 	if err != nil {

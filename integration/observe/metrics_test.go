@@ -15,7 +15,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// Names of series that pulls change.
+// Names of series.
 func pulled(done string) string     { return fmt.Sprintf("imagepin_pulls_total{done=%q}", done) }
 func resolved(result string) string { return fmt.Sprintf("imagepin_resolves_total{result=%q}", result) }
 func pinEvent(event string) string  { return fmt.Sprintf("imagepin_pin_events_total{event=%q}", event) }
@@ -28,7 +28,7 @@ const (
 	fellBack = "imagepin_registry_fallbacks_total"
 )
 
-// TestMetrics does what a node does, step by step, and reads after each what containerd's metrics say of it.
+// TestMetrics checks after each of many steps how it changed the metrics.
 func TestMetrics(t *testing.T) {
 	address, config := metricsAddress(t)
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}, Extra: config + testkit.PinRules})
@@ -36,42 +36,42 @@ func TestMetrics(t *testing.T) {
 	tag := r.Reg.Ref("repo/app:1")
 	before := scrape(t, address)
 
-	// changed fails the test unless a step has changed these series by so much, and no other.
+	// changed fails the test unless a step changed exactly these series by these amounts.
 	changed := func(step string, want series) {
 		t.Helper()
 		now := scrape(t, address)
 		if got := now.since(before); !maps.Equal(got, want) {
-			t.Errorf("%s changed %v, not %v", step, got, want)
+			t.Errorf("%s: got changes %v, want %v", step, got, want)
 		}
 		before = now
 	}
 	fail := func(step string, pull func() (string, error)) {
 		t.Helper()
 		if id, err := pull(); err == nil {
-			t.Errorf("%s: pulled %s, and should have failed", step, id)
+			t.Errorf("%s: pulled %s, want an error", step, id)
 		}
 	}
-	const aKey = 2 // under the tag and under the digest
+	const perImage = 2 // one key for the tag and one for the digest
 
 	for _, zero := range []string{pulled("fetched"), pulled("canceled"), resolved("denied"), pinEvent("expired"), fellBack, keysOf("overlayfs"), keysOf("native"), `imagepin_pins{scope="workload"}`} {
 		if v, ok := before[zero]; !ok || v != 0 {
-			t.Errorf("before anything has happened %s is %v (there: %t), not 0", zero, v, ok)
+			t.Errorf("initially got %s = %v (exists: %t), want 0", zero, v, ok)
 		}
 	}
 
 	r.MustPull(tag, "")
-	changed("a cold pull", series{pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): aKey})
+	changed("a cold pull", series{pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): perImage})
 	r.MustPull(tag, "")
 	changed("a warm pull", series{pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1})
 	r.MustPull(tag, "native")
-	changed("a pull for a second snapshotter", series{pulled("unpacked"): 1, resolved("resolved"): 1, resolves: 1, keysOf("native"): aKey})
+	changed("a pull for a second snapshotter", series{pulled("unpacked"): 1, resolved("resolved"): 1, resolves: 1, keysOf("native"): perImage})
 	if err := r.Reg.Tag("repo/app:same", digest); err != nil {
 		t.Fatal(err)
 	}
 	r.MustPull(r.Reg.Ref("repo/app:same"), "")
 	changed("a pull of a second tag of the image", series{pulled("recorded"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): 1})
 
-	// Many equal pulls at one time are one.
+	// Concurrent identical pulls are merged.
 	twice, _ := r.Push("repo/shared:1", images.Options{Version: "shared"}, images.HostPlatform())
 	release := make(chan struct{})
 	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: release}, registry.Is(http.MethodHead, registry.Manifest)))
@@ -100,7 +100,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if sum != 2 || got[resolves] != 1 {
-		t.Errorf("five pulls for two targets at one time are counted as %v pulls and %v questions, not 2 and 1: %v", sum, got[resolves], got)
+		t.Errorf("five concurrent pulls for two targets: got %v pulls and %v digest lookups, want 2 and 1: %v", sum, got[resolves], got)
 	}
 	before = scrape(t, address)
 
@@ -127,30 +127,30 @@ func TestMetrics(t *testing.T) {
 	hangs := r.Reg.Later()
 	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: hang}))
 	ctx, cancel := context.WithCancel(r.Ctx)
-	givenUp := make(chan error, 1)
+	canceled := make(chan error, 1)
 	go func() {
 		_, err := r.Pull(ctx, tag, "")
-		givenUp <- err
+		canceled <- err
 	}()
 	if _, err := r.Reg.Wait(r.Ctx, hangs); err != nil {
 		t.Fatal(err)
 	}
 	cancel()
-	if err := <-givenUp; err == nil {
-		t.Error("a pull that was given up gave no error")
+	if err := <-canceled; err == nil {
+		t.Error("a canceled pull returned no error")
 	}
-	r.Eventually("the pull that was given up ends", func() bool { return scrape(t, address)[pulled("canceled")] == 1 })
-	changed("a pull that is given up", series{pulled("canceled"): 1, resolved("canceled"): 1, resolves: 1})
+	r.Eventually("the canceled pull ends", func() bool { return scrape(t, address)[pulled("canceled")] == 1 })
+	changed("a canceled pull", series{pulled("canceled"): 1, resolved("canceled"): 1, resolves: 1})
 	r.Reg.SetFault(nil)
 
 	pinned, _ := r.Push("pinned/app:1", images.Options{Version: "p1"}, images.HostPlatform())
 	id := r.MustPull(pinned, "")
 	retained := scrape(t, address)["imagepin_retained_bytes"]
 	if retained == 0 {
-		t.Error("a pin that retains retains nothing")
+		t.Error("got no retained bytes after a pull with a retaining pin")
 	}
 	changed("a pull that pins", series{
-		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): aKey,
+		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): perImage,
 		pinEvent("made"): 1, `imagepin_pins{scope="node"}`: 1, "imagepin_retained_bytes": retained,
 	})
 	r.Push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
@@ -161,14 +161,14 @@ func TestMetrics(t *testing.T) {
 	r.MustPull(pinned, "")
 	changed("a second pull after the pinned tag has moved", series{pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1})
 
-	// A container of another handler needs the image there, and nobody pulls it.
+	// A container of another handler needs the image for its snapshotter, without a pull.
 	p := r.MustPod("native")
-	before = scrape(t, address) // the sandbox image was made ready
+	before = scrape(t, address) // the pod has unpacked the sandbox image
 	c, err := r.CreateContainer(r.Ctx, p, node.ContainerOptions{Image: id, UserImage: pinned})
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed("a container for which the image had to be made ready", series{pulled("unpacked"): 1, keysOf("native"): 1})
+	changed("a container whose image has to be unpacked", series{pulled("unpacked"): 1, keysOf("native"): 1})
 	if err := c.Remove(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -179,13 +179,13 @@ func TestMetrics(t *testing.T) {
 	}
 	retains := scrape(t, address)["imagepin_retained_bytes"]
 	if retains == 0 {
-		t.Error("a pin that retains retains nothing after it was moved")
+		t.Error("got no retained bytes after the pin moved")
 	}
 	before["imagepin_retained_bytes"] = retains
 	changed("a refresh", series{
-		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): 1, // the former digest's stays
+		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): 1, // the key of the former digest stays
 		pinEvent("moved"): 1, "imagepin_pins_drifted": -1,
 	})
 	r.MustRemove(r.MustStatus(tag, "").GetId(), "native")
-	changed("removing an image", series{keysOf("native"): -aKey})
+	changed("removing an image", series{keysOf("native"): -perImage})
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestObservabilityIsDocumented looks for every metric of a node, with its labels and their values, in docs/observability.md.
+// TestObservabilityIsDocumented checks that docs/observability.md documents every metric of a node, with its labels and
+// their values.
 func TestObservabilityIsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {
@@ -20,23 +21,23 @@ func TestObservabilityIsDocumented(t *testing.T) {
 	address, config := metricsAddress(t)
 	testkit.Node(t, node.Options{NoPods: true, Extra: config})
 	for metric, labels := range labelsOf(scrape(t, address)) {
-		for _, of := range []string{"_bucket", "_sum", "_count"} {
-			metric = strings.TrimSuffix(metric, of)
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			metric = strings.TrimSuffix(metric, suffix)
 		}
 		if !strings.Contains(doc, "| `"+metric+"` |") {
-			t.Errorf("docs/observability.md does not say what %s is", metric)
+			t.Errorf("docs/observability.md does not document %s", metric)
 		}
 		for name, values := range labels {
 			if name == "le" {
 				continue
 			}
 			if !strings.Contains(doc, "`"+name+"`") {
-				t.Errorf("docs/observability.md does not say what the label %s of %s is", name, metric)
+				t.Errorf("docs/observability.md does not document label %s of %s", name, metric)
 			}
-			open := []string{"platform", "snapshotter"} // whose values are the node's
+			open := []string{"platform", "snapshotter"} // their values depend on the node
 			for _, v := range values {
 				if !slices.Contains(open, name) && !strings.Contains(doc, "`"+v+"`") {
-					t.Errorf("docs/observability.md does not say what %s=%q of %s is", name, v, metric)
+					t.Errorf("docs/observability.md does not document %s=%q of %s", name, v, metric)
 				}
 			}
 		}

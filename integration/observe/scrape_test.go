@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// series are scraped values by metric and labels, as the text format has them: `imagepin_pulls_total{done="fetched"}`.
+// series are values by metric and labels, as in the text format: `imagepin_pulls_total{done="fetched"}`.
 type series map[string]float64
 
-// metricsAddress gives an address for containerd to serve its metrics on, and the configuration for it.
+// metricsAddress returns a free address, and the configuration with which containerd serves its metrics there.
 func metricsAddress(t *testing.T) (address, config string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,18 +41,18 @@ func scrape(t *testing.T, address string) series {
 		}
 		m := sample.FindStringSubmatch(line)
 		if m == nil {
-			t.Fatalf("the metrics have the line %q", line)
+			t.Fatalf("invalid metrics line %q", line)
 		}
 		v, err := strconv.ParseFloat(m[2], 64)
 		if err != nil {
-			t.Fatalf("the metrics have the line %q: %v", line, err)
+			t.Fatalf("invalid metrics line %q: %v", line, err)
 		}
 		all[m[1]] = v
 	}
 	return all
 }
 
-// exposition is all of containerd's metrics in the text format.
+// exposition returns all of containerd's metrics in the text format.
 func exposition(t *testing.T, address string) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/metrics", nil)
@@ -67,12 +67,12 @@ func exposition(t *testing.T, address string) string {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("the metrics: %s, %v", resp.Status, err)
+		t.Fatalf("reading the metrics: %s, %v", resp.Status, err)
 	}
 	return string(b)
 }
 
-// since are the series whose values are others than before, with by how much.
+// since returns the changes of the series, without the durations of lookups.
 func (s series) since(before series) series {
 	changed := make(series)
 	for name, v := range s {

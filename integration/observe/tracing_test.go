@@ -22,20 +22,20 @@ const (
 	statusCall  = "runtime.v1.ImageService/ImageStatus"
 )
 
-// traced gives a context in which calls belong to a trace of the caller's, as kubelet's do.
+// traced returns a context in which calls belong to a trace of the caller, as kubelet's calls do.
 func traced(r *testkit.Rig, number int) (ctx context.Context, trace string) {
 	trace = fmt.Sprintf("%032x", number)
 	return metadata.AppendToOutgoingContext(r.Ctx, "traceparent", "00-"+trace+"-00000000000000aa-01"), trace
 }
 
-// TestTraces calls a node that sends its spans to a collector, and looks at which spans there are below the caller's.
+// TestTraces checks the spans that a node sends to a collector for the calls of a traced client.
 func TestTraces(t *testing.T) {
 	c := newSpanCollector(t)
 	r := testkit.NewRig(t, node.Options{Env: c.env(), Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
 	tag, digest := r.Push("repo/app:1", images.Options{}, images.HostPlatform())
 
-	// ended waits until the call has ended and gives its spans: those below it have ended before. Two processes, imagepin serve and
-	// containerd, send theirs when they like, so that one more may have to be waited for.
+	// ended waits for the span of a call, which ends after the spans below it, and returns the spans of the trace. It
+	// can wait for other spans too: imagepin serve and containerd send theirs independently.
 	ended := func(trace, call string, other ...string) map[string][]*otlp.Span {
 		t.Helper()
 		for _, span := range append(other, call) {
@@ -47,7 +47,7 @@ func TestTraces(t *testing.T) {
 		t.Helper()
 		for _, name := range wanted {
 			if len(spans[name]) != 1 {
-				t.Errorf("there are %d spans %q in\n%s", len(spans[name]), name, strings.Join(slices.Sorted(maps.Keys(spans)), "\n"))
+				t.Errorf("got %d spans %q, want 1, in\n%s", len(spans[name]), name, strings.Join(slices.Sorted(maps.Keys(spans)), "\n"))
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func TestTraces(t *testing.T) {
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(spans)), func(name string) bool {
 		return strings.HasPrefix(name, ready+" > imagepin.fetch > pkg.unpack.")
 	}) {
-		t.Errorf("containerd's unpacking is not below the fetch:\n%s", strings.Join(slices.Sorted(maps.Keys(spans)), "\n"))
+		t.Errorf("containerd's unpack span is not below the fetch span:\n%s", strings.Join(slices.Sorted(maps.Keys(spans)), "\n"))
 	}
 	for name := range spans {
 		if strings.Contains(name, statusCall) {
@@ -73,7 +73,7 @@ func TestTraces(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	for _, facts := range []struct{ span, name, value string }{
+	for _, attr := range []struct{ span, name, value string }{
 		{pull, "image.ref", tag},
 		{pull, "image.target", images.HostPlatform() + " on overlayfs"},
 		{pull + " > imagepin.resolve", "image.ref", tag},
@@ -82,8 +82,8 @@ func TestTraces(t *testing.T) {
 		{ready, "image.digest", testkit.DigestIn(digest)},
 		{ready, "done", "fetched"},
 	} {
-		if got := attribute(spans[facts.span][0], facts.name); got != facts.value {
-			t.Errorf("span %q has %s = %q, not %q", facts.span, facts.name, got, facts.value)
+		if got := attribute(spans[attr.span][0], attr.name); got != attr.value {
+			t.Errorf("span %q: got %s = %q, want %q", attr.span, attr.name, got, attr.value)
 		}
 	}
 	for name, all := range spans {
@@ -108,17 +108,17 @@ func TestTraces(t *testing.T) {
 		}
 	}
 
-	// The sandbox image is made ready for the handler, and then the call goes on to containerd's own CRI service.
+	// imagepin unpacks the sandbox image for the handler, and then forwards the call to containerd's own CRI service.
 	ctx, trace = traced(r, 3)
 	p, err := r.RunPod(ctx, node.PodOptions{Handler: "native"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	behind := sandboxCall
+	upstream := sandboxCall
 	if r.Options().Mode == node.Serve {
-		behind += " > " + sandboxCall + " > " + sandboxCall // of imagepin's call to containerd, of containerd
+		upstream += " > " + sandboxCall + " > " + sandboxCall // imagepin's call to containerd, and containerd's own span
 	}
-	spans = ended(trace, sandboxCall, sandboxCall+" > imagepin.pull > imagepin.ready", behind+" > cri.sandbox.run")
-	want(spans, sandboxCall+" > imagepin.pull > imagepin.ready", behind, behind+" > cri.sandbox.run")
+	spans = ended(trace, sandboxCall, sandboxCall+" > imagepin.pull > imagepin.ready", upstream+" > cri.sandbox.run")
+	want(spans, sandboxCall+" > imagepin.pull > imagepin.ready", upstream, upstream+" > cri.sandbox.run")
 	r.MustRemovePod(p)
 }

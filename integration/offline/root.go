@@ -1,5 +1,5 @@
-// Package offline writes into the root directory of a containerd that does not run, with containerd's own packages: what a daemon would
-// do with a sync to disk for every image is done for hundreds of images at once.
+// Package offline writes to the root directory of a stopped containerd with containerd's own packages. A running
+// containerd syncs to disk for every image. This package writes hundreds of images in one transaction.
 package offline
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// Snapshotter is the one that a [Root] has.
+// Snapshotter is the snapshotter of a [Root].
 const Snapshotter = "overlayfs"
 
-// Root is the root directory of a containerd that does not run.
+// Root is the root directory of a stopped containerd.
 type Root struct {
 	Images    images.Store
 	Content   content.Store
@@ -39,7 +39,7 @@ type Root struct {
 	close []func() error
 }
 
-// Open opens dir, which may be empty.
+// Open opens a root directory, which can be empty.
 func Open(ctx context.Context, dir string) (_ *Root, err error) {
 	files := filepath.Join(dir, "io.containerd.content.v1.content")
 	r := &Root{blobs: filepath.Join(files, "blobs")}
@@ -84,15 +84,15 @@ func (r *Root) Close() error {
 	return errors.Join(errs...)
 }
 
-// AtOnce runs fn in one transaction, in the namespace of CRI. Nobody else has the databases open, so that content and snapshots may be
-// touched in it.
+// AtOnce runs fn in one transaction, in the CRI's namespace. No other process has the databases open, so fn can also
+// access content and snapshots.
 func (r *Root) AtOnce(ctx context.Context, fn func(context.Context) error) error {
 	ctx = namespaces.WithNamespace(ctx, node.Namespace)
 	return r.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
 }
 
-// PutBlob puts a blob that is not there yet. The file is written in place: containerd takes content that it has, of another namespace for
-// example, without a copy.
+// PutBlob adds a blob. It writes the file in place, because containerd adds existing content, such as that of another
+// namespace, without a copy.
 func (r *Root) PutBlob(ctx context.Context, d ocispec.Descriptor, data []byte, labels map[string]string) error {
 	path := filepath.Join(r.blobs, d.Digest.Algorithm().String(), d.Digest.Encoded())
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -108,7 +108,8 @@ func (r *Root) PutBlob(ctx context.Context, d ocispec.Descriptor, data []byte, l
 	return errors.Join(w.Commit(ctx, d.Size, d.Digest, content.WithLabels(labels)), w.Close())
 }
 
-// Commit makes the snapshot of a chain of layers, without files: nothing runs it. One that is there stays.
+// Commit commits the snapshot of a chain of layers, unless it exists. The snapshot is empty, because no container uses
+// it.
 func (r *Root) Commit(ctx context.Context, diffIDs []digest.Digest) error {
 	name := ChainID(diffIDs)
 	if _, err := r.Snapshots.Stat(ctx, name); err == nil {
@@ -125,8 +126,8 @@ func (r *Root) Commit(ctx context.Context, diffIDs []digest.Digest) error {
 	return r.Snapshots.Commit(ctx, name, key)
 }
 
-// ChainID names the snapshot of layers.
+// ChainID returns the name of the snapshot of layers.
 func ChainID(diffIDs []digest.Digest) string {
-	// ChainID works in place.
+	// identity.ChainID modifies its argument.
 	return identity.ChainID(append([]digest.Digest(nil), diffIDs...)).String()
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestReproducible builds the packages once more: in another directory, as a user with another umask, time zone and
-// locale. They have to be the same to the byte.
+// TestReproducible builds the packages again, in another directory and with another umask, time zone and locale. The
+// packages are identical.
 func TestReproducible(t *testing.T) {
 	root, err := filepath.Abs(repository)
 	if err != nil {
@@ -35,10 +35,10 @@ func TestReproducible(t *testing.T) {
 	}
 	copied := filepath.Join(t.TempDir(), "some", "where", "else")
 	copyTree(t, root, copied)
-	// An unlike time of the files themselves.
-	long := time.Unix(0, 0)
+	// The files have other times too.
+	old := time.Unix(0, 0)
 	if err := filepath.WalkDir(copied, func(path string, _ os.DirEntry, err error) error {
-		return errors.Join(err, os.Chtimes(path, long, long))
+		return errors.Join(err, os.Chtimes(path, old, old))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -55,12 +55,12 @@ func TestReproducible(t *testing.T) {
 	}
 	for name, sum := range again {
 		if first[name] != sum {
-			t.Errorf("%s is %q here and %q there", name, first[name], sum)
+			t.Errorf("%s: got checksum %q in dist and %q in the copy", name, first[name], sum)
 		}
 	}
 }
 
-// copyTree copies what git knows of and what it could be told of.
+// copyTree copies the files that git tracks, and the untracked ones that it does not ignore.
 func copyTree(t *testing.T, from, to string) {
 	t.Helper()
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -72,7 +72,7 @@ func copyTree(t *testing.T, from, to string) {
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
 		st, err := os.Stat(filepath.Join(from, name))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // deleted, and git has not been told
+			continue // deleted, but still in the index
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ func copyTree(t *testing.T, from, to string) {
 	}
 }
 
-// sums reads SHA256SUMS, and makes sure that it is of the files beside it.
+// sums reads SHA256SUMS and checks it against the files in the directory.
 func sums(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
@@ -101,14 +101,14 @@ func sums(t *testing.T, dir string) map[string]string {
 	for line := range strings.Lines(string(text)) {
 		sum, name, ok := strings.Cut(strings.TrimSpace(line), "  ")
 		if !ok {
-			t.Fatalf("SHA256SUMS has %q", line)
+			t.Fatalf("invalid line %q in SHA256SUMS", line)
 		}
 		content, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if is := fmt.Sprintf("%x", sha256.Sum256(content)); is != sum {
-			t.Errorf("%s is %s, and %s in SHA256SUMS", name, is, sum)
+		if got := fmt.Sprintf("%x", sha256.Sum256(content)); got != sum {
+			t.Errorf("%s: got checksum %s, want %s as in SHA256SUMS", name, got, sum)
 		}
 		m[name] = sum
 	}
@@ -144,7 +144,7 @@ func tarball(t *testing.T, name string) map[string]file {
 			t.Fatal(err)
 		}
 		if h.Uid != 0 || h.Gid != 0 || h.Typeflag != tar.TypeReg {
-			t.Errorf("%s is of %d:%d, type %c", h.Name, h.Uid, h.Gid, h.Typeflag)
+			t.Errorf("%s: got owner %d:%d and type %c, want a regular file of root", h.Name, h.Uid, h.Gid, h.Typeflag)
 		}
 		content, err := io.ReadAll(tr)
 		if err != nil {
@@ -154,7 +154,7 @@ func tarball(t *testing.T, name string) map[string]file {
 	}
 }
 
-// epoch is the time in the packages, which all files share.
+// epoch returns the modification time of all files in the packages.
 func epoch(t *testing.T) string {
 	t.Helper()
 	for _, f := range tarball(t, "imagepin") {
@@ -164,11 +164,11 @@ func epoch(t *testing.T) string {
 	return ""
 }
 
-// TestFormatsAgree: deb, rpm and tarball of a package have the same files.
+// TestFormatsAgree checks that the deb, the rpm and the tarball of a package have the same files.
 func TestFormatsAgree(t *testing.T) {
 	rpmArch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
-	// Where each family of distributions looks for completions of zsh.
-	here := strings.NewReplacer("/zsh/site-functions/", "/zsh/vendor-completions/")
+	// The directory of zsh completions differs between rpm and deb distributions.
+	debPaths := strings.NewReplacer("/zsh/site-functions/", "/zsh/vendor-completions/")
 	for _, name := range []string{"imagepin", "imagepin-containerd"} {
 		t.Run(name, func(t *testing.T) {
 			want := tarball(t, name)
@@ -188,13 +188,13 @@ func TestFormatsAgree(t *testing.T) {
 			got := make(map[string]file)
 			for _, i := range infos {
 				if i.Mode()&0o170000 == 0o100000 {
-					got[here.Replace(i.Name())] = file{int64(i.Mode() & 0o7777), i.Digest(), int64(i.Mtime())}
+					got[debPaths.Replace(i.Name())] = file{int64(i.Mode() & 0o7777), i.Digest(), int64(i.Mtime())}
 				}
 			}
 			if !maps.Equal(got, want) {
-				t.Errorf("the rpm has\n%v\nthe tarball\n%v", got, want)
+				t.Errorf("got files in the rpm\n%v\nwant, as in the tarball\n%v", got, want)
 			}
-			// dpkg-deb gives the deb's files as a tarball.
+			// dpkg-deb prints the files of the deb as a tarball.
 			deb := exec.CommandContext(testkit.Context(t), "dpkg-deb", "--fsys-tarfile", packaged(t, name+"_*_{arch}.deb"))
 			out, err := deb.Output()
 			if err != nil {
@@ -219,13 +219,14 @@ func TestFormatsAgree(t *testing.T) {
 				inDeb[strings.TrimPrefix(h.Name, ".")] = file{h.Mode, fmt.Sprintf("%x", sha256.Sum256(content)), h.ModTime.Unix()}
 			}
 			if !maps.Equal(inDeb, want) {
-				t.Errorf("the deb has\n%v\nthe tarball\n%v", inDeb, want)
+				t.Errorf("got files in the deb\n%v\nwant, as in the tarball\n%v", inDeb, want)
 			}
 		})
 	}
 }
 
-// TestBillOfMaterials: every module that a binary says it is built of is in the bill, with version and licence.
+// TestBillOfMaterials checks that the software bill of materials (SBOM) has every module of the binaries, with its
+// version and licence.
 func TestBillOfMaterials(t *testing.T) {
 	for _, name := range []string{"imagepin", "imagepin-containerd"} {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +240,7 @@ func TestBillOfMaterials(t *testing.T) {
 			}
 			inside, err := os.ReadFile(filepath.Join(dir, "usr/share/doc", name, "sbom.spdx.json"))
 			if err != nil || !bytes.Equal(inside, text) {
-				t.Errorf("the bill in the package is another one (%v)", err)
+				t.Errorf("the SBOM in the package differs from the separate one (%v)", err)
 			}
 			var doc struct {
 				SPDXVersion string
@@ -255,7 +256,7 @@ func TestBillOfMaterials(t *testing.T) {
 			hashes := make(map[string]string)
 			for _, p := range doc.Packages {
 				if p.LicenseConcluded == "" || p.VersionInfo == "" {
-					t.Errorf("%s has version %q and licence %q", p.Name, p.VersionInfo, p.LicenseConcluded)
+					t.Errorf("%s: got version %q and licence %q", p.Name, p.VersionInfo, p.LicenseConcluded)
 				}
 				listed[p.Name+" "+p.VersionInfo] = true
 				for _, c := range p.Checksums {
@@ -266,7 +267,7 @@ func TestBillOfMaterials(t *testing.T) {
 			more, _ := filepath.Glob(filepath.Join(dir, "usr/lib/imagepin/bin/*"))
 			binaries = append(binaries, more...)
 			if len(binaries) == 0 || len(hashes) != len(binaries) {
-				t.Errorf("there are binaries %q, and in the bill %v", binaries, slices.Sorted(maps.Keys(hashes)))
+				t.Errorf("got binaries %q in the package and %v in the SBOM", binaries, slices.Sorted(maps.Keys(hashes)))
 			}
 			for _, b := range binaries {
 				content, err := os.ReadFile(b)
@@ -274,7 +275,7 @@ func TestBillOfMaterials(t *testing.T) {
 					t.Fatal(err)
 				}
 				if want := fmt.Sprintf("SHA256:%x", sha256.Sum256(content)); hashes[filepath.Base(b)] != want {
-					t.Errorf("%s is %s, and %s in the bill", b, want, hashes[filepath.Base(b)])
+					t.Errorf("%s has checksum %s, but %s in the SBOM", b, want, hashes[filepath.Base(b)])
 				}
 				info, err := buildinfo.ReadFile(b)
 				if err != nil {
@@ -282,7 +283,7 @@ func TestBillOfMaterials(t *testing.T) {
 				}
 				for _, d := range info.Deps {
 					if d.Path != info.Main.Path && d.Path != "github.com/imagepin/imagepin" && !listed[d.Path+" "+d.Version] {
-						t.Errorf("%s has %s %s, which is not in the bill", filepath.Base(b), d.Path, d.Version)
+						t.Errorf("the SBOM lacks a module of %s: %s %s", filepath.Base(b), d.Path, d.Version)
 					}
 				}
 				for _, s := range info.Settings {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestContainerdPackage puts the containerd with imagepin in the place of a stock one whose pods are running, and takes
-// it away again.
+// TestContainerdPackage replaces stock containerd by the containerd with imagepin while pods run, and then removes the
+// package.
 func TestContainerdPackage(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -16,41 +16,41 @@ func TestContainerdPackage(t *testing.T) {
 
 	out := n.install(packaged(t, "imagepin_*_{arch}.deb"), packaged(t, "imagepin-containerd_*_{arch}.deb"))
 	if !strings.Contains(out, "systemctl restart containerd starts it") {
-		t.Errorf("the installation says %s", out)
+		t.Errorf("got installation output %s", out)
 	}
 	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/bin/containerd\n" {
-		t.Errorf("before the restart %s runs", exe)
+		t.Errorf("before the restart: got containerd %s", exe)
 	}
 	n.Run("systemctl restart containerd")
 	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/lib/imagepin/bin/containerd\n" {
-		t.Errorf("after the restart %s runs", exe)
+		t.Errorf("after the restart: got containerd %s", exe)
 	}
 	if l := n.Run("stat -c '%a %U:%G' /run/containerd/containerd.sock"); l != "660 root:root\n" {
-		t.Errorf("containerd's socket is %s", l)
+		t.Errorf("mode and owner of containerd's socket: got %s, want 660 root:root", l)
 	}
 	if key := n.Run("stat -c '%a %U:%G' /var/lib/containerd/io.containerd.imagepin.v1.images/node.key"); key != "600 root:root\n" {
-		t.Errorf("the node's key is %s", key)
+		t.Errorf("mode and owner of the node's key: got %s, want 600 root:root", key)
 	}
-	n.runs(containerdSocket, running)
+	n.wantRunning(containerdSocket, running)
 	if out := n.Run("imagepin images"); !strings.Contains(out, ref) {
-		t.Errorf("the image that was there is not listed:\n%s", out)
+		t.Errorf("the existing image is not listed:\n%s", out)
 	}
 	second := n.runPod(containerdSocket, "second", ref)
 	if shims := n.Run("readlink /proc/[0-9]*/exe || true"); !strings.Contains(shims, "/usr/lib/imagepin/bin/containerd-shim-runc-v2\n") {
-		t.Errorf("the new pod has another shim:\n%s", shims)
+		t.Errorf("got shims without that of imagepin:\n%s", shims)
 	}
 
 	n.Run("imagepin uninstall --yes")
 	out = n.Run("dpkg --purge imagepin-containerd imagepin")
 	if !strings.Contains(out, "goes back to the distribution's") {
-		t.Errorf("the removal says %s", out)
+		t.Errorf("got removal output %s", out)
 	}
 	n.Run("systemctl restart containerd")
 	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/bin/containerd\n" {
-		t.Errorf("after the removal %s runs", exe)
+		t.Errorf("after the removal: got containerd %s", exe)
 	}
-	n.runs(containerdSocket, running)
-	n.runs(containerdSocket, second)
+	n.wantRunning(containerdSocket, running)
+	n.wantRunning(containerdSocket, second)
 	n.removePod(containerdSocket, running)
 	n.removePod(containerdSocket, second)
 	n.removePod(containerdSocket, n.runPod(containerdSocket, "third", ref))

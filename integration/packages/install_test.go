@@ -12,12 +12,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeletStandIn is a unit of the name of kubelet's that runs no kubelet: what docs/install.md does to kubelet is to restart
-// it. Real ones are in integration/kubelet.
+// kubeletStandIn is a unit with the name of kubelet's that does not run kubelet, because docs/install.md only restarts
+// it. The tests in integration/kubelet run kubelet.
 const kubeletStandIn = "[Service]\nExecStart=/bin/sleep infinity\n"
 
-// TestInstallDocs runs docs/install.md: of each of its two chapters every line with a "$", in its order, on a node of its
-// own. What is printed has to be what stands there; where nothing stands, anything may be printed.
+// TestInstallDocs runs every line with a "$" of two chapters of docs/install.md in order, on one node for each chapter.
+// The output must be that of the document. If the document has none, the output is not checked.
 func TestInstallDocs(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))
 	if err != nil {
@@ -28,7 +28,7 @@ func TestInstallDocs(t *testing.T) {
 			t.Parallel()
 			steps := stepsOf(chapterOf(t, string(text), chapter))
 			if len(steps) < 5 {
-				t.Fatalf("only %d commands: %v", len(steps), steps)
+				t.Fatalf("got %d commands, want at least 5: %v", len(steps), steps)
 			}
 			n := newStockNode(t)
 			n.push("team/app:v1")
@@ -42,11 +42,11 @@ func TestInstallDocs(t *testing.T) {
 				got := n.Run("{ " + here.Replace(s.command) + "\n} 2>/tmp/stderr || { cat /tmp/stderr; exit 1; }")
 				t.Logf("$ %s\n%s", s.command, got)
 				if s.output != "" && plain(got) != plain(here.Replace(s.output)) {
-					t.Errorf("$ %s\nprints\n%s\nand in the document it is\n%s", s.command, got, s.output)
+					t.Errorf("$ %s\ngot\n%s\nwant, as in the document\n%s", s.command, got, s.output)
 				}
 			}
 			if left, err := n.Try(n.ctx, "command -v imagepin"); err == nil {
-				t.Errorf("in the end there is still %s", left)
+				t.Errorf("in the end %s is still installed", left)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func chapterOf(t *testing.T, text, name string) string {
 	return chapter
 }
 
-// step is a command and what it prints, as it stands in a document.
+// step is a command in a document, with its output.
 type step struct{ command, output string }
 
 var console = regexp.MustCompile("(?s)```console\n(.*?)```")
@@ -86,12 +86,12 @@ var (
 	ago    = regexp.MustCompile(`(Less than a second|\d+ seconds?) ago`)
 )
 
-// plain leaves the width of columns out of account, and how long ago something was.
+// plain normalizes the width of columns and relative times.
 func plain(s string) string {
 	return strings.TrimSpace(spaces.ReplaceAllString(ago.ReplaceAllString(s, "- ago"), " "))
 }
 
-// TestNodeScript runs what the DaemonSets of contrib/kubernetes run on a node, in all its ways.
+// TestNodeScript runs node.sh, the script of the DaemonSets in contrib/kubernetes, with all of its arguments.
 func TestNodeScript(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -102,7 +102,7 @@ func TestNodeScript(t *testing.T) {
 		n.CopyFile("/tmp/packages/"+filepath.Base(deb), deb, 0o644)
 	}
 	const script = "HOST=/ PACKAGES=/tmp/packages /tmp/node.sh "
-	gone := func() {
+	wantRemoved := func() {
 		t.Helper()
 		if diff := difference(before, n.files()); diff != nil {
 			t.Errorf("after the removal:\n%s", strings.Join(diff, "\n"))
@@ -111,17 +111,17 @@ func TestNodeScript(t *testing.T) {
 	n.Run(script + "install standalone")
 	n.Run("imagepin --address " + imagepinSocket + " images")
 	n.Run(script + "remove")
-	gone()
+	wantRemoved()
 	n.Run(script + "install containerd")
 	n.Run("imagepin images")
 	n.Run(script + "remove")
-	gone()
+	wantRemoved()
 	if out, err := n.Try(n.ctx, script+"install somehow"); err == nil {
-		t.Errorf("it installs in a way that does not exist: %s", out)
+		t.Errorf("node.sh accepts an unknown argument: %s", out)
 	}
 }
 
-// TestDaemonSets: the manifests have only fields that exist, and their arguments are node.sh's.
+// TestDaemonSets checks that the manifests have no unknown fields, and that their arguments are those of node.sh.
 func TestDaemonSets(t *testing.T) {
 	for file, args := range map[string]string{"install.yaml": "install standalone", "remove.yaml": "remove"} {
 		text, err := os.ReadFile(filepath.Join(repository, "contrib", "kubernetes", file))
@@ -135,11 +135,11 @@ func TestDaemonSets(t *testing.T) {
 		}
 		pod := ds.Spec.Template
 		if got := strings.Join(pod.Spec.InitContainers[0].Args, " "); got != args || !pod.Spec.HostPID {
-			t.Errorf("%s runs %q, in the node's processes %t", file, got, pod.Spec.HostPID)
+			t.Errorf("%s: got arguments %q and hostPID %t", file, got, pod.Spec.HostPID)
 		}
 		for k, v := range ds.Spec.Selector.MatchLabels {
 			if pod.Labels[k] != v {
-				t.Errorf("%s selects %s=%s, and its pods have %q", file, k, v, pod.Labels)
+				t.Errorf("%s selects %s=%s, but its pods have labels %q", file, k, v, pod.Labels)
 			}
 		}
 	}

@@ -24,10 +24,10 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// repository is its directory: tests run in that of their package.
+// repository is the path of the repository from the directory of this package.
 const repository = "../.."
 
-// dist is where `make packages` has put them.
+// dist returns the directory of the packages that `make packages` built.
 func dist() string {
 	if d := os.Getenv("IMAGEPIN_DIST"); d != "" {
 		return d
@@ -35,7 +35,7 @@ func dist() string {
 	return filepath.Join(repository, "dist")
 }
 
-// packaged is the path of the only package that a pattern names, for this architecture where it says {arch}.
+// packaged returns the path of the one package that matches a pattern. {arch} in the pattern is this architecture.
 func packaged(t *testing.T, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dist(), strings.ReplaceAll(pattern, "{arch}", runtime.GOARCH)))
@@ -45,7 +45,7 @@ func packaged(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// containerdUnit is what distributions and containerd's own documentation run it with.
+// containerdUnit is like the unit of distributions and of containerd's documentation.
 const containerdUnit = `[Unit]
 Description=containerd container runtime
 After=network.target local-fs.target
@@ -64,7 +64,7 @@ TasksMax=infinity
 WantedBy=multi-user.target
 `
 
-// stockNode is a machine on which a stock containerd runs as a service, with a registry beside it.
+// stockNode is a machine that runs stock containerd as a service, with a registry.
 type stockNode struct {
 	*machine.Machine
 	t   *testing.T
@@ -95,14 +95,14 @@ func newStockNode(t *testing.T) *stockNode {
 	return n
 }
 
-// push makes an image in the registry and gives its reference.
+// push pushes an image to the registry and returns its reference.
 func (n *stockNode) push(name string) string {
 	n.t.Helper()
 	testkit.Push(n.t, n.reg, name, testkit.AppIndex(n.t, images.Options{Version: "v1"}, images.HostPlatform()))
 	return n.reg.Ref(name)
 }
 
-// install copies packages into the machine and installs them.
+// install copies packages into the machine, installs them and returns the output.
 func (n *stockNode) install(debs ...string) string {
 	n.t.Helper()
 	var names []string
@@ -127,7 +127,7 @@ func (n *stockNode) dial(socket string) *grpc.ClientConn {
 // pod is a sandbox with a running container.
 type pod struct{ sandbox, container string }
 
-// runPod runs a container of an image, pulled before if it has to be, through a CRI socket of the machine.
+// runPod pulls an image and runs a container of it, through a CRI socket of the machine.
 func (n *stockNode) runPod(socket, name, ref string) pod {
 	n.t.Helper()
 	conn := n.dial(socket)
@@ -158,15 +158,15 @@ func (n *stockNode) runPod(socket, name, ref string) pod {
 		n.t.Fatalf("StartContainer: %v", err)
 	}
 	p := pod{sandbox: sandbox.PodSandboxId, container: container.ContainerId}
-	n.runs(socket, p)
+	n.wantRunning(socket, p)
 	return p
 }
 
-// runs fails unless the pod's container is running. A service that is starting is asked again, as kubelet does.
-func (n *stockNode) runs(socket string, p pod) {
+// wantRunning fails the test unless the pod's container is running. Like kubelet, it retries while the service starts.
+func (n *stockNode) wantRunning(socket string, p pod) {
 	n.t.Helper()
 	rt := cri.NewRuntimeServiceClient(n.dial(socket))
-	testkit.Eventually(n.t, socket+" answers that the container runs", func(ctx context.Context) (bool, error) {
+	testkit.Eventually(n.t, socket+" reports that the container runs", func(ctx context.Context) (bool, error) {
 		s, err := rt.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: p.container})
 		if status.Code(err) == codes.Unavailable {
 			return false, nil
@@ -189,8 +189,8 @@ func (n *stockNode) removePod(socket string, p pod) {
 	}
 }
 
-// files lists what is installed, configured and kept in the machine, with modes and owners: everything but what the
-// kernel and systemd show of what is running, containerd's own data, logs, and dpkg's books.
+// files returns the files and the units of the machine, with modes and owners. It leaves out pseudo filesystems,
+// temporary files, logs, containerd's data, and the databases of dpkg and systemd.
 func (n *stockNode) files() map[string]string {
 	n.t.Helper()
 	out := n.Run(`find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/tmp -o -path /run -o -path /var/log \
@@ -209,7 +209,7 @@ func (n *stockNode) files() map[string]string {
 	return m
 }
 
-// difference says what of two listings is not the same.
+// difference returns the differences of two listings.
 func difference(before, after map[string]string) []string {
 	var diff []string
 	for name, line := range after {

@@ -13,7 +13,8 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 )
 
-// TestStandalonePackage installs the deb beside a stock containerd, runs the units, a pull and a pod, and purges it.
+// TestStandalonePackage installs the deb beside stock containerd, starts its units, runs a pull and a pod, and purges
+// it.
 func TestStandalonePackage(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -26,10 +27,10 @@ func TestStandalonePackage(t *testing.T) {
 		t.Errorf("systemd-analyze verify: %s", out)
 	}
 	if out, _ := n.Try(n.ctx, "systemctl is-enabled imagepin.service imagepin.socket || systemctl is-active imagepin.service imagepin.socket"); out != "disabled\ndisabled\ninactive\ninactive\n" {
-		t.Errorf("after the installation: %q", out)
+		t.Errorf("units after the installation: got %q, want them disabled and inactive", out)
 	}
 	if mode := n.Run("stat -c '%a %U' /etc/imagepin/config.toml"); mode != "600 root\n" {
-		t.Errorf("the configuration is %q", mode)
+		t.Errorf("mode and owner of the configuration: got %q, want 600 root", mode)
 	}
 	n.Run("imagepin config check /etc/imagepin/config.toml")
 	n.Run("gzip -dc /usr/share/man/man1/imagepin-serve.1.gz | grep -q imagepin.serve")
@@ -37,17 +38,17 @@ func TestStandalonePackage(t *testing.T) {
 
 	n.Run("systemctl enable --now imagepin.socket imagepin.service")
 	if out := n.Run("systemctl show -p ActiveState,SubState,StatusText imagepin.service"); !strings.Contains(out, "ActiveState=active\nSubState=running\n") {
-		t.Errorf("the service is %s", out)
+		t.Errorf("got service state %s, want active and running", out)
 	}
 	modes := n.Run("stat -c '%a %U:%G %n' /run/imagepin /run/imagepin/imagepin.sock /var/lib/imagepin /var/lib/imagepin/node.key")
 	want := "700 root:root /run/imagepin\n600 root:root /run/imagepin/imagepin.sock\n700 root:root /var/lib/imagepin\n600 root:root /var/lib/imagepin/node.key\n"
 	if modes != want {
-		t.Errorf("modes:\n%s\nwant:\n%s", modes, want)
+		t.Errorf("got modes:\n%s\nwant:\n%s", modes, want)
 	}
 	if l := n.listeners("imagepin.service"); l != nil {
-		t.Errorf("it listens on TCP: %q", l)
+		t.Errorf("got TCP listeners %q, want none", l)
 	}
-	n.unreachable(imagepinSocket)
+	n.wantRootOnly(imagepinSocket)
 
 	n.Run("imagepin --address " + imagepinSocket + " pull " + ref)
 	if out := n.Run("imagepin --address " + imagepinSocket + " images"); !strings.Contains(out, ref) || !strings.Contains(out, "ready") {
@@ -55,7 +56,7 @@ func TestStandalonePackage(t *testing.T) {
 	}
 	p := n.runPod(imagepinSocket, "first", ref)
 
-	// A reload is heeded.
+	// A reload applies the new configuration.
 	n.Run(`sed -i 's/# version_consistency = "off"/version_consistency = "node"/' /etc/imagepin/config.toml && systemctl reload imagepin`)
 	n.Eventually("imagepin --address " + imagepinSocket + " inspect " + ref + " | grep 'version_consistency node'")
 
@@ -63,24 +64,24 @@ func TestStandalonePackage(t *testing.T) {
 	inode := n.Run("stat -c %i " + imagepinSocket)
 	n.Run("systemctl restart imagepin.service")
 	if now := n.Run("stat -c %i " + imagepinSocket); now != inode {
-		t.Errorf("the socket was inode %s and is %s", inode, now)
+		t.Errorf("the restart changed the inode of the socket from %s to %s", inode, now)
 	}
-	n.runs(imagepinSocket, p)
+	n.wantRunning(imagepinSocket, p)
 
-	// A connection starts it.
+	// A connection to the socket starts the service.
 	n.Run("systemctl stop imagepin.service")
 	if _, err := n.Try(n.ctx, "systemctl is-active --quiet imagepin.service"); err == nil {
-		t.Fatal("it runs although it was stopped")
+		t.Fatal("the service is active after a stop")
 	}
-	n.runs(imagepinSocket, p)
+	n.wantRunning(imagepinSocket, p)
 	n.Run("systemctl is-active --quiet imagepin.service")
 
-	// It makes the socket where systemd does not.
+	// The service creates the socket if the socket unit is stopped.
 	n.Run("systemctl stop imagepin.socket imagepin.service && systemctl start imagepin.service")
 	if mode := n.Run("stat -c '%a %U:%G' " + imagepinSocket); mode != "600 root:root\n" {
-		t.Errorf("the socket is %s", mode)
+		t.Errorf("mode and owner of the socket: got %s, want 600 root:root", mode)
 	}
-	n.runs(imagepinSocket, p)
+	n.wantRunning(imagepinSocket, p)
 
 	n.removePod(imagepinSocket, p)
 	n.Run("imagepin --address " + imagepinSocket + " uninstall --yes")
@@ -90,17 +91,17 @@ func TestStandalonePackage(t *testing.T) {
 		t.Errorf("after the purge:\n%s", strings.Join(diff, "\n"))
 	}
 	if out := n.Run("ctr -n k8s.io images ls; ctr namespaces ls"); strings.Contains(out, "io.imagepin") || strings.Contains(out, "\nimagepin") {
-		t.Errorf("in containerd's metadata:\n%s", out)
+		t.Errorf("left in containerd's metadata:\n%s", out)
 	}
-	// What it pulled is containerd's, and runs without it.
+	// Images that imagepin pulled are containerd's, and run without imagepin.
 	list, err := cri.NewImageServiceClient(n.dial(containerdSocket)).ImageStatus(n.ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
 	if err != nil || list.Image == nil {
-		t.Errorf("stock containerd has %v, %v", list, err)
+		t.Errorf("ImageStatus of stock containerd: got %v, %v", list, err)
 	}
 	n.removePod(containerdSocket, n.runPod(containerdSocket, "second", ref))
 }
 
-// TestRemoveKeepsConfiguration: dpkg --remove is not --purge.
+// TestRemoveKeepsConfiguration checks that dpkg --remove keeps the configuration and the state.
 func TestRemoveKeepsConfiguration(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -109,17 +110,17 @@ func TestRemoveKeepsConfiguration(t *testing.T) {
 	n.Run("echo '# mine' >>/etc/imagepin/config.toml && systemctl enable --now imagepin.service")
 	n.Run("dpkg --remove imagepin")
 	if out, err := n.Try(n.ctx, "systemctl is-active imagepin.service"); err == nil {
-		t.Errorf("after the removal the service is %s", out)
+		t.Errorf("got service state %s after the removal", out)
 	}
 	key := n.Run("sha256sum /var/lib/imagepin/node.key")
 	n.install(deb)
 	n.Run("grep -q '^# mine' /etc/imagepin/config.toml && systemctl start imagepin.service")
 	if now := n.Run("sha256sum /var/lib/imagepin/node.key"); now != key {
-		t.Errorf("the node's key was %s and is %s", key, now)
+		t.Errorf("a new installation changed the node's key from %s to %s", key, now)
 	}
 }
 
-// TestUpgradeRestarts: an upgrade leaves the service as it was, running or not.
+// TestUpgradeRestarts checks that an upgrade restarts the service if it runs, and does not start it otherwise.
 func TestUpgradeRestarts(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -134,20 +135,20 @@ func TestUpgradeRestarts(t *testing.T) {
 	n.install(deb)
 	n.Run("systemctl is-active --quiet imagepin.service")
 	if now := n.mainPID("imagepin.service"); now == pid {
-		t.Errorf("after the upgrade it is still process %s", pid)
+		t.Errorf("the upgrade did not restart process %s", pid)
 	}
 }
 
-// unreachable fails if a user other than root can connect to a socket or read what is beside it.
-func (n *stockNode) unreachable(socket string) {
+// wantRootOnly fails the test if another user than root can connect to a socket, or read the configuration or the key.
+func (n *stockNode) wantRootOnly(socket string) {
 	n.t.Helper()
 	const as = "setpriv --reuid 65534 --regid 65534 --clear-groups "
 	if out, err := n.Try(n.ctx, as+"imagepin --address "+socket+" --timeout 5s images"); err == nil || !strings.Contains(out, "permission denied") {
-		n.t.Errorf("nobody can speak to %s: %v, %s", socket, err, out)
+		n.t.Errorf("user nobody on %s: got %v, %s, want permission denied", socket, err, out)
 	}
 	for _, path := range []string{"/etc/imagepin/config.toml", "/var/lib/imagepin/node.key"} {
 		if _, err := n.Try(n.ctx, as+"cat "+path); err == nil {
-			n.t.Errorf("nobody can read %s", path)
+			n.t.Errorf("user nobody can read %s", path)
 		}
 	}
 }
@@ -157,7 +158,7 @@ func (n *stockNode) mainPID(unit string) string {
 	return strings.TrimSpace(n.Run("systemctl show --value -p MainPID " + unit))
 }
 
-// listeners are the TCP sockets that a service listens on.
+// listeners returns the addresses of the TCP sockets that a service listens on, as in /proc/net/tcp.
 func (n *stockNode) listeners(unit string) []string {
 	n.t.Helper()
 	sockets := n.Run("readlink /proc/" + n.mainPID(unit) + "/fd/*")
@@ -172,7 +173,7 @@ func (n *stockNode) listeners(unit string) []string {
 	return found
 }
 
-// TestListenersAreSeen makes sure that the test above can fail.
+// TestListenersAreSeen checks that listeners finds a TCP socket, so that TestStandalonePackage can fail.
 func TestListenersAreSeen(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
@@ -180,35 +181,35 @@ func TestListenersAreSeen(t *testing.T) {
 	n.Run(`printf '[metrics]\naddress = "127.0.0.1:0"\n' >>/etc/imagepin/config.toml && systemctl start imagepin.service`)
 	l := n.listeners("imagepin.service")
 	if len(l) != 1 || !strings.HasPrefix(l[0], "0100007F:") {
-		t.Errorf("with a metrics address it listens on %q", l)
+		t.Errorf("got listeners %q, want the metrics address", l)
 	}
 	if port, err := strconv.ParseUint(l[0][9:], 16, 16); err != nil || port == 0 {
-		t.Errorf("port %q, %v", l[0], err)
+		t.Errorf("got listener %q, %v, want a port", l[0], err)
 	}
 }
 
-// TestHardening: what the unit gives up is what systemd says that it gives up, and nothing of it has been lost on the way.
+// TestHardening checks the rating of the unit by systemd-analyze, and that its restrictions apply to the process.
 func TestHardening(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)
 	n.install(packaged(t, "imagepin_*_{arch}.deb"))
-	// 0 is no exposure, 10 is all of it.
+	// The threshold is ten times the exposure level, from 0 to 10.
 	n.Run("systemd-analyze security --offline=yes --threshold=20 --no-pager imagepin.service")
 	n.Run("systemctl start imagepin.service")
 	process := "/proc/" + n.mainPID("imagepin.service")
 	status := n.Run("cat " + process + "/status")
 	for _, want := range []string{"CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n"} {
 		if !strings.Contains(status, want) {
-			t.Errorf("the process has no %q:\n%s", want, status)
+			t.Errorf("the status of the process has no %q:\n%s", want, status)
 		}
 	}
 	for line := range strings.Lines(n.Run("cat " + process + "/mountinfo")) {
 		f := strings.Fields(line)
 		if f[4] == "/" && !strings.HasPrefix(f[5], "ro") || f[4] == "/etc" && !strings.HasPrefix(f[5], "ro") {
-			t.Errorf("it can write to %s: %s", f[4], f[5])
+			t.Errorf("the process can write to %s: %s", f[4], f[5])
 		}
 	}
 	if env := n.Run("tr '\\0' '\\n' <" + process + "/environ | cut -d= -f1 | sort | tr '\\n' ' '"); strings.Contains(strings.ToUpper(env), "PASS") || strings.Contains(env, "TOKEN") {
-		t.Errorf("its environment has %s", env)
+		t.Errorf("the environment of the process has a secret: %s", env)
 	}
 }

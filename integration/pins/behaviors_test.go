@@ -23,12 +23,12 @@ import (
 
 var manifestTimeout = testkit.Failure{Name: "ManifestPullTimeout", Code: codes.DeadlineExceeded, Prefix: "RegistryUnavailable"}
 
-// What a pull does.
+// The outcomes of a pull.
 const (
-	theirs   = "theirs"   // it asks, and runs what the registry says
-	ours     = "ours"     // it asks nobody, and runs what is here
-	fallback = "fallback" // it asks, gets no answer, and runs what is here
-	fails    = "fails"    // it asks, and fails
+	fromRegistry = "fromRegistry" // sends requests, gets the registry's image
+	fromNode     = "fromNode"     // sends no request, gets the node's image
+	fallback     = "fallback"     // sends requests, gets no answer, gets the node's image
+	fails        = "fails"        // sends requests, fails
 )
 
 // conditions are the states of a registry.
@@ -36,49 +36,49 @@ var conditions = []struct {
 	name  string
 	fault *registry.Fault
 	want  testkit.Failure
-	// asks are the requests of a pull that gets no answer. containerd's resolver asks once more after a 5xx, four times more after a 429, and
-	// by GET where HEAD is forbidden; so does stock.
-	asks []string
+	// requests are those of a pull that gets no answer. As with stock, containerd's resolver retries once after a 5xx
+	// and four times after a 429, and sends a GET if HEAD is forbidden.
+	requests []string
 }{
 	{name: "up"},
 	{name: "down", want: testkit.ManifestUnavailable},
-	{name: "slow", want: manifestTimeout, asks: []string{"HEAD manifest"}},
-	{name: "401", fault: &registry.Fault{Status: http.StatusUnauthorized}, want: testkit.Unauthenticated, asks: []string{"HEAD manifest"}},
-	{name: "403", fault: &registry.Fault{Status: http.StatusForbidden}, want: testkit.Forbidden, asks: []string{"GET manifest", "HEAD manifest"}},
-	{name: "404", want: testkit.NoSuchImage, asks: []string{"HEAD manifest"}},
-	{name: "429", fault: &registry.Fault{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}}, want: testkit.ManifestUnavailable, asks: slices.Repeat([]string{"HEAD manifest"}, 5)},
-	{name: "500", fault: &registry.Fault{Status: http.StatusInternalServerError}, want: testkit.ManifestUnavailable, asks: slices.Repeat([]string{"HEAD manifest"}, 2)},
-	{name: "503", fault: &registry.Fault{Status: http.StatusServiceUnavailable}, want: testkit.ManifestUnavailable, asks: slices.Repeat([]string{"HEAD manifest"}, 2)},
+	{name: "slow", want: manifestTimeout, requests: []string{"HEAD manifest"}},
+	{name: "401", fault: &registry.Fault{Status: http.StatusUnauthorized}, want: testkit.Unauthenticated, requests: []string{"HEAD manifest"}},
+	{name: "403", fault: &registry.Fault{Status: http.StatusForbidden}, want: testkit.Forbidden, requests: []string{"GET manifest", "HEAD manifest"}},
+	{name: "404", want: testkit.NoSuchImage, requests: []string{"HEAD manifest"}},
+	{name: "429", fault: &registry.Fault{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}}, want: testkit.ManifestUnavailable, requests: slices.Repeat([]string{"HEAD manifest"}, 5)},
+	{name: "500", fault: &registry.Fault{Status: http.StatusInternalServerError}, want: testkit.ManifestUnavailable, requests: slices.Repeat([]string{"HEAD manifest"}, 2)},
+	{name: "503", fault: &registry.Fault{Status: http.StatusServiceUnavailable}, want: testkit.ManifestUnavailable, requests: slices.Repeat([]string{"HEAD manifest"}, 2)},
 }
 
-// behaviorTable says what a pull does, by the conditions of the registry in their order, for an image that is here by a pull of this node, by
-// an import, or not at all.
+// behaviorTable has the outcomes of pulls, in the order of conditions, for an image that this node pulled, that was
+// imported, or that is absent.
 var behaviorTable = map[string]map[string][]string{
-	//             up      down      slow      401    403    404    429       500       503
+	//             up            down      slow      401    403    404    429       500       503
 	"default": {
-		"pulled":   {theirs, fallback, fallback, fails, fails, fails, fallback, fallback, fallback},
-		"imported": {theirs, fallback, fallback, fails, fails, fails, fallback, fallback, fallback},
-		"absent":   {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
+		"pulled":   {fromRegistry, fallback, fallback, fails, fails, fails, fallback, fallback, fallback},
+		"imported": {fromRegistry, fallback, fallback, fails, fails, fails, fallback, fallback, fallback},
+		"absent":   {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
 	},
 	"always": {
-		"pulled":   {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
-		"imported": {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
-		"absent":   {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
+		"pulled":   {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
+		"imported": {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
+		"absent":   {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
 	},
 	"once": {
-		"pulled":   {ours, ours, ours, ours, ours, ours, ours, ours, ours},
-		"imported": {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
-		"absent":   {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
+		"pulled":   {fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode},
+		"imported": {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
+		"absent":   {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
 	},
 	"prefer-cached": {
-		"pulled":   {ours, ours, ours, ours, ours, ours, ours, ours, ours},
-		"imported": {ours, ours, ours, ours, ours, ours, ours, ours, ours},
-		"absent":   {theirs, fails, fails, fails, fails, fails, fails, fails, fails},
+		"pulled":   {fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode},
+		"imported": {fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode, fromNode},
+		"absent":   {fromRegistry, fails, fails, fails, fails, fails, fails, fails, fails},
 	},
 }
 
-// TestPullBehaviors is the table of pull behaviors: for every cell the image that a pull gives or the error, and what it asks. In every cell the
-// registry's tag has moved since the image came here.
+// TestPullBehaviors checks every cell of the table of pull behaviors: the image or the error, and the requests. In
+// every cell, the registry's tag has moved since the node got the image.
 func TestPullBehaviors(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -86,7 +86,7 @@ func TestPullBehaviors(t *testing.T) {
 	n := testkit.Node(t, node.Options{NoPods: true, Extra: testkit.BehaviorRules})
 	faults := newRepositoryFaults(up)
 
-	// Layers that all have are here, so that every cell has the same to fetch.
+	// The layers that all images share are on the node, so that every cell fetches the same.
 	testkit.Push(t, up, "base:v1", testkit.App(t, images.Options{}))
 	if _, err := n.Pull(ctx, up.Ref("base:v1"), ""); err != nil {
 		t.Fatal(err)
@@ -94,34 +94,34 @@ func TestPullBehaviors(t *testing.T) {
 	importedID := importImage(t, n, images.Options{Version: "imported"})
 
 	type cell struct {
-		behavior, here, condition string
-		does                      string
-		want                      testkit.Failure
-		asks                      []string
-		reg                       *registry.Registry
-		repo, had, theirs         string
-		pull                      func() (string, error)
+		behavior, local, condition string
+		outcome                    string
+		want                       testkit.Failure
+		requests                   []string
+		reg                        *registry.Registry
+		repo, localID, remoteID    string
+		pull                       func() (string, error)
 	}
 	var cells []*cell
 	for _, behavior := range slices.Sorted(maps.Keys(behaviorTable)) {
-		for _, here := range []string{"pulled", "imported", "absent"} {
+		for _, local := range []string{"pulled", "imported", "absent"} {
 			for i, c := range conditions {
-				x := &cell{behavior: behavior, here: here, condition: c.name, does: behaviorTable[behavior][here][i], want: c.want, asks: c.asks, reg: up}
+				x := &cell{behavior: behavior, local: local, condition: c.name, outcome: behaviorTable[behavior][local][i], want: c.want, requests: c.requests, reg: up}
 				if c.name == "down" {
 					x.reg = down
 				}
-				x.repo = "team/" + behavior + "/" + here + "-" + c.name
-				switch here {
+				x.repo = "team/" + behavior + "/" + local + "-" + c.name
+				switch local {
 				case "pulled":
 					testkit.Push(t, x.reg, x.repo+":v1", testkit.App(t, images.Options{Version: "old " + x.repo}))
 					id, err := n.Pull(ctx, x.reg.Ref(x.repo+":v1"), "")
 					if err != nil {
 						t.Fatal(err)
 					}
-					x.had = id
+					x.localID = id
 				case "imported":
 					tagImported(t, n, x.reg.Ref(x.repo+":v1"))
-					x.had = importedID
+					x.localID = importedID
 				}
 				img := testkit.App(t, images.Options{Version: "new " + x.repo})
 				testkit.Push(t, x.reg, x.repo+":v1", img)
@@ -129,7 +129,7 @@ func TestPullBehaviors(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				x.theirs = id.String()
+				x.remoteID = id.String()
 				switch {
 				case c.name == "404":
 					if err := x.reg.Delete(x.repo + ":v1"); err != nil {
@@ -151,48 +151,48 @@ func TestPullBehaviors(t *testing.T) {
 		ref := x.reg.Ref(x.repo + ":v1")
 		x.pull = func() (string, error) { return n.Pull(ctx, ref, "") }
 		if x.condition == "slow" {
-			x.pull = testkit.Async(x.pull) // all at once: each takes as long as the timeout
+			x.pull = testkit.Async(x.pull) // concurrently: each takes as long as the timeout
 		}
 	}
 	slow := slices.DeleteFunc(slices.Clone(cells), func(x *cell) bool { return x.condition != "slow" })
 	cells = append(slices.DeleteFunc(cells, func(x *cell) bool { return x.condition == "slow" }), slow...)
 	for _, x := range cells {
-		t.Run(x.behavior+" "+x.here+" "+x.condition, func(t *testing.T) {
+		t.Run(x.behavior+" "+x.local+" "+x.condition, func(t *testing.T) {
 			ref := x.reg.Ref(x.repo + ":v1")
 			got, err := x.pull()
 			var want string
-			asks := x.asks
-			switch x.does {
-			case theirs:
-				want, asks = x.theirs, []string{"GET blob", "GET blob", "GET manifest", "HEAD manifest"}
-			case ours:
-				want, asks = x.had, nil
+			wantRequests := x.requests
+			switch x.outcome {
+			case fromRegistry:
+				want, wantRequests = x.remoteID, []string{"GET blob", "GET blob", "GET manifest", "HEAD manifest"}
+			case fromNode:
+				want, wantRequests = x.localID, nil
 			case fallback:
-				want = x.had
+				want = x.localID
 				if !slices.ContainsFunc(strings.Split(n.Logs(), "\n"), func(line string) bool {
 					return strings.Contains(line, "the registry is unavailable, using the image on the node") && strings.Contains(line, ref)
 				}) {
-					t.Error("the log does not say that what is here is used")
+					t.Error("the log does not report that the image on the node is used")
 				}
 			}
-			if x.does == fails {
+			if x.outcome == fails {
 				x.want.Check(t, err, ref, testkit.TargetOf(""))
 			} else if err != nil || got != want {
-				t.Errorf("the pull gives %q and %v, not %q", got, err, want)
+				t.Errorf("pull: got %q, %v, want %q", got, err, want)
 			}
-			if requests := requestsOf(x.reg, x.repo); !slices.Equal(requests, asks) {
-				t.Errorf("the pull asked %q, not %q:\n%s", requests, asks, x.reg.Dump())
+			if requests := requestsOf(x.reg, x.repo); !slices.Equal(requests, wantRequests) {
+				t.Errorf("pull: got requests %q, want %q:\n%s", requests, wantRequests, x.reg.Dump())
 			}
-			// What a pull fails to get anew is still there.
+			// A failed pull keeps the image of the node.
 			status, serr := n.ImageStatus(ctx, ref, "")
-			if is := status.GetId(); serr != nil || x.does == fails && is != x.had || x.does != fails && is != want {
-				t.Errorf("after the pull the reference means %q (%v)", is, serr)
+			if id := status.GetId(); serr != nil || x.outcome == fails && id != x.localID || x.outcome != fails && id != want {
+				t.Errorf("ImageStatus after the pull: got %q, %v", id, serr)
 			}
 		})
 	}
 }
 
-// requestsOf are the requests about a repository, sorted.
+// requestsOf returns the sorted requests for a repository.
 func requestsOf(reg *registry.Registry, repo string) []string {
 	var got []string
 	for _, q := range reg.Requests() {
@@ -204,18 +204,18 @@ func requestsOf(reg *registry.Registry, repo string) []string {
 	return got
 }
 
-// repositoryFaults are faults by repository.
+// repositoryFaults has the faults of repositories.
 type repositoryFaults struct {
-	mu sync.Mutex
-	of map[string]*registry.Fault
+	mu     sync.Mutex
+	byRepo map[string]*registry.Fault
 }
 
 func newRepositoryFaults(reg *registry.Registry) *repositoryFaults {
-	f := &repositoryFaults{of: make(map[string]*registry.Fault)}
+	f := &repositoryFaults{byRepo: make(map[string]*registry.Fault)}
 	reg.SetFault(func(q registry.Request) *registry.Fault {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.of[q.Repository]
+		return f.byRepo[q.Repository]
 	})
 	return f
 }
@@ -223,12 +223,12 @@ func newRepositoryFaults(reg *registry.Registry) *repositoryFaults {
 func (f *repositoryFaults) set(repo string, fault *registry.Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.of[repo] = fault
+	f.byRepo[repo] = fault
 }
 
 const importedRef = "imported.example/app:v1"
 
-// importImage loads an image from a file, as ctr does, and gives its ID.
+// importImage imports an image from a file with ctr and returns its ID.
 func importImage(t *testing.T, n *node.Node, opts images.Options) string {
 	t.Helper()
 	img := testkit.App(t, opts)
@@ -253,7 +253,7 @@ func importImage(t *testing.T, n *node.Node, opts images.Options) string {
 	return testkit.WaitForImage(t, n, importedRef)
 }
 
-// tagImported gives what was imported one more name, as ctr does.
+// tagImported adds a name to the imported image, as ctr does.
 func tagImported(t *testing.T, n *node.Node, ref string) {
 	t.Helper()
 	ctx, store := testkit.NSContext(testkit.Context(t)), n.Client().ImageService()
@@ -267,8 +267,8 @@ func tagImported(t *testing.T, n *node.Node, ref string) {
 	testkit.WaitForImage(t, n, ref)
 }
 
-// TestPullBehaviorsNeedProof has somebody ask for an image that somebody else has pulled. Where the registry would not be asked, the other
-// credential is sent to it once, with the digest; where it cannot be asked, the image is not given away.
+// TestPullBehaviorsNeedProof checks pulls of an image that another user has pulled. If the pull behavior needs no
+// request, the registry verifies the credential once, for the digest. If the registry is down, the pull fails.
 func TestPullBehaviorsNeedProof(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -293,7 +293,7 @@ func TestPullBehaviorsNeedProof(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids[behavior], digests[behavior] = id, d.String()
-		// The tag moves: who gets the old image was not told by the registry.
+		// The tag moves, so that only the node resolves it to the old image.
 		testkit.Push(t, reg, repo+":v1", testkit.App(t, images.Options{Version: behavior + " moved"}))
 	}
 	before := testkit.State(t, n)
@@ -303,30 +303,30 @@ func TestPullBehaviorsNeedProof(t *testing.T) {
 			reg.Reset()
 			id, err := n.PullWith(ctx, ref(behavior), node.PullOptions{Auth: auth})
 			if err == nil && id != ids[behavior] {
-				t.Errorf("%s: %s gets %s, not %s", behavior, who, id, ids[behavior])
+				t.Errorf("%s: pull by %s: got %s, want %s", behavior, who, id, ids[behavior])
 			}
 			heads := 0
 			for _, q := range reg.Requests() {
 				if q.Method != "HEAD" || q.Reference != digests[behavior] {
-					t.Errorf("%s: for %s another question was asked than whether the digest may be read:\n%s", behavior, who, reg.Dump())
+					t.Errorf("%s: pull by %s sent another request than HEAD for the digest:\n%s", behavior, who, reg.Dump())
 				}
 				if q.Status == http.StatusOK {
 					heads++
 				}
 			}
 			if heads != accepted {
-				t.Errorf("%s: %d questions of %s were answered, not %d:\n%s", behavior, heads, who, accepted, reg.Dump())
+				t.Errorf("%s: got %d accepted requests by %s, want %d:\n%s", behavior, heads, who, accepted, reg.Dump())
 			}
 			if accepted == 0 && err == nil && reg.Count() != 0 {
-				t.Errorf("%s: the registry was asked again for %s:\n%s", behavior, who, reg.Dump())
+				t.Errorf("%s: the registry got another request for %s:\n%s", behavior, who, reg.Dump())
 			}
 			return err
 		}
-		for who, auth := range map[string]*cri.AuthConfig{"mallory": as("mallory"), "nobody": nil, "a thief": {Username: "alice", Password: "guessed"}} {
+		for who, auth := range map[string]*cri.AuthConfig{"mallory": as("mallory"), "nobody": nil, "alice with a wrong password": {Username: "alice", Password: "guessed"}} {
 			testkit.Unauthenticated.Check(t, pull(who, auth, 0), ref(behavior), testkit.TargetOf(""))
 		}
 		if d := node.Diff(before, testkit.State(t, n)); d != "" {
-			t.Errorf("%s: pulls that were refused have changed:\n%s", behavior, d)
+			t.Errorf("%s: denied pulls changed the node's state:\n%s", behavior, d)
 		}
 		if err := pull("alice", testkit.AsAlice(), 0); err != nil {
 			t.Error(err)
@@ -345,7 +345,7 @@ func TestPullBehaviorsNeedProof(t *testing.T) {
 		for who, auth := range map[string]*cri.AuthConfig{"carol": as("carol"), "mallory": as("mallory"), "nobody": nil} {
 			_, err := n.PullWith(ctx, ref(behavior), node.PullOptions{Auth: auth})
 			if err == nil {
-				t.Errorf("%s: %s gets an image that was never given to her", behavior, who)
+				t.Errorf("%s: %s got an image without a proof", behavior, who)
 				continue
 			}
 			testkit.ManifestUnavailable.Check(t, err, ref(behavior), testkit.TargetOf(""))
@@ -354,16 +354,16 @@ func TestPullBehaviorsNeedProof(t *testing.T) {
 		if behavior == "always" {
 			testkit.ManifestUnavailable.Check(t, err, ref(behavior), testkit.TargetOf(""))
 		} else if err != nil || id != ids[behavior] {
-			t.Errorf("%s: alice gets %q and %v, not what she has pulled", behavior, id, err)
+			t.Errorf("%s: pull by alice: got %q, %v, want the image that she pulled", behavior, id, err)
 		}
 	}
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("pulls with the registry down have changed:\n%s", d)
+		t.Errorf("pulls with the registry down changed the node's state:\n%s", d)
 	}
 }
 
-// TestNoFallbackPastARefusal has a mirror not know the image, or fail, and the registry behind it refuse: containerd's resolver returns one of
-// the two, and it must be the refusal that counts. Where no host refuses, what is here is used.
+// TestNoFallbackPastARefusal checks that a denial by the mirror or by the registry counts, although the other host
+// fails or does not have the image. If one host fails and none denies, the image on the node is used.
 func TestNoFallbackPastARefusal(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -393,12 +393,12 @@ func TestNoFallbackPastARefusal(t *testing.T) {
 		case test.want != nil:
 			test.want.Check(t, err, ref, testkit.TargetOf(""))
 		case err != nil || got != id:
-			t.Errorf("mirror %d, registry %d: %q and %v, not what is here", test.mirror, test.upstream, got, err)
+			t.Errorf("mirror %d, registry %d: got %q, %v, want the image on the node", test.mirror, test.upstream, got, err)
 		}
 	}
 }
 
-// TestOnceCountsPullsOfThisNode: what another tool has put on the node does not count, and a crash does not make it forget.
+// TestOnceCountsPullsOfThisNode checks that pull_behavior "once" counts only pulls by imagepin, also after a crash.
 func TestOnceCountsPullsOfThisNode(t *testing.T) {
 	t.Parallel()
 	r := &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}
@@ -416,27 +416,27 @@ func TestOnceCountsPullsOfThisNode(t *testing.T) {
 	r.KillAndRestart(nil)
 	r.Reg.Reset()
 	if got := r.MustPull(mine, ""); got != id {
-		t.Errorf("what was pulled before the crash is pulled again: %s, not %s", got, id)
+		t.Errorf("pull after the crash: got %s, want %s", got, id)
 	}
-	r.WantNoRequests("a second pull, after a crash,")
+	r.WantNoRequests("a second pull after a crash")
 	adopted := r.MustStatus(other, "").GetId()
 	now := r.MustPull(other, "")
 	if now == adopted {
-		t.Error("an image that ctr has pulled counts as pulled")
+		t.Error("an image that ctr pulled counts as pulled by imagepin")
 	}
-	r.WantRequests("the first pull of what ctr has pulled", "HEAD manifest", "GET manifest", "GET blob", "GET blob")
+	r.WantRequests("the first pull of an image that ctr pulled", "HEAD manifest", "GET manifest", "GET blob", "GET blob")
 	if got := r.MustPull(other, ""); got != now {
-		t.Errorf("a second pull gives %s, not %s", got, now)
+		t.Errorf("second pull: got %s, want %s", got, now)
 	}
 	r.WantNoRequests("the second pull")
 
-	// Gone from the node, it has to be asked for again.
+	// After its removal, the next pull resolves it again.
 	r.MustRemove(mine, "")
 	r.Reg.Reset()
 	if got := r.MustPull(mine, ""); got == id {
-		t.Error("an image that was removed is there again without having been asked for")
+		t.Error("the pull after the removal got the removed image")
 	}
 	if r.Reg.Count(registry.Is("HEAD", registry.Manifest)) != 1 {
-		t.Errorf("the registry was not asked once:\n%s", r.Reg.Dump())
+		t.Errorf("want 1 HEAD request:\n%s", r.Reg.Dump())
 	}
 }

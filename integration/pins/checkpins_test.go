@@ -11,7 +11,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestCheckLooksAtPins takes the record of a pin away: a check finds it, a repair writes it again, and it is in force after a restart.
+// TestCheckLooksAtPins deletes the record of a pin. A check finds it, a repair writes the record again, and the pin
+// applies after a restart.
 func TestCheckLooksAtPins(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules})
@@ -19,10 +20,10 @@ func TestCheckLooksAtPins(t *testing.T) {
 	ref := r.Reg.Ref("node/app:v1")
 	r.MustPull(ref, "")
 	if out, ok := r.Command("check"); !ok {
-		t.Fatalf("a check finds:\n%s", out)
+		t.Fatalf("check: got findings:\n%s", out)
 	}
 	if out, ok := r.Command("pin", "ls", "-o", "json"); !ok || !strings.Contains(out, ref) || !strings.Contains(out, old) {
-		t.Errorf("the pins are:\n%s", out)
+		t.Errorf("pin ls: got\n%s", out)
 	}
 	name := "node/" + ref
 	if err := r.Client().ImageService().Delete(namespaces.WithNamespace(r.Ctx, "imagepin"), name); err != nil {
@@ -30,19 +31,20 @@ func TestCheckLooksAtPins(t *testing.T) {
 	}
 	out, ok := r.Command("check")
 	if ok || !strings.Contains(out, name) || !strings.Contains(out, "its record is gone") || !strings.Contains(out, "repair its record") {
-		t.Errorf("a check says:\n%s", out)
+		t.Errorf("check without the record: got\n%s", out)
 	}
 	if out, ok = r.Command("check", "--repair"); !ok || !strings.Contains(out, "record repaired") || !strings.Contains(out, "1 differ, 1 repaired") {
-		t.Errorf("a repair says:\n%s", out)
+		t.Errorf("check --repair: got\n%s", out)
 	}
 	if out, ok = r.Command("check"); !ok {
-		t.Errorf("after the repair:\n%s", out)
+		t.Errorf("check after the repair: got\n%s", out)
 	}
 	r.KillAndRestart(nil)
 	wantPins(r, ref, map[string]string{"node": old})
 }
 
-// TestPinOfAWorkloadWithoutContainersStays fills a cap by a pod whose containers are still to come: its pin is in use since its sandbox runs.
+// TestPinOfAWorkloadWithoutContainersStays checks that the pin of a pod without containers is in use, and not evicted
+// at the cap, while the sandbox of the pod exists.
 func TestPinOfAWorkloadWithoutContainersStays(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules + `

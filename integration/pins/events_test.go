@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// pinEvents are the events of pins as a subscriber of containerd's gets them.
+// pinEvents receives the events of pins from containerd.
 type pinEvents struct {
 	t    *testing.T
 	ctx  context.Context
@@ -22,7 +22,7 @@ type pinEvents struct {
 	errs <-chan error
 }
 
-// subscribe listens as `ctr events` does, to what happens to pins.
+// subscribe subscribes to the events of pins, as `ctr events` does.
 func subscribe(r *testkit.Rig) *pinEvents {
 	r.T.Helper()
 	ctx, cancel := context.WithCancel(r.Ctx)
@@ -39,7 +39,7 @@ func (e *pinEvents) want(topic, ref, scope, digest, previous string) *api.PinEve
 	select {
 	case got := <-e.next:
 		if got.Namespace != node.Namespace || got.Topic != topic {
-			e.t.Errorf("event %s in namespace %s, not %s in %s", got.Topic, got.Namespace, topic, node.Namespace)
+			e.t.Errorf("got event %s in namespace %s, want %s in %s", got.Topic, got.Namespace, topic, node.Namespace)
 		}
 		v, err := typeurl.UnmarshalAny(got.Event)
 		if err != nil {
@@ -47,56 +47,56 @@ func (e *pinEvents) want(topic, ref, scope, digest, previous string) *api.PinEve
 		}
 		event, ok := v.(*api.PinEvent)
 		if !ok {
-			e.t.Fatalf("event %s is a %T", got.Topic, v)
+			e.t.Fatalf("event %s: got type %T", got.Topic, v)
 		}
 		p := event.GetPin()
 		if p.GetRef() != ref || p.GetScope() != scope || p.GetRoot().GetDigest() != digest || event.GetPrevious() != previous {
-			e.t.Errorf("event %s is of %s in %s, %s after %q; not of %s in %s, %s after %q", got.Topic,
+			e.t.Errorf("event %s: got pin of %s in scope %s at %s (was %q), want %s in scope %s at %s (was %q)", got.Topic,
 				p.GetRef(), p.GetScope(), p.GetRoot().GetDigest(), event.GetPrevious(), ref, scope, digest, previous)
 		}
 		return event
 	case err := <-e.errs:
-		e.t.Fatalf("instead of the event %s: %v", topic, err)
+		e.t.Fatalf("waiting for event %s: %v", topic, err)
 	case <-ctx.Done():
-		e.t.Fatalf("there was no event %s", topic)
+		e.t.Fatalf("timed out waiting for event %s", topic)
 	}
 	return nil
 }
 
-// TestPinsTellWhatHappensToThem subscribes to containerd's events in the namespace of Kubernetes' images.
-func TestPinsTellWhatHappensToThem(t *testing.T) {
+// TestPinEvents checks the events of pins that containerd publishes in the namespace k8s.io.
+func TestPinEvents(t *testing.T) {
 	r := testkit.NewRig(t, node.Options{Extra: testkit.PinRules})
-	told := subscribe(r)
+	published := subscribe(r)
 	ref, first := r.Push("pinned/app:1", images.Options{Version: "1"}, images.HostPlatform())
 
 	r.MustPull(ref, "")
-	made := told.want("/imagepin/pin/made", ref, "node", testkit.DigestIn(first), "")
+	made := published.want("/imagepin/pin/made", ref, "node", testkit.DigestIn(first), "")
 	if made.GetPin().GetMadeBy() != "use" || !made.GetPin().GetRetain() {
-		t.Errorf("the event of the pin that a pull made says %v", made)
+		t.Errorf("event made: got %v", made)
 	}
-	r.MustPull(ref, "") // which changes nothing, and tells nothing
+	r.MustPull(ref, "") // no change, no event
 
 	_, second := r.Push("pinned/app:1", images.Options{Version: "2"}, images.HostPlatform())
 	r.MustPull(ref, "")
-	drift := told.want("/imagepin/pin/drifted", ref, "node", testkit.DigestIn(first), "")
+	drift := published.want("/imagepin/pin/drifted", ref, "node", testkit.DigestIn(first), "")
 	if drift.GetPin().GetDrift().GetDigest() != testkit.DigestIn(second) {
-		t.Errorf("the event of a tag that has moved says %v, not that it means %s", drift, second)
+		t.Errorf("event drifted: got %v, want drift to %s", drift, second)
 	}
-	r.MustPull(ref, "") // the same drift is told once
+	r.MustPull(ref, "") // no second event for the same drift
 
 	if out, code := r.Operator("refresh", ref); code != 10 {
-		t.Fatalf("imagepin refresh: %d: %s", code, out)
+		t.Fatalf("imagepin refresh: exit code %d: %s", code, out)
 	}
-	moved := told.want("/imagepin/pin/moved", ref, "node", testkit.DigestIn(second), testkit.DigestIn(first))
+	moved := published.want("/imagepin/pin/moved", ref, "node", testkit.DigestIn(second), testkit.DigestIn(first))
 	if moved.GetPin().GetDrift() != nil || len(moved.GetPin().GetHistory()) != 1 {
-		t.Errorf("the event of a refresh says %v", moved)
+		t.Errorf("event moved: got %v", moved)
 	}
 
 	if out, code := r.Operator("pin", "rm", ref); code != 0 {
-		t.Fatalf("imagepin pin rm: %d: %s", code, out)
+		t.Fatalf("imagepin pin rm: exit code %d: %s", code, out)
 	}
-	told.want("/imagepin/pin/removed", ref, "node", testkit.DigestIn(second), "")
+	published.want("/imagepin/pin/removed", ref, "node", testkit.DigestIn(second), "")
 
 	r.MustPull(ref, "")
-	told.want("/imagepin/pin/made", ref, "node", testkit.DigestIn(second), "")
+	published.want("/imagepin/pin/made", ref, "node", testkit.DigestIn(second), "")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// inspectedKey is what the verbose status of an image says of a key.
+// inspectedKey is a key in the verbose status of an image.
 type inspectedKey struct {
 	Ref         string    `json:"ref"`
 	Platform    string    `json:"platform"`
@@ -47,26 +47,26 @@ type inspectedPin struct {
 	} `json:"drift"`
 }
 
-// inspecti is what `crictl inspecti` shows of an image's keys, by reference and snapshotter.
+// inspecti returns the keys that `crictl inspecti` shows of an image, by reference and snapshotter.
 func inspecti(r *testkit.Rig, ref string) map[string]inspectedKey {
 	r.T.Helper()
 	resp, err := r.Images().ImageStatus(r.Ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}, Verbose: true})
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	var said struct{ Keys []inspectedKey }
-	if err := json.Unmarshal([]byte(resp.GetInfo()["imagepin"]), &said); err != nil {
-		r.T.Fatalf("the verbose status of %s says %q: %v", ref, resp.GetInfo()["imagepin"], err)
+	var info struct{ Keys []inspectedKey }
+	if err := json.Unmarshal([]byte(resp.GetInfo()["imagepin"]), &info); err != nil {
+		r.T.Fatalf("verbose status of %s: got %q: %v", ref, resp.GetInfo()["imagepin"], err)
 	}
 	keys := make(map[string]inspectedKey)
-	for _, k := range said.Keys {
+	for _, k := range info.Keys {
 		keys[k.Ref+" "+k.Snapshotter] = k
 	}
 	return keys
 }
 
-// TestInspectShowsPolicyAndPins reads what crictl inspecti shows of a reference without a pin, with pins in two scopes, and of one
-// that has drifted.
+// TestInspectShowsPolicyAndPins checks the output of crictl inspecti for a reference without a pin, with a drifted pin,
+// and with pins in two scopes.
 func TestInspectShowsPolicyAndPins(t *testing.T) {
 	r := testkit.NewRig(t, node.Options{Extra: testkit.PinRules})
 	start := time.Now().Add(-time.Second)
@@ -76,14 +76,14 @@ func TestInspectShowsPolicyAndPins(t *testing.T) {
 	for _, ref := range []string{free, freeDigest} {
 		k, ok := inspecti(r, free)[ref+" overlayfs"]
 		if !ok {
-			t.Fatalf("inspecti shows no key of %s: %v", ref, inspecti(r, free))
+			t.Fatalf("inspecti: no key of %s in %v", ref, inspecti(r, free))
 		}
 		if k.Digest != testkit.DigestIn(freeDigest) || k.Platform != images.HostPlatform() || k.Source != "pull" || k.Host != r.Reg.Host() ||
 			!slices.Equal(k.Handlers, []string{"runc"}) || k.Manifest == "" || k.Record != freeDigest || k.ReadyAt.Before(start) {
-			t.Errorf("the key of %s is %+v", ref, k)
+			t.Errorf("key of %s: got %+v", ref, k)
 		}
 		if len(k.Pins) != 0 || k.Rule.Match != "" || k.Rule.PullBehavior != "default" || k.Rule.VersionConsistency != "off" || k.Rule.Retain {
-			t.Errorf("%s has rule %+v and pins %+v, and should have the defaults and none", ref, k.Rule, k.Pins)
+			t.Errorf("%s: got rule %+v and pins %+v, want the defaults and no pins", ref, k.Rule, k.Pins)
 		}
 	}
 
@@ -91,31 +91,31 @@ func TestInspectShowsPolicyAndPins(t *testing.T) {
 	r.MustPull(pinned, "")
 	k := inspecti(r, pinned)[pinned+" overlayfs"]
 	if k.Rule.Match != "**/pinned/*" || k.Rule.PullBehavior != "default" || k.Rule.VersionConsistency != "node" || !k.Rule.Retain || k.Rule.AllowPodOverride {
-		t.Errorf("%s has rule %+v", pinned, k.Rule)
+		t.Errorf("%s: got rule %+v", pinned, k.Rule)
 	}
 	if len(k.Pins) != 1 {
-		t.Fatalf("%s has pins %+v, not one", pinned, k.Pins)
+		t.Fatalf("%s: got pins %+v, want 1", pinned, k.Pins)
 	}
 	if p := k.Pins[0]; p.Scope != "node" || p.Digest != testkit.DigestIn(first) || p.By != "use" || !p.Retain || p.Drift != nil || p.Since.Before(start) {
-		t.Errorf("%s has pin %+v", pinned, p)
+		t.Errorf("%s: got pin %+v", pinned, p)
 	}
 
 	_, second := r.Push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
 	r.MustPull(pinned, "")
 	k = inspecti(r, pinned)[pinned+" overlayfs"]
 	if len(k.Pins) != 1 || k.Digest != testkit.DigestIn(first) {
-		t.Fatalf("after its tag has moved the key of %s is %+v", pinned, k)
+		t.Fatalf("key of %s after its tag moved: got %+v", pinned, k)
 	}
 	if d := k.Pins[0].Drift; d == nil || d.Digest != testkit.DigestIn(second) || d.Since.Before(start) {
-		t.Errorf("after its tag has moved %s has drift %+v, not to %s", pinned, d, second)
+		t.Errorf("drift of %s after its tag moved: got %+v, want %s", pinned, d, second)
 	}
 
 	const workload = "workload/shop/pod-template-hash=5d9"
 	if out, code := r.Operator("pin", "set", pinned, testkit.DigestIn(second), "--scope", workload); code != 0 {
-		t.Fatalf("imagepin pin set: %d: %s", code, out)
+		t.Fatalf("imagepin pin set: exit code %d: %s", code, out)
 	}
 	k = inspecti(r, pinned)[pinned+" overlayfs"]
 	if len(k.Pins) != 2 || k.Pins[0].Scope != "node" || k.Pins[1].Scope != workload || k.Pins[1].Digest != testkit.DigestIn(second) || k.Pins[1].By != "operator" {
-		t.Errorf("with a pin of a workload %s has pins %+v", pinned, k.Pins)
+		t.Errorf("%s with a workload pin: got pins %+v", pinned, k.Pins)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPinOfANewerRelease starts on a root where a newer release has written a pin: nothing writes over it or runs something else in its place,
-// what it retains is kept, a check reports it, and it is in force again when the newer release is. An operator can remove it.
+// TestPinOfANewerRelease checks a pin that a newer release has written. Nothing overwrites it or runs another digest,
+// its content stays retained, and a check reports it. It applies again when it is readable. An operator can remove it.
 func TestPinOfANewerRelease(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
@@ -47,43 +47,43 @@ func TestPinOfANewerRelease(t *testing.T) {
 	newer := testkit.Failure{Name: "PinOfNewerRelease", Code: codes.Unimplemented}
 	_, err := r.Pull(r.Ctx, ref, "")
 	newer.Check(t, err, ref, testkit.TargetOf(""))
-	r.WantRequests("a pull that is refused by a pin")
+	r.WantRequests("a pull of a tag with an unreadable pin")
 	if _, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: ref, Digest: old}); err == nil || !strings.Contains(err.Error(), "PinOfNewerRelease") {
-		t.Errorf("pinned by hand: %v", err)
+		t.Errorf("SetPin: got error %v, want PinOfNewerRelease", err)
 	}
 	pod := r.MustPod("")
 	if _, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: ref}); err == nil || !strings.Contains(err.Error(), "PinOfNewerRelease") {
-		t.Errorf("a container: %v", err)
+		t.Errorf("CreateContainer: got error %v, want PinOfNewerRelease", err)
 	}
 	r.MustRemovePod(pod)
 	if after := record(); after.Target.Digest != before.Target.Digest || after.Labels["io.imagepin.pin.later"] != "fact" || after.UpdatedAt != before.UpdatedAt {
-		t.Errorf("the record was %v and is %v", before, after)
+		t.Errorf("the record changed from %v to %v", before, after)
 	}
 	if n := len(retained(t, r)); n != 1 {
-		t.Errorf("%d leases hold what it retains", n)
+		t.Errorf("got %d leases for the retained content, want 1", n)
 	}
 	out, ok := r.Command("check")
 	if ok || !strings.Contains(out, name) || !strings.Contains(out, "version 2 is newer than 1") || !strings.Contains(out, "1 differ, 0 repaired") {
-		t.Errorf("a check says:\n%s", out)
+		t.Errorf("check: got\n%s", out)
 	}
 
 	version("1")
 	r.KillAndRestart(nil)
 	if out, ok := r.Command("check"); !ok {
-		t.Errorf("a check finds:\n%s", out)
+		t.Errorf("check: got findings:\n%s", out)
 	}
 	r.MustRemovePod(r.WantVersion(node.KubeletPod{Image: ref}, "old").Pod)
 
 	version("2")
 	r.KillAndRestart(nil)
 	if out, ok := r.Command("pin", "rm", ref); !ok {
-		t.Errorf("it is not removed:\n%s", out)
+		t.Errorf("pin rm failed:\n%s", out)
 	}
 	if n := len(retained(t, r)); n != 0 {
-		t.Errorf("%d leases hold what no pin retains", n)
+		t.Errorf("got %d leases after the removal, want 0", n)
 	}
 	r.MustRemovePod(r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved").Pod)
-	testkit.Eventually(t, "the log says that it is removed", func(context.Context) (bool, error) {
+	testkit.Eventually(t, "the log reports that the pin is removed", func(context.Context) (bool, error) {
 		return strings.Contains(r.Logs(), "pin is removed"), nil
 	})
 }

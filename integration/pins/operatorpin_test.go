@@ -10,8 +10,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestOperatorPinHoldsWithoutConsistency pins a tag by hand on a node whose rules pin nothing: pulls and containers follow the pin, also
-// after a refresh, and the registry again once it is removed.
+// TestOperatorPinHoldsWithoutConsistency checks a pin that an operator sets for a tag that no rule pins. Pulls and
+// containers follow the pin, also after a refresh. After its removal, they follow the registry.
 func TestOperatorPinHoldsWithoutConsistency(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -25,7 +25,7 @@ func TestOperatorPinHoldsWithoutConsistency(t *testing.T) {
 
 	resolved, err := r.Control().Resolve(r.Ctx, &api.ResolveRequest{Ref: ref})
 	if err != nil || resolved.GetRoot().GetDigest() != one || resolved.GetRegistry().GetDigest() != two || resolved.GetPin().GetScope() != "node" {
-		t.Errorf("resolve says %v (%v)", resolved, err)
+		t.Errorf("Resolve: got %v, %v", resolved, err)
 	}
 	if _, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref}); err != nil {
 		t.Fatal(err)
@@ -39,19 +39,19 @@ func TestOperatorPinHoldsWithoutConsistency(t *testing.T) {
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "three")
 }
 
-// TestControlRefusesByName asks the control service for what is not there, or cannot be read.
-func TestControlRefusesByName(t *testing.T) {
+// TestControlErrors checks the errors of the control service for unknown and invalid arguments.
+func TestControlErrors(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
-	nowhere := r.Reg.Ref("nowhere:v1")
-	_, err := r.Control().Inspect(r.Ctx, &api.InspectRequest{Ref: nowhere})
-	testkit.WantCode(t, err, codes.NotFound, "UnknownImage", nowhere)
-	_, err = r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: nowhere})
-	testkit.WantCode(t, err, codes.NotFound, "UnknownImage", nowhere)
-	_, err = r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: nowhere, Scope: "node"})
-	testkit.WantCode(t, err, codes.NotFound, "UnknownPin", nowhere)
-	_, err = r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: nowhere})
-	testkit.WantCode(t, err, codes.NotFound, "UnknownPin", nowhere)
+	unknown := r.Reg.Ref("nowhere:v1")
+	_, err := r.Control().Inspect(r.Ctx, &api.InspectRequest{Ref: unknown})
+	testkit.WantCode(t, err, codes.NotFound, "UnknownImage", unknown)
+	_, err = r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: unknown})
+	testkit.WantCode(t, err, codes.NotFound, "UnknownImage", unknown)
+	_, err = r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: unknown, Scope: "node"})
+	testkit.WantCode(t, err, codes.NotFound, "UnknownPin", unknown)
+	_, err = r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: unknown})
+	testkit.WantCode(t, err, codes.NotFound, "UnknownPin", unknown)
 	_, err = r.Control().Images(r.Ctx, &api.ImagesRequest{RefGlob: "busybox"})
 	testkit.WantCode(t, err, codes.InvalidArgument, "InvalidRequest", "busybox")
 	_, err = r.Control().Images(r.Ctx, &api.ImagesRequest{Handler: "nope"})

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPodOverrides lets a pod choose behavior and consistency where a rule allows it, and nowhere else.
+// TestPodOverrides checks that pod annotations set behavior and consistency only if a rule allows it.
 func TestPodOverrides(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: `
@@ -26,7 +26,7 @@ pull_behavior = "prefer-cached"
 	for i, test := range []struct {
 		repo        string
 		annotations map[string]string
-		moves       bool // whether a second pull gives what the tag means by then
+		moves       bool // a second pull gets the tag's new image
 		pinned      bool
 		ignored     string
 	}{
@@ -39,7 +39,7 @@ pull_behavior = "prefer-cached"
 		{repo: "open/first/app", annotations: map[string]string{consistency: "node"}, pinned: true},
 		{repo: "open/first/app", annotations: map[string]string{consistency: "workload"}, moves: true},
 		{repo: "open/first/app", annotations: map[string]string{behavior: "sometimes", consistency: "cluster"}, moves: true, ignored: behavior + ", " + consistency},
-		// The first rule that matches counts, and "*" ends at a slash.
+		// The first rule that matches applies, and "*" does not match a slash.
 		{repo: "open/first/deep/app"},
 		{repo: "open/other/app", annotations: map[string]string{behavior: "always"}, ignored: behavior},
 	} {
@@ -57,15 +57,15 @@ pull_behavior = "prefer-cached"
 		testkit.Push(t, r.Reg, test.repo+":"+tag, testkit.App(t, images.Options{Version: "old " + tag}))
 		offset := r.LogOffset()
 		first := pull()
-		if said := strings.Contains(r.LogsSince(offset), "ignoring pod annotations that are not allowed or not valid: "+test.ignored); said != (test.ignored != "") {
-			t.Errorf("%s with %v: the log reports that %q is ignored: %t", test.repo, test.annotations, test.ignored, said)
+		if logged := strings.Contains(r.LogsSince(offset), "ignoring pod annotations that are not allowed or not valid: "+test.ignored); logged != (test.ignored != "") {
+			t.Errorf("%s with %v: log line with ignored annotations %q: got %t", test.repo, test.annotations, test.ignored, logged)
 		}
 		testkit.Push(t, r.Reg, test.repo+":"+tag, testkit.App(t, images.Options{Version: "new " + tag}))
 		if moved := pull() != first; moved != test.moves {
-			t.Errorf("%s with %v: the second pull gives another image: %t", test.repo, test.annotations, moved)
+			t.Errorf("%s with %v: second pull: got another image %t, want %t", test.repo, test.annotations, moved, test.moves)
 		}
 		if pinned := len(r.Pins(ref)) > 0; pinned != test.pinned {
-			t.Errorf("%s with %v: pinned is %t", test.repo, test.annotations, pinned)
+			t.Errorf("%s with %v: got pinned %t, want %t", test.repo, test.annotations, pinned, test.pinned)
 		}
 	}
 }

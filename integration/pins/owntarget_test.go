@@ -9,9 +9,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestFallbackIsThatOfTheHandler has the newer digest of a tag ready for another handler only: while the registry is down a pull gives what is
-// ready for this one.
-func TestFallbackIsThatOfTheHandler(t *testing.T) {
+// TestFallbackPerHandler checks that, while the registry is down, a pull gets the image that is ready for its handler,
+// although another handler has a newer one.
+func TestFallbackPerHandler(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, DiscardUnpackedLayers: true, Handlers: testkit.OnNative})
 	tag, _ := r.Push("app:v1", images.Options{Version: "old"}, images.HostPlatform())
@@ -21,21 +21,21 @@ func TestFallbackIsThatOfTheHandler(t *testing.T) {
 	r.Collect()
 	r.Reg.Down()
 	if id := r.MustPull(tag, ""); id != old {
-		t.Errorf("the pull gives %s, not %s", id, old)
+		t.Errorf("pull: got %s, want %s", id, old)
 	}
 	if id := r.MustPull(tag, testkit.Second); id != newer {
-		t.Errorf("the pull for the other handler gives %s, not %s", id, newer)
+		t.Errorf("pull for the other handler: got %s, want %s", id, newer)
 	}
 	for handler, id := range map[string]string{"runc": old, testkit.Second: newer} {
 		if got := r.MustStatus(tag, handler).GetId(); got != id {
-			t.Errorf("for handler %s the tag means %s, not %s", handler, got, id)
+			t.Errorf("ImageStatus for handler %s: got %s, want %s", handler, got, id)
 		}
 	}
 }
 
-// TestOnceCountsWhatWasAdopted pulls, with pull_behavior "once", an image that ctr has pulled, or imported: the first pull asks, and later ones
-// do not, also after a restart and for another handler.
-func TestOnceCountsWhatWasAdopted(t *testing.T) {
+// TestOnceWithAdoptedImage pulls an image that ctr has pulled, with pull_behavior "once". The first pull sends a
+// request to the registry. Later pulls send none, also for another handler and after a crash.
+func TestOnceWithAdoptedImage(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.BehaviorRules, Handlers: testkit.OnNative})
 	pulled, _ := r.Push("once/pulled:v1", images.Options{Version: "pulled"}, images.HostPlatform(), testkit.Foreign)
@@ -49,12 +49,12 @@ func TestOnceCountsWhatWasAdopted(t *testing.T) {
 	}{{"", []string{"HEAD manifest"}}, {"", nil}, {testkit.Second, nil}, {testkit.Second, nil}} {
 		r.Reg.Reset()
 		r.MustPull(pulled, step.handler)
-		r.WantRequests("a pull of what was adopted, for handler "+step.handler, step.requests...)
+		r.WantRequests("a pull of an adopted image for handler "+step.handler, step.requests...)
 	}
-	before := r.MustState().Images // leases come and go with the work of others
+	before := r.MustState().Images // leases change concurrently
 	r.MustPull(pulled, "")
 	if after := r.MustState().Images; !reflect.DeepEqual(before, after) {
-		t.Errorf("a pull that asks nobody has changed records:\n%v\nto\n%v", before, after)
+		t.Errorf("a pull without requests changed the records from\n%v\nto\n%v", before, after)
 	}
 	r.KillAndRestart(nil)
 	r.Reg.Down()
@@ -62,9 +62,9 @@ func TestOnceCountsWhatWasAdopted(t *testing.T) {
 	r.MustPull(pulled, testkit.Second)
 }
 
-// TestForeignSecondSnapshotterAsksNothing makes an image of a foreign platform ready in another snapshotter, after its index has been
-// collected: nothing is asked but what the tag means, and nothing where the registry is down or a digest is named.
-func TestForeignSecondSnapshotterAsksNothing(t *testing.T) {
+// TestForeignSecondSnapshotterFetchesNothing makes a foreign image ready in a second snapshotter after its index was
+// collected. A pull by tag sends only a HEAD request, and works offline. A pull by digest sends none.
+func TestForeignSecondSnapshotterFetchesNothing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{
 		{Name: "foreign", Platform: testkit.Foreign}, {Name: "foreign-native", Platform: testkit.Foreign, Snapshotter: "native"},
@@ -76,7 +76,7 @@ func TestForeignSecondSnapshotterAsksNothing(t *testing.T) {
 		pod := r.MustPod("foreign-native")
 		r.Collect()
 		if _, ok := r.MustState().Content[digest[len(r.Reg.Ref(how+"@")):]]; ok {
-			t.Fatal("the index is still there")
+			t.Fatal("the index was not collected")
 		}
 		r.Reg.Reset()
 		switch how {
@@ -89,11 +89,11 @@ func TestForeignSecondSnapshotterAsksNothing(t *testing.T) {
 		case "offline":
 			r.Reg.Down()
 			if got := r.MustPull(tag, "foreign-native"); got != id {
-				t.Errorf("the pull gives %s, not %s", got, id)
+				t.Errorf("offline pull: got %s, want %s", got, id)
 			}
 		}
 		r.WantLine(pod, node.ContainerOptions{Image: tag}, testkit.Line(opts, testkit.Foreign))
-		r.WantNoRequests("a container of what is here")
+		r.WantNoRequests("a container of an image on the node")
 		r.MustRemovePod(pod)
 		if how == "offline" {
 			if err := r.Reg.Up(); err != nil {

@@ -17,15 +17,15 @@ import (
 
 var pinnedGone = testkit.Failure{Name: "PinnedDigestGone", Code: codes.NotFound}
 
-// TestPinnedDigestGone deletes what a tag is pinned to from the registry and from the node: pulls and containers say so, with all that an operator
-// needs to know, and what they say helps.
+// TestPinnedDigestGone deletes a pinned digest from the registry and from the node. The errors of pulls and containers
+// describe the pin and name the commands that help. These commands work.
 func TestPinnedDigestGone(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
 	for _, test := range []struct {
 		name, ref, scope string
 		pod              node.PodOptions
-		moved            bool // whether the tag means something else, or nothing
+		moved            bool // the tag has moved; otherwise it is gone
 	}{
 		{name: "node", ref: "node/moved:v1", scope: "node", moved: true},
 		{name: "node, no tag", ref: "node/gone:v1", scope: "node"},
@@ -43,21 +43,21 @@ func TestPinnedDigestGone(t *testing.T) {
 				now = r.Version(test.ref, "new "+test.name)
 			}
 			deleteIndex(r, repo, old)
-			says := func(err error, handler string) {
+			check := func(err error, handler string) {
 				t.Helper()
 				pinnedGone.Check(t, err, ref, testkit.TargetOf(handler))
-				means := "the tag now resolves to " + now
+				tagState := "the tag now resolves to " + now
 				if !test.moved {
-					means = "the registry does not have the tag either"
+					tagState = "the registry does not have the tag either"
 				}
-				for _, word := range []string{old, "since " + since, "in scope " + test.scope, means, "imagepin refresh " + ref + " --scope " + test.scope, "imagepin pin rm " + ref + " --scope " + test.scope} {
+				for _, word := range []string{old, "since " + since, "in scope " + test.scope, tagState, "imagepin refresh " + ref + " --scope " + test.scope, "imagepin pin rm " + ref + " --scope " + test.scope} {
 					if err != nil && !strings.Contains(err.Error(), word) {
-						t.Errorf("the error does not say %q: %v", word, err)
+						t.Errorf("the error does not contain %q: %v", word, err)
 					}
 				}
 			}
 			if test.moved {
-				// It is here for one target, and a container needs it for another: it is here as the tag of the first.
+				// The image is ready for the default handler only, and a container needs it for another one.
 				arm := test.pod
 				arm.Handler = "arm"
 				pod, err := r.RunPod(r.Ctx, arm)
@@ -65,9 +65,9 @@ func TestPinnedDigestGone(t *testing.T) {
 					t.Fatal(err)
 				}
 				_, err = r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: res.ImageID, UserImage: ref})
-				says(errors.Unwrap(err), "arm")
+				check(errors.Unwrap(err), "arm")
 				_, err = r.PullWith(r.Ctx, ref, node.PullOptions{Pod: pod, Handler: "arm"})
-				says(err, "arm")
+				check(err, "arm")
 				r.MustRemovePod(pod)
 			}
 			r.MustRemovePod(res.Pod)
@@ -79,13 +79,13 @@ func TestPinnedDigestGone(t *testing.T) {
 			before := r.Pins(ref)[test.scope]
 			for range 2 {
 				_, err = r.PullWith(r.Ctx, ref, node.PullOptions{Pod: pod})
-				says(err, "")
+				check(err, "")
 			}
 			if p := r.Pins(ref)[test.scope]; p.GetRoot().GetDigest() != before.GetRoot().GetDigest() {
-				t.Errorf("the pin has become %v", p)
+				t.Errorf("the pin changed to %v", p)
 			}
 			if img := r.MustStatus(ref, "runc"); img != nil {
-				t.Errorf("what cannot be pulled is there: %v", img)
+				t.Errorf("ImageStatus after the failed pulls: got %v, want none", img)
 			}
 			if !test.moved {
 				if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: ref, Scope: test.scope}); err != nil {
@@ -97,14 +97,14 @@ func TestPinnedDigestGone(t *testing.T) {
 			}
 			done, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref, Scope: test.scope})
 			if err != nil || !done.Changed || len(done.Refreshed) != 1 || done.Refreshed[0].Before != old || done.Refreshed[0].After != now {
-				t.Errorf("the refresh says %v (%v)", done, err)
+				t.Errorf("Refresh: got %v, %v", done, err)
 			}
 			r.WantVersion(node.KubeletPod{PodOptions: test.pod, Image: ref}, "new "+test.name)
 		})
 	}
 }
 
-// deleteIndex takes an index and its manifests away from the registry, and their tags.
+// deleteIndex deletes an index, its manifests and their tags from the registry.
 func deleteIndex(r *testkit.Rig, repo, digest string) {
 	r.T.Helper()
 	resp, err := http.Get(r.Reg.URL() + "/v2/" + repo + "/manifests/" + digest)

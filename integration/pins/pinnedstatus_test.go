@@ -17,7 +17,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// wantUser runs a pod as kubelet does and fails the test unless it is made of a version and runs as a user.
+// wantUser runs a pod as kubelet does and fails the test unless it runs an image as a user.
 func wantUser(r *testkit.Rig, k node.KubeletPod, opts images.Options, uid int) *node.KubeletResult {
 	r.T.Helper()
 	res, err := r.RunAsKubelet(r.Ctx, k)
@@ -25,21 +25,21 @@ func wantUser(r *testkit.Rig, k node.KubeletPod, opts images.Options, uid int) *
 		r.T.Fatalf("a pod of %s: %v", k.Image, err)
 	}
 	if want := opts.Line(uid); res.Line != want {
-		r.T.Errorf("a pod %v of %s for handler %q prints %q, not %q", k.Labels, k.Image, k.Handler, res.Line, want)
+		r.T.Errorf("pod %v of %s for handler %q: got %q, want %q", k.Labels, k.Image, k.Handler, res.Line, want)
 	}
 	return res
 }
 
-// TestPinnedUser runs two revisions of one tag, whose images have different users: each runs as its own.
+// TestPinnedUser checks that two revisions of one tag run as the users of their own images.
 func TestPinnedUser(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
-	was, is := images.Options{Version: "was", User: "1000"}, images.Options{Version: "is"}
-	ref, _ := r.Push("workload/app:v1", was, images.HostPlatform())
-	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, was, 1000)
-	r.Push("workload/app:v1", is, images.HostPlatform())
-	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, is, 0)
-	again := func() {
+	old, current := images.Options{Version: "old", User: "1000"}, images.Options{Version: "current"}
+	ref, _ := r.Push("workload/app:v1", old, images.HostPlatform())
+	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, old, 1000)
+	r.Push("workload/app:v1", current, images.HostPlatform())
+	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, current, 0)
+	checkAll := func() {
 		t.Helper()
 		for _, handler := range []string{"", "native"} {
 			for _, gate := range []bool{false, true} {
@@ -47,7 +47,7 @@ func TestPinnedUser(t *testing.T) {
 					for hash, want := range map[string]struct {
 						opts images.Options
 						uid  int
-					}{"r1": {was, 1000}, "r2": {is, 0}} {
+					}{"r1": {old, 1000}, "r2": {current, 0}} {
 						opts := revision("shop", "pod-template-hash", hash)
 						opts.Handler = handler
 						r.MustRemovePod(wantUser(r, node.KubeletPod{PodOptions: opts, Image: ref, Gate: gate, Always: always}, want.opts, want.uid).Pod)
@@ -56,46 +56,46 @@ func TestPinnedUser(t *testing.T) {
 			}
 		}
 	}
-	again()
+	checkAll()
 	r.KillAndRestart(nil)
-	again()
+	checkAll()
 }
 
-// TestPinnedDigestCollected has the pinned digest of a private image collected while the tag's other one is here. kubelet is told
-// that it is absent and pulls with the pod's secret, which the node does not have.
+// TestPinnedDigestCollected collects the pinned digest of a private image, while the tag's other digest stays.
+// ImageStatus reports it as absent, and kubelet pulls with the pod's secret.
 func TestPinnedDigestCollected(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
 	r.Reg.SetAuth(&registry.Auth{Public: []string{"pause"}, Users: map[string]registry.User{
 		"alice": {Password: testkit.AlicePassword, Repositories: []string{"**"}},
 	}})
-	was, is := images.Options{Version: "was"}, images.Options{Version: "is"}
-	ref, wasRef := r.Push("workload/app:v1", was, images.HostPlatform())
+	old, current := images.Options{Version: "old"}, images.Options{Version: "current"}
+	ref, oldRef := r.Push("workload/app:v1", old, images.HostPlatform())
 	pod := func(hash string, always bool) node.KubeletPod {
 		return node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", hash), Image: ref, Always: always, Auth: testkit.AsAlice()}
 	}
-	first := wantUser(r, pod("r1", false), was, 0)
-	r.Push("workload/app:v1", is, images.HostPlatform())
-	wantUser(r, pod("r2", true), is, 0)
+	first := wantUser(r, pod("r1", false), old, 0)
+	r.Push("workload/app:v1", current, images.HostPlatform())
+	wantUser(r, pod("r2", true), current, 0)
 	r.MustRemovePod(first.Pod)
 	r.MustRemove(first.ImageID, "")
 	if err := r.GC(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
-	if img := r.MustStatus(wasRef, ""); img != nil {
-		t.Fatalf("the image of the first revision is still here: %v", img)
+	if img := r.MustStatus(oldRef, ""); img != nil {
+		t.Fatalf("ImageStatus of the collected image: got %v, want none", img)
 	}
-	again := wantUser(r, pod("r1", false), was, 0)
+	again := wantUser(r, pod("r1", false), old, 0)
 	if !again.Pulled {
-		t.Error("kubelet was told that the pinned digest is here, which was collected")
+		t.Error("ImageStatus reported the collected digest as present")
 	}
-	if other := wantUser(r, pod("r2", false), is, 0); other.Pulled {
-		t.Error("kubelet was told that the digest of the other revision is not here")
+	if other := wantUser(r, pod("r2", false), current, 0); other.Pulled {
+		t.Error("ImageStatus reported the digest of the other revision as absent")
 	}
 }
 
-// TestShortSandboxID makes a container in a sandbox whose ID is cut short, as crictl shows it: it is of the sandbox's platform and
-// pinned, and the image is held meanwhile.
+// TestShortSandboxID creates a container with a shortened sandbox ID, as crictl shows it. The container has the
+// platform of the sandbox and is pinned.
 func TestShortSandboxID(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -109,7 +109,7 @@ func TestShortSandboxID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.KillAndRestart(nil) // what was remembered of the sandbox goes with it
+	r.KillAndRestart(nil) // clears the cache of sandboxes
 	short := *p
 	short.ID = p.ID[:13]
 	r.WantLine(&short, node.ContainerOptions{Image: ref}, testkit.Line(images.Options{Version: "one"}, "linux/arm64"))
@@ -120,26 +120,26 @@ func TestShortSandboxID(t *testing.T) {
 	if _, err := r.Runtime().RemovePodSandbox(r.Ctx, &cri.RemovePodSandboxRequest{PodSandboxId: short.ID}); err != nil {
 		t.Fatal(err)
 	}
-	// What is gone says nothing any more: this image is for no handler but the default.
+	// A removed sandbox identifies no handler: this pull is for the default handler.
 	other, _ := r.Push("plain/app:v1", images.Options{}, images.HostPlatform(), "linux/arm64")
 	if _, err := r.PullAs(other, testkit.Call{Annotations: testkit.SeenAnnotations(p)}); err != nil {
 		t.Fatal(err)
 	}
 	if r.StatusAs(other, testkit.Call{Handler: "runc"}) == "" || r.StatusAs(other, testkit.Call{Handler: "arm"}) != "" {
-		t.Error("a sandbox that was removed by a short ID is still remembered")
+		t.Error("a sandbox that was removed by a short ID is still cached")
 	}
 	for _, id := range []string{short.ID, "nosuch"} {
 		_, err := r.Runtime().CreateContainer(r.Ctx, &cri.CreateContainerRequest{
 			PodSandboxId: id, SandboxConfig: p.Config, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "c"}, Image: &cri.ImageSpec{Image: ref}},
 		})
 		if err == nil || !strings.Contains(err.Error(), "sandbox") {
-			t.Errorf("a container in a sandbox that is not there: %v", err)
+			t.Errorf("CreateContainer in an unknown sandbox: got error %v", err)
 		}
 	}
 }
 
-// TestKubeletRestarted asks for a running pod's image with a mark that its sandbox does not have, as kubelet does after a restart.
-// What is here for the pod's class is not absent, and its containers can be started again.
+// TestKubeletRestarted requests a running pod's image with another annotation config.seen than its sandbox has, as
+// kubelet does after a restart. ImageStatus finds the image for the pod's handler, and containers can start again.
 func TestKubeletRestarted(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OtherTargets})
@@ -151,33 +151,33 @@ func TestKubeletRestarted(t *testing.T) {
 	}
 	restarted := testkit.Call{Annotations: map[string]string{node.SeenAnnotation: "after the restart", "io.example/note": "x"}}
 	if got := r.StatusAs(ref, restarted); got != res.ImageID {
-		t.Errorf("ImageStatus says %q after a restart of kubelet, not %s", got, res.ImageID)
+		t.Errorf("ImageStatus after a restart of kubelet: got %q, want %s", got, res.ImageID)
 	}
 	r.KillAndRestart(nil)
 	if got := r.StatusAs(ref, restarted); got != res.ImageID {
-		t.Errorf("ImageStatus says %q after a restart of both, not %s", got, res.ImageID)
+		t.Errorf("ImageStatus after a restart of kubelet and containerd: got %q, want %s", got, res.ImageID)
 	}
 	r.WantLine(res.Pod, node.ContainerOptions{Image: res.ImageID, UserImage: ref}, testkit.Line(opts, "linux/arm64"))
 	restarted.Annotations[testkit.HandlerAnnotation] = "runc"
 	if got := r.StatusAs(ref, restarted); got != "" {
-		t.Errorf("ImageStatus says %q for a handler that the image is not ready for", got)
+		t.Errorf("ImageStatus for a handler without the image: got %q, want none", got)
 	}
 }
 
-// restartedBy runs one more container of an image in a pod with the calls of a kubelet that was restarted and so has another mark for the pod
-// than its sandbox.
-func restartedBy(r *testkit.Rig, seen string, p *node.Pod, ref, handler string, auth *cri.AuthConfig) (line string, pulled bool, err error) {
-	again := *p
-	again.Config = proto.CloneOf(p.Config)
-	again.Config.Annotations[node.SeenAnnotation] = seen
-	spec := &cri.ImageSpec{Image: ref, Annotations: again.Config.Annotations, RuntimeHandler: handler}
+// runAfterKubeletRestart runs another container of an image in a pod with the calls of a restarted kubelet. Their
+// annotation config.seen differs from that of the sandbox.
+func runAfterKubeletRestart(r *testkit.Rig, seen string, p *node.Pod, ref, handler string, auth *cri.AuthConfig) (line string, pulled bool, err error) {
+	restarted := *p
+	restarted.Config = proto.CloneOf(p.Config)
+	restarted.Config.Annotations[node.SeenAnnotation] = seen
+	spec := &cri.ImageSpec{Image: ref, Annotations: restarted.Config.Annotations, RuntimeHandler: handler}
 	status, err := r.Images().ImageStatus(r.Ctx, &cri.ImageStatusRequest{Image: spec})
 	if err != nil {
 		return "", false, err
 	}
 	c := node.ContainerOptions{Image: status.GetImage().GetId(), UserImage: ref}
 	if c.Image == "" {
-		res, err := r.Images().PullImage(r.Ctx, &cri.PullImageRequest{Image: spec, Auth: auth, SandboxConfig: again.Config})
+		res, err := r.Images().PullImage(r.Ctx, &cri.PullImageRequest{Image: spec, Auth: auth, SandboxConfig: restarted.Config})
 		if err != nil {
 			return "", false, err
 		}
@@ -188,71 +188,71 @@ func restartedBy(r *testkit.Rig, seen string, p *node.Pod, ref, handler string, 
 	}
 	uid := status.GetImage().GetUid().GetValue()
 	c.RunAsUser = &uid
-	_, line, err = r.RunContainer(r.Ctx, &again, c)
+	_, line, err = r.RunContainer(r.Ctx, &restarted, c)
 	return line, pulled, err
 }
 
-// TestKubeletRestartedPinnedUser restarts a container of a pinned revision after a restart of kubelet, whose first question says nothing of the
-// pod: it never runs as the user of the image that the tag means by now, and the next try runs as its own.
+// TestKubeletRestartedPinnedUser restarts a container of a pinned revision after a restart of kubelet. The first
+// attempt does not identify the pod, and fails instead of running as another image's user. The next ones succeed.
 func TestKubeletRestartedPinnedUser(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
-	was, is := images.Options{Version: "was", User: "1000"}, images.Options{Version: "is"}
-	ref, _ := r.Push("workload/app:v1", was, images.HostPlatform())
-	old := wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, was, 1000)
-	r.Push("workload/app:v1", is, images.HostPlatform())
-	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, is, 0)
+	old, current := images.Options{Version: "old", User: "1000"}, images.Options{Version: "current"}
+	ref, _ := r.Push("workload/app:v1", old, images.HostPlatform())
+	first := wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, old, 1000)
+	r.Push("workload/app:v1", current, images.HostPlatform())
+	wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, current, 0)
 	for _, handler := range []string{"", "runc"} {
 		for _, crash := range []bool{false, true} {
 			if crash {
 				r.KillAndRestart(nil)
 			}
 			seen := fmt.Sprintf("restart of kubelet, handler %q, crash %t", handler, crash)
-			_, _, err := restartedBy(r, seen, old.Pod, ref, handler, nil)
+			_, _, err := runAfterKubeletRestart(r, seen, first.Pod, ref, handler, nil)
 			if status.Code(testkit.RootCause(err)) != codes.Unavailable || !strings.Contains(err.Error(), "user") {
-				t.Errorf("%s: the first try: %v", seen, err)
+				t.Errorf("%s: first attempt: got error %v, want Unavailable", seen, err)
 			}
 			for range 2 {
-				if got, pulled, err := restartedBy(r, seen, old.Pod, ref, handler, nil); err != nil || got != was.Line(1000) || pulled {
-					t.Errorf("%s: the next one prints %q, pulled %t: %v", seen, got, pulled, err)
+				if got, pulled, err := runAfterKubeletRestart(r, seen, first.Pod, ref, handler, nil); err != nil || got != old.Line(1000) || pulled {
+					t.Errorf("%s: next attempt: got %q, pulled %t: %v", seen, got, pulled, err)
 				}
 			}
 		}
 	}
 }
 
-// TestKubeletRestartedPinnedCollected has the pinned digest of a private image collected before the container is restarted by a kubelet that was
-// restarted too: its second try is told that the image is absent, and pulls with the pod's secret.
+// TestKubeletRestartedPinnedCollected collects the pinned digest of a private image before a restarted kubelet restarts
+// the container. On the second attempt, ImageStatus reports it as absent, and kubelet pulls with the pod's secret.
 func TestKubeletRestartedPinnedCollected(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
 	r.Reg.SetAuth(&registry.Auth{Public: []string{"pause"}, Users: map[string]registry.User{
 		"alice": {Password: testkit.AlicePassword, Repositories: []string{"**"}},
 	}})
-	was, is := images.Options{Version: "was"}, images.Options{Version: "is"}
-	ref, _ := r.Push("workload/app:v1", was, images.HostPlatform())
+	old, current := images.Options{Version: "old"}, images.Options{Version: "current"}
+	ref, _ := r.Push("workload/app:v1", old, images.HostPlatform())
 	pod := func(hash string) node.KubeletPod {
 		return node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", hash), Image: ref, Always: true, Auth: testkit.AsAlice()}
 	}
-	old := wantUser(r, pod("r1"), was, 0)
-	r.Push("workload/app:v1", is, images.HostPlatform())
-	wantUser(r, pod("r2"), is, 0)
-	if err := old.Container.Remove(r.Ctx); err != nil {
+	first := wantUser(r, pod("r1"), old, 0)
+	r.Push("workload/app:v1", current, images.HostPlatform())
+	wantUser(r, pod("r2"), current, 0)
+	if err := first.Container.Remove(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
-	r.MustRemove(old.ImageID, "")
+	r.MustRemove(first.ImageID, "")
 	if err := r.GC(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := restartedBy(r, "restarted", old.Pod, ref, "", testkit.AsAlice())
+	_, _, err := runAfterKubeletRestart(r, "restarted", first.Pod, ref, "", testkit.AsAlice())
 	testkit.Failure{Name: "ImageNotReady", Code: codes.Unauthenticated}.Check(t, testkit.RootCause(err), ref, testkit.TargetOf(""))
-	if got, pulled, err := restartedBy(r, "restarted", old.Pod, ref, "", testkit.AsAlice()); err != nil || got != was.Line(0) || !pulled {
-		t.Errorf("the next try prints %q, pulled %t: %v", got, pulled, err)
+	if got, pulled, err := runAfterKubeletRestart(r, "restarted", first.Pod, ref, "", testkit.AsAlice()); err != nil || got != old.Line(0) || !pulled {
+		t.Errorf("next attempt: got %q, pulled %t: %v", got, pulled, err)
 	}
 }
 
-// TestFailedPullIsNamed has a pull cancelled: the log says of which image.
-func TestFailedPullIsNamed(t *testing.T) {
+// TestFailedPullIsLogged checks that the log names the image of a cancelled pull.
+func TestFailedPullIsLogged(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true})
 	ref, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
@@ -276,7 +276,7 @@ func TestFailedPullIsNamed(t *testing.T) {
 		for l := range strings.Lines(r.LogsSince(from)) {
 			if strings.Contains(l, "PullImage failed") {
 				if !strings.Contains(l, ref) || !strings.Contains(l, "target=") {
-					return false, fmt.Errorf("the log says %s", l)
+					return false, fmt.Errorf("no reference or target in log line %s", l)
 				}
 				return true, nil
 			}

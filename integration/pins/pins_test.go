@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// wantPins fails the test unless a reference has just these pins, by scope.
+// wantPins fails the test unless a reference has exactly these pins: digests by scope.
 func wantPins(r *testkit.Rig, ref string, want map[string]string) {
 	r.T.Helper()
 	got := map[string]string{}
@@ -26,16 +26,16 @@ func wantPins(r *testkit.Rig, ref string, want map[string]string) {
 		got[scope] = p.Root.Digest
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		r.T.Errorf("%s is pinned %v, not %v", ref, got, want)
+		r.T.Errorf("pins of %s: got %v, want %v", ref, got, want)
 	}
 }
 
-// revision is a pod of a revision of a workload.
+// revision returns the options of a pod of a workload's revision.
 func revision(namespace, label, value string) node.PodOptions {
 	return node.PodOptions{Namespace: namespace, Labels: map[string]string{label: value, "app": "app"}}
 }
 
-// TestNodePin pins a tag by the first pull, and runs what it meant then for every target, whatever the tag means later.
+// TestNodePin checks that the first pull pins a tag for all targets of the node.
 func TestNodePin(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -44,7 +44,7 @@ func TestNodePin(t *testing.T) {
 	r.WantVersion(node.KubeletPod{Image: ref}, "old")
 	wantPins(r, ref, map[string]string{"node": old})
 	if p := r.Pins(ref)["node"]; p.MadeBy != "use" || p.Retain || p.Drift != nil || len(p.History) > 0 || p.MadeAt.AsTime().IsZero() {
-		t.Errorf("the pin of a first use is %v", p)
+		t.Errorf("pin of the first use: got %v", p)
 	}
 	moved := r.Version("node/app:v1", "moved")
 	for _, always := range []bool{false, true} {
@@ -55,18 +55,18 @@ func TestNodePin(t *testing.T) {
 			}
 		}
 	}
-	// A pull asks for the tag once and runs the pinned digest.
+	// A pull resolves the tag with one request and uses the pinned digest.
 	r.Reg.Reset()
 	r.MustPull(ref, "")
-	r.WantRequests("a pull of a pinned tag that is here", "HEAD manifest")
+	r.WantRequests("a pull of a pinned image on the node", "HEAD manifest")
 	if got := r.MustStatus(ref, "").GetRepoDigests(); !slices.Equal(got, []string{r.Reg.Ref("node/app@" + old)}) {
-		t.Errorf("ImageStatus says %q after the tag moved", got)
+		t.Errorf("ImageStatus after the tag moved: got %q", got)
 	}
 	if p := r.Pins(ref)["node"]; p.Drift.GetDigest() != moved {
-		t.Errorf("the drift of the pin is %v, not to %s", p.Drift, moved)
+		t.Errorf("drift of the pin: got %v, want %s", p.Drift, moved)
 	}
 
-	// It is still what the tag means when the image is gone, and containerd was killed.
+	// The pin outlives the image and a crash.
 	if err := r.RemovePods(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestNodePin(t *testing.T) {
 	r.KillAndRestart(nil)
 	wantPins(r, ref, map[string]string{"node": old})
 	if p := r.Pins(ref)["node"]; p.Drift.GetDigest() != moved {
-		t.Errorf("the drift of the pin is %v after a crash, not to %s", p.Drift, moved)
+		t.Errorf("drift of the pin after a crash: got %v, want %s", p.Drift, moved)
 	}
 	r.MustRemovePod(r.WantVersion(node.KubeletPod{Image: ref}, "old").Pod)
 	if err := r.Restart(r.Ctx, nil); err != nil {
@@ -91,7 +91,7 @@ func TestNodePin(t *testing.T) {
 	}
 	r.WantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: "arm"}, Image: ref, Gate: true}, "old")
 
-	// Without the pin the tag means what the registry says.
+	// Without the pin, the tag follows the registry.
 	if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: ref}); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestNodePin(t *testing.T) {
 	wantPins(r, ref, map[string]string{"node": moved})
 }
 
-// TestWorkloadPins gives every revision of a workload what its first pod ran, while others have other digests of the same tag.
+// TestWorkloadPins checks that each revision of a workload keeps the digest that its first pod ran.
 func TestWorkloadPins(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -107,13 +107,13 @@ func TestWorkloadPins(t *testing.T) {
 	one := r.Version("workload/app:v1", "one")
 	ref := r.Reg.Ref("workload/app:v1")
 	r.WantVersion(node.KubeletPod{PodOptions: revision("shop", deployment, "r1"), Image: ref}, "one")
-	// Pods of no revision are as without consistency.
+	// Pods without a revision are not pinned.
 	r.WantVersion(node.KubeletPod{Image: ref}, "one")
 	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
 	two := r.Version("workload/app:v1", "two")
 	r.WantVersion(node.KubeletPod{PodOptions: revision("shop", deployment, "r2"), Image: ref, Always: true}, "two")
 	three := r.Version("workload/app:v1", "three")
-	// The same hash in another namespace, and by another label, are others.
+	// The same hash in another namespace or label is another scope.
 	r.WantVersion(node.KubeletPod{PodOptions: revision("till", deployment, "r1"), Image: ref, Always: true}, "three")
 	r.WantVersion(node.KubeletPod{PodOptions: revision("shop", set, "r1"), Image: ref, Always: true}, "three")
 	wantPins(r, ref, map[string]string{
@@ -122,10 +122,10 @@ func TestWorkloadPins(t *testing.T) {
 	})
 	for _, p := range r.Pins(ref) {
 		if p.Root.Digest == three && p.Drift != nil || p.Root.Digest != three && p.Drift.GetDigest() != three {
-			t.Errorf("the pin of %s has drift %v although the tag means %s", p.Scope, p.Drift, three)
+			t.Errorf("drift of the pin in scope %s: got %v; the tag is at %s", p.Scope, p.Drift, three)
 		}
 	}
-	again := func() {
+	checkRevisions := func() {
 		t.Helper()
 		for _, always := range []bool{false, true} {
 			for _, handler := range []string{"", "arm"} {
@@ -137,14 +137,14 @@ func TestWorkloadPins(t *testing.T) {
 			}
 		}
 	}
-	again()
+	checkRevisions()
 	r.KillAndRestart(nil)
-	again()
+	checkRevisions()
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "three")
-	again()
+	checkRevisions()
 }
 
-// TestPinByContainer makes the pin where kubelet does not pull: the image is here before the first pod of the revision.
+// TestPinByContainer checks that a container makes the pin if its image is on the node, so that kubelet does not pull.
 func TestPinByContainer(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -155,12 +155,12 @@ func TestPinByContainer(t *testing.T) {
 	r.Reg.Reset()
 	res := r.WantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, "one")
 	if res.Pulled {
-		t.Error("kubelet pulled what is here")
+		t.Error("kubelet pulled an image that is on the node")
 	}
-	r.WantNoRequests("a pod whose image is here")
+	r.WantNoRequests("a pod whose image is on the node")
 	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
 
-	// The image moves with a pull that is nobody's; the revision does not, nor where it has to be fetched for another target.
+	// The pull of another revision moves the tag. The pin stays, even if the image is fetched for another target.
 	two := r.Version("workload/app:v1", "two")
 	r.WantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r2"), Image: ref, Always: true}, "two")
 	r.WantVersion(node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, "one")
@@ -171,7 +171,7 @@ func TestPinByContainer(t *testing.T) {
 	r.WantVersion(node.KubeletPod{PodOptions: opts, Image: ref}, "one")
 	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=r1": one, "workload/shop/pod-template-hash=r2": two})
 
-	// So is a node's pin, and what it retains is held.
+	// A container also makes a pin in scope node, and its content is retained.
 	plain, kept := r.Reg.Ref("plain/app:v1"), r.Reg.Ref("kept/app:v1")
 	three := r.Version("plain/app:v1", "three")
 	r.MustPull(plain, "")
@@ -182,11 +182,11 @@ func TestPinByContainer(t *testing.T) {
 	r.WantVersion(node.KubeletPod{Image: kept}, "three")
 	wantPins(r, kept, map[string]string{"node": three})
 	if len(retained(t, r)) != 1 {
-		t.Error("what a pin of a container retains is not held")
+		t.Error("the content of the pin is not retained")
 	}
 }
 
-// TestRefusedContainerPinsNothing creates a container for a target that the image has to be made ready for, which a verifier refuses.
+// TestRefusedContainerPinsNothing checks that a container makes no pin if a verifier refuses its image.
 func TestRefusedContainerPinsNothing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -203,7 +203,7 @@ func TestRefusedContainerPinsNothing(t *testing.T) {
 		}
 		v.Refuse(true)
 		if _, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err == nil || !strings.Contains(err.Error(), "nobody signed it") {
-			t.Errorf("for %s it says %v", handler, err)
+			t.Errorf("CreateContainer for handler %s: got error %v", handler, err)
 		}
 		wantPins(r, ref, map[string]string{})
 		v.Refuse(false)
@@ -218,7 +218,7 @@ func TestRefusedContainerPinsNothing(t *testing.T) {
 	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=r1": one})
 }
 
-// TestUnpinnedPullMovesNothing pulls a tag that is pinned for others: what it means for the pinned stays, by record too.
+// TestUnpinnedPullMovesNothing checks that a pull of a pod that opts out of a pin moves neither the pin nor the tag.
 func TestUnpinnedPullMovesNothing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
@@ -237,24 +237,25 @@ func TestUnpinnedPullMovesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if other == id {
-		t.Error("a pod that opts out of the pin gets what is pinned")
+		t.Error("a pod that opts out of the pin got the pinned image")
 	}
 	r.WantLine(pod, node.ContainerOptions{Image: other, UserImage: ref}, testkit.Line(images.Options{Version: "now"}, images.HostPlatform()))
 	if got := r.MustStatus(ref, node.DefaultHandler).GetId(); got != id {
-		t.Errorf("the pull has moved what the tag means to %s", got)
+		t.Errorf("ImageStatus of the tag after the pull: got %s, want %s", got, id)
 	}
 	if img := testkit.State(t, r.Node).Images["k8s.io/"+ref]; img.Target.Digest.String() != old {
-		t.Errorf("the pull has moved the record of the tag to %s", img.Target.Digest)
+		t.Errorf("record of the tag after the pull: got %s, want %s", img.Target.Digest, old)
 	}
 	wantPins(r, ref, map[string]string{"node": old})
 	if p := r.Pins(ref)["node"]; p.Drift.GetDigest() != now {
-		t.Errorf("the drift that the pull has seen is %v", p.Drift)
+		t.Errorf("drift after the pull: got %v, want %s", p.Drift, now)
 	}
 	r.WantVersion(node.KubeletPod{Image: ref}, "old")
 }
 
-// TestDriftIsTold once for every change: in the pin, in the log and as an event; and it ends when the tag comes back.
-func TestDriftIsTold(t *testing.T) {
+// TestDriftIsReported checks that each move of a pinned tag is reported once, in the pin, the log and an event. The
+// drift ends when the tag returns.
+func TestDriftIsReported(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules})
 	events, errs := r.Client().Subscribe(r.Ctx, `topic~="/imagepin/pin/.*"`)
@@ -263,17 +264,17 @@ func TestDriftIsTold(t *testing.T) {
 		select {
 		case e := <-events:
 			if e.Topic != topic || e.Namespace != node.Namespace {
-				t.Fatalf("the event is %s in %s, not %s", e.Topic, e.Namespace, topic)
+				t.Fatalf("got event %s in namespace %s, want %s", e.Topic, e.Namespace, topic)
 			}
-			var told api.PinEvent
-			if err := proto.Unmarshal(e.Event.GetValue(), &told); err != nil {
+			var event api.PinEvent
+			if err := proto.Unmarshal(e.Event.GetValue(), &event); err != nil {
 				t.Fatal(err)
 			}
-			return &told
+			return &event
 		case err := <-errs:
 			t.Fatal(err)
 		case <-r.Ctx.Done():
-			t.Fatalf("no event %s", topic)
+			t.Fatalf("timed out waiting for event %s", topic)
 		}
 		return nil
 	}
@@ -281,36 +282,36 @@ func TestDriftIsTold(t *testing.T) {
 	ref := r.Reg.Ref("node/app:v1")
 	r.MustPull(ref, "")
 	if e := next("/imagepin/pin/made"); e.Pin.GetRef() != ref || e.Pin.GetRoot().GetDigest() != one {
-		t.Errorf("the event is %v", e)
+		t.Errorf("event made: got %v", e)
 	}
 	for _, version := range []string{"two", "three"} {
 		d := r.Version("node/app:v1", version)
 		for range 3 {
 			r.MustPull(ref, "")
 		}
-		if e := next("/imagepin/pin/drift"); e.Pin.GetDrift().GetDigest() != d || e.Pin.GetRoot().GetDigest() != one {
-			t.Errorf("the event is %v", e)
+		if e := next("/imagepin/pin/drifted"); e.Pin.GetDrift().GetDigest() != d || e.Pin.GetRoot().GetDigest() != one {
+			t.Errorf("event drifted: got %v", e)
 		}
 		if p := r.Pins(ref)["node"]; p.Drift.GetDigest() != d || p.Drift.GetSince().AsTime().IsZero() {
-			t.Errorf("the drift is %v", p.Drift)
+			t.Errorf("drift: got %v", p.Drift)
 		}
 	}
 	r.Version("node/app:v1", "one")
 	r.MustPull(ref, "")
 	if p := r.Pins(ref)["node"]; p.Drift != nil {
-		t.Errorf("the tag is back, and the drift is %v", p.Drift)
+		t.Errorf("drift after the tag returned: got %v, want none", p.Drift)
 	}
 	if got := strings.Count(r.Logs(), "a pinned tag has moved in its registry"); got != 2 {
-		t.Errorf("two changes are logged %d times", got)
+		t.Errorf("got %d log lines for 2 moves", got)
 	}
-	// Nothing else was told: what comes next is the removal.
+	// There were no other events: the next one is the removal.
 	if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: ref, Scope: "node"}); err != nil {
 		t.Fatal(err)
 	}
 	next("/imagepin/pin/removed")
 }
 
-// TestRacingFirstPulls has two first pulls that the registry tells different digests: one makes the pin, and both run it.
+// TestRacingFirstPulls checks two first pulls that get different digests from the registry: both get the pinned one.
 func TestRacingFirstPulls(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -319,15 +320,15 @@ func TestRacingFirstPulls(t *testing.T) {
 		digests := []string{r.Version(repo+":v1", "one of "+repo), r.Version(repo+":v1", "two of "+repo)}
 		arrived := make(chan struct{})
 		var mu sync.Mutex
-		asked := 0
+		heads := 0
 		r.Reg.SetFault(func(q registry.Request) *registry.Fault {
 			if q.Method != http.MethodHead {
 				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			d := digests[asked%2]
-			if asked++; asked == 2 {
+			d := digests[heads%2]
+			if heads++; heads == 2 {
 				close(arrived)
 			}
 			return &registry.Fault{Hang: arrived, Status: http.StatusOK, Header: http.Header{
@@ -336,25 +337,25 @@ func TestRacingFirstPulls(t *testing.T) {
 			}}
 		})
 		ref := r.Reg.Ref(repo + ":v1")
-		// Another credential makes another question of it.
+		// Pulls with different credentials are not merged.
 		other := testkit.Async(func() (string, error) { return r.PullWith(r.Ctx, ref, node.PullOptions{Auth: testkit.AsAlice()}) })
 		a, err := r.Pull(r.Ctx, ref, "")
 		b, err2 := other()
 		if err != nil || err2 != nil || a != b {
-			t.Fatalf("the two first pulls give %q and %q (%v, %v)", a, b, err, err2)
+			t.Fatalf("first pulls: got %q and %q (%v, %v), want equal IDs", a, b, err, err2)
 		}
 		r.Reg.SetFault(nil)
 		p := r.Pins(ref)["node"]
 		if !slices.Contains(digests, p.GetRoot().GetDigest()) {
-			t.Errorf("the pin is %v", p)
+			t.Errorf("got pin %v, want a digest of %q", p, digests)
 		}
 		if got := r.MustStatus(ref, "").GetRepoDigests(); !slices.Equal(got, []string{r.Reg.Ref(repo + "@" + p.Root.Digest)}) {
-			t.Errorf("the tag means %q, and the pin is %s", got, p.Root.Digest)
+			t.Errorf("ImageStatus: got %q, want the pinned digest %s", got, p.Root.Digest)
 		}
 	}
 }
 
-// size is that of a manifest in the registry.
+// size returns the size of a manifest in the registry.
 func size(r *testkit.Rig, repo, digest string) int64 {
 	resp, err := http.Get(r.Reg.URL() + "/v2/" + repo + "/manifests/" + digest)
 	if err != nil {
@@ -364,19 +365,19 @@ func size(r *testkit.Rig, repo, digest string) int64 {
 	return resp.ContentLength
 }
 
-// retained are the leases that hold what pins retain.
+// retained returns the leases that protect retained content.
 func retained(t *testing.T, r *testkit.Rig) []string {
 	t.Helper()
-	var held []string
+	var leases []string
 	for name := range testkit.State(t, r.Node).Leases {
 		if strings.HasPrefix(name, "k8s.io/imagepin-retain-") {
-			held = append(held, name)
+			leases = append(leases, name)
 		}
 	}
-	return held
+	return leases
 }
 
-// TestRetain keeps what is pinned through its removal and a registry that has deleted it, until the pin goes.
+// TestRetain checks that retained content survives removals on the node and in the registry until the pin is removed.
 func TestRetain(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -392,11 +393,11 @@ func TestRetain(t *testing.T) {
 			pod := r.WantVersion(node.KubeletPod{Image: ref}, "kept").Pod
 			r.MustPull(ref, "arm")
 			r.MustRemovePod(pod)
-			pinned := func() {
+			wantRetained := func() {
 				t.Helper()
 				for _, handler := range []string{"runc", "arm"} {
 					if img := r.MustStatus(ref, handler); img == nil || !img.Pinned {
-						t.Errorf("ImageStatus for %s: %v", handler, img)
+						t.Errorf("ImageStatus for handler %s: got %v, want it pinned", handler, img)
 					}
 				}
 				for _, img := range r.Listed() {
@@ -405,7 +406,7 @@ func TestRetain(t *testing.T) {
 					}
 				}
 			}
-			pinned()
+			wantRetained()
 			if err := r.Reg.Delete("kept/app@" + d); err != nil {
 				t.Fatal(err)
 			}
@@ -417,16 +418,16 @@ func TestRetain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := len(retained(t, r)); n != 2 {
-				t.Errorf("%d leases hold the two manifests", n)
+				t.Errorf("got %d leases, want 2, one for each manifest", n)
 			}
-			// What it means is known by the pin, and it is here by the lease: all that is asked is what the tag means.
+			// The pin has the digest and the lease protects the content: each pull sends only a HEAD request.
 			r.Version("kept/app:v1", "another")
 			r.Reg.Reset()
 			for _, handler := range []string{"", "arm"} {
 				r.MustRemovePod(r.WantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref}, "kept").Pod)
 			}
-			r.WantRequests("what is retained", "HEAD manifest", "HEAD manifest")
-			pinned()
+			r.WantRequests("pulls of a retained image", "HEAD manifest", "HEAD manifest")
+			wantRetained()
 			r.Reg.Down()
 			for _, handler := range []string{"", "arm"} {
 				r.MustRemovePod(r.WantVersion(node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: true, Gate: true}, "kept").Pod)
@@ -442,8 +443,8 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-// TestPinLimits refuses what would be too much, by name, and loses nothing: pins that are in use stay, and of those that are not, the one that
-// was used longest ago makes room.
+// TestPinLimits checks the limits of pins and of retained content. A new pin evicts the least recently used pin that is
+// not in use. If it cannot, or the content is too large, the call fails and nothing is lost.
 func TestPinLimits(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules + `
@@ -467,26 +468,26 @@ max_retained_bytes = 3000000
 	}
 	full.Check(t, pull("shop", "c"), ref, testkit.TargetOf(""))
 	if err := pull("shop", "a"); err != nil {
-		t.Errorf("a pin that there is: %v", err)
+		t.Errorf("pull with an existing pin: %v", err)
 	}
 	if err := pull("till", "c"); err != nil {
-		t.Errorf("another namespace: %v", err)
+		t.Errorf("pull in another namespace: %v", err)
 	}
 	wantPins(r, ref, map[string]string{scope("shop", "a"): one, scope("shop", "b"): one, scope("till", "c"): one})
 	r.MustRemovePod(pods["a"])
-	for _, hash := range []string{"c", "d"} { // neither is used but by its pull
+	for _, hash := range []string{"c", "d"} { // no pod uses these pins
 		if err := pull("shop", hash); err != nil {
-			t.Errorf("there is room: %v", err)
+			t.Errorf("pull that can evict a pin: %v", err)
 		}
 	}
 	wantPins(r, ref, map[string]string{scope("shop", "b"): one, scope("shop", "d"): one, scope("till", "c"): one})
 	r.KillAndRestart(nil)
 	if err := pull("shop", "e"); err != nil {
-		t.Errorf("after a restart: %v", err)
+		t.Errorf("pull after a restart: %v", err)
 	}
 	wantPins(r, ref, map[string]string{scope("shop", "b"): one, scope("shop", "e"): one, scope("till", "c"): one})
 
-	// Pins of the node scope count against the namespace of the pod that made them, and no tenant fills the node's cap.
+	// Pins in scope node count against the namespace of the pod that made them, so that no tenant fills the node's cap.
 	nodePull := func(namespace, name string) error {
 		r.Version("node/"+name+":v1", name)
 		_, err := r.PullWith(r.Ctx, r.Reg.Ref("node/"+name+":v1"), node.PullOptions{Pod: &node.Pod{Config: r.PodConfig(node.PodOptions{Namespace: namespace})}})
@@ -498,7 +499,7 @@ max_retained_bytes = 3000000
 	}
 	for _, name := range []string{"mine-1", "mine-2", "mine-3"} {
 		if err := nodePull("filler", name); err != nil {
-			t.Errorf("a pull for the node scope: %v", err)
+			t.Errorf("pull with a pin in scope node: %v", err)
 		}
 	}
 	var left []string
@@ -508,7 +509,7 @@ max_retained_bytes = 3000000
 		}
 	}
 	if !slices.Equal(left, []string{"system-1", "system-2", "mine-2", "mine-3"}) {
-		t.Errorf("pins of the node scope are left of %q", left)
+		t.Errorf("pins in scope node: got %q", left)
 	}
 	for _, name := range []string{"system-1", "system-2"} {
 		if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: r.Reg.Ref("node/" + name + ":v1")}); err != nil {
@@ -519,17 +520,17 @@ max_retained_bytes = 3000000
 	small := r.Version("kept/small:v1", "small")
 	r.MustPull(r.Reg.Ref("kept/small:v1"), "")
 	if len(retained(t, r)) != 1 {
-		t.Fatal("nothing is retained")
+		t.Fatal("the image is not retained")
 	}
 	_, d := r.Push("kept/big:v1", images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}, images.HostPlatform())
 	_, err := r.Pull(r.Ctx, r.Reg.Ref("kept/big:v1"), "")
 	big.Check(t, err, r.Reg.Ref("kept/big:v1"), testkit.TargetOf(""))
 	if len(retained(t, r)) != 1 {
-		t.Error("what is too big is held")
+		t.Error("an image above the limit is retained")
 	}
 	wantPins(r, r.Reg.Ref("kept/small:v1"), map[string]string{"node": small})
 
-	// It does not keep others from the same image. By hand it is the same, and the pin that was there stays.
+	// The same image can be used without retaining it. SetPin fails in the same way and makes no pin.
 	r.Push("free/big:v1", images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}, images.HostPlatform())
 	free := r.Reg.Ref("free/big:v1")
 	r.MustPull(free, "")
@@ -537,15 +538,15 @@ max_retained_bytes = 3000000
 	wantPins(r, r.Reg.Ref("kept/big:v1"), map[string]string{})
 	_, err = r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: free, Digest: d, Retain: true})
 	if err == nil || !strings.Contains(err.Error(), "RetainLimitReached") {
-		t.Errorf("retaining too much by hand: %v", err)
+		t.Errorf("SetPin above the limit: got error %v", err)
 	}
 	wantPins(r, free, map[string]string{})
 	if len(retained(t, r)) != 1 {
-		t.Error("what was refused is held")
+		t.Error("a pin that was not set retains content")
 	}
 }
 
-// TestNoLongerRetained frees what a pin held when it only stops to retain.
+// TestNoLongerRetained checks that a pin releases its content if it no longer retains it.
 func TestNoLongerRetained(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true})
@@ -557,7 +558,7 @@ func TestNoLongerRetained(t *testing.T) {
 			t.Fatal(err)
 		}
 		if held := len(retained(t, r)) == 1; held != retain || r.MustStatus(ref, "").GetPinned() != retain {
-			t.Errorf("retain=%t: held is %t, pinned %t", retain, held, r.MustStatus(ref, "").GetPinned())
+			t.Errorf("retain=%t: got lease %t, pinned %t", retain, held, r.MustStatus(ref, "").GetPinned())
 		}
 	}
 }

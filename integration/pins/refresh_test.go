@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// refreshed writes what a refresh has done as "scope or target before after", sorted.
+// refreshed formats the result of a refresh as sorted lines "scope or target, before, after, error".
 func refreshed(resp *api.RefreshResponse) []string {
 	var out []string
 	for _, x := range resp.GetRefreshed() {
@@ -33,7 +33,7 @@ func refreshed(resp *api.RefreshResponse) []string {
 	return out
 }
 
-// TestRefresh resolves a tag anew, for all scopes or one, and has every target that had the tag run what it means now.
+// TestRefresh moves the pins of all scopes, or of one, and makes the new digest ready for every target of the tag.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -60,7 +60,7 @@ func TestRefresh(t *testing.T) {
 		}
 		slices.Sort(want)
 		if got := refreshed(resp); resp.Changed != changed || resp.Ref != ref || !slices.Equal(got, want) {
-			t.Errorf("the refresh of %q did %q (changed %t), not %q", scope, got, resp.Changed, want)
+			t.Errorf("refresh of scope %q: got %q (changed %t), want %q", scope, got, resp.Changed, want)
 		}
 	}
 	all := func(scopes []string, before, after string) []string {
@@ -77,7 +77,7 @@ func TestRefresh(t *testing.T) {
 	refresh("", true, all([]string{r1, r2}, one, two)...)
 	wantPins(r, ref, map[string]string{r1: two, r2: two})
 	if p := r.Pins(ref)[r1]; p.MadeBy != "refresh" || len(p.History) != 1 || p.History[0].Digest != one || p.History[0].By != "use" || p.Drift != nil {
-		t.Errorf("the refreshed pin is %v", p)
+		t.Errorf("pin after the refresh: got %v", p)
 	}
 	r.Reg.Reset()
 	for _, handler := range []string{"", "native", "arm"} {
@@ -85,7 +85,7 @@ func TestRefresh(t *testing.T) {
 		r.MustRemovePod(r.WantVersion(pod("r2", handler), "two").Pod)
 	}
 	if n := r.Reg.Count(registry.In("workload/app")); n != 0 {
-		t.Errorf("what was refreshed was not ready:\n%s", r.Reg.Dump())
+		t.Errorf("pods after the refresh: got %d requests, want 0:\n%s", n, r.Reg.Dump())
 	}
 	three := r.Version("workload/app:v1", "three")
 	refresh(r2, true, all([]string{r2}, two, three)...)
@@ -98,8 +98,8 @@ func TestRefresh(t *testing.T) {
 	r.MustRemovePod(r.WantVersion(pod("r2", "arm"), "three").Pod)
 }
 
-// TestRefreshWhilePulling refreshes again and again while the tag moves and pods pull: each answer is a state that was, and the last one is what
-// all have.
+// TestRefreshWhilePulling refreshes repeatedly while the tag moves and pods pull. Each refresh returns the current
+// digest, and all targets have the last one.
 func TestRefreshWhilePulling(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -122,11 +122,11 @@ func TestRefreshWhilePulling(t *testing.T) {
 		last = push(fmt.Sprint(round + 1))
 		resp, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref})
 		if err != nil || !resp.Changed || resp.Registry.Digest != last {
-			t.Errorf("the refresh says %v (%v)", resp, err)
+			t.Errorf("Refresh: got %v, %v", resp, err)
 		}
 		for _, pull := range pulls {
 			if _, err := pull(); err != nil {
-				t.Errorf("a pull beside the refresh: %v", err)
+				t.Errorf("pull during the refresh: %v", err)
 			}
 		}
 	}
@@ -134,12 +134,12 @@ func TestRefreshWhilePulling(t *testing.T) {
 	for _, handler := range []string{"runc", "native", "arm"} {
 		r.MustPull(ref, handler)
 		if got := r.MustStatus(ref, handler).GetRepoDigests(); !slices.Contains(got, r.Reg.Ref("node/app@"+last)) {
-			t.Errorf("for %s the tag means %q after all", handler, got)
+			t.Errorf("ImageStatus for handler %s: got %q, want %s", handler, got, last)
 		}
 	}
 }
 
-// TestRefreshThatFails loses nothing: the pin holds, and what it means runs.
+// TestRefreshThatFails checks that a refresh that fails changes nothing: the pinned digest still runs.
 func TestRefreshThatFails(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -178,7 +178,7 @@ func TestRefreshThatFails(t *testing.T) {
 	same := func(why string) {
 		t.Helper()
 		if d := node.Diff(before, testkit.State(t, r.Node)); d != "" {
-			t.Errorf("%s has changed:\n%s", why, d)
+			t.Errorf("%s changed the node's state:\n%s", why, d)
 		}
 	}
 	r.Reg.Down()
@@ -193,29 +193,29 @@ func TestRefreshThatFails(t *testing.T) {
 	_, err = refresh(ref, "")
 	testkit.WantCode(t, err, codes.PermissionDenied, "PullAccessDenied")
 	r.Reg.SetFault(nil)
-	same("a refresh that was refused")
+	same("a refresh that was denied")
 
-	// The new index is for one of the platforms only.
+	// The new index has only one of the platforms.
 	_, d := r.Push("node/app:v1", images.Options{Version: "new"}, images.HostPlatform())
 	resp, err := refresh(ref, "")
 	if err != nil || resp.Changed || len(resp.Refreshed) != 3 {
-		t.Fatalf("a refresh to an index without a platform says %v (%v)", resp, err)
+		t.Fatalf("Refresh to an index without a platform: got %v, %v", resp, err)
 	}
 	for _, x := range resp.Refreshed {
 		if x.Before != old || x.After != old {
-			t.Errorf("something has moved: %v", x)
+			t.Errorf("a pin or an image moved: %v", x)
 		}
 		if missing := x.Target.GetPlatform() == "linux/arm64"; missing != (x.Error != "") || missing && !strings.Contains(x.Error, "NoMatchingPlatform") {
-			t.Errorf("the error for %v is %q", x.Target, x.Error)
+			t.Errorf("target %v: got error %q", x.Target, x.Error)
 		}
 	}
 	if !strings.HasSuffix(d, resp.Registry.GetDigest()) {
-		t.Errorf("the registry's digest is %v, not %s", resp.Registry, d)
+		t.Errorf("digest in the registry: got %v, want %s", resp.Registry, d)
 	}
 	still("a refresh to an index without a platform")
 }
 
-// TestPinByHand sets and removes pins, and refuses what makes no sense.
+// TestPinByHand checks SetPin and RemovePin, and their errors for invalid requests.
 func TestPinByHand(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OtherTargets, Extra: testkit.ConsistencyRules + `
@@ -251,7 +251,7 @@ max_pins_per_namespace = 1
 
 	resp, err := set(ref, "", one)
 	if err != nil || resp.Previous != "" || resp.Pin.GetMadeBy() != "operator" || resp.Pin.GetScope() != "node" {
-		t.Fatalf("the first pin by hand is %v (%v)", resp, err)
+		t.Fatalf("first SetPin: got %v, %v", resp, err)
 	}
 	r.WantVersion(node.KubeletPod{Image: ref}, "one")
 	_, err = set(r.Reg.Ref("node/other:v1"), "", one)
@@ -261,7 +261,7 @@ max_pins_per_namespace = 1
 	testkit.WantCode(t, err, codes.ResourceExhausted, "PinLimitReached", "max_pins_per_namespace")
 	resp, err = set(ref, "node", two)
 	if err != nil || resp.Previous != one || resp.Pin.GetRoot().GetDigest() != two || len(resp.Pin.GetHistory()) != 1 {
-		t.Fatalf("the second pin by hand is %v (%v)", resp, err)
+		t.Fatalf("second SetPin: got %v, %v", resp, err)
 	}
 	r.WantVersion(node.KubeletPod{Image: ref}, "two")
 	_, err = set(ref, "node", nowhere)
@@ -270,7 +270,7 @@ max_pins_per_namespace = 1
 
 	gone, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: ref, Scope: "node"})
 	if err != nil || gone.Pin.GetRoot().GetDigest() != two {
-		t.Errorf("the removed pin is %v (%v)", gone, err)
+		t.Errorf("RemovePin: got %v, %v", gone, err)
 	}
 	wantPins(r, ref, map[string]string{})
 	_, err = r.Control().Pins(r.Ctx, &api.PinsRequest{RefGlob: "busybox"})
@@ -279,8 +279,8 @@ max_pins_per_namespace = 1
 	testkit.WantCode(t, err, codes.InvalidArgument, "cluster")
 }
 
-// TestDamagedPins damages the records of pins by hand: what says nothing of the decision is left out, a decision that cannot be read is
-// ignored, and containerd starts.
+// TestDamagedPins damages labels of pins. After a restart, a pin with damaged details still applies. A pin with a
+// damaged version, reference or scope is ignored, and its record stays.
 func TestDamagedPins(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: testkit.ConsistencyRules})
@@ -309,14 +309,14 @@ func TestDamagedPins(t *testing.T) {
 		if slices.Contains(readable, repo) {
 			want["node"] = digests[repo]
 		} else if img, err := r.Client().ImageService().Get(ctx, "node/"+ref); err != nil || img.Target.Digest.String() != digests[repo] {
-			t.Errorf("the record of %s is not left alone: %v, %v", repo, img, err)
+			t.Errorf("the record of %s changed: %v, %v", repo, img, err)
 		}
 		wantPins(r, ref, want)
 	}
 	if got := strings.Count(r.Logs(), "ignoring unreadable pin"); got != len(damage)-len(readable) {
-		t.Errorf("%d pins are said to be ignored", got)
+		t.Errorf("got %d log lines of ignored pins, want %d", got, len(damage)-len(readable))
 	}
-	// The next decision writes the record anew.
+	// The next pull overwrites an unreadable record.
 	ref := r.Reg.Ref("node/version:v1")
 	moved := r.Version("node/version:v1", "moved")
 	r.MustPull(ref, "")

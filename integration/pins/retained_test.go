@@ -14,13 +14,13 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestRetainedComesBackOffline removes what a pin retains and pulls it again while the registry is down: whoever was let have it before gets it,
-// over a crash too, and nobody else.
-func TestRetainedComesBackOffline(t *testing.T) {
+// TestPullRetainedOffline removes retained images and pulls them again while the registry is down. Only credentials
+// that the registry accepted before can pull them, also after a crash.
+func TestPullRetainedOffline(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, DiscardUnpackedLayers: true})
 	r.MustRemovePod(r.MustPod(""))
-	r.Reg.SetAuth(&registry.Auth{Public: []string{"public/kept/*", testPause(r)}, Users: map[string]registry.User{
+	r.Reg.SetAuth(&registry.Auth{Public: []string{"public/kept/*", pauseRepository(r)}, Users: map[string]registry.User{
 		"alice": {Password: testkit.AlicePassword, Repositories: []string{"**"}},
 		"bob":   {Password: "bob's", Repositories: []string{"**"}},
 	}})
@@ -39,11 +39,11 @@ func TestRetainedComesBackOffline(t *testing.T) {
 		return id
 	}
 	ids := map[string]string{private: pull(private, alice), public: pull(public, nil), hand: pull(hand, alice)}
-	// One that is retained later has the proofs that were there.
+	// An image that is retained later keeps its proofs.
 	if _, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: hand, Digest: byHand, Retain: true, Credential: &api.Credential{Username: "alice", Password: testkit.AlicePassword}}); err != nil {
 		t.Fatal(err)
 	}
-	gone := func() {
+	removeAll := func() {
 		t.Helper()
 		for id := range r.Listed() {
 			r.MustRemove(id, "")
@@ -55,29 +55,29 @@ func TestRetainedComesBackOffline(t *testing.T) {
 	r.Reg.Down()
 	for range 2 {
 		for ref, auth := range map[string]*cri.AuthConfig{private: alice, public: nil, hand: alice} {
-			gone()
-			if auth != nil { // who needs no credential may have any
+			removeAll()
+			if auth != nil { // a public image can be pulled with any credential
 				for _, other := range []*cri.AuthConfig{bob, guessed, nil} {
 					_, err := r.PullWith(r.Ctx, ref, node.PullOptions{Auth: other})
 					testkit.ManifestUnavailable.Check(t, err, ref, testkit.TargetOf(""))
 				}
 			}
 			if got := pull(ref, auth); got != ids[ref] {
-				t.Errorf("%s comes back as %q, not %s", ref, got, ids[ref])
+				t.Errorf("pull of %s: got %q, want %s", ref, got, ids[ref])
 			}
 			if img := r.MustStatus(ref, "runc"); img.GetId() != ids[ref] || !img.GetPinned() {
-				t.Errorf("%s is there as %v", ref, img)
+				t.Errorf("ImageStatus of %s: got %v", ref, img)
 			}
 		}
-		gone()
+		removeAll()
 		r.KillAndRestart(nil)
 	}
 	pull(public, bob)
 	pull(private, alice)
 	r.WantRun("", private, testkit.Line(images.Options{Version: "private"}, images.HostPlatform()))
 
-	// What a pin does not retain is not here, and has nobody's proof.
-	gone()
+	// Without the pin, the content and its proofs are gone.
+	removeAll()
 	if _, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: private}); err != nil {
 		t.Fatal(err)
 	}
@@ -85,45 +85,45 @@ func TestRetainedComesBackOffline(t *testing.T) {
 	testkit.ManifestUnavailable.Check(t, err, private, testkit.TargetOf(""))
 }
 
-// testPause is the repository of the sandbox image.
-func testPause(r *testkit.Rig) string {
+// pauseRepository returns the repository of the sandbox image.
+func pauseRepository(r *testkit.Rig) string {
 	repo, _, _ := strings.Cut(strings.TrimPrefix(r.Options().SandboxImage, r.Reg.Host()+"/"), ":")
 	return repo
 }
 
-// retainTwo has room for one image of two.
-const retainTwo = testkit.ConsistencyRules + `
+// retainOne limits the retained content to one small image.
+const retainOne = testkit.ConsistencyRules + `
 [plugins."io.containerd.imagepin.v1.images"]
 max_retained_bytes = 1500000
 `
 
-// TestNoPinWithoutRoom pulls, refreshes and uses what there is no room to retain: no pin is made or moved, and what it held is held. That it has
-// to be known before costs no request.
+// TestNoPinWithoutRoom pulls, refreshes and runs images above the limit of retained content. No pin is made or moved,
+// and the retained content stays. The check of the limit sends no requests.
 func TestNoPinWithoutRoom(t *testing.T) {
 	t.Parallel()
-	r := testkit.NewRig(t, node.Options{Extra: retainTwo})
+	r := testkit.NewRig(t, node.Options{Extra: retainOne})
 	r.MustRemovePod(r.MustPod(""))
 	big := images.Options{Version: "big", Random: []images.Random{{Size: 4 << 20}}}
 	full := func(what string, err error) {
 		t.Helper()
 		if err == nil || !strings.Contains(err.Error(), "RetainLimitReached") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got error %v, want RetainLimitReached", what, err)
 		}
 	}
 	one := r.Version("kept/app:v1", "one")
 	ref := r.Reg.Ref("kept/app:v1")
 	r.Reg.Reset()
 	r.MustPull(ref, "")
-	r.WantRequests("a first pull that has to fit", "HEAD manifest", "GET manifest", "GET manifest", "GET blob", "GET blob", "GET blob")
+	r.WantRequests("a first pull of a retained image", "HEAD manifest", "GET manifest", "GET manifest", "GET blob", "GET blob", "GET blob")
 	held := retained(t, r)
 	unchanged := func(what string) {
 		t.Helper()
 		wantPins(r, ref, map[string]string{"node": one})
 		if now := retained(t, r); len(now) != 1 || !slices.Equal(now, held) {
-			t.Errorf("%s: %q are held, not %q", what, now, held)
+			t.Errorf("%s: got leases %q, want %q", what, now, held)
 		}
 		if img := r.MustStatus(ref, "runc"); !img.GetPinned() || !slices.Contains(img.GetRepoDigests(), r.Reg.Ref("kept/app@"+one)) {
-			t.Errorf("%s: the tag means %v", what, img)
+			t.Errorf("%s: ImageStatus: got %v", what, img)
 		}
 	}
 	unchanged("pulled")
@@ -131,13 +131,13 @@ func TestNoPinWithoutRoom(t *testing.T) {
 	r.Push("kept/app:v1", big, images.HostPlatform())
 	r.Reg.Reset()
 	_, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref})
-	full("a refresh to what is too big", err)
-	unchanged("a refresh to what is too big")
+	full("a refresh to a larger image", err)
+	unchanged("a refresh to a larger image")
 	if r.Reg.Count(registry.Is("GET", registry.Blob)) > 0 {
-		t.Errorf("layers of what is too big were fetched:\n%s", r.Reg.Dump())
+		t.Errorf("the refresh fetched blobs:\n%s", r.Reg.Dump())
 	}
 	if p := r.Pins(ref)["node"]; len(p.History) > 0 {
-		t.Errorf("the pin has moved: %v", p)
+		t.Errorf("the pin moved: %v", p)
 	}
 
 	other := r.Reg.Ref("kept/other:v1")
@@ -148,9 +148,9 @@ func TestNoPinWithoutRoom(t *testing.T) {
 	wantPins(r, other, map[string]string{})
 	unchanged("a second pull")
 	r.Collect()
-	r.WantState("a second pull that was refused", before)
+	r.WantState("after a second pull that failed", before)
 
-	// A container that is made without a pull.
+	// A container without a pull.
 	plain := r.Reg.Ref("plain/other:v1")
 	r.Version("plain/other:v1", "other")
 	r.MustPull(plain, "")
@@ -164,21 +164,21 @@ func TestNoPinWithoutRoom(t *testing.T) {
 	wantPins(r, other, map[string]string{})
 	unchanged("a container")
 
-	// What a pin lets go of makes room for what it moves to.
+	// The content that a pin releases counts as free space.
 	two := r.Version("kept/app:v1", "two")
 	if _, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: ref}); err != nil {
 		t.Fatal(err)
 	}
 	wantPins(r, ref, map[string]string{"node": two})
 	if now := retained(t, r); len(now) != 1 || slices.Equal(now, held) {
-		t.Errorf("%q are held, and were before", now)
+		t.Errorf("leases after the refresh: got %q, want 1 other lease", now)
 	}
 }
 
-// TestRoomForOneOfTwo has two images pulled at once of which one has room: the other gets no pin.
+// TestRoomForOneOfTwo pulls two images concurrently that exceed the limit together: one of them gets no pin.
 func TestRoomForOneOfTwo(t *testing.T) {
 	t.Parallel()
-	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: retainTwo})
+	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: retainOne})
 	refs := []string{r.Reg.Ref("kept/one:v1"), r.Reg.Ref("kept/two:v1")}
 	r.Version("kept/one:v1", "one")
 	r.Version("kept/two:v1", "two")
@@ -186,20 +186,20 @@ func TestRoomForOneOfTwo(t *testing.T) {
 	_, first := r.Pull(r.Ctx, refs[0], "")
 	_, second := other()
 	if (first == nil) == (second == nil) {
-		t.Errorf("the pulls got %v and %v", first, second)
+		t.Errorf("pulls: got errors %v and %v, want exactly one", first, second)
 	}
 	for i, err := range []error{first, second} {
 		if pinned := len(r.Pins(refs[i])) == 1; pinned != (err == nil) {
-			t.Errorf("%s is pinned: %t; its pull got %v", refs[i], pinned, err)
+			t.Errorf("%s: got pinned %t; its pull returned error %v", refs[i], pinned, err)
 		}
 	}
 	if held := retained(t, r); len(held) != 1 {
-		t.Errorf("%q are held", held)
+		t.Errorf("got leases %q, want 1", held)
 	}
 }
 
-// TestRetainedForWhatAnotherToolUnpacks holds a pinned image also in the snapshotter that another tool has unpacked it in.
-func TestRetainedForWhatAnotherToolUnpacks(t *testing.T) {
+// TestRetainUnpackedByOtherTool checks that a pin also retains the snapshots that another tool has unpacked.
+func TestRetainUnpackedByOtherTool(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
 	r.Version("kept/app:v1", "kept")
@@ -211,7 +211,7 @@ func TestRetainedForWhatAnotherToolUnpacks(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", "--snapshotter", "native", ref); err != nil {
 		t.Fatal(err)
 	}
-	r.Eventually("its snapshot in native is held", func() bool {
+	r.Eventually("the snapshot in native is retained", func() bool {
 		s := testkit.State(t, r.Node)
 		return slices.ContainsFunc(retained(t, r), func(lease string) bool {
 			return slices.ContainsFunc(s.LeaseResources[lease], func(resource string) bool {
@@ -219,7 +219,7 @@ func TestRetainedForWhatAnotherToolUnpacks(t *testing.T) {
 			})
 		})
 	})
-	// So it outlives its records there, too.
+	// It outlives its image records.
 	for id := range r.Listed() {
 		r.MustRemove(id, "")
 	}

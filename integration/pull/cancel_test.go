@@ -16,7 +16,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestCancelledPullStops cancels a pull in each of its phases: its work ends with it and leaves nothing, and the next pull works.
+// TestCancelledPullStops cancels a pull in each phase. Its work ends, nothing is left, and the next pull succeeds.
 func TestCancelledPullStops(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -51,7 +51,7 @@ func TestCancelledPullStops(t *testing.T) {
 				testkit.AwaitRequest(t, reg, test.when, func(q registry.Request) bool { return !q.Done })
 				cancel()
 				if err := <-failed; status.Code(err) != codes.Canceled {
-					t.Errorf("the cancelled pull ended with %v", err)
+					t.Errorf("cancelled pull: got error %v, want Canceled", err)
 				}
 				testkit.AwaitIdle(t, reg)
 				testkit.Eventually(t, "nothing of the cancelled pull is left", func(context.Context) (bool, error) {
@@ -65,7 +65,7 @@ func TestCancelledPullStops(t *testing.T) {
 	}
 }
 
-// TestLastCallerStopsThePull has three callers share a pull: two may go without harm to the third; with him it stops.
+// TestLastCallerStopsThePull checks that a pull with three callers continues until the last caller cancels.
 func TestLastCallerStopsThePull(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -98,22 +98,22 @@ func TestLastCallerStopsThePull(t *testing.T) {
 				for i := range 2 {
 					cancels[i]()
 					if err := <-failed[i]; status.Code(err) != codes.Canceled {
-						t.Errorf("a cancelled caller got %v", err)
+						t.Errorf("cancelled caller: got error %v, want Canceled", err)
 					}
 				}
 				if stays {
 					close(release)
 					if err := <-failed[2]; err != nil {
-						t.Errorf("the caller who stayed: %v", err)
+						t.Errorf("remaining caller: %v", err)
 					}
 					if reg.Count(registry.Is("HEAD", "")) != 1 {
-						t.Errorf("not one HEAD:\n%s", reg.Dump())
+						t.Errorf("want 1 HEAD request:\n%s", reg.Dump())
 					}
 					checkOnce(t, reg)
 				} else {
 					cancels[2]()
 					if err := <-failed[2]; status.Code(err) != codes.Canceled {
-						t.Errorf("the last caller got %v", err)
+						t.Errorf("last caller: got error %v, want Canceled", err)
 					}
 					testkit.AwaitIdle(t, reg)
 					testkit.Eventually(t, "nothing of the cancelled pull is left", func(context.Context) (bool, error) {
@@ -128,8 +128,8 @@ func TestLastCallerStopsThePull(t *testing.T) {
 	}
 }
 
-// TestMakingReadyOutlivesItsCallers gives up on a call that makes a large image ready, as kubelet does after some minutes, twice: the work goes on and
-// the third call gets its fruit.
+// TestMakingReadyOutlivesItsCallers cancels two calls that make an image ready, as kubelet does after some minutes. The
+// work continues, and the third call gets its result.
 func TestMakingReadyOutlivesItsCallers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"CreateContainer", "RunPodSandbox"} {
@@ -153,14 +153,14 @@ func TestMakingReadyOutlivesItsCallers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Discarded layers are there until garbage is collected.
+				// Discarded layers stay until the garbage collection.
 				if err := n.GC(ctx); err != nil {
 					t.Fatal(err)
 				}
 				attempt = func(ctx context.Context) error {
 					_, line, err := n.RunContainer(ctx, pod, node.ContainerOptions{Image: reg.Ref("app:v1")})
 					if err == nil && line != opts.Line(0) {
-						err = fmt.Errorf("the container printed %q", line)
+						err = fmt.Errorf("container: got %q, want %q", line, opts.Line(0))
 					}
 					return err
 				}
@@ -182,23 +182,23 @@ func TestMakingReadyOutlivesItsCallers(t *testing.T) {
 			testkit.AwaitRequest(t, reg, blob, hangs)
 			cancel()
 			if err := testkit.RootCause(<-failed); status.Code(err) != codes.Canceled {
-				t.Errorf("the caller who gave up got %v", err)
+				t.Errorf("cancelled caller: got error %v, want Canceled", err)
 			}
 			second, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 			defer cancel()
 			if err := testkit.RootCause(attempt(second)); status.Code(err) != codes.DeadlineExceeded {
-				t.Errorf("the caller whose deadline passed got %v", err)
+				t.Errorf("caller with a deadline: got error %v, want DeadlineExceeded", err)
 			}
 			if reg.Count(blob, func(q registry.Request) bool { return !q.Done }) == 0 {
 				t.Errorf("the work ended with its callers:\n%s", reg.Dump())
 			}
 			close(release)
 			if err := attempt(ctx); err != nil {
-				t.Errorf("the third try: %v", err)
+				t.Errorf("third attempt: %v", err)
 			}
 			checkOnce(t, reg)
 			if reg.Count(func(q registry.Request) bool { return q.Range != "" }) != 0 {
-				t.Error("a blob was fetched in pieces")
+				t.Error("a blob was fetched in ranges")
 			}
 			if t.Failed() {
 				t.Log(reg.Dump())
@@ -207,13 +207,13 @@ func TestMakingReadyOutlivesItsCallers(t *testing.T) {
 	}
 }
 
-// TestMakingReadyEndsWhenStalled: what nobody waits for must not wait for ever.
+// TestMakingReadyEndsWhenStalled checks that stalled work without callers ends.
 func TestMakingReadyEndsWhenStalled(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
 	n := testkit.Node(t, node.Options{
-		SandboxImage: testkit.PushPause(t, reg), DiscardUnpackedLayers: true, Extra: impatient,
+		SandboxImage: testkit.PushPause(t, reg), DiscardUnpackedLayers: true, Extra: shortTimeout,
 		Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}},
 	})
 	testkit.Push(t, reg, "app:v1", testkit.App(t, images.Options{}))
@@ -228,7 +228,7 @@ func TestMakingReadyEndsWhenStalled(t *testing.T) {
 	testkit.Stalled.Check(t, testkit.RootCause(err), reg.Ref(testkit.PauseRef), testkit.TargetOf("native"))
 	testkit.AwaitIdle(t, reg)
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("the stalled sandbox image has left:\n%s", d)
+		t.Errorf("the stalled pull of the sandbox image left:\n%s", d)
 	}
 	reg.SetFault(nil)
 	pod, err := n.RunPod(ctx, node.PodOptions{Handler: "native"})
@@ -245,29 +245,29 @@ func TestMakingReadyEndsWhenStalled(t *testing.T) {
 	hangs := reg.Later()
 	reg.SetFault(hang)
 	before = testkit.State(t, n)
-	gone, cancel := context.WithCancel(ctx)
+	callCtx, cancel := context.WithCancel(ctx)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := n.CreateContainer(gone, pod, node.ContainerOptions{Image: reg.Ref("app:v1")})
+		_, err := n.CreateContainer(callCtx, pod, node.ContainerOptions{Image: reg.Ref("app:v1")})
 		failed <- err
 	}()
 	testkit.AwaitRequest(t, reg, blob, hangs)
 	cancel()
 	<-failed
-	testkit.AwaitIdle(t, reg) // nobody waits for it any more, and it ends
-	testkit.Eventually(t, "nothing of what stalled is left", func(context.Context) (bool, error) {
+	testkit.AwaitIdle(t, reg) // the work ends without callers
+	testkit.Eventually(t, "nothing of the stalled work is left", func(context.Context) (bool, error) {
 		return node.Diff(before, testkit.State(t, n)) == "", nil
 	})
 	_, err = n.CreateContainer(ctx, pod, node.ContainerOptions{Image: reg.Ref("app:v1")})
 	testkit.Stalled.Check(t, testkit.RootCause(err), reg.Ref("app:v1"), testkit.TargetOf("native"))
 	reg.SetFault(nil)
 	if _, err := n.CreateContainer(ctx, pod, node.ContainerOptions{Image: reg.Ref("app:v1")}); err != nil {
-		t.Errorf("the next try: %v", err)
+		t.Errorf("next attempt: %v", err)
 	}
 }
 
-// TestPrivateLayersThatWereDiscarded needs an image for a second snapshotter whose layers are gone and which only the caller of the first pull may
-// fetch: nobody else's credential is used, and the error says which settings would help.
+// TestPrivateLayersThatWereDiscarded creates a container in a second snapshotter, for a private image whose layers are
+// discarded. The credential of the earlier pull is not used, and the error names the settings that help.
 func TestPrivateLayersThatWereDiscarded(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -296,21 +296,21 @@ func TestPrivateLayersThatWereDiscarded(t *testing.T) {
 	testkit.Failure{Name: "ImageNotReady", Code: codes.Unauthenticated}.Check(t, testkit.RootCause(err), ref, testkit.TargetOf("native"))
 	for _, helps := range []string{"discard_unpacked_layers", "credential", "RuntimeClassInImageCriApi"} {
 		if err != nil && !strings.Contains(err.Error(), helps) {
-			t.Errorf("the error does not speak of %s: %v", helps, err)
+			t.Errorf("the error does not contain %s: %v", helps, err)
 		}
 	}
 	if reg.Count(func(q registry.Request) bool { return q.Authorized }) != 0 {
-		t.Errorf("a pod's credential was used for another:\n%s", reg.Dump())
+		t.Errorf("a credential was used for another pod:\n%s", reg.Dump())
 	}
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("what could not be made ready has left:\n%s", d)
+		t.Errorf("the failed CreateContainer left:\n%s", d)
 	}
-	// Pulled for the handler, with the credential, it runs.
+	// After a pull for the handler with the credential, it runs.
 	if _, err := n.PullWith(ctx, ref, node.PullOptions{Auth: testkit.AsAlice(), Handler: "native"}); err != nil {
 		t.Fatal(err)
 	}
 	_, line, err := n.RunContainer(ctx, pod, node.ContainerOptions{Image: ref})
 	if err != nil || line != opts.Line(0) {
-		t.Errorf("the container printed %q: %v", line, err)
+		t.Errorf("container: got %q, %v", line, err)
 	}
 }

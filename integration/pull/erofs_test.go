@@ -17,22 +17,22 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// inEROFS is the handler of these tests whose images are in EROFS.
+// inEROFS is the handler with the EROFS snapshotter.
 const inEROFS = "vm"
 
-// hiding is an image of four layers, of which the last one removes a file of the one below.
-var hiding = images.Options{Files: []images.Files{
+// whiteout is an image of four layers. The last one removes a file of the layer below.
+var whiteout = images.Options{Files: []images.Files{
 	{"/dir/gone": []byte("1"), "/dir/kept": []byte("2")},
 	{"/dir/.wh.gone": nil},
 }}
 
-// mkfs is a mkfs.erofs for a node, which notes what it is called with and can be made to wait.
+// mkfs is a mkfs.erofs for a node that records its calls and can be blocked.
 type mkfs struct {
 	t   *testing.T
 	dir string
 }
 
-// newMkfs makes one of what hack/erofs-utils.sh has found.
+// newMkfs wraps the mkfs.erofs of hack/erofs-utils.sh.
 func newMkfs(t *testing.T) *mkfs {
 	t.Helper()
 	found := filepath.Join(node.BinDir(), "erofs", "mkfs.erofs")
@@ -40,7 +40,7 @@ func newMkfs(t *testing.T) *mkfs {
 		t.Fatalf("%v; run hack/erofs-utils.sh", err)
 	}
 	m := &mkfs{t: t, dir: t.TempDir()}
-	// A pipe that nobody writes to is opened when somebody does.
+	// Opening the pipe blocks until it has a writer.
 	script := fmt.Sprintf("#!/bin/sh\necho \"$*\" >>%[1]s/calls\nif [ -p %[1]s/gate ]; then : <%[1]s/gate; fi\nexec %[2]s \"$@\"\n", m.dir, found)
 	if err := os.WriteFile(filepath.Join(m.dir, "mkfs.erofs"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
@@ -48,12 +48,12 @@ func newMkfs(t *testing.T) *mkfs {
 	return m
 }
 
-// path is the variable by which containerd finds it.
+// path returns the environment variable with which containerd finds it.
 func (m *mkfs) path() string { return "PATH=" + m.dir + ":" + node.BinDir() + ":" + os.Getenv("PATH") }
 
-// calls are those so far that made a filesystem: of a layer's archive as the EROFS differ does, or of a directory, as the
-// snapshotter does of what another differ has unpacked.
-func (m *mkfs) calls() (ofArchives, ofDirectories int) {
+// calls returns the number of filesystems made so far: by the EROFS differ from archives of layers, and by the
+// snapshotter from directories that another differ unpacked.
+func (m *mkfs) calls() (fromArchives, fromDirectories int) {
 	m.t.Helper()
 	b, err := os.ReadFile(filepath.Join(m.dir, "calls"))
 	if err != nil {
@@ -62,15 +62,15 @@ func (m *mkfs) calls() (ofArchives, ofDirectories int) {
 	for line := range strings.Lines(string(b)) {
 		switch {
 		case strings.Contains(line, "--tar="):
-			ofArchives++
+			fromArchives++
 		case !strings.Contains(line, "--help"):
-			ofDirectories++
+			fromDirectories++
 		}
 	}
-	return ofArchives, ofDirectories
+	return fromArchives, fromDirectories
 }
 
-// hold makes calls wait until they are released.
+// hold blocks calls until release is called.
 func (m *mkfs) hold() (release func()) {
 	m.t.Helper()
 	gate := filepath.Join(m.dir, "gate")
@@ -83,14 +83,14 @@ func (m *mkfs) hold() (release func()) {
 			m.t.Error(err)
 			return
 		}
-		m.t.Cleanup(func() { _ = f.Close() }) // a call that has seen the pipe may open it later
+		m.t.Cleanup(func() { _ = f.Close() }) // a running call may open the pipe later
 	})
 	m.t.Cleanup(release)
 	return release
 }
 
-// onEROFS are options of a node whose handler inEROFS is unpacked by a differ. In containerd its transfer service says which;
-// beside it, only its diff service can.
+// onEROFS returns the options of a node on which a differ unpacks for inEROFS. The transfer service selects the differ.
+// With imagepin serve, only containerd's diff service can.
 func onEROFS(m *mkfs, differ, extra string) node.Options {
 	transfer := fmt.Sprintf("[[plugins.%q.unpack_config]]\nplatform = %q\nsnapshotter = \"erofs\"\ndiffer = %q\n", testkit.TransferSection, images.HostPlatform(), differ)
 	opts := node.Options{Handlers: []node.Handler{{Name: inEROFS, Snapshotter: "erofs"}}, Env: []string{m.path()}}
@@ -102,7 +102,7 @@ func onEROFS(m *mkfs, differ, extra string) node.Options {
 	return opts
 }
 
-// warm runs a pod of each handler, so that their sandbox images are there, and gives the state then.
+// warm runs a pod of each handler to pull the sandbox images. It returns the state after that.
 func warm(r *testkit.Rig, handlers ...string) *node.State {
 	r.T.Helper()
 	for _, h := range handlers {
@@ -112,23 +112,22 @@ func warm(r *testkit.Rig, handlers ...string) *node.State {
 	return r.MustState()
 }
 
-// wantSound fails the test unless the node and its own check find nothing wrong.
-func wantSound(r *testkit.Rig, opts checker.Options) {
+// wantNoProblems fails the test if the checker or imagepin check finds a problem.
+func wantNoProblems(r *testkit.Rig, opts checker.Options) {
 	r.T.Helper()
 	opts.Native = images.HostPlatform()
 	if problems, err := checker.Check(r.Ctx, r.Node, opts); err != nil || len(problems) > 0 {
-		r.T.Errorf("problems: %q, %v", problems, err)
+		r.T.Errorf("checker: got problems %q, %v", problems, err)
 	}
 	for _, args := range [][]string{{"check"}, {"check", "--deep"}} {
 		if out, ok := r.Command(args...); !ok || !strings.Contains(out, " 0 differ") {
-			r.T.Errorf("imagepin %q says:\n%s", args, out)
+			r.T.Errorf("imagepin %q: got\n%s", args, out)
 		}
 	}
 }
 
-// TestEROFS runs one tag on overlayfs and on EROFS, of which containerd's transfer service says who unpacks there, also after a
-// crash, and removes it. Its differ unpacks the layers at once; the walking one would lose what a layer hides, and unpacks them one
-// after the other.
+// TestEROFS runs one image on overlayfs and on EROFS, also after a crash, and removes it. In containerd, the EROFS
+// differ unpacks layers concurrently. The walking differ unpacks one by one, because it would otherwise lose whiteouts.
 func TestEROFS(t *testing.T) {
 	t.Parallel()
 	for _, differ := range []string{"erofs", "walking"} {
@@ -138,12 +137,12 @@ func TestEROFS(t *testing.T) {
 			r := testkit.NewRig(t, onEROFS(m, differ, ""))
 			handlers := []string{"", inEROFS}
 			before := warm(r, handlers...)
-			tag, digest := r.Push("app:v1", hiding, images.HostPlatform(), testkit.Foreign)
+			tag, digest := r.Push("app:v1", whiteout, images.HostPlatform(), testkit.Foreign)
 			archives, directories := m.calls()
 
-			atOnce := 1
+			concurrent := 1
 			if differ == "erofs" && node.DefaultMode() != node.Serve {
-				atOnce = 4 // as many as imagepin's max_concurrent_unpacks
+				concurrent = 4 // imagepin's max_concurrent_unpacks
 			}
 			release := m.hold()
 			pulled := make(chan error, 1)
@@ -151,9 +150,9 @@ func TestEROFS(t *testing.T) {
 				_, err := r.Pull(r.Ctx, tag, inEROFS)
 				pulled <- err
 			}()
-			r.Eventually(fmt.Sprintf("%d layers are unpacked at once", atOnce), func() bool {
+			r.Eventually(fmt.Sprintf("%d layers are unpacked concurrently", concurrent), func() bool {
 				a, d := m.calls()
-				return a-archives+d-directories == atOnce
+				return a-archives+d-directories == concurrent
 			})
 			release()
 			if err := <-pulled; err != nil {
@@ -164,7 +163,7 @@ func TestEROFS(t *testing.T) {
 				wantArchives, wantDirectories = 0, 4
 			}
 			if a, d := m.calls(); a-archives != wantArchives || d-directories != wantDirectories {
-				t.Errorf("differ %s made EROFS of %d archives and %d directories", differ, a-archives, d-directories)
+				t.Errorf("differ %s: got %d archives and %d directories, want %d and %d", differ, a-archives, d-directories, wantArchives, wantDirectories)
 			}
 			r.Reg.Reset()
 			id := r.MustPull(tag, "")
@@ -183,8 +182,8 @@ func TestEROFS(t *testing.T) {
 			r.KillAndRestart(nil)
 			r.Reg.Reset()
 			runs()
-			r.WantNoRequests("running what is ready after a crash")
-			wantSound(r, checker.Options{})
+			r.WantNoRequests("running ready images after a crash")
+			wantNoProblems(r, checker.Options{})
 
 			for _, h := range handlers {
 				r.MustRemove(tag, testkit.HandlerName(h))
@@ -194,14 +193,14 @@ func TestEROFS(t *testing.T) {
 	}
 }
 
-// TestEROFSLayerCache pulls into EROFS what a layer cache of its snapshotter has, all of it or the lower layer only. Such layers are
-// never asked for and never in the content store, and nothing takes that for damage; overlayfs gets them of the registry.
+// TestEROFSLayerCache pulls images for EROFS with all layers or one layer in a layer cache of the snapshotter. Cached
+// layers are neither fetched nor in the content store, and no check reports that. overlayfs fetches them.
 func TestEROFSLayerCache(t *testing.T) {
 	t.Parallel()
 	m, cache := newMkfs(t), t.TempDir()
 	r := testkit.NewRig(t, onEROFS(m, "erofs", fmt.Sprintf("[plugins.\"io.containerd.snapshotter.v1.erofs\"]\nlayer_content_caches = [%q]\n", cache)))
 	before := warm(r, "", inEROFS)
-	// Their lower layer is the same. ctr unpacks compressed ones into the content store, where containerd may collect them.
+	// They share the lower layer. ctr unpacks compressed ones into the content store, where they may be collected.
 	v1 := images.Options{Compression: images.Uncompressed}
 	v2 := images.Options{Compression: images.Uncompressed, Version: "v2"}
 	tag, _ := r.Push("app:v1", v1, images.HostPlatform(), testkit.Foreign)
@@ -215,46 +214,46 @@ func TestEROFSLayerCache(t *testing.T) {
 	testkit.NoLeaks(t, r.Node, before)
 	cached := files(t, cache)
 	if len(cached) != 2 {
-		t.Fatalf("the cache has %q", cached)
+		t.Fatalf("cache: got files %q, want 2", cached)
 	}
 	layersBefore := layerBlobs(before)
 	fetched := func(why string, want int) {
 		t.Helper()
 		if got := len(layerBlobs(r.MustState())) - len(layersBefore); got != want {
-			t.Errorf("%s: %d layers are in the content store, not %d", why, got, want)
+			t.Errorf("%s: got %d layers in the content store, want %d", why, got, want)
 		}
 	}
-	sound := func() {
+	noProblems := func() {
 		t.Helper()
-		wantSound(r, checker.Options{DiscardedLayers: true})
+		wantNoProblems(r, checker.Options{DiscardedLayers: true})
 	}
 
 	archives, _ := m.calls()
 	r.Reg.Reset()
 	r.MustPull(tag, inEROFS)
-	r.WantRequests("a pull of what the cache has", "HEAD manifest", "GET manifest", "GET manifest", "GET blob") // the configuration
-	fetched("a pull of what the cache has", 0)
+	r.WantRequests("a pull of a cached image", "HEAD manifest", "GET manifest", "GET manifest", "GET blob") // the configuration
+	fetched("a pull of a cached image", 0)
 	if now, _ := m.calls(); now != archives {
 		t.Errorf("%d cached layers were unpacked", now-archives)
 	}
 	r.WantRun(inEROFS, tag, v1.Line(0))
-	sound()
+	noProblems()
 
 	r.Reg.Reset()
 	r.MustPull(next, inEROFS)
-	r.WantRequests("a pull of what the cache has half of", "HEAD manifest", "GET manifest", "GET manifest", "GET blob", "GET blob")
-	fetched("a pull of what the cache has half of", 1)
+	r.WantRequests("a pull of a partly cached image", "HEAD manifest", "GET manifest", "GET manifest", "GET blob", "GET blob")
+	fetched("a pull of a partly cached image", 1)
 
 	r.KillAndRestart(nil)
 	r.Reg.Reset()
 	r.WantRun(inEROFS, tag, v1.Line(0))
 	r.WantRun(inEROFS, next, v2.Line(0))
-	r.WantNoRequests("running what is ready after a crash")
+	r.WantNoRequests("running ready images after a crash")
 
 	r.MustPull(tag, "")
-	r.WantRequests("a pull of the same for overlayfs", "HEAD manifest", "GET blob", "GET blob")
+	r.WantRequests("a pull of the same image for overlayfs", "HEAD manifest", "GET blob", "GET blob")
 	r.WantRun("", tag, v1.Line(0))
-	sound()
+	noProblems()
 
 	for _, h := range []string{"runc", inEROFS} {
 		r.MustRemove(tag, h)
@@ -262,11 +261,11 @@ func TestEROFSLayerCache(t *testing.T) {
 	r.MustRemove(next, inEROFS)
 	testkit.NoLeaks(t, r.Node, before)
 	if left := files(t, cache); !slices.Equal(left, cached) {
-		t.Errorf("of the cache %q are left", left)
+		t.Errorf("cache after the removal: got files %q, want %q", left, cached)
 	}
 }
 
-// files are those below a directory.
+// files returns the files below a directory.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var found []string

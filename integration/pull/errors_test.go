@@ -23,7 +23,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// checkFailedPull pulls and expects a failure after which nothing is listed and nothing is left, garbage collection or not.
+// checkFailedPull checks that a pull fails and leaves nothing, without a garbage collection. It returns the error.
 func checkFailedPull(t *testing.T, n *node.Node, ref, handler string, want testkit.Failure) error {
 	t.Helper()
 	ctx := testkit.Context(t)
@@ -31,22 +31,22 @@ func checkFailedPull(t *testing.T, n *node.Node, ref, handler string, want testk
 	_, err := n.Pull(ctx, ref, handler)
 	want.Check(t, err, ref, testkit.TargetOf(handler))
 	if img, serr := n.ImageStatus(ctx, ref, ""); serr != nil || img != nil {
-		t.Errorf("ImageStatus of what could not be pulled: %v, %v", img, serr)
+		t.Errorf("ImageStatus after the failed pull: got %v, %v, want none", img, serr)
 	}
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("the failed pull has left:\n%s", d)
+		t.Errorf("the failed pull left:\n%s", d)
 	}
 	return err
 }
 
-// checkNextPull pulls what could not be pulled before, removes it, and expects that all is as before.
+// checkNextPull checks that a pull succeeds, and that removing its image leaves nothing.
 func checkNextPull(t *testing.T, n *node.Node, ref, handler string) {
 	t.Helper()
 	ctx := testkit.Context(t)
 	before := testkit.State(t, n)
 	id, err := n.Pull(ctx, ref, handler)
 	if err != nil {
-		t.Errorf("the next pull: %v", err)
+		t.Errorf("next pull: %v", err)
 		return
 	}
 	if err := n.RemoveImage(ctx, id, ""); err != nil {
@@ -55,15 +55,15 @@ func checkNextPull(t *testing.T, n *node.Node, ref, handler string) {
 	testkit.NoLeaks(t, n, before)
 }
 
-// impatient ends a pull that makes no progress after a second.
-const impatient = `[plugins."io.containerd.cri.v1.images"]` + "\nimage_pull_progress_timeout = \"1s\"\n"
+// shortTimeout ends a pull after one second without progress.
+const shortTimeout = `[plugins."io.containerd.cri.v1.images"]` + "\nimage_pull_progress_timeout = \"1s\"\n"
 
-// TestRegistryFaults has a registry fail in every way while the reference is resolved, and while the image is fetched: a typed error, nothing
-// left, and the next pull works at once.
+// TestRegistryFaults checks the error of a pull for each fault of a registry, while it resolves the tag and while it
+// fetches the image. Nothing is left, and the next pull succeeds at once.
 func TestRegistryFaults(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
-	n := testkit.Node(t, node.Options{Extra: impatient, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
+	n := testkit.Node(t, node.Options{Extra: shortTimeout, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
 	head, manifest, blob := registry.Is("HEAD", ""), registry.Is("GET", registry.Manifest), registry.Is("GET", registry.Blob)
 	whole := func(q registry.Request) bool { return q.Kind == registry.Blob && q.Range == "" }
 	never := make(chan struct{})
@@ -113,7 +113,7 @@ func TestRegistryFaults(t *testing.T) {
 		{"blob hangs", registry.Fault{Hang: never}, blob, testkit.Stalled},
 		{"blob hangs in the middle", registry.Fault{Hang: never, After: 60}, blob, testkit.Stalled},
 	} {
-		// Configurations and layers are not fetched in the same way.
+		// Configurations and layers are fetched differently.
 		for _, kind := range []string{"config", "layer"} {
 			name, handler := test.name, ""
 			switch {
@@ -139,7 +139,7 @@ func TestRegistryFaults(t *testing.T) {
 						return nil
 					case test.when == nil || test.when(q):
 						return &test.fault
-					case q.Range != "": // a download that is resumed after it was cut
+					case q.Range != "": // a resumed download
 						return &registry.Fault{Abort: true}
 					}
 					return nil
@@ -165,7 +165,7 @@ func TestRegistryFaults(t *testing.T) {
 	})
 }
 
-// TestRegistryThatNeverAnswers waits for manifest_pull_timeout, whose minimum is half a minute.
+// TestRegistryThatNeverAnswers waits for manifest_pull_timeout. Its minimum is 30 seconds.
 func TestRegistryThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -179,7 +179,7 @@ func TestRegistryThatNeverAnswers(t *testing.T) {
 	checkNextPull(t, n, reg.Ref("app:v1"), "")
 }
 
-// TestMalformedImages pulls what a registry holds but is no image, and then the image that is pushed in its place.
+// TestMalformedImages checks that pulls of malformed images fail, and that the next pull, of a valid image, succeeds.
 func TestMalformedImages(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -236,7 +236,7 @@ type testLayer struct {
 	diffID        string
 }
 
-// goodLayer is a layer of one file, larger than a block of a tar.
+// goodLayer returns a layer of one file that is larger than a tar block.
 func goodLayer(t *testing.T) testLayer {
 	t.Helper()
 	var buf bytes.Buffer
@@ -275,11 +275,11 @@ func flipped(b []byte, at int) []byte {
 
 func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
-// brokenImage is an image of one layer whose digests are right and whose content is not.
+// brokenImage is an image of one layer with correct digests and invalid content.
 type brokenImage struct {
 	layer      []byte
 	mediaType  string   // of the layer; empty means gzip
-	diffIDs    []string // nil means what the layer's content has, if it is a layer
+	diffIDs    []string // nil means that of goodLayer
 	config     string
 	configType string
 	sizeOff    int // added to the size of the layer
@@ -319,7 +319,7 @@ func (b brokenImage) push(t *testing.T, reg *registry.Registry, repo string) {
 	})})
 }
 
-// TestNoMatchingPlatform asks for a platform that an image has not: the error names what it has.
+// TestNoMatchingPlatform pulls images without the handler's platform. The error names those that they have.
 func TestNoMatchingPlatform(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -349,10 +349,10 @@ func TestNoMatchingPlatform(t *testing.T) {
 			err := checkFailedPull(t, n, reg.Ref(test.name+":v1"), test.handler, testkit.NoMatchingPlatform)
 			for _, p := range test.offered {
 				if err != nil && !strings.Contains(err.Error(), p) {
-					t.Errorf("the error does not name %s: %v", p, err)
+					t.Errorf("the error does not contain %s: %v", p, err)
 				}
 			}
-			// The first layer of all these images is larger than everything else together.
+			// The first layer of these images is larger than all other blobs together.
 			if blobs := reg.Count(registry.Is("GET", registry.Blob), func(q registry.Request) bool { return q.Bytes > 10_000 }); blobs != 0 {
 				t.Errorf("layers were fetched:\n%s", reg.Dump())
 			}
@@ -362,7 +362,7 @@ func TestNoMatchingPlatform(t *testing.T) {
 	}
 }
 
-// TestWrongRequests sends references that are none, and names a handler that there is not.
+// TestWrongRequests checks the errors for invalid references and an unknown handler.
 func TestWrongRequests(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -381,14 +381,14 @@ func TestWrongRequests(t *testing.T) {
 		}
 	}
 	if reg.Count() != 0 {
-		t.Errorf("the registry was asked:\n%s", reg.Dump())
+		t.Errorf("the registry got requests:\n%s", reg.Dump())
 	}
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("wrong requests have changed:\n%s", d)
+		t.Errorf("wrong requests changed the node's state:\n%s", d)
 	}
 }
 
-// TestImageForms pulls and runs images in every form in which they come.
+// TestImageForms pulls and runs images of all formats, and pulls all forms of names.
 func TestImageForms(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -413,8 +413,8 @@ func TestImageForms(t *testing.T) {
 		return a
 	}
 	withoutPlatform := func(e images.Entry) images.Entry { e.NoPlatform = true; return e }
-	// An attestation that claims to be for a platform is still none.
-	claims := func(e images.Entry) images.Entry {
+	// An attestation with a platform is not an image either.
+	withPlatform := func(e images.Entry) images.Entry {
 		p, err := images.ParsePlatform(images.HostPlatform())
 		if err != nil {
 			t.Fatal(err)
@@ -438,7 +438,7 @@ func TestImageForms(t *testing.T) {
 		{"docker-gzip", testkit.App(t, with(host, images.Docker, images.Gzip)), []string{""}},
 		{"docker-index", index(images.Docker, app(with(arm, images.Docker, images.Gzip)), app(with(host, images.Docker, images.Gzip))), []string{"", "arm"}},
 		{"oci-index", index(images.OCI, app(arm), app(host)), []string{"", "arm"}},
-		{"attested", index(images.OCI, attested(app(host)), claims(attested(app(host))), app(arm), app(host)), []string{"", "arm"}},
+		{"attested", index(images.OCI, attested(app(host)), withPlatform(attested(app(host))), app(arm), app(host)), []string{"", "arm"}},
 		{"nested", index(images.OCI, images.Entry{Index: index(images.OCI, app(arm))}, images.Entry{Index: index(images.OCI, app(host))}), []string{"", "arm"}},
 		{"no-platforms", index(images.OCI, withoutPlatform(app(arm)), withoutPlatform(app(host))), []string{"", "arm"}},
 	} {
@@ -455,7 +455,7 @@ func TestImageForms(t *testing.T) {
 				}
 				line, err := n.Run(ctx, handler, node.ContainerOptions{Image: id, UserImage: reg.Ref(test.name + ":v1")})
 				if err != nil || line != want {
-					t.Errorf("handler %q: the container printed %q, not %q: %v", handler, line, want, err)
+					t.Errorf("handler %q: got %q, want %q: %v", handler, line, want, err)
 				}
 			}
 		})
@@ -472,7 +472,7 @@ func TestImageForms(t *testing.T) {
 			{"team/app:v1", "docker.io/team/app:v1", "team"},
 			{"docker.io/app:v1", "docker.io/library/app:v1", "new"},
 			{"app@" + old.String(), "docker.io/library/app@" + old.String(), "old"},
-			// The digest says what is meant; the tag does not come to mean it.
+			// The digest is used, and the tag does not move to it.
 			{"app:v1@" + old.String(), "docker.io/library/app@" + old.String(), "old"},
 		} {
 			id, err := n.Pull(ctx, test.ref, "")
@@ -488,17 +488,17 @@ func TestImageForms(t *testing.T) {
 				t.Fatal(err)
 			}
 			if id != want.String() || img.GetId() != id {
-				t.Errorf("%s: pulled %s, status %s, not version %s", test.ref, id, img.GetId(), test.version)
+				t.Errorf("%s: got ID %s from the pull and %s from ImageStatus, want that of version %s", test.ref, id, img.GetId(), test.version)
 			}
 			if names := append(img.GetRepoTags(), img.GetRepoDigests()...); !slices.Contains(names, test.listed) {
-				t.Errorf("%s is listed as %v, not as %s", test.ref, names, test.listed)
+				t.Errorf("%s: got names %v, want %s among them", test.ref, names, test.listed)
 			}
 			if test.version == "old" && slices.Contains(img.GetRepoTags(), "docker.io/library/app:v1") {
-				t.Errorf("%s: the tag is listed with a digest that it does not mean", test.ref)
+				t.Errorf("%s: the tag is listed for another digest than its own", test.ref)
 			}
 		}
 	})
 }
 
-// unreachableHost is where nothing listens: what reaches for it fails.
+// unreachableHost is an address where nothing listens.
 const unreachableHost = "127.0.0.1:1"

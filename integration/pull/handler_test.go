@@ -14,11 +14,11 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestHandlerOfACall pulls one tag with each of the ways in which a call can say whose it is, and looks which platform came of it.
+// TestHandlerOfACall checks the platform that a pull gets for each way in which a call can identify its handler.
 func TestHandlerOfACall(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
-	theirs, host := r.MustPod("foreign"), r.MustPod("")
+	foreign, host := r.MustPod("foreign"), r.MustPod("")
 	unseen := func(c *cri.PodSandboxConfig) *cri.PodSandboxConfig {
 		return &cri.PodSandboxConfig{Metadata: c.Metadata}
 	}
@@ -29,28 +29,28 @@ func TestHandlerOfACall(t *testing.T) {
 	}{
 		{"nothing", testkit.Call{}, false},
 		{"handler", testkit.Call{Handler: "foreign"}, true},
-		{"sandbox uid", testkit.Call{Sandbox: unseen(theirs.Config)}, true},
+		{"sandbox uid", testkit.Call{Sandbox: unseen(foreign.Config)}, true},
 		{"sandbox uid of the default", testkit.Call{Sandbox: unseen(host.Config)}, false},
-		{"config.seen of the spec", testkit.Call{Annotations: testkit.SeenAnnotations(theirs)}, true},
-		{"config.seen of the sandbox", testkit.Call{Sandbox: &cri.PodSandboxConfig{Annotations: testkit.SeenAnnotations(theirs)}}, true},
+		{"config.seen of the spec", testkit.Call{Annotations: testkit.SeenAnnotations(foreign)}, true},
+		{"config.seen of the sandbox", testkit.Call{Sandbox: &cri.PodSandboxConfig{Annotations: testkit.SeenAnnotations(foreign)}}, true},
 		{"annotation", testkit.Call{Annotations: map[string]string{testkit.HandlerAnnotation: "foreign"}}, true},
 		{"annotation of the sandbox", testkit.Call{Sandbox: &cri.PodSandboxConfig{Annotations: map[string]string{testkit.HandlerAnnotation: "foreign"}}}, true},
 		{"unknown sandbox", testkit.Call{Sandbox: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Uid: "nobody"}}}, false},
 		{"unknown config.seen, then annotation", testkit.Call{Annotations: map[string]string{node.SeenAnnotation: "never", testkit.HandlerAnnotation: "foreign"}}, true},
-		{"handler before sandbox", testkit.Call{Handler: "runc", Sandbox: theirs.Config}, false},
+		{"handler before sandbox", testkit.Call{Handler: "runc", Sandbox: foreign.Config}, false},
 		{"handler before annotations", testkit.Call{Handler: "foreign", Annotations: map[string]string{testkit.HandlerAnnotation: "runc"}}, true},
-		{"sandbox before annotation", testkit.Call{Sandbox: unseen(theirs.Config), Annotations: map[string]string{testkit.HandlerAnnotation: "runc"}}, true},
+		{"sandbox before annotation", testkit.Call{Sandbox: unseen(foreign.Config), Annotations: map[string]string{testkit.HandlerAnnotation: "runc"}}, true},
 		{"config.seen before annotation", testkit.Call{Annotations: map[string]string{node.SeenAnnotation: testkit.SeenAnnotations(host)[node.SeenAnnotation], testkit.HandlerAnnotation: "foreign"}}, false},
 	}
 	check := func(t *testing.T, round string) {
 		for i, c := range cases {
-			// An image of its own each time, so that no answer comes of an earlier pull.
+			// Each case has its own image, so that no answer comes from an earlier pull.
 			version := strings.ReplaceAll(round+" "+c.name, " ", "-")
 			opts := images.Options{Version: version}
 			ref, _ := r.Push("app:"+strings.NewReplacer(",", "", ".", "-").Replace(version), opts, images.HostPlatform(), testkit.Foreign)
 			if c.call.Sandbox == nil && i > 0 { // ImageStatus has no sandbox
 				if id := r.StatusAs(ref, c.call); id != "" {
-					t.Errorf("%s: the image is there before it was pulled", c.name)
+					t.Errorf("%s: ImageStatus before the pull: got %s, want none", c.name, id)
 				}
 			}
 			id, err := r.PullAs(ref, c.call)
@@ -58,39 +58,39 @@ func TestHandlerOfACall(t *testing.T) {
 				t.Errorf("%s: %v", c.name, err)
 				continue
 			}
-			want, not := "runc", "foreign"
+			want, other := "runc", "foreign"
 			if c.foreign {
-				want, not = not, want
+				want, other = other, want
 			}
 			if got := r.StatusAs(ref, testkit.Call{Handler: want}); got != id {
-				t.Errorf("%s: the pull gave %s; for handler %s there is %q", c.name, id, want, got)
+				t.Errorf("%s: the pull returned %s; ImageStatus for handler %s: got %q", c.name, id, want, got)
 			}
-			if got := r.StatusAs(ref, testkit.Call{Handler: not}); got != "" {
-				t.Errorf("%s: pulled for handler %s, where nobody asked for it", c.name, not)
+			if got := r.StatusAs(ref, testkit.Call{Handler: other}); got != "" {
+				t.Errorf("%s: the image was also pulled for handler %s", c.name, other)
 			}
 			if c.call.Sandbox == nil {
 				if got := r.StatusAs(ref, c.call); got != id {
-					t.Errorf("%s: ImageStatus with what the pull had says %q, not %s", c.name, got, id)
+					t.Errorf("%s: ImageStatus with the image spec of the pull: got %q, want %s", c.name, got, id)
 				}
 			}
 		}
 	}
 	check(t, "first")
-	// What was in memory is gone, and the sandboxes are still there.
+	// A crash clears the cache, and the sandboxes remain.
 	r.KillAndRestart(nil)
 	check(t, "after a crash")
-	// A sandbox that is gone says nothing any more.
-	r.MustRemovePod(theirs)
+	// A removed sandbox identifies no handler.
+	r.MustRemovePod(foreign)
 	ref, _ := r.Push("app:gone", images.Options{Version: "gone"}, images.HostPlatform(), testkit.Foreign)
-	if _, err := r.PullAs(ref, testkit.Call{Annotations: testkit.SeenAnnotations(theirs)}); err != nil {
+	if _, err := r.PullAs(ref, testkit.Call{Annotations: testkit.SeenAnnotations(foreign)}); err != nil {
 		t.Fatal(err)
 	}
 	if r.StatusAs(ref, testkit.Call{Handler: "runc"}) == "" {
-		t.Error("a pull with the config.seen of a sandbox that is gone is not for the default handler")
+		t.Error("a pull with the config.seen of a removed sandbox is not for the default handler")
 	}
 }
 
-// TestUnknownHandler names a handler that is not configured in every call that can name one.
+// TestUnknownHandler checks the error for an unknown handler in every call that can name one.
 func TestUnknownHandler(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
@@ -126,11 +126,11 @@ func TestUnknownHandler(t *testing.T) {
 	} {
 		err := do()
 		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s with an unknown handler: code %s (%v)", name, status.Code(err), err)
+			t.Errorf("%s with an unknown handler: got code %s (%v), want InvalidArgument", name, status.Code(err), err)
 		}
 		for _, want := range []string{"UnknownRuntimeHandler", `"nosuch"`, `"foreign", "runc"`} {
 			if !strings.Contains(status.Convert(err).Message(), want) {
-				t.Errorf("%s with an unknown handler does not say %s: %v", name, want, err)
+				t.Errorf("%s with an unknown handler: the error does not contain %s: %v", name, want, err)
 			}
 		}
 	}
@@ -139,8 +139,8 @@ func TestUnknownHandler(t *testing.T) {
 	}
 }
 
-// TestImageStatusWithoutHandler asks in kubelet's two ways that name no handler: with a pod's annotations, which is a question about
-// that pod's target alone, and with nothing at all, which must not be answered "absent" for an image that is there.
+// TestImageStatusWithoutHandler checks kubelet's two calls without a handler. With a pod's annotations, it is strict:
+// only the pod's target counts. Without them, it is lenient: an image that is ready for any target is not absent.
 func TestImageStatusWithoutHandler(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}, {Name: testkit.Second, Snapshotter: "native"}}})
@@ -148,48 +148,48 @@ func TestImageStatusWithoutHandler(t *testing.T) {
 	pod := map[string]string{"some": "annotation"}
 
 	if got := r.StatusAs(ref, testkit.Call{}); got != "" {
-		t.Errorf("an image that was never pulled is %s", got)
+		t.Errorf("ImageStatus before any pull: got %s, want none", got)
 	}
-	theirs := r.MustPull(ref, "foreign")
-	for _, name := range []string{ref, digest, theirs} {
+	foreignID := r.MustPull(ref, "foreign")
+	for _, name := range []string{ref, digest, foreignID} {
 		if got := r.StatusAs(name, testkit.Call{Annotations: pod}); got != "" {
-			t.Errorf("%s is there for a pod of the default handler: %s", name, got)
+			t.Errorf("strict ImageStatus of %s: got %s, want none", name, got)
 		}
-		if got := r.StatusAs(name, testkit.Call{}); got != theirs {
-			t.Errorf("lenient ImageStatus of %s says %q, although %s is there for another handler", name, got, theirs)
+		if got := r.StatusAs(name, testkit.Call{}); got != foreignID {
+			t.Errorf("lenient ImageStatus of %s: got %q, want %s, which is ready for another handler", name, got, foreignID)
 		}
 	}
 	if uid := r.MustStatus(ref, "").GetUid(); uid == nil || uid.Value != 7 {
-		t.Errorf("the user is %v, not 7", uid)
+		t.Errorf("got user %v, want 7", uid)
 	}
 
-	ours := r.MustPull(ref, "")
-	if got := r.StatusAs(ref, testkit.Call{Annotations: pod}); got != ours {
-		t.Errorf("strict ImageStatus says %q after the pull for the default handler gave %s", got, ours)
+	hostID := r.MustPull(ref, "")
+	if got := r.StatusAs(ref, testkit.Call{Annotations: pod}); got != hostID {
+		t.Errorf("strict ImageStatus after the pull for the default handler: got %q, want %s", got, hostID)
 	}
 	for _, c := range []struct {
 		handler, want string
-	}{{"foreign", theirs}, {"runc", ours}, {"foreign", theirs}} {
+	}{{"foreign", foreignID}, {"runc", hostID}, {"foreign", foreignID}} {
 		r.StatusAs(ref, testkit.Call{Handler: c.handler})
 		if got := r.StatusAs(ref, testkit.Call{}); got != c.want {
-			t.Errorf("after handler %s was asked for, lenient ImageStatus says %q, not %s", c.handler, got, c.want)
+			t.Errorf("lenient ImageStatus after a call for handler %s: got %q, want %s", c.handler, got, c.want)
 		}
 	}
-	// A target that is absent is answered with no entry: what was answered last holds.
+	// The answer for an absent target has no entry, so the last answer stays.
 	r.StatusAs(ref, testkit.Call{Handler: testkit.Second})
-	if got := r.StatusAs(ref, testkit.Call{}); got != theirs {
-		t.Errorf("after an absent target was asked for, lenient ImageStatus says %q, not %s, which was answered last", got, theirs)
+	if got := r.StatusAs(ref, testkit.Call{}); got != foreignID {
+		t.Errorf("lenient ImageStatus after a call for an absent target: got %q, want the last answer %s", got, foreignID)
 	}
 	r.MustRemove(ref, "foreign")
 	if got := r.StatusAs(ref, testkit.Call{Handler: "foreign"}); got != "" {
-		t.Errorf("%s is there for a handler that it was removed for", got)
+		t.Errorf("ImageStatus after the removal for the handler: got %s, want none", got)
 	}
-	if got := r.StatusAs(ref, testkit.Call{}); got != ours {
-		t.Errorf("lenient ImageStatus says %q, not %s", got, ours)
+	if got := r.StatusAs(ref, testkit.Call{}); got != hostID {
+		t.Errorf("lenient ImageStatus: got %q, want %s", got, hostID)
 	}
 }
 
-// TestVerboseImageStatus reads what ImageStatus adds when it is asked to.
+// TestVerboseImageStatus checks the info that a verbose ImageStatus adds.
 func TestVerboseImageStatus(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}, {Name: testkit.Second, Snapshotter: "native"}}})
@@ -213,27 +213,27 @@ func TestVerboseImageStatus(t *testing.T) {
 		t.Fatalf("info %q: %v", res.Info["info"], err)
 	}
 	if _, ok := r.MustState().Snapshots[node.Namespace+"/native/"+info.ChainID]; !ok || info.ImageSpec.Config.Labels["a"] != "b" {
-		t.Errorf("info is %s", res.Info["info"])
+		t.Errorf("got info %s", res.Info["info"])
 	}
-	var ours struct {
+	var details struct {
 		Keys []struct {
 			Ref, Platform, Snapshotter, Digest, Source, Host string
 			Handlers                                         []string
 		}
 	}
-	if err := json.Unmarshal([]byte(res.Info["imagepin"]), &ours); err != nil {
+	if err := json.Unmarshal([]byte(res.Info["imagepin"]), &details); err != nil {
 		t.Fatalf("imagepin %q: %v", res.Info["imagepin"], err)
 	}
 	found := make(map[string]bool)
-	for _, k := range ours.Keys {
+	for _, k := range details.Keys {
 		found[k.Ref+" "+k.Snapshotter+" "+strings.Join(k.Handlers, "+")] = true
 		if k.Platform != images.HostPlatform() || !strings.HasSuffix(digest, k.Digest) || k.Source != "pull" || k.Host != r.Reg.Host() {
-			t.Errorf("key %+v", k)
+			t.Errorf("got key %+v", k)
 		}
 	}
 	for _, want := range []string{ref + " overlayfs runc", digest + " overlayfs runc", ref + " native second", digest + " native second"} {
 		if !found[want] || len(found) != 4 {
-			t.Errorf("keys %v do not have %s, or are not four", found, want)
+			t.Errorf("got keys %v, want 4 with %s", found, want)
 		}
 	}
 	quiet, err := r.Images().ImageStatus(r.Ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: id}})
@@ -241,6 +241,6 @@ func TestVerboseImageStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(quiet.Info) != 0 {
-		t.Errorf("info without being asked for: %v", quiet.Info)
+		t.Errorf("info without verbose: got %v, want none", quiet.Info)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// otherKinds are images whose configuration is of another kind than a container image's: configuration and layers by media type.
+// otherKinds are images whose configuration is not that of a container image.
 var otherKinds = map[string]struct {
 	configType, config, layerType string
 }{
@@ -30,7 +30,7 @@ var otherKinds = map[string]struct {
 	"no-json":      {"application/vnd.example.config", "MZ", "application/vnd.example.content"},
 }
 
-// pushKind pushes an image of another kind, and one in an index that names the node's platform.
+// pushKind pushes an image of another kind, alone and in an index with the node's platform.
 func pushKind(t *testing.T, reg *registry.Registry, kind string) {
 	t.Helper()
 	k := otherKinds[kind]
@@ -58,7 +58,7 @@ func pushKind(t *testing.T, reg *registry.Registry, kind string) {
 	})})
 }
 
-// TestOtherKindsOfImages pulls, looks up, lists and removes what is not a container image, as stock does and with the same answers.
+// TestOtherKindsOfImages pulls, looks up, lists and removes images of other kinds, with the same results as stock.
 func TestOtherKindsOfImages(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -72,62 +72,62 @@ func TestOtherKindsOfImages(t *testing.T) {
 		for _, tag := range []string{":v1", ":indexed"} {
 			t.Run(kind+tag, func(t *testing.T) {
 				ref := reg.Ref(kind + tag)
-				said := map[string][]string{}
+				results := map[string][]string{}
 				for binary, n := range nodes {
 					before := testkit.State(t, n)
-					say := func(what string) { said[binary] = append(said[binary], what) }
+					record := func(what string) { results[binary] = append(results[binary], what) }
 					reg.Reset()
 					id, err := n.Pull(ctx, ref, "")
-					say("pulled: " + id)
+					record("pulled: " + id)
 					if err != nil {
 						t.Logf("%s: %v", binary, err)
 					}
-					blobs := []string{}
+					requests := []string{}
 					for _, q := range reg.Requests() {
-						blobs = append(blobs, q.Method+" "+q.Path)
+						requests = append(requests, q.Method+" "+q.Path)
 					}
-					slices.Sort(blobs)
+					slices.Sort(requests)
 					if id != "" {
-						say("requests: " + strings.Join(blobs, ", ")) // a pull that failed leaves content in stock
+						record("requests: " + strings.Join(requests, ", ")) // in stock, a failed pull leaves content
 					}
 					img, err := n.ImageStatus(ctx, ref, "")
 					if err != nil {
 						t.Fatal(err)
 					}
-					say(strings.Join(append(img.GetRepoTags(), img.GetRepoDigests()...), " ") + " " + img.GetId())
+					record(strings.Join(append(img.GetRepoTags(), img.GetRepoDigests()...), " ") + " " + img.GetId())
 					all, err := n.ListImages(ctx)
 					if err != nil {
 						t.Fatal(err)
 					}
 					for _, i := range all {
-						say(strings.Join(append(i.GetRepoTags(), i.GetRepoDigests()...), " ") + " " + i.GetId())
+						record(strings.Join(append(i.GetRepoTags(), i.GetRepoDigests()...), " ") + " " + i.GetId())
 						if i.GetSize() == 0 || i.GetSize() != img.GetSize() {
-							t.Errorf("%s: listed with size %d, and %d by its name", binary, i.GetSize(), img.GetSize())
+							t.Errorf("%s: got size %d from ListImages and %d from ImageStatus", binary, i.GetSize(), img.GetSize())
 						}
 					}
 					if id == "" {
-						continue // what a failed pull leaves is for other tests
+						continue // other tests check what a failed pull leaves
 					}
 					if err := n.RemoveImage(ctx, id, ""); err != nil {
 						t.Fatal(err)
 					}
 					if img, err = n.ImageStatus(ctx, ref, ""); err != nil || img != nil {
-						t.Errorf("%s: after its removal it is %v (%v)", binary, img, err)
+						t.Errorf("%s: ImageStatus after the removal: got %v, %v, want none", binary, img, err)
 					}
 					testkit.NoLeaks(t, n, before)
 				}
-				if stock, ours := strings.Join(said[node.Stock], "\n"), strings.Join(said[node.Ours], "\n"); stock != ours {
+				if stock, ours := strings.Join(results[node.Stock], "\n"), strings.Join(results[node.Ours], "\n"); stock != ours {
 					t.Errorf("stock:\n%s\nours:\n%s", stock, ours)
 				}
-				if strings.HasPrefix(kind, "wasm") && !strings.Contains(said[node.Ours][0], "sha256:") {
-					t.Error("a wasm image is not pulled")
+				if strings.HasPrefix(kind, "wasm") && !strings.Contains(results[node.Ours][0], "sha256:") {
+					t.Error("the pull of a wasm image failed")
 				}
 			})
 		}
 	}
 }
 
-// TestOtherKindOverRestart keeps an image of another kind over a restart, for every handler, and a check finds nothing.
+// TestOtherKindOverRestart checks that an image of another kind stays ready for all handlers over a restart.
 func TestOtherKindOverRestart(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, DiscardUnpackedLayers: true, Handlers: append([]node.Handler{{Name: "wasm", Platform: "wasip1/wasm"}}, testkit.OnNative...)})
@@ -137,7 +137,7 @@ func TestOtherKindOverRestart(t *testing.T) {
 	for _, h := range handlers {
 		r.MustPull(ref, h)
 	}
-	// A name that another tool gives it is adopted, as that of any image.
+	// A name that another tool adds is adopted, as for any image.
 	img, err := r.Client().ImageService().Get(testkit.NSContext(r.Ctx), ref)
 	if err != nil {
 		t.Fatal(err)
@@ -150,26 +150,26 @@ func TestOtherKindOverRestart(t *testing.T) {
 	r.Collect()
 	r.KillAndRestart(nil)
 	if r.MustStatus(adopted, "") == nil {
-		t.Error("what was adopted is gone after a restart")
+		t.Error("the adopted image is gone after a restart")
 	}
 	r.Reg.Reset()
 	for _, h := range handlers {
 		if r.MustStatus(ref, h) == nil {
-			t.Errorf("for handler %q it is gone after a restart", h)
+			t.Errorf("the image for handler %q is gone after a restart", h)
 		}
 		r.MustPull(ref, h)
 	}
-	r.WantRequests("pulls of what is here", slices.Repeat([]string{"HEAD manifest"}, len(handlers))...)
+	r.WantRequests("pulls of images on the node", slices.Repeat([]string{"HEAD manifest"}, len(handlers))...)
 	if out, ok := r.Command("check"); !ok {
-		t.Errorf("a check finds:\n%s", out)
+		t.Errorf("check: got findings:\n%s", out)
 	}
-	var layers int
+	var blobs int
 	for _, info := range r.MustState().Content {
 		if len(info.Labels) > 0 {
-			layers++
+			blobs++
 		}
 	}
-	if layers != 3 {
-		t.Errorf("%d blobs are here, not manifest, configuration and module", layers)
+	if blobs != 3 {
+		t.Errorf("got %d blobs, want manifest, configuration and module", blobs)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPlatformsOfOneTag pulls one tag for three handlers: the node's platform, another one, and that on another snapshotter. All are
-// listed with the tag, and pods of all run side by side, by whatever name their containers are asked for.
+// TestPlatformsOfOneTag pulls one tag for three handlers: with the node's platform, a foreign platform, and the foreign
+// one in another snapshotter. All are listed with the tag, and their pods run side by side, by any name of the image.
 func TestPlatformsOfOneTag(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{
@@ -31,14 +31,14 @@ func TestPlatformsOfOneTag(t *testing.T) {
 	for _, h := range handlers {
 		id[h] = r.MustPull(tag, h)
 		if img := r.MustStatus(tag, h); img.GetId() != id[h] {
-			t.Errorf("handler %q: ImageStatus says %q right after the pull gave %s", h, img.GetId(), id[h])
+			t.Errorf("handler %q: ImageStatus after the pull: got %q, want %s", h, img.GetId(), id[h])
 		}
 	}
 	if id["foreign"] != id["foreign-native"] || id["foreign"] == id[""] {
-		t.Fatalf("image IDs %v", id)
+		t.Fatalf("got image IDs %v", id)
 	}
 	if n := len(r.Listed()); n != 2 {
-		t.Errorf("%d images are listed, not 2: %v", n, r.Listed())
+		t.Errorf("got %d listed images, want 2: %v", n, r.Listed())
 	}
 	for image, targets := range map[string]string{
 		id[""]:        images.HostPlatform() + " on overlayfs",
@@ -47,10 +47,10 @@ func TestPlatformsOfOneTag(t *testing.T) {
 		r.WantNames(image, []string{tag}, []string{digest})
 		spec := r.Listed()[image].GetSpec()
 		if got := spec.GetAnnotations()["io.imagepin.targets"]; got != targets {
-			t.Errorf("image %s is listed for %q, not %q", image, got, targets)
+			t.Errorf("image %s: got targets %q, want %q", image, got, targets)
 		}
 		if spec.GetRuntimeHandler() != "" {
-			t.Errorf("image %s is listed with runtime handler %q, which kubelet's image GC takes for unused", image, spec.GetRuntimeHandler())
+			t.Errorf("image %s: got runtime handler %q, want none: kubelet's image GC takes it for unused", image, spec.GetRuntimeHandler())
 		}
 	}
 
@@ -67,7 +67,7 @@ func TestPlatformsOfOneTag(t *testing.T) {
 			{Image: digest},
 			{Image: id[h]},
 			{Image: id[h], UserImage: tag},
-			// What kubelet passes whose look-up of the image found the other platform's.
+			// kubelet passes such an ID if its lookup found the other platform.
 			{Image: id[""], UserImage: tag},
 			{Image: id["foreign"], UserImage: tag},
 			{Image: id["foreign"]},
@@ -83,14 +83,14 @@ func TestPlatformsOfOneTag(t *testing.T) {
 				t.Fatal(err)
 			}
 			if s.Image.GetImage() != tag || s.ImageRef != digest || s.ImageId != id[h] {
-				t.Errorf("handler %q, container of %s: its status has image %q, image_ref %q, image_id %q, not %q, %q, %q",
+				t.Errorf("handler %q, container of %s: got image %q, image_ref %q, image_id %q, want %q, %q, %q",
 					h, opts.Image, s.Image.GetImage(), s.ImageRef, s.ImageId, tag, digest, id[h])
 			}
 		}
 	}
 }
 
-// manifestRecord is the name of the record that keeps an image of a foreign platform.
+// manifestRecord returns the name of the record that keeps a foreign image.
 func manifestRecord(r *testkit.Rig, id string) string {
 	r.T.Helper()
 	img, err := r.Client().ImageService().Get(testkit.NSContext(r.Ctx), id)
@@ -101,9 +101,9 @@ func manifestRecord(r *testkit.Rig, id string) string {
 	return repo + "@" + img.Target.Digest.String()
 }
 
-// TestRecordsHaveStocksShape looks at the image records: a tag of the node's platform only, and no foreign platform under it, so
-// that a stock containerd that is started on this root runs the right one.
-func TestRecordsHaveStocksShape(t *testing.T) {
+// TestRecordsCompatibleWithStock checks that the record of a tag is for the node's platform only, so that a stock
+// containerd on the same root runs the right platform.
+func TestRecordsCompatibleWithStock(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}, {Name: "native", Snapshotter: "native"}}})
 	tag, digest := r.Push("app:v1", images.Options{}, images.HostPlatform(), testkit.Foreign)
@@ -124,20 +124,20 @@ func TestRecordsHaveStocksShape(t *testing.T) {
 	manifest := records()[foreignID]
 	want := map[string]string{foreignID: manifest, r.Reg.Ref("app@" + manifest): manifest}
 	if got := records(); manifest == index || !maps.Equal(got, want) {
-		t.Errorf("records of a foreign image are %v, not %v", got, want)
+		t.Errorf("records of a foreign image: got %v, want %v", got, want)
 	}
 	id := r.MustPull(tag, "native")
 	maps.Copy(want, map[string]string{tag: index, digest: index, id: index})
 	if got := records(); !maps.Equal(got, want) {
-		t.Errorf("records are %v, not %v", got, want)
+		t.Errorf("records: got %v, want %v", got, want)
 	}
 	if r.MustPull(tag, "") != id {
 		t.Error("another snapshotter changes the image ID")
 	}
 	if got := records(); !maps.Equal(got, want) {
-		t.Errorf("records of a second snapshotter are %v, not %v", got, want)
+		t.Errorf("records of a second snapshotter: got %v, want %v", got, want)
 	}
-	// What the index keeps alive is the chosen manifest and nothing else.
+	// The index keeps only the chosen manifest.
 	info, err := r.Client().ContentStore().Info(testkit.NSContext(r.Ctx), testkit.MustDigest(t, index))
 	if err != nil {
 		t.Fatal(err)
@@ -149,12 +149,12 @@ func TestRecordsHaveStocksShape(t *testing.T) {
 		}
 	}
 	if len(kept) != 1 || kept[0] == manifest {
-		t.Errorf("the index keeps %q; of its manifests only that of the node's platform must be kept", kept)
+		t.Errorf("the index keeps %q, want only the manifest of the node's platform", kept)
 	}
 }
 
-// TestCreateContainerAfterTheTagMoved creates a container by the ID that a pull gave, on a handler of another platform, after the
-// tag has moved: what runs is the other platform of the digest that was pulled, and not what the tag means now.
+// TestCreateContainerAfterTheTagMoved creates a container by the ID of a pull, for a handler of another platform, after
+// the tag has moved. It runs the other platform of the digest that was pulled, not the tag's current digest.
 func TestCreateContainerAfterTheTagMoved(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
@@ -167,17 +167,17 @@ func TestCreateContainerAfterTheTagMoved(t *testing.T) {
 	p := r.MustPod("foreign")
 	r.Reg.Reset()
 	r.WantLine(p, node.ContainerOptions{Image: id, UserImage: tag}, testkit.Line(v1, testkit.Foreign))
-	// The program's layer is common to all; manifest, config and one layer are not.
-	r.WantRequests("making ready the other platform of a digest", "GET manifest", "GET blob", "GET blob")
+	// All images share the program's layer, but not manifest, config and one layer.
+	r.WantRequests("making the other platform of a digest ready", "GET manifest", "GET blob", "GET blob")
 	r.WantLine(p, node.ContainerOptions{Image: newer, UserImage: tag}, testkit.Line(v2, testkit.Foreign))
 	r.WantLine(p, node.ContainerOptions{Image: tag}, testkit.Line(v2, testkit.Foreign))
-	r.WantNoRequests("creating containers of images that are ready")
+	r.WantNoRequests("creating containers of ready images")
 
 	r.WantNames(id, []string{tag}, []string{first})
 	r.WantNames(newer, []string{tag}, []string{second})
 }
 
-// TestKubeletRunsTwoPlatforms runs pods with kubelet's own sequence of calls, its gate on and off, in both orders.
+// TestKubeletRunsTwoPlatforms runs pods with kubelet's calls, with its feature gate on and off, in both orders.
 func TestKubeletRunsTwoPlatforms(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
@@ -201,7 +201,7 @@ func TestKubeletRunsTwoPlatforms(t *testing.T) {
 						o := opts
 						o.Platform = platformOf[h]
 						if want := o.Line(12); res.Line != want {
-							t.Errorf("handler %s printed %q, not %q", h, res.Line, want)
+							t.Errorf("handler %s: got %q, want %q", h, res.Line, want)
 						}
 					}
 				}

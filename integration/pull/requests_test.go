@@ -16,9 +16,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestColdPullAsksNoMoreThanStock counts the requests of a first pull and of a second one beside those of stock: resolving before
-// anything is fetched must cost nothing, and no second round of authentication.
-func TestColdPullAsksNoMoreThanStock(t *testing.T) {
+// TestColdPullRequests checks that a first and a second pull send no more requests than with stock, and authenticate at
+// most once.
+func TestColdPullRequests(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
 	stock, ours := testkit.Node(t, node.Options{Binary: node.Stock}), testkit.Node(t, node.Options{})
@@ -44,10 +44,10 @@ func TestColdPullAsksNoMoreThanStock(t *testing.T) {
 						dumps[i], counts[i] = reg.Dump(), reg.Count()
 					}
 					if refused := reg.Count(func(q registry.Request) bool { return q.Status == http.StatusUnauthorized }); refused > 1 {
-						t.Errorf("%s: ours authenticated %d times:\n%s", ref, refused, dumps[1])
+						t.Errorf("%s: got %d authentications, want at most 1:\n%s", ref, refused, dumps[1])
 					}
 					if counts[1] > counts[0] {
-						t.Errorf("%s: %d requests, stock made %d:\n%s\nstock:\n%s", ref, counts[1], counts[0], dumps[1], dumps[0])
+						t.Errorf("%s: got %d requests, want at most %d:\n%s\nstock:\n%s", ref, counts[1], counts[0], dumps[1], dumps[0])
 					}
 				}
 				for _, n := range []*node.Node{stock, ours} {
@@ -64,7 +64,7 @@ func TestColdPullAsksNoMoreThanStock(t *testing.T) {
 	}
 }
 
-// TestWarmPull pulls what is here already: by tag that is one HEAD, by digest nothing, and nothing is written.
+// TestWarmPull pulls an image on the node: one HEAD request by tag, none by digest, and nothing is written.
 func TestWarmPull(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -91,19 +91,19 @@ func TestWarmPull(t *testing.T) {
 				t.Fatal(err)
 			}
 			if reg.Count(registry.Is("HEAD", registry.Manifest)) != test.heads || reg.Count() != test.heads {
-				t.Errorf("handler %q: a warm pull of %s made other requests than %d HEADs:\n%s", h, test.ref, test.heads, reg.Dump())
+				t.Errorf("handler %q: warm pull of %s: want only %d HEAD requests:\n%s", h, test.ref, test.heads, reg.Dump())
 			}
 		}
 	}
 	// The times of the records are compared too.
 	if after := testkit.State(t, n); !reflect.DeepEqual(before, after) {
-		t.Errorf("warm pulls have written:\n%s\nrecords before: %+v\nafter: %+v", node.Diff(before, after), before.Images, after.Images)
+		t.Errorf("warm pulls wrote:\n%s\nrecords before: %+v\nafter: %+v", node.Diff(before, after), before.Images, after.Images)
 	}
 }
 
-// TestSecondSnapshotterAsksNothing makes an image ready in another snapshotter while its layers are here: all that is asked is what
-// the tag means, and nothing where a digest says so.
-func TestSecondSnapshotterAsksNothing(t *testing.T) {
+// TestSecondSnapshotterFetchesNothing makes an image ready in a second snapshotter while its layers are on the node:
+// one HEAD request by tag, none by digest.
+func TestSecondSnapshotterFetchesNothing(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -122,20 +122,20 @@ func TestSecondSnapshotterAsksNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if reg.Count() != heads {
-			t.Errorf("%s in a second snapshotter made other requests than %d HEADs:\n%s", ref, heads, reg.Dump())
+			t.Errorf("%s in a second snapshotter: want only %d HEAD requests:\n%s", ref, heads, reg.Dump())
 		}
 	}
 }
 
-// TestConcurrentPulls starts 100 pulls of one image for one target, and 30 for three: each time the registry is asked once what the
-// tag means, and every blob is fetched once.
+// TestConcurrentPulls starts 100 pulls of one image for one target, and 30 for three targets. Each time, the tag is
+// resolved once, and every blob is fetched once.
 func TestConcurrentPulls(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name     string
 		callers  int
 		handlers []string
-		blobs    int // config and two layers of each platform, of which the first layer is the same
+		blobs    int // config and two layers of each platform, which share the first layer
 	}{
 		{"one target", 100, []string{""}, 3},
 		{"three targets", 30, []string{"", "native", "arm"}, 5},
@@ -163,10 +163,10 @@ func TestConcurrentPulls(t *testing.T) {
 			pulls.Wait()
 
 			if heads := reg.Count(registry.Is("HEAD", "")); heads != 1 {
-				t.Errorf("%d HEADs, not 1", heads)
+				t.Errorf("got %d HEAD requests, want 1", heads)
 			}
 			if got := reg.Count(registry.Is("GET", registry.Blob)); got != test.blobs {
-				t.Errorf("%d GETs of blobs, not %d", got, test.blobs)
+				t.Errorf("got %d GET requests for blobs, want %d", got, test.blobs)
 			}
 			checkOnce(t, reg)
 			if t.Failed() {
@@ -176,13 +176,13 @@ func TestConcurrentPulls(t *testing.T) {
 	}
 }
 
-// checkOnce fails the test where something was fetched more than once from the registry.
+// checkOnce fails the test if something was fetched from the registry more than once.
 func checkOnce(t *testing.T, reg *registry.Registry) {
 	t.Helper()
 	seen := map[string]bool{}
 	for _, q := range reg.Requests() {
 		if q.Method == http.MethodGet && seen[q.Path] {
-			t.Errorf("%s was fetched twice", q.Path)
+			t.Errorf("%s was fetched more than once", q.Path)
 		}
 		seen[q.Path] = seen[q.Path] || q.Method == http.MethodGet
 	}

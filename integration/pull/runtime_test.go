@@ -20,7 +20,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestRuntimeServicePassesThrough uses what imagepin has no part in: a stream of events, exec, attach and port forwarding.
+// TestRuntimeServicePassesThrough checks forwarded calls, such as events, exec, attach and port forwarding.
 func TestRuntimeServicePassesThrough(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -72,7 +72,7 @@ func TestRuntimeServicePassesThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := standardOutput(t, exec.Url); out != facts {
-		t.Errorf("exec printed %q, not %q", out, facts)
+		t.Errorf("exec: got %q, want %q", out, facts)
 	}
 	attach, err := r.Runtime().Attach(r.Ctx, &cri.AttachRequest{ContainerId: c.ID, Stdout: true, Stderr: true})
 	if err != nil {
@@ -83,7 +83,7 @@ func TestRuntimeServicePassesThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, address := range map[string]string{"attach": attach.Url, "port forwarding": forward.Url} {
-		// Without an upgrade of the protocol it is refused, unless the token is not known.
+		// Without a protocol upgrade, a known token is rejected. An unknown token is not found.
 		res, err := http.Get(address)
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -103,7 +103,7 @@ func TestRuntimeServicePassesThrough(t *testing.T) {
 	}
 }
 
-// standardOutput reads what a streaming URL of CRI gives on channel 1 of a websocket.
+// standardOutput reads channel 1 of a CRI streaming URL over a websocket.
 func standardOutput(t *testing.T, address string) string {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -154,7 +154,7 @@ func standardOutput(t *testing.T, address string) string {
 	}
 }
 
-// TestTCP serves CRI on containerd's TCP address where that is enabled: the same one as on the socket, with imagepin before it.
+// TestTCP checks that CRI on containerd's TCP address, if enabled, is served by imagepin as on the socket.
 func TestTCP(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -183,7 +183,7 @@ func TestTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	if res.ImageRef == host || r.MustStatus(tag, "foreign").GetId() != res.ImageRef {
-		t.Errorf("the pull over TCP gave %s", res.ImageRef)
+		t.Errorf("pull over TCP: got %s", res.ImageRef)
 	}
 	pods, err := cri.NewRuntimeServiceClient(conn).ListPodSandbox(r.Ctx, &cri.ListPodSandboxRequest{})
 	if err != nil || len(pods.Items) != 0 {

@@ -13,9 +13,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestSnapshottersSideBySide runs pods of one image on two snapshotters of one containerd, with kubelet's calls, in both orders and
-// with its gate on and off; and counts what the second one asks of the registry. Stock fails this where layers are discarded,
-// see [TestStockLosesSecondSnapshotter].
+// TestSnapshottersSideBySide runs pods of one image on two snapshotters, with kubelet's calls, in both orders and with
+// its feature gate on and off. It counts the requests for the second snapshotter. With stock, this fails if layers are
+// discarded, see TestStockLosesSecondSnapshotter.
 func TestSnapshottersSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -32,7 +32,7 @@ func TestSnapshottersSideBySide(t *testing.T) {
 							r.Collect()
 							r.Reg.Reset()
 						}
-						pod := r.MustPod(handler) // as kubelet's, but that its requests are counted apart
+						pod := r.MustPod(handler) // its requests are counted separately
 						if i == 1 {
 							r.WantRequests("the sandbox of the second snapshotter", layers(discard, 1)...)
 						}
@@ -41,31 +41,31 @@ func TestSnapshottersSideBySide(t *testing.T) {
 							t.Fatalf("handler %s: %v", handler, err)
 						}
 						if want := opts.Line(0); res.Line != want {
-							t.Errorf("handler %s printed %q, not %q", handler, res.Line, want)
+							t.Errorf("handler %s: got %q, want %q", handler, res.Line, want)
 						}
 						if !res.Pulled {
-							t.Errorf("handler %s: ImageStatus says that the image is there before it was pulled for this snapshotter", handler)
+							t.Errorf("handler %s: ImageStatus reported the image before it was pulled for this snapshotter", handler)
 						}
 						if i == 1 {
 							r.WantRequests("the pull for the second snapshotter", append(layers(discard, 2), "HEAD manifest")...)
 						}
 						if i == 1 && res.ImageID != id {
-							t.Errorf("the image ID is %s on the second snapshotter and %s on the first", res.ImageID, id)
+							t.Errorf("image ID on the second snapshotter: got %s, want %s", res.ImageID, id)
 						}
 						id = res.ImageID
 						r.MustRemovePod(pod)
 					}
 					r.WantNames(id, []string{tag}, []string{digest})
 
-					// Both stay runnable, and nothing is asked for it.
+					// Both stay runnable without requests.
 					r.Collect()
 					for _, handler := range order {
 						r.WantRun(handler, tag, opts.Line(0))
 					}
-					r.WantNoRequests("running what is ready")
+					r.WantNoRequests("running ready images")
 					state := r.MustState()
 					if kept := layerBlobs(state); discard != (len(kept) == 0) {
-						t.Errorf("with discard_unpacked_layers = %t the content store has layers %q", discard, kept)
+						t.Errorf("discard_unpacked_layers = %t: got layers %q in the content store", discard, kept)
 					}
 				})
 			}
@@ -73,7 +73,7 @@ func TestSnapshottersSideBySide(t *testing.T) {
 	}
 }
 
-// layers are the requests for so many layers that are not there any more, if they were discarded.
+// layers returns the requests for n layers if they were discarded.
 func layers(discarded bool, n int) []string {
 	if !discarded {
 		return nil
@@ -81,7 +81,7 @@ func layers(discarded bool, n int) []string {
 	return slices.Repeat([]string{"GET blob"}, n)
 }
 
-// layerBlobs are the blobs that are neither a manifest nor a config: those are small and text.
+// layerBlobs returns the blobs that are neither a manifest nor a config, by their labels.
 func layerBlobs(s *node.State) []string {
 	var found []string
 	for key, info := range s.Content {
@@ -97,8 +97,8 @@ func layerBlobs(s *node.State) []string {
 	return found
 }
 
-// TestCreateContainerMakesReady creates containers on the second snapshotter without pulling for it, as kubelet does where its
-// look-up found the image.
+// TestCreateContainerMakesReady creates containers on the second snapshotter without a pull for it, as kubelet does if
+// its lookup found the image.
 func TestCreateContainerMakesReady(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -116,7 +116,7 @@ func TestCreateContainerMakesReady(t *testing.T) {
 				r.Reg.Down()
 				_, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: tag})
 				if err == nil || !strings.Contains(err.Error(), "ImageNotReady") || !strings.Contains(err.Error(), "discard_unpacked_layers = false") {
-					t.Errorf("CreateContainer for which layers are missing says %v", err)
+					t.Errorf("CreateContainer without the layers: got error %v", err)
 				}
 				if err := r.Reg.Up(); err != nil {
 					t.Fatal(err)
@@ -125,17 +125,17 @@ func TestCreateContainerMakesReady(t *testing.T) {
 			r.WantLine(pod, node.ContainerOptions{Image: id, UserImage: tag}, opts.Line(0))
 			r.WantRequests("CreateContainer on the second snapshotter", layers(discard, 2)...)
 			r.WantLine(pod, node.ContainerOptions{Image: digest}, opts.Line(0))
-			r.WantNoRequests("CreateContainer of what is ready")
+			r.WantNoRequests("CreateContainer of a ready image")
 			if img := r.MustStatus(tag, testkit.Second); img.GetId() != id {
-				t.Errorf("ImageStatus for the second snapshotter says %q after a container was created there", img.GetId())
+				t.Errorf("ImageStatus for the second snapshotter after CreateContainer: got %q, want %s", img.GetId(), id)
 			}
 			r.WantNames(id, []string{tag}, []string{digest})
 		})
 	}
 }
 
-// TestImageVolumes mounts an image as a volume into containers of the default handler, of one on another snapshotter and of one for
-// another platform. Where the volume's image is not ready for the handler it is made so.
+// TestImageVolumes mounts an image as a volume into containers of the default handler, of a handler with another
+// snapshotter, and of one with another platform. The image is made ready for the handler if necessary.
 func TestImageVolumes(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -164,12 +164,12 @@ func TestImageVolumes(t *testing.T) {
 					Image: &cri.ImageSpec{Image: id, UserSpecifiedImage: volume, RuntimeHandler: c.handler},
 				}
 				args := node.ContainerOptions{Image: app, Args: []string{"cat", "/volume/facts"}, Mounts: []*cri.Mount{mount}}
-				for range 2 { // in a second container of the pod it is mounted already
+				for range 2 { // the second container finds it mounted
 					r.WantLine(pod, args, c.platform+",volume")
 				}
 				r.WantRequests("the volume of handler "+c.handler, c.requests...)
 				if img := r.MustStatus(volume, testkit.HandlerName(c.handler)); img == nil {
-					t.Errorf("handler %q: the volume's image is not there after it was mounted", c.handler)
+					t.Errorf("handler %q: the volume's image is absent after it was mounted", c.handler)
 				}
 				r.MustRemovePod(pod)
 			}

@@ -12,20 +12,20 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// transferring are options of a node with a section of containerd's transfer service.
-func transferring(text string) node.Options {
+// transferOptions returns the options of a node with a configuration of containerd's transfer service.
+func transferOptions(text string) node.Options {
 	text = fmt.Sprintf("[plugins.%q]\n", testkit.TransferSection) + text
 	return node.Options{NoPods: true, Extra: text, ServeExtra: text}
 }
 
-// heldLayers are the requests for layers that a registry does not answer yet.
+// heldLayers are the requests for layers that a registry has not answered.
 type heldLayers struct {
 	mu   sync.Mutex
 	held []chan struct{}
 	most int
 }
 
-// rule holds what is asked of a repository except for one blob, its configuration.
+// rule holds requests for the blobs of a repository, except for its configuration.
 func (h *heldLayers) rule(repo, config string) func(registry.Request) *registry.Fault {
 	return func(q registry.Request) *registry.Fault {
 		if q.Kind != registry.Blob || q.Repository != repo || q.Reference == config {
@@ -46,7 +46,7 @@ func (h *heldLayers) count() int {
 	return len(h.held)
 }
 
-// release has the one answered that has been held longest.
+// release answers the oldest request.
 func (h *heldLayers) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,11 +54,11 @@ func (h *heldLayers) release() {
 	h.held = h.held[1:]
 }
 
-// TestTransferServiceLimitsDownloads sets max_concurrent_downloads of containerd's transfer service, to fewer than the three that are
-// its default and to more, and counts the layers that are fetched at once.
+// TestTransferServiceLimitsDownloads sets max_concurrent_downloads of containerd's transfer service below and above its
+// default, 3, and counts the layers that are fetched concurrently.
 func TestTransferServiceLimitsDownloads(t *testing.T) {
 	t.Parallel()
-	const layers = 7 // beside those that all images have
+	const layers = 7 // besides those that all images share
 	opts := images.Options{}
 	for i := range layers {
 		opts.Files = append(opts.Files, images.Files{fmt.Sprintf("/file%d", i): []byte("here")})
@@ -71,7 +71,7 @@ func TestTransferServiceLimitsDownloads(t *testing.T) {
 	for _, limit := range []int{1, 5} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			t.Parallel()
-			r := testkit.NewRig(t, transferring(fmt.Sprintf("max_concurrent_downloads = %d\n", limit)))
+			r := testkit.NewRig(t, transferOptions(fmt.Sprintf("max_concurrent_downloads = %d\n", limit)))
 			ready, _ := r.Push("ready:v1", images.Options{}, images.HostPlatform())
 			r.MustPull(ready, "")
 			tag, _ := r.PushImage("app:v1", testkit.App(t, opts))
@@ -82,43 +82,43 @@ func TestTransferServiceLimitsDownloads(t *testing.T) {
 				_, err := r.Pull(r.Ctx, tag, "")
 				pulled <- err
 			}()
-			r.Eventually(fmt.Sprintf("%d layers are fetched at once", limit), func() bool { return h.count() == limit })
+			r.Eventually(fmt.Sprintf("%d layers are fetched concurrently", limit), func() bool { return h.count() == limit })
 			for range 10 {
-				r.MustPull(ready, "") // more than a limit lets through would be asked for meanwhile
+				r.MustPull(ready, "") // time for requests above the limit
 			}
 			for range layers {
-				r.Eventually("a layer is fetched", func() bool { return h.count() > 0 })
+				r.Eventually("a layer is requested", func() bool { return h.count() > 0 })
 				h.release()
 			}
 			if err := <-pulled; err != nil {
 				t.Fatal(err)
 			}
 			if h.most != limit {
-				t.Errorf("%d layers were fetched at once", h.most)
+				t.Errorf("got %d concurrent fetches, want %d", h.most, limit)
 			}
 		})
 	}
 }
 
-// TestTransferServiceIgnored sets what imagepin does not do, or cannot: each is named in the log, and pulls work.
+// TestTransferServiceIgnored checks that the log names each setting that imagepin ignores, and that pulls work.
 func TestTransferServiceIgnored(t *testing.T) {
 	t.Parallel()
 	entry := func(snapshotter, more string) string {
 		return fmt.Sprintf("[[plugins.%q.unpack_config]]\nplatform = %q\nsnapshotter = %q\n%s\n", testkit.TransferSection, images.HostPlatform(), snapshotter, more)
 	}
-	r := testkit.NewRig(t, transferring("config_path = \"/etc/elsewhere\"\nmax_concurrent_uploaded_layers = 1\n"+
+	r := testkit.NewRig(t, transferOptions("config_path = \"/etc/elsewhere\"\nmax_concurrent_uploaded_layers = 1\n"+
 		entry("native", "")+
 		entry("overlayfs", "layer_types = [\"application/vnd.example\"]\n")+
 		entry("overlayfs", "differ = \"none\"\noptional = true\n")))
 	tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
 	r.MustPull(tag, "")
 	logs := strings.ReplaceAll(r.Logs(), `\"`, `"`)
-	for _, says := range []string{
+	for _, message := range []string{
 		"config_path", "max_concurrent_uploaded_layers", "unpack_config[1] is ignored: no runtime handler unpacks " + images.HostPlatform() + ` in "native"`,
 		"unpack_config[2] is ignored: config_type and layer_types apply to artifacts", `unpack_config: differ "none" is ignored for snapshotter "overlayfs"`,
 	} {
-		if want := fmt.Sprintf("[plugins.%q] %s", testkit.TransferSection, says); !strings.Contains(logs, want) {
-			t.Errorf("the log does not say %s", want)
+		if want := fmt.Sprintf("[plugins.%q] %s", testkit.TransferSection, message); !strings.Contains(logs, want) {
+			t.Errorf("the log does not contain %s", want)
 		}
 	}
 }

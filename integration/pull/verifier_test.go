@@ -15,7 +15,7 @@ import (
 
 var refused = testkit.Failure{Name: "ImageVerificationFailed", Code: codes.PermissionDenied, Prefix: "SignatureValidationFailed"}
 
-// TestVerifier has an image verifier plugin asked once for every pull and target, with the digest that the registry gave.
+// TestVerifier checks that a verifier plugin is called once for every pull and target, with the registry's digest.
 func TestVerifier(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -25,20 +25,20 @@ func TestVerifier(t *testing.T) {
 	}})
 	digest := testkit.Push(t, reg, "app:v1", testkit.AppIndex(t, images.Options{}, images.HostPlatform(), "linux/s390x"))
 	ref, byDigest := reg.Ref("app:v1"), reg.Ref("app@"+digest.String())
-	question := ref + " " + digest.String()
+	call := ref + " " + digest.String()
 	v := testkit.NewVerifier(t, n)
 
-	// A refused pull has asked the registry for the digest, and for nothing else.
+	// A refused pull requests only the digest from the registry.
 	v.Refuse(true)
 	for _, handler := range []string{"", "native", "foreign"} {
 		reg.Reset()
 		err := checkFailedPull(t, n, ref, handler, refused)
 		if err != nil && !strings.Contains(err.Error(), "nobody signed it") {
-			t.Errorf("the error does not say why: %v", err)
+			t.Errorf("the error does not contain the reason: %v", err)
 		}
-		v.CheckAsked("refused pull", question)
+		v.CheckAsked("refused pull", call)
 		if reg.Count(registry.Is("HEAD", "")) != 1 || reg.Count() != 1 {
-			t.Errorf("a refused pull made other requests than one HEAD:\n%s", reg.Dump())
+			t.Errorf("refused pull: want only 1 HEAD request:\n%s", reg.Dump())
 		}
 	}
 
@@ -50,7 +50,7 @@ func TestVerifier(t *testing.T) {
 			if id, err = n.Pull(ctx, ref, handler); err != nil {
 				t.Fatal(err)
 			}
-			v.CheckAsked(what, question)
+			v.CheckAsked(what, call)
 		}
 	}
 	if _, err := n.Pull(ctx, byDigest, ""); err != nil {
@@ -58,7 +58,7 @@ func TestVerifier(t *testing.T) {
 	}
 	v.CheckAsked("warm pull by digest", byDigest+" "+digest.String())
 
-	// What is here is not handed out to a pull that is refused, and is still there for the pods that run it.
+	// A refused pull does not get the image on the node. The image stays for the pods that run it.
 	v.Refuse(true)
 	before := testkit.State(t, n)
 	for _, r := range []string{ref, byDigest} {
@@ -67,13 +67,13 @@ func TestVerifier(t *testing.T) {
 		v.CheckAsked("refused warm pull", r+" "+digest.String())
 	}
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("refused warm pulls have changed:\n%s", d)
+		t.Errorf("refused warm pulls changed the node's state:\n%s", d)
 	}
 	if img, err := n.ImageStatus(ctx, id, ""); err != nil || img == nil {
 		t.Errorf("the image is gone after refused pulls: %v, %v", img, err)
 	}
 
-	// Making ready is a pull.
+	// Making an image ready calls the verifier, too.
 	v.Refuse(false)
 	pod, err := n.RunPod(ctx, node.PodOptions{Handler: "native"})
 	if err != nil {
@@ -85,21 +85,21 @@ func TestVerifier(t *testing.T) {
 	before = testkit.State(t, n)
 	_, err = n.CreateContainer(ctx, pod, node.ContainerOptions{Image: ref})
 	refused.Check(t, testkit.RootCause(err), ref, testkit.TargetOf("native"))
-	v.CheckAsked("refused CreateContainer", question)
+	v.CheckAsked("refused CreateContainer", call)
 	if d := node.Diff(before, testkit.State(t, n)); d != "" {
-		t.Errorf("a refused CreateContainer has changed:\n%s", d)
+		t.Errorf("a refused CreateContainer changed the node's state:\n%s", d)
 	}
 	v.Refuse(false)
 	if _, err := n.CreateContainer(ctx, pod, node.ContainerOptions{Image: ref}); err != nil {
 		t.Fatal(err)
 	}
-	v.CheckAsked("CreateContainer", question)
+	v.CheckAsked("CreateContainer", call)
 	if reg.Count() != 0 {
-		t.Errorf("the registry was asked for what is here:\n%s", reg.Dump())
+		t.Errorf("the registry got requests for an image on the node:\n%s", reg.Dump())
 	}
 }
 
-// TestBrokenVerifier: a plugin that gives no judgement does not let anything pass.
+// TestBrokenVerifier checks that pulls fail if the verifier cannot run.
 func TestBrokenVerifier(t *testing.T) {
 	t.Parallel()
 	reg := testkit.Registry(t)
@@ -115,7 +115,7 @@ func TestBrokenVerifier(t *testing.T) {
 	checkNextPull(t, n, reg.Ref("app:v1"), "")
 }
 
-// pauseDigest is the digest of the sandbox image in a registry.
+// pauseDigest returns the digest of the sandbox image in a registry.
 func pauseDigest(t *testing.T, reg *registry.Registry) string {
 	t.Helper()
 	idx, err := images.PauseIndex(testkit.Context(t))

@@ -12,15 +12,15 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// noCollection has containerd collect garbage only where it is asked to: a collection is a write by itself.
+// noCollection disables automatic garbage collection, because a collection is a write.
 const noCollection = `
 [plugins."io.containerd.gc.v1.scheduler"]
   startup_delay = "24h"
   mutation_threshold = 1000000
 `
 
-// TestMetadataWrites counts the transactions of containerd's metadata database, each of which is a sync to disk: a first pull has
-// no more of them than stock's, and one of what is there has none.
+// TestMetadataWrites counts the transactions of containerd's metadata database, each of which is a sync to disk. A
+// first pull has at most as many as with stock, and a pull of an image on the node has none.
 func TestMetadataWrites(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -49,11 +49,11 @@ func TestMetadataWrites(t *testing.T) {
 		digest := testkit.Push(t, reg, kind+":v1", contents[kind])
 		tag := reg.Ref(kind + ":v1")
 		if got, most := writes(ours, tag), writes(stock, tag); got == 0 || got > most {
-			t.Errorf("%s: a first pull writes %d times, stock's %d times", kind, got, most)
+			t.Errorf("%s: first pull: got %d writes, want at most %d, as with stock", kind, got, most)
 		}
 		for _, ref := range []string{tag, reg.Ref(kind + "@" + digest.String())} {
 			if got := writes(ours, ref); got != 0 {
-				t.Errorf("a pull of %s, which is there, writes %d times", ref, got)
+				t.Errorf("pull of %s on the node: got %d writes, want 0", ref, got)
 			}
 		}
 	}

@@ -15,36 +15,36 @@ import (
 
 const tokenPath = "/token"
 
-// Auth says who may pull what.
+// Auth defines which users may pull which repositories.
 type Auth struct {
-	// Bearer makes clients fetch a token from this registry's token endpoint; without it they send Basic credentials.
+	// Bearer requires a bearer token from the token endpoint. Otherwise clients send Basic credentials.
 	Bearer bool
-	// Realm is the URL of another server's token endpoint that clients are sent to; empty means this registry's.
+	// Realm is the URL of another token endpoint. Empty means that of this registry.
 	Realm string
 	// Public are the repositories that need no credentials, as [path.Match] patterns.
 	Public []string
-	// Users by name.
+	// Users are the users by name.
 	Users map[string]User
-	// Forbidden answers 403 to a known user without the right, instead of 401.
+	// Forbidden responds with status 403 instead of 401 to a known user who may not pull.
 	Forbidden bool
 }
 
-// User is someone with credentials.
+// User is a user with credentials.
 type User struct {
 	Password string
-	// IdentityToken is accepted as refresh token by the token endpoint; empty means the user has none.
+	// IdentityToken is a refresh token for the token endpoint. Empty means that the user has none.
 	IdentityToken string
-	// Repositories that the user may pull, as [path.Match] patterns, or "**" for all.
+	// Repositories are the repositories that the user may pull, as [path.Match] patterns, or "**" for all.
 	Repositories []string
 }
 
-// grant is what a bearer token is good for.
+// grant is the access that a bearer token grants.
 type grant struct {
 	user  string
 	repos []string
 }
 
-// SetAuth sets who may pull what; nil lets everybody. Tokens given out before are void.
+// SetAuth sets which users may pull which repositories. nil allows everything. All issued tokens become invalid.
 func (r *Registry) SetAuth(a *Auth) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,14 +52,14 @@ func (r *Registry) SetAuth(a *Auth) {
 	r.tokens = map[string]grant{}
 }
 
-// Tokens are the bearer tokens given out since [Registry.SetAuth], for tests that look for them where they must not be.
+// Tokens returns the bearer tokens issued since [Registry.SetAuth], for tests that search for leaked tokens.
 func (r *Registry) Tokens() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.tokens))
 }
 
-// userOf says whom the Authorization header names. The lock is held.
+// userOf returns the user in the Authorization header. The caller holds the lock.
 func (r *Registry) userOf(req *http.Request) string {
 	if user, _, ok := req.BasicAuth(); ok {
 		return user
@@ -70,7 +70,7 @@ func (r *Registry) userOf(req *http.Request) string {
 	return ""
 }
 
-// authorize lets the request pass, or answers it.
+// authorize reports whether a request may continue. Otherwise it has sent the response.
 func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request) bool {
 	r.mu.Lock()
 	auth := r.auth
@@ -87,13 +87,13 @@ func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request
 	if user, password, ok := req.BasicAuth(); ok && !auth.Bearer {
 		u, there := auth.Users[user]
 		known = there && u.Password == password
-		// Wrong credentials are refused for public repositories too, as real registries do.
+		// Wrong credentials are rejected for public repositories too, as real registries do.
 		allowed = known && (allowed || q.Repository == "" || matches(u.Repositories, q.Repository))
 	} else if auth.Bearer && granted {
 		known = grant.user != ""
 		allowed = q.Repository == "" || slices.Contains(grant.repos, q.Repository)
 	} else if auth.Bearer {
-		allowed = false // a token is needed, if only an anonymous one
+		allowed = false // every request needs a token, even an anonymous one
 	}
 	if allowed {
 		return true
@@ -118,7 +118,8 @@ func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request
 	return false
 }
 
-// serveToken gives out bearer tokens: GET with Basic credentials or none, POST as in OAuth 2.
+// serveToken issues bearer tokens: for a GET request with or without Basic credentials, and for a POST request as in
+// OAuth 2.
 func (r *Registry) serveToken(w http.ResponseWriter, req *http.Request, auth *Auth) {
 	if err := req.ParseForm(); err != nil {
 		refuse(w, http.StatusBadRequest, "UNSUPPORTED", err.Error())
@@ -149,7 +150,7 @@ func (r *Registry) serveToken(w http.ResponseWriter, req *http.Request, auth *Au
 		g.user = user
 		rights = append(slices.Clone(rights), u.Repositories...)
 	}
-	// Scopes come as several parameters or as one with spaces. Asking for too much gives a token for the rest.
+	// Scopes are several parameters, or one with spaces. The token omits scopes that are not allowed.
 	for _, scope := range strings.Fields(strings.Join(req.Form["scope"], " ")) {
 		parts := strings.SplitN(scope, ":", 3)
 		if len(parts) == 3 && parts[0] == "repository" && matches(rights, parts[1]) {
@@ -173,7 +174,7 @@ func matches(patterns []string, repository string) bool {
 	})
 }
 
-// refuse answers with an error as the distribution specification has it.
+// refuse responds with an error in the format of the distribution specification.
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

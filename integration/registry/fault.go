@@ -10,40 +10,40 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Fault is what goes wrong with one request. The zero value is no fault; what is set applies in the order of the fields.
+// Fault is a fault of one request. The zero value is no fault. The fields that are set apply in their order.
 type Fault struct {
-	// Hang holds the request until the channel is closed or the client goes away. With After > 0 it holds the body
-	// there instead.
+	// Hang blocks the response until the channel is closed or the client disconnects. With After > 0 it blocks the body
+	// after that many bytes instead.
 	Hang <-chan struct{}
-	// Delay is waited before the answer.
+	// Delay is a pause before the response.
 	Delay time.Duration
-	// Abort cuts the connection instead of answering.
+	// Abort closes the connection without a response.
 	Abort bool
-	// Status is answered instead of what the registry has, with Header and Body; 0 means the registry answers.
+	// Status replaces the response of the registry, with Header and Body. 0 means the response of the registry.
 	Status int
 	Header http.Header
 	Body   string
-	// HTML answers 200 and a web page, as captive portals and login pages do.
+	// HTML responds with status 200 and a web page, as captive portals and login pages do.
 	HTML bool
-	// Digest replaces the Docker-Content-Digest header; "-" leaves it out.
+	// Digest replaces the Docker-Content-Digest header. "-" removes it.
 	Digest string
-	// After is how many bytes of the body go out well before Hang, Truncate or Corrupt.
+	// After is the number of bytes of the body that are sent correctly before Hang, Truncate or Corrupt.
 	After int64
-	// Truncate cuts the connection in mid-body although the header promised more.
+	// Truncate closes the connection in the middle of the body.
 	Truncate bool
 	// Corrupt flips a bit of one byte.
 	Corrupt bool
 }
 
-// SetFault sets the rule that is asked for each request which fault it gets, before any authentication; nil from the rule
-// is no fault, and a nil rule ends them all. The rule may run for several requests at once.
+// SetFault sets a rule that returns the fault of each request, or nil for no fault. The fault applies before
+// authentication. A nil rule removes all faults. The rule may run for several requests concurrently.
 func (r *Registry) SetFault(rule func(Request) *Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rule = rule
 }
 
-// FaultIf is a rule: the fault for every request for which all conditions hold.
+// FaultIf returns a rule that returns a fault for every request for which all conditions hold.
 func FaultIf(f Fault, conditions ...func(Request) bool) func(Request) *Fault {
 	return func(q Request) *Fault {
 		if all(q, conditions) {
@@ -53,7 +53,7 @@ func FaultIf(f Fault, conditions ...func(Request) bool) func(Request) *Fault {
 	}
 }
 
-// ServeHTTP records the request, applies its fault, checks its credentials and lets the store answer.
+// ServeHTTP records the request, applies its fault, checks its credentials and forwards it to the store.
 func (r *Registry) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	q := &Request{
 		Time: time.Now(), Method: req.Method, Path: req.URL.Path, Query: req.URL.RawQuery,
@@ -69,7 +69,7 @@ func (r *Registry) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	r.notify()
 	r.mu.Unlock()
 
-	w := &answer{rw: rw, req: req}
+	w := &response{rw: rw, req: req}
 	defer func() {
 		r.mu.Lock()
 		q.Done, q.Status, q.Bytes = true, w.status, w.sent
@@ -132,7 +132,8 @@ func (r *Registry) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	r.store.ServeHTTP(w, req)
 }
 
-// closeRange gives an open range ("bytes=5-", what a resumed download sends) its end, because the store knows only closed ones.
+// closeRange sets the end of an open range ("bytes=5-"), which a resumed download sends, because the store supports
+// only closed ranges. It returns false if it has sent the response.
 func (r *Registry) closeRange(w http.ResponseWriter, req *http.Request, q Request) bool {
 	start, ok := strings.CutSuffix(q.Range, "-")
 	if !ok {
@@ -177,8 +178,8 @@ func (r *Registry) serveRaw(w http.ResponseWriter, req *http.Request, q Request)
 	return true
 }
 
-// answer counts what is sent and applies the faults of a body.
-type answer struct {
+// response counts the bytes that it sends and applies the faults of a response.
+type response struct {
 	rw     http.ResponseWriter
 	req    *http.Request
 	fault  Fault
@@ -186,9 +187,9 @@ type answer struct {
 	sent   int64
 }
 
-func (w *answer) Header() http.Header { return w.rw.Header() }
+func (w *response) Header() http.Header { return w.rw.Header() }
 
-func (w *answer) WriteHeader(status int) {
+func (w *response) WriteHeader(status int) {
 	if w.status != 0 {
 		return
 	}
@@ -203,7 +204,7 @@ func (w *answer) WriteHeader(status int) {
 	w.rw.WriteHeader(status)
 }
 
-func (w *answer) Write(b []byte) (int, error) {
+func (w *response) Write(b []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
@@ -234,7 +235,7 @@ func (w *answer) Write(b []byte) (int, error) {
 	return len(b), w.write(b)
 }
 
-func (w *answer) write(b []byte) error {
+func (w *response) write(b []byte) error {
 	n, err := w.rw.Write(b)
 	w.sent += int64(n)
 	return err

@@ -1,8 +1,8 @@
-// Package registry is the registry of the integration tests: go-containerregistry's, in this process, on the loopback
-// interface, behind a handler that records every request, injects faults and demands credentials.
+// Package registry is the registry of the integration tests. It runs go-containerregistry's registry in this process,
+// on the loopback interface. Its handler records every request, injects faults and requires credentials.
 //
-// Content is put there with [Registry.Push] and its siblings, which go around the network: what [Registry.Requests] returns is
-// what the node under test has sent, and nothing else. Any number of registries can run at once, as upstream and mirror.
+// [Registry.Push] and the similar methods store content without the network, so that [Registry.Requests] returns only
+// the requests of the node under test. Any number of registries can run at once, such as an upstream and a mirror.
 package registry
 
 import (
@@ -32,7 +32,7 @@ import (
 // Registry is a running registry. Its methods are safe for concurrent use.
 type Registry struct {
 	addr  string
-	store http.Handler // go-containerregistry's; pushes go here directly
+	store http.Handler // go-containerregistry's; pushes use it directly
 	blobs *blobs
 
 	mu       sync.Mutex
@@ -43,7 +43,7 @@ type Registry struct {
 	rule     func(Request) *Fault
 	auth     *Auth
 	tokens   map[string]grant
-	raw      map[string]images.Raw // "repo:tag" or "repo@digest" → manifests that the store would refuse
+	raw      map[string]images.Raw // "repo:tag" or "repo@digest" → manifests that the store would reject
 	seq      int
 }
 
@@ -61,16 +61,17 @@ func New() (*Registry, error) {
 	return r, r.Up()
 }
 
-// Host is the registry's part of a reference, "127.0.0.1:port". It stays the same over [Registry.Down] and [Registry.Up].
+// Host returns the registry's part of a reference, "127.0.0.1:port". [Registry.Down] and [Registry.Up] do not change
+// it.
 func (r *Registry) Host() string { return r.addr }
 
-// URL is the address for a hosts.toml.
+// URL returns the registry's address for a hosts.toml.
 func (r *Registry) URL() string { return "http://" + r.addr }
 
-// Ref is the full reference of "repo:tag" or "repo@digest" here.
+// Ref returns the full reference of "repo:tag" or "repo@digest".
 func (r *Registry) Ref(s string) string { return r.addr + "/" + s }
 
-// Up starts to listen again after [Registry.Down].
+// Up starts the server again after [Registry.Down].
 func (r *Registry) Up() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +93,7 @@ func (r *Registry) Up() error {
 	return nil
 }
 
-// Down stops to listen and cuts all connections, as when the machine dies. Content stays.
+// Down stops the server and closes all connections, as in a crash of the machine. Content stays.
 func (r *Registry) Down() {
 	r.mu.Lock()
 	srv, served := r.server, r.served
@@ -105,7 +106,7 @@ func (r *Registry) Down() {
 	<-served
 }
 
-// Close ends the registry and waits for the requests that it still serves.
+// Close stops the registry and waits until all requests are done.
 func (r *Registry) Close() {
 	r.Down()
 	for {
@@ -116,12 +117,12 @@ func (r *Registry) Close() {
 		if !busy {
 			return
 		}
-		<-changed // the connections are cut, so that every handler ends
+		<-changed // the connections are closed, so every handler returns
 	}
 }
 
-// Push stores an image or index, and all it refers to, under "repo:tag" or, as its digest, under "repo". A tag that exists
-// moves. It returns the digest.
+// Push stores an image or index and all its content as "repo:tag", or as "repo" by digest only. It moves a tag that
+// exists. It returns the digest.
 func (r *Registry) Push(ref string, content remote.Taggable) (v1.Hash, error) {
 	repo, _, tagged := cutRef(ref)
 	body, err := content.RawManifest()
@@ -158,7 +159,7 @@ func (r *Registry) Push(ref string, content remote.Taggable) (v1.Hash, error) {
 	return digest, nil
 }
 
-// PushRaw stores a manifest without looking at it, under "repo:tag" or "repo" and by its digest, and returns the digest.
+// PushRaw stores a manifest without validation, as "repo:tag" or "repo", and by its digest. It returns the digest.
 func (r *Registry) PushRaw(ref string, m images.Raw) v1.Hash {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +179,7 @@ func (r *Registry) PushBlob(repo string, b []byte) v1.Hash {
 	return h
 }
 
-// Tag makes a tag of a manifest that the repository has: "repo:tag" → digest.
+// Tag sets a tag "repo:tag" to a manifest in the repository.
 func (r *Registry) Tag(ref string, digest v1.Hash) error {
 	repo, tag, ok := cutRef(ref)
 	if !ok {
@@ -201,7 +202,8 @@ func (r *Registry) Tag(ref string, digest v1.Hash) error {
 	return nil
 }
 
-// Delete removes a manifest: "repo:tag" removes the tag only, "repo@digest" the manifest and every tag of it. Blobs stay.
+// Delete removes a manifest: "repo:tag" removes only the tag, "repo@digest" removes the manifest and all its tags.
+// Blobs stay.
 func (r *Registry) Delete(ref string) error {
 	if repo, tag, ok := cutRef(ref); ok {
 		return r.deleteOne(repo, tag)
@@ -245,7 +247,7 @@ func (r *Registry) deleteOne(repo, target string) error {
 	return nil
 }
 
-// manifest reads what the store has under a tag or digest.
+// manifest returns the manifest of a tag or digest in the store.
 func (r *Registry) manifest(repo, target string) (images.Raw, error) {
 	rec := httptest.NewRecorder()
 	r.store.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/v2/"+repo+"/manifests/"+target, nil))
@@ -255,7 +257,7 @@ func (r *Registry) manifest(repo, target string) (images.Raw, error) {
 	return images.Raw{MediaType: rec.Header().Get("Content-Type"), Body: rec.Body.Bytes()}, nil
 }
 
-// cutRef cuts "repo:tag"; ok is false where there is no tag.
+// cutRef cuts "repo:tag". ok is false if there is no tag.
 func cutRef(ref string) (repo, tag string, ok bool) {
 	if repo, _, digested := strings.Cut(ref, "@"); digested {
 		return repo, "", false
@@ -263,13 +265,13 @@ func cutRef(ref string) (repo, tag string, ok bool) {
 	return strings.Cut(ref, ":")
 }
 
-// direct is a transport that hands requests to the store without a network.
+// direct is a transport that forwards requests to the store without a network.
 type direct struct{ store http.Handler }
 
 func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	in := req.Clone(req.Context())
 	in.RequestURI = req.URL.RequestURI()
-	// As a server sees it: the store makes Location headers, and blob paths, of the URL's host.
+	// A server's requests have no host in the URL. The store uses the host in Location headers and blob paths.
 	in.URL.Scheme, in.URL.Host = "", ""
 	if in.Body == nil {
 		in.Body = http.NoBody
@@ -281,14 +283,14 @@ func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// blobs keeps the blobs of each repository apart, as a real registry does: one repository's blob is not there in another.
+// blobs stores blobs by repository, as a real registry does: the blob of one repository is absent in another.
 type blobs struct {
 	mu      sync.RWMutex
 	content map[string][]byte
 	repos   map[string]map[string]bool // repository → digests
 }
 
-// repoOf undoes what the store's handler makes of the path of an upload, and for uploads through [direct] and over the wire alike.
+// repoOf removes what the store's handler leaves of the path of an upload, both through [direct] and over the network.
 func repoOf(repo string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(strings.Trim(repo, "/"), "/blobs"), "/blobs/uploads")
 }
@@ -351,7 +353,7 @@ type readSeekNopCloser struct{ *bytes.Reader }
 
 func (readSeekNopCloser) Close() error { return nil }
 
-// Content lists the repositories that have blobs, for messages of failing tests.
+// Content returns the repositories that have blobs, for failure messages.
 func (r *Registry) Content() []string {
 	r.blobs.mu.RLock()
 	defer r.blobs.mu.RUnlock()

@@ -53,7 +53,7 @@ func TestRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Count() != 0 {
-		t.Errorf("a push was recorded:\n%s", r.Dump())
+		t.Errorf("got requests of a push, want none:\n%s", r.Dump())
 	}
 	for _, path := range []string{"/v2/", "/v2/team/app/manifests/v1", "/v2/team/app/manifests/" + d.String(), "/v2/other/manifests/v1"} {
 		if _, _, err := do("GET", path); err != nil {
@@ -68,20 +68,20 @@ func TestRecords(t *testing.T) {
 	want := []string{"GET /v2/ → 200", "GET /v2/team/app/manifests/v1 → 200", "GET /v2/team/app/manifests/" + d.String() + " → 200", "GET /v2/other/manifests/v1 → 404"}
 	for i := range want {
 		if i >= len(got) || !strings.HasPrefix(got[i], want[i]) {
-			t.Fatalf("recorded\n%s", strings.Join(got, "\n"))
+			t.Fatalf("got requests\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
 	q := r.Requests()[2]
 	if q.Kind != registry.Manifest || q.Repository != "team/app" || !q.ByDigest() || q.Bytes != int64(len(raw)) {
-		t.Errorf("recorded %+v", q)
+		t.Errorf("got request %+v", q)
 	}
 	r.Reset()
 	if r.Count() != 0 {
-		t.Error("requests after a reset")
+		t.Error("got requests after Reset, want none")
 	}
 }
 
-func TestTagsMoveAndGo(t *testing.T) {
+func TestMoveAndDeleteTags(t *testing.T) {
 	r, do := start(t)
 	push := func(ref, version string) string {
 		img, err := images.App(t.Context(), images.Options{Version: version})
@@ -103,31 +103,31 @@ func TestTagsMoveAndGo(t *testing.T) {
 		return code
 	}
 	if status(first) != 200 || status(second) != 200 {
-		t.Error("a digest is gone when its tag moves")
+		t.Error("a digest is missing after its tag has moved")
 	}
 	if err := r.Delete("app@" + second); err != nil {
 		t.Fatal(err)
 	}
 	if status("v1") != 404 || status(second) != 404 || status(first) != 200 {
-		t.Error("deleting by digest takes that manifest and its tags")
+		t.Error("Delete by digest did not remove exactly that manifest and its tags")
 	}
 }
 
-func TestBlobsAreThereInTheirRepositoryOnly(t *testing.T) {
+func TestBlobsByRepository(t *testing.T) {
 	r, do := start(t)
 	h := r.PushBlob("private/app", []byte("0123456789"))
 	for path, want := range map[string]int{"/v2/private/app/blobs/": 200, "/v2/evil/x/blobs/": 404} {
 		if code, _, err := do("GET", path+h.String()); err != nil || code != want {
-			t.Errorf("%s: %d %v", path, code, err)
+			t.Errorf("%s: got status %d, %v, want %d", path, code, err, want)
 		}
 	}
 	for header, want := range map[string]string{"bytes=4-": "456789", "bytes=2-3": "23"} {
 		if code, body, err := do("GET", "/v2/private/app/blobs/"+h.String(), "Range", header); err != nil || code != 206 || body != want {
-			t.Errorf("range %s: %d %q %v", header, code, body, err)
+			t.Errorf("range %s: got status %d, %q, %v, want 206, %q", header, code, body, err, want)
 		}
 	}
 	if code, _, err := do("GET", "/v2/private/app/blobs/"+h.String(), "Range", "bytes=10-"); err != nil || code != 416 {
-		t.Errorf("range behind the end: %d %v", code, err)
+		t.Errorf("range after the end: got status %d, %v, want 416", code, err)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestFaults(t *testing.T) {
 			r.SetFault(registry.FaultIf(test.fault))
 			status, body, err := do("GET", path)
 			if status != test.status || body != test.body || (err != nil) != test.fails {
-				t.Errorf("got %d %q %v", status, body, err)
+				t.Errorf("got status %d, %q, %v, want %d, %q, error %t", status, body, err, test.status, test.body, test.fails)
 			}
 		})
 	}
@@ -179,11 +179,11 @@ func TestHang(t *testing.T) {
 			t.Fatal(err)
 		}
 		if q.Done {
-			t.Error("answered while held")
+			t.Error("the request is done before the release")
 		}
 		close(release)
 		if body := <-bodies; body != "0123456789" {
-			t.Errorf("after the release: %q", body)
+			t.Errorf("after the release: got body %q", body)
 		}
 	}
 }
@@ -193,13 +193,13 @@ func TestDownAndUp(t *testing.T) {
 	host := r.Host()
 	r.Down()
 	if _, _, err := do("GET", "/v2/"); err == nil {
-		t.Error("answered while down")
+		t.Error("got a response after Down, want an error")
 	}
 	if err := r.Up(); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, err := do("GET", "/v2/"); err != nil || code != 200 || r.Host() != host {
-		t.Errorf("after going up at %s: %d %v", r.Host(), code, err)
+		t.Errorf("after Up: got host %s, status %d, %v, want host %s, status 200", r.Host(), code, err, host)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestRawManifests(t *testing.T) {
 	d := r.PushRaw("app:broken", raw)
 	for _, target := range []string{"broken", d.String()} {
 		if code, body, err := do("GET", "/v2/app/manifests/"+target); err != nil || code != 200 || body != string(raw.Body) {
-			t.Errorf("%s: %d %q %v", target, code, body, err)
+			t.Errorf("%s: got status %d, %q, %v, want 200, %q", target, code, body, err, raw.Body)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Kind is what a request is about.
+// Kind is the kind of a request.
 type Kind string
 
 // The kinds of requests.
@@ -26,28 +26,28 @@ const (
 
 // Request is one request that the registry got over the network.
 type Request struct {
-	Seq        int // counts from 1, also over Reset
+	Seq        int // counts from 1; Reset does not change the count
 	Time       time.Time
 	Method     string
 	Path       string
 	Query      string
 	Kind       Kind
 	Repository string
-	// Reference is the digest or tag asked for.
+	// Reference is the requested digest or tag.
 	Reference string
 	Range     string
-	// User is who the Authorization header names, whether or not that is true: a Basic user, or the user a bearer token was
-	// given to. Empty means anonymous.
+	// User is the user in the Authorization header, even if the credential is wrong: a Basic user, or the user of a
+	// bearer token. Empty means anonymous.
 	User string
-	// Authorized says that an Authorization header was sent.
+	// Authorized reports whether the request has an Authorization header.
 	Authorized bool
-	// Done says that the answer is complete; what follows is set then.
+	// Done reports whether the response is complete. The fields below are set then.
 	Done   bool
 	Status int
-	Bytes  int64 // of the body sent
+	Bytes  int64 // of the response body
 }
 
-// String is the request on one line.
+// String returns the request on one line.
 func (q Request) String() string {
 	s := fmt.Sprintf("%d %s %s", q.Seq, q.Method, q.Path)
 	if q.Range != "" {
@@ -62,20 +62,20 @@ func (q Request) String() string {
 	return fmt.Sprintf("%s → %d, %d bytes", s, q.Status, q.Bytes)
 }
 
-// ByDigest says that the request asks for a digest, not for a tag.
+// ByDigest reports whether the reference is a digest.
 func (q Request) ByDigest() bool { return strings.Contains(q.Reference, ":") }
 
-// Is returns a condition for [Registry.Count]: method and kind; an empty one matches all.
+// Is returns a condition that matches a method and a kind. An empty argument matches all.
 func Is(method string, kind Kind) func(Request) bool {
 	return func(q Request) bool { return (method == "" || q.Method == method) && (kind == "" || q.Kind == kind) }
 }
 
-// In returns a condition: the repository.
+// In returns a condition that matches a repository.
 func In(repository string) func(Request) bool {
 	return func(q Request) bool { return q.Repository == repository }
 }
 
-// Later returns a condition: the request has begun after this call.
+// Later returns a condition that matches requests that begin after this call.
 func (r *Registry) Later() func(Request) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +83,8 @@ func (r *Registry) Later() func(Request) bool {
 	return func(q Request) bool { return q.Seq > now }
 }
 
-// Requests returns the requests since the start or the last [Registry.Reset], in the order of their beginning, those still running included.
+// Requests returns the requests since the start or the last [Registry.Reset], including those that are not done, in the
+// order in which they began.
 func (r *Registry) Requests() []Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +95,7 @@ func (r *Registry) Requests() []Request {
 	return out
 }
 
-// Count counts the requests for which all conditions hold.
+// Count returns the number of requests for which all conditions hold.
 func (r *Registry) Count(conditions ...func(Request) bool) int {
 	n := 0
 	for _, q := range r.Requests() {
@@ -105,14 +106,14 @@ func (r *Registry) Count(conditions ...func(Request) bool) int {
 	return n
 }
 
-// Reset forgets the requests that are answered; those still running stay.
+// Reset removes the requests that are done from the record.
 func (r *Registry) Reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests = slices.DeleteFunc(r.requests, func(q *Request) bool { return q.Done })
 }
 
-// Wait returns the first request, also one still running, for which all conditions hold, and waits for it where there is none yet.
+// Wait returns the first request for which all conditions hold, even if it is not done. It waits until there is one.
 func (r *Registry) Wait(ctx context.Context, conditions ...func(Request) bool) (Request, error) {
 	for {
 		r.mu.Lock()
@@ -127,12 +128,12 @@ func (r *Registry) Wait(ctx context.Context, conditions ...func(Request) bool) (
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Request{}, fmt.Errorf("waiting for a request: %w; there were:\n%s", context.Cause(ctx), r.Dump())
+			return Request{}, fmt.Errorf("waiting for a request: %w; got requests:\n%s", context.Cause(ctx), r.Dump())
 		}
 	}
 }
 
-// Dump is all requests, one per line, for messages of failing tests.
+// Dump returns all requests, one per line, for failure messages.
 func (r *Registry) Dump() string {
 	var b strings.Builder
 	for _, q := range r.Requests() {
@@ -150,13 +151,13 @@ func all(q Request, conditions []func(Request) bool) bool {
 	return true
 }
 
-// notify wakes those who wait for a request. The lock is held.
+// notify wakes the callers that wait for a request. The caller holds the lock.
 func (r *Registry) notify() {
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-// classify says what a request is about.
+// classify returns the kind, the repository and the reference of a request.
 func classify(req *http.Request) (kind Kind, repository, reference string) {
 	path := req.URL.Path
 	if path == tokenPath {

@@ -14,8 +14,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestHandlersComeAndGo starts containerd without the handlers that images were pulled for, and with them again: what was there for
-// them alone is gone and its space is freed, and the node's own images are not touched by it. There is no registry meanwhile.
+// TestHandlersComeAndGo checks that containerd frees what only removed handlers used and keeps the images of the
+// default handler. When the handlers are back, nothing is unpacked or fetched for them until they are used.
 func TestHandlersComeAndGo(t *testing.T) {
 	t.Parallel()
 	handlers := append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)
@@ -35,13 +35,13 @@ func TestHandlersComeAndGo(t *testing.T) {
 	r.KillAndRestart(func(o *node.Options) { o.Handlers = nil })
 	r.WantNames(id, []string{tag}, []string{digest})
 	if got := r.MustStatus(tag, "").GetId(); got != id {
-		t.Errorf("without the other handlers the tag means %q, not %s", got, id)
+		t.Errorf("without the other handlers: ImageStatus of the tag returned %q, want %s", got, id)
 	}
 	if tags := r.Listed()[theirs].GetRepoTags(); len(tags) > 0 {
-		t.Errorf("without its handler the other platform's image is listed as %q", tags)
+		t.Errorf("without its handler the image of the other platform is listed with tags %q", tags)
 	}
 	r.WantRun("", tag, opts.Line(0))
-	r.Eventually("what was there for the other handlers is freed", func() bool {
+	r.Eventually("content and snapshots of the removed handlers are freed", func() bool {
 		s := r.MustState()
 		_, theirRecord := s.Images[node.Namespace+"/"+theirs]
 		_, theirConfig := s.Content[node.Namespace+"/"+theirs]
@@ -51,7 +51,7 @@ func TestHandlersComeAndGo(t *testing.T) {
 	for name, i := range freed.Images {
 		for label, value := range i.Labels {
 			if strings.Contains(value, `"snapshotter":"native"`) || strings.Contains(value, testkit.Foreign) {
-				t.Errorf("record %s has %s=%s", name, label, value)
+				t.Errorf("record %s has label %s=%s of a removed handler", name, label, value)
 			}
 		}
 	}
@@ -59,21 +59,22 @@ func TestHandlersComeAndGo(t *testing.T) {
 	r.KillAndRestart(func(o *node.Options) { o.Handlers = handlers })
 	for h, want := range map[string]string{"runc": id, testkit.Second: "", "foreign": ""} {
 		if got := r.MustStatus(tag, h).GetId(); got != want {
-			t.Errorf("with its handler back the tag means %q for %s, not %q", got, h, want)
+			t.Errorf("with the handlers back: ImageStatus of the tag returned %q for handler %s, want %q", got, h, want)
 		}
 	}
 	if d := node.Diff(freed, r.MustState()); d != "" {
-		t.Errorf("something was unpacked or fetched for handlers that no pod has asked for:\n%s", d)
+		t.Errorf("content was unpacked or fetched for handlers that no pod uses:\n%s", d)
 	}
 	if err := r.Reg.Up(); err != nil {
 		t.Fatal(err)
 	}
-	r.WantRun(testkit.Second, tag, opts.Line(0)) // by digest, with the node's own credentials
+	r.WantRun(testkit.Second, tag, opts.Line(0)) // fetches layers by digest with the node's own credentials
 	r.MustPull(tag, "foreign")
 	r.WantRun("foreign", tag, testkit.Line(opts, testkit.Foreign))
 }
 
-// TestDefaultSnapshotterChanges starts containerd with another default snapshotter: images whose layers are here are unpacked in it.
+// TestDefaultSnapshotterChanges checks that images are unpacked for a new default snapshotter without registry requests
+// if their layers are on the node.
 func TestDefaultSnapshotterChanges(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -97,12 +98,12 @@ func TestDefaultSnapshotterChanges(t *testing.T) {
 		r.WantNames(id, []string{tag}, []string{digest})
 		r.WantRun("", tag, opts.Line(0))
 	}
-	r.WantNoRequests("images that are unpacked elsewhere")
-	r.Eventually("the other snapshotter's are freed", func() bool { return len(r.MustState().SnapshotsOf("native")) == 0 })
+	r.WantNoRequests("unpacking for another default snapshotter")
+	r.Eventually("the snapshots of the other snapshotter are freed", func() bool { return len(r.MustState().SnapshotsOf("native")) == 0 })
 }
 
-// TestTagMovedByCtr moves a tag by other means than CRI: CRI's view follows, the record stays as it was set, and the older image goes
-// on by its digest, and under the tag where another snapshotter was given it.
+// TestTagMovedByCtr checks that the CRI follows a tag that ctr moves, that the record of the tag keeps the target that
+// ctr set, and that the older image stays available by digest.
 func TestTagMovedByCtr(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
@@ -114,7 +115,7 @@ func TestTagMovedByCtr(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", tag); err != nil {
 		t.Fatal(err)
 	}
-	testkit.EventuallyIn(t, time.Second, "the tag means the newer image", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(t, time.Second, "ImageStatus of the tag returns the newer image", func(ctx context.Context) (bool, error) {
 		img, err := r.ImageStatus(ctx, tag, "runc")
 		return img != nil && img.Id != id, err
 	})
@@ -123,7 +124,7 @@ func TestTagMovedByCtr(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := r.Reg.Ref("app@" + img.Target.Digest.String()); got != newer {
-		t.Errorf("the tag's record targets %s, not %s, as ctr had set it", got, newer)
+		t.Errorf("the record of the tag targets %s, want %s as set by ctr", got, newer)
 	}
 	r.WantNames(id, nil, []string{first})
 	r.WantRun("", tag, v2.Line(0))
@@ -133,11 +134,11 @@ func TestTagMovedByCtr(t *testing.T) {
 		r.MustRemove(image, "")
 	}
 	r.MustRemove(r.Options().SandboxImage, "")
-	r.WantState("in the end", before)
+	r.WantState("at the end", before)
 }
 
-// TestTagAndDigestOfCtr removes the record of an image's digest by ctr, which carries its keys, and then that of its tag; and pulls
-// through CRI what ctr had pulled, before and after its tag moves.
+// TestTagAndDigestOfCtr checks that an image stays available by tag after ctr removes the record of its digest, which
+// carries its keys. It also pulls through the CRI what ctr has pulled, before and after the tag moves.
 func TestTagAndDigestOfCtr(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
@@ -152,7 +153,7 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "rm", "--sync", digest); err != nil {
 		t.Fatal(err)
 	}
-	testkit.EventuallyIn(t, time.Second, "the image is listed with its tag alone", func(context.Context) (bool, error) {
+	testkit.EventuallyIn(t, time.Second, "the image is listed with its tag only", func(context.Context) (bool, error) {
 		img := r.Listed()[id]
 		return slices.Equal(img.GetRepoTags(), []string{tag}) && len(img.GetRepoDigests()) == 0, nil
 	})
@@ -160,7 +161,7 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	r.KillAndRestart(nil)
 	for _, h := range []string{"runc", testkit.Second} {
 		if got := r.MustStatus(tag, h).GetId(); got != id {
-			t.Errorf("handler %s: the tag, whose record is there, means %q, not %s", h, got, id)
+			t.Errorf("handler %s: ImageStatus of the tag, which has a record, returned %q, want %s", h, got, id)
 		}
 		r.WantRun(h, tag, opts.Line(0))
 	}
@@ -175,7 +176,7 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", tag); err != nil {
 		t.Fatal(err)
 	}
-	r.Eventually("what ctr pulled is there", func() bool { return r.MustStatus(tag, "runc").GetId() == id })
+	r.Eventually("the image that ctr pulled is available", func() bool { return r.MustStatus(tag, "runc").GetId() == id })
 	r.MustPull(tag, "")
 	r.WantNames(id, []string{tag}, []string{digest})
 	v2 := images.Options{Version: "v2"}
@@ -183,16 +184,16 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	newerID := r.MustPull(tag, "")
 	r.WantNames(id, nil, []string{digest})
 	r.WantNames(newerID, []string{tag}, []string{newer})
-	// The tag's record has followed, or stock would run the old one.
+	// The record of the tag must have moved, or stock containerd would run the older image.
 	r.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
 	if got := r.MustStatus(tag, "").GetId(); got != newerID {
-		t.Errorf("to stock the tag means %q, not %s", got, newerID)
+		t.Errorf("stock containerd: ImageStatus of the tag returned %q, want %s", got, newerID)
 	}
 }
 
-// TestTagWithoutThePlatform moves a tag to an image that the node's own platform has no part in. A pull for another target moves nothing of the
-// default's, its own pull says so and leaves what it has; and so it stays over a restart where ctr moves the record of the tag. Stock loses the tag
-// then.
+// TestTagWithoutThePlatform moves a tag to an image without a manifest for the node's platform. The default target
+// keeps the older image after a pull for another target, after its own pull fails, and after ctr moves the record of
+// the tag and containerd restarts. Stock containerd then no longer has the tag.
 func TestTagWithoutThePlatform(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
@@ -210,42 +211,42 @@ func TestTagWithoutThePlatform(t *testing.T) {
 		}
 		return r.Reg.Ref("app@" + img.Target.Digest.String())
 	}
-	as := func(when string, recorded string) {
+	wantOld := func(when string, recorded string) {
 		t.Helper()
 		if got := r.MustStatus(tag, "runc").GetId(); got != id {
-			t.Errorf("%s: for the default target the tag means %q, not %s", when, got, id)
+			t.Errorf("%s: ImageStatus of the tag returned %q for the default target, want %s", when, got, id)
 		}
 		if got := record(); got != recorded {
-			t.Errorf("%s: the tag's record targets %s, not %s", when, got, recorded)
+			t.Errorf("%s: the record of the tag targets %s, want %s", when, got, recorded)
 		}
 		r.WantRun("", tag, old.Line(0))
 	}
 	newID := r.MustPull(tag, "foreign")
 	if newID == id || r.MustStatus(tag, "foreign").GetId() != newID {
-		t.Errorf("for the other target the tag means %v after its pull gave %s", r.MustStatus(tag, "foreign"), newID)
+		t.Errorf("ImageStatus of the tag returned %v for the other target, after its pull returned %s", r.MustStatus(tag, "foreign"), newID)
 	}
-	as("pulled for another target", first)
+	wantOld("after a pull for another target", first)
 	_, err := r.Pull(r.Ctx, tag, "")
 	testkit.Failure{Name: "NoMatchingPlatform", Code: codes.NotFound}.Check(t, err, tag, testkit.TargetOf(""))
-	as("its own pull failed", first)
+	wantOld("after its own pull failed", first)
 	r.KillAndRestart(nil)
-	as("restarted", first)
+	wantOld("after a restart", first)
 
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", "--platform", testkit.Foreign, tag); err != nil {
 		t.Fatal(err)
 	}
 	if got := record(); got != second {
-		t.Fatalf("ctr has moved the tag's record to %s", got)
+		t.Fatalf("ctr moved the record of the tag to %s, want %s", got, second)
 	}
 	r.KillAndRestart(nil)
-	as("moved by ctr, and restarted", second)
+	wantOld("after ctr moved the tag and a restart", second)
 	r.WantRun("foreign", tag, testkit.Line(newer, testkit.Foreign))
 
 	r.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
 	if img := r.MustStatus(tag, ""); img != nil {
-		t.Errorf("to stock, for which its record has no platform, the tag means %v", img)
+		t.Errorf("stock containerd: ImageStatus of the tag, whose record lacks the platform, returned %v", img)
 	}
 	if got := r.MustStatus(first, "").GetId(); got != id {
-		t.Errorf("to stock the digest means %q, not %s", got, id)
+		t.Errorf("stock containerd: ImageStatus of the digest returned %q, want %s", got, id)
 	}
 }

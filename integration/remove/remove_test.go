@@ -20,7 +20,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// permutations of some names, few enough to try all.
+// permutations returns all permutations of names.
 func permutations(names []string) [][]string {
 	if len(names) < 2 {
 		return [][]string{slices.Clone(names)}
@@ -35,16 +35,16 @@ func permutations(names []string) [][]string {
 	return all
 }
 
-// constellation is one image on the node under several names.
-type constellation struct {
+// nameCase is an image with several names.
+type nameCase struct {
 	name          string
-	refs          []string // what is pulled
-	tags, digests []string // what is listed then
+	refs          []string // references to pull
+	tags, digests []string // names that are listed then
 }
 
-// constellations pushes images that go by several names: two manifests of one config, one manifest in two repositories, and one
-// under two tags and a digest.
-func constellations(r *testkit.Rig, prefix string) []constellation {
+// nameCases pushes images with several names: two manifests of one config, one manifest in two repositories, and one
+// manifest with two tags and a digest.
+func nameCases(r *testkit.Rig, prefix string) []nameCase {
 	gzip := testkit.App(r.T, images.Options{Version: prefix + "-shared"})
 	zstd := testkit.App(r.T, images.Options{Version: prefix + "-shared", Compression: images.Zstd})
 	gzipTag, gzipDigest := r.PushImage(prefix+"-config:gzip", gzip)
@@ -57,31 +57,32 @@ func constellations(r *testkit.Rig, prefix string) []constellation {
 	opts = images.Options{Version: prefix + "-tags"}
 	tag, digest := r.Push(prefix+"-tags:v1", opts, images.HostPlatform(), testkit.Foreign)
 	other, _ := r.Push(prefix+"-tags:stable", opts, images.HostPlatform(), testkit.Foreign)
-	return []constellation{
+	return []nameCase{
 		{"two manifests of one config", []string{gzipTag, zstdTag}, []string{gzipTag, zstdTag}, []string{gzipDigest, zstdDigest}},
 		{"one manifest in two repositories", []string{oneTag, twoTag}, []string{oneTag, twoTag}, []string{oneDigest, twoDigest}},
 		{"two tags and a digest", []string{tag, other, digest}, []string{tag, other}, []string{digest}},
 	}
 }
 
-// TestRemoveImageOfManyNames removes an image by each of its names. Each removes all of them, as CRI demands, and everything is freed.
+// TestRemoveImageOfManyNames checks that a removal by any name of an image removes all its names, as the CRI requires,
+// and frees everything.
 func TestRemoveImageOfManyNames(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	before := r.MustState()
-	for _, c := range constellations(r, "rm") {
+	for _, c := range nameCases(r, "rm") {
 		t.Run(c.name, func(t *testing.T) {
 			r := r.In(t)
 			forms := slices.Concat(c.tags, c.digests, []string{"ID", "hex of the ID", "short ID", "tag@digest"})
 			for i, name := range forms {
 				var id string
 				for j := range c.refs {
-					// Another one is first each time: the records of what is shared must not depend on it.
+					// Rotate the order of the pulls: the records of shared content must not depend on it.
 					ref := c.refs[(i+j)%len(c.refs)]
 					for _, handler := range []string{"", testkit.Second}[:1+i%2] {
 						got := r.MustPull(ref, handler)
 						if id != "" && got != id {
-							t.Fatalf("%s has image ID %s, not %s: not the constellation that is meant", ref, got, id)
+							t.Fatalf("bad test data: %s has image ID %s, want %s", ref, got, id)
 						}
 						id = got
 					}
@@ -89,7 +90,7 @@ func TestRemoveImageOfManyNames(t *testing.T) {
 				r.WantNames(id, c.tags, c.digests)
 				for _, known := range slices.Concat(c.tags, c.digests) {
 					if got := r.MustStatus(known, "").GetId(); got != id {
-						t.Errorf("ImageStatus %s says %q, not %s", known, got, id)
+						t.Errorf("ImageStatus %s returned %q, want %s", known, got, id)
 					}
 				}
 				hex := strings.TrimPrefix(id, "sha256:")
@@ -105,7 +106,7 @@ func TestRemoveImageOfManyNames(t *testing.T) {
 					name = c.tags[0] + "@" + digest
 				}
 				if got := r.MustStatus(name, "").GetId(); got != id {
-					t.Errorf("ImageStatus %s says %q, not %s", name, got, id)
+					t.Errorf("ImageStatus %s returned %q, want %s", name, got, id)
 				}
 				r.MustRemove(name, "")
 				r.WantNames(id, nil, nil)
@@ -115,8 +116,8 @@ func TestRemoveImageOfManyNames(t *testing.T) {
 	}
 }
 
-// TestRemoveImageWithoutKeys removes an image that no key accounts for yet, as its layers are not there, by each of its names. All
-// records of it go, as in stock containerd, also one whose name is no reference.
+// TestRemoveImageWithoutKeys removes, by each of its names, an image that has no key because its layers are not on the
+// node. All its records are removed, as in stock containerd, including one whose name is not a reference.
 func TestRemoveImageWithoutKeys(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true})
@@ -138,9 +139,10 @@ func TestRemoveImageWithoutKeys(t *testing.T) {
 				t.Fatalf("ctr %v: %v\n%s", args, err, out)
 			}
 		}
-		// containerd's CRI marks each record when it handles its event, and would make one again that is removed while it does.
+		// containerd's CRI labels each record when it handles its event. It would recreate a record that is removed
+		// meanwhile.
 		var id string
-		r.Eventually("the image is listed, and its records are marked", func() bool {
+		r.Eventually("the image is listed and its records have the label of the CRI", func() bool {
 			for id = range r.Listed() {
 			}
 			all, err := r.Client().ImageService().List(testkit.NSContext(r.Ctx))
@@ -150,7 +152,7 @@ func TestRemoveImageWithoutKeys(t *testing.T) {
 		r.MustRemove(map[string]string{
 			"tag": tag, "another tag": other, "digest": digest, "ID": id, "hex of the ID": hex, "short ID": hex[:10],
 		}[form], "")
-		// Layers may just be fetched for it, which adoption does.
+		// A failing attempt to unpack the image may hold a lease for a moment.
 		r.Eventually("everything is freed after the removal by "+form, func() bool {
 			left = fmt.Sprint(r.Listed(), node.Diff(before, r.MustState()))
 			return len(r.Listed()) == 0 && node.Diff(before, r.MustState()) == ""
@@ -158,14 +160,14 @@ func TestRemoveImageWithoutKeys(t *testing.T) {
 	}
 }
 
-// TestRemoveNamesOneByOne removes the records of an image's tags with ctr, in every order: the image goes on under the names that
-// are left, and can be started, until the last one.
+// TestRemoveNamesOneByOne removes the records of an image's tags with ctr, in every order. Containers of the image can
+// be created after each removal, and it stays listed with its other names.
 func TestRemoveNamesOneByOne(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
 	pod := r.MustPod("")
 	before := r.MustState()
-	for _, c := range constellations(r, "ctr") {
+	for _, c := range nameCases(r, "ctr") {
 		t.Run(c.name, func(t *testing.T) {
 			r := r.In(t)
 			for _, order := range permutations(c.tags) {
@@ -185,21 +187,21 @@ func TestRemoveNamesOneByOne(t *testing.T) {
 					})
 					c, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id})
 					if err != nil {
-						t.Fatalf("after %s was removed: %v", name, err)
+						t.Fatalf("creating a container after the removal of %s: %v", name, err)
 					}
 					if err := c.Remove(r.Ctx); err != nil {
 						t.Fatal(err)
 					}
 				}
 				r.MustRemove(id, "")
-				r.WantState("after the last name was removed", before)
+				r.WantState("after the removal of the last name", before)
 			}
 		})
 	}
 }
 
-// TestRemoveTargetByTarget removes an image for one handler after the other, in every order: that snapshotter's snapshots and that
-// platform's content are freed, what the others have stays and runs, and after the last nothing is left.
+// TestRemoveTargetByTarget removes an image for one handler after the other, in every order. Each removal frees
+// snapshots of that snapshotter only, the image still runs for the others, and after the last removal nothing is left.
 func TestRemoveTargetByTarget(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -224,14 +226,14 @@ func TestRemoveTargetByTarget(t *testing.T) {
 					id[h] = r.MustPull(tag, h)
 				}
 				all := r.MustState()
-				for gone, handler := range order {
+				for removed, handler := range order {
 					r.MustRemove([]string{tag, digest, id[handler]}[i%3], handler)
 					if img := r.MustStatus(tag, handler); img != nil {
-						t.Errorf("order %v: the image is there for %s after it was removed for it", order, handler)
+						t.Errorf("order %v: the image is still available for %s after its removal", order, handler)
 					}
-					for _, other := range order[gone+1:] {
+					for _, other := range order[removed+1:] {
 						if got := r.MustStatus(tag, other).GetId(); got != id[other] {
-							t.Errorf("order %v: after the removal for %s, ImageStatus for %s says %q, not %s", order, handler, other, got, id[other])
+							t.Errorf("order %v: after the removal for %s, ImageStatus for %s returned %q, want %s", order, handler, other, got, id[other])
 						}
 						c := r.WantLine(pods[other], node.ContainerOptions{Image: tag}, testkit.Line(opts, platformOf[other]))
 						if err := c.Remove(r.Ctx); err != nil {
@@ -242,19 +244,20 @@ func TestRemoveTargetByTarget(t *testing.T) {
 					for _, s := range []string{"overlayfs", "native"} {
 						have, had := len(state.SnapshotsOf(s)), len(all.SnapshotsOf(s))
 						if mine := s == "native" == (handler == testkit.Second); mine != (have < had) {
-							t.Errorf("order %v: the removal for %s left %d of %d snapshots in %s", order, handler, have, had, s)
+							t.Errorf("order %v: the removal for %s left %d of %d snapshots in %s, want fewer: %t", order, handler, have, had, s, mine)
 						}
 					}
 					all = state
 				}
-				r.WantState("after the last target was removed", before)
+				r.WantState("after the removal of the last target", before)
 			}
 		})
 	}
 }
 
-// TestRemoveWhatIsUsed removes an image by ID, as kubelet's image GC does, while something made of it is there: only targets that
-// nothing uses lose it. Where all are used it goes from all, as stock does, and what runs goes on.
+// TestRemoveWhatIsUsed removes an image by ID, as kubelet's image GC does, while a container, a volume or a sandbox
+// uses it. It is removed only for targets that do not use it, or for all targets, as in stock containerd, if all use
+// it.
 func TestRemoveWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
@@ -298,7 +301,7 @@ func TestRemoveWhatIsUsed(t *testing.T) {
 				unused := map[string]string{"": testkit.Second, testkit.Second: ""}[user]
 				pod := r.MustPod(user)
 				r.MustPull(tool, user)
-				r.MustPull(tag, "foreign") // has another ID and is not meant
+				r.MustPull(tag, "foreign") // has another ID and must stay
 				r.Collect()
 				before := r.MustState()
 				id := r.MustPull(tag, user)
@@ -307,26 +310,26 @@ func TestRemoveWhatIsUsed(t *testing.T) {
 
 				r.MustRemove(id, "")
 				if r.MustStatus(tag, testkit.HandlerName(user)).GetId() != id {
-					t.Errorf("the image is gone for the handler that uses it")
+					t.Errorf("the image was removed for the handler that uses it")
 				}
 				if img := r.MustStatus(tag, testkit.HandlerName(unused)); img != nil {
-					t.Errorf("the image is still there for the handler that does not use it")
+					t.Errorf("the image was not removed for the handler that does not use it")
 				}
 				r.MustRemove(id, "")
 				if img := r.MustStatus(tag, testkit.HandlerName(user)); img != nil {
-					t.Error("an image that all its targets use is not removed")
+					t.Error("the image was not removed although all its targets use it")
 				}
 				if r.MustStatus(tag, "foreign") == nil {
-					t.Error("the image of another ID is gone")
+					t.Error("an image with another ID was removed")
 				}
 				if err := c.Remove(r.Ctx); err != nil {
 					t.Fatal(err)
 				}
 				if use.name == "volume" {
-					r.MustRemovePod(pod) // what it mounted goes with the pod
+					r.MustRemovePod(pod) // the mount is removed with the pod
 				} else {
 					r.Collect()
-					r.WantState("after the container is gone", before)
+					r.WantState("after the removal of the container", before)
 					r.MustRemovePod(pod)
 				}
 			})
@@ -339,20 +342,20 @@ func TestRemoveWhatIsUsed(t *testing.T) {
 		pauseID := r.MustStatus(pause, "").GetId()
 		r.MustRemove(pauseID, "")
 		if r.MustStatus(pause, testkit.Second).GetId() != pauseID {
-			t.Error("the sandbox image is gone for the handler of a sandbox")
+			t.Error("the sandbox image was removed for the handler of a sandbox")
 		}
 		if img := r.MustStatus(pause, "runc"); img != nil {
-			t.Error("the sandbox image is still there for a handler without a sandbox")
+			t.Error("the sandbox image was not removed for a handler without a sandbox")
 		}
 		r.MustRemovePod(pod)
 		r.MustRemove(pauseID, "")
 		if img := r.MustStatus(pause, ""); img != nil {
-			t.Error("the sandbox image is still there")
+			t.Error("the sandbox image was not removed")
 		}
 	})
 }
 
-// TestRemoveWhatIsMissing removes what is not there, which is no error, and takes nothing else away.
+// TestRemoveWhatIsMissing checks that the removal of a missing image is not an error and removes nothing else.
 func TestRemoveWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
@@ -370,15 +373,15 @@ func TestRemoveWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	r.MustRemove(tag, testkit.Second) // is there, but not for this one
-	r.WantState("after removing what is missing", before)
+	r.MustRemove(tag, testkit.Second) // is only on the node for the other handler
+	r.WantState("after the removal of missing images", before)
 	if r.MustStatus(tag, "runc").GetId() != id {
-		t.Error("the image is gone")
+		t.Error("the image was removed")
 	}
 }
 
-// TestRemoveWaitsForPull removes an image while it is pulled: the removal waits and then removes what came. Meanwhile it stands in
-// nobody's way.
+// TestRemoveWaitsForPull removes an image during a pull that moves one of its tags. The removal waits for the pull,
+// does not block other pulls and containers of the image, and keeps the image that the tag has moved to.
 func TestRemoveWaitsForPull(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -393,7 +396,7 @@ func TestRemoveWaitsForPull(t *testing.T) {
 
 	release := make(chan struct{})
 	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: release}, registry.Is("GET", registry.Blob)))
-	hangs := r.Reg.Later()
+	later := r.Reg.Later()
 	type result struct {
 		id  string
 		err error
@@ -403,7 +406,7 @@ func TestRemoveWaitsForPull(t *testing.T) {
 		id, err := r.Pull(r.Ctx, moved, "")
 		pulled <- result{id, err}
 	}()
-	if _, err := r.Reg.Wait(r.Ctx, registry.Is("GET", registry.Blob), hangs); err != nil {
+	if _, err := r.Reg.Wait(r.Ctx, registry.Is("GET", registry.Blob), later); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{moved, id} {
@@ -411,15 +414,15 @@ func TestRemoveWaitsForPull(t *testing.T) {
 		err := r.RemoveImage(ctx, name, "")
 		cancel()
 		if status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("RemoveImage %s does not wait for the pull: %v", name, err)
+			t.Errorf("RemoveImage %s did not wait for the pull: %v", name, err)
 		}
 	}
 	removed := make(chan error, 1)
 	go func() { removed <- r.RemoveImage(r.Ctx, id, "") }()
-	// The removal waits for the pull of one of the image's names. Under the other one it can be pulled and run meanwhile.
+	// The removal waits for the pull of one tag. The image can still be pulled and run by its other tag.
 	for range 20 {
 		if got := r.MustPull(tag, ""); got != id {
-			t.Errorf("pulled %s, not %s", got, id)
+			t.Errorf("PullImage %s returned %s, want %s", tag, got, id)
 		}
 		c, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: tag})
 		if err != nil {
@@ -431,7 +434,7 @@ func TestRemoveWaitsForPull(t *testing.T) {
 	}
 	select {
 	case err := <-removed:
-		t.Errorf("RemoveImage returned %v while the image is being pulled", err)
+		t.Errorf("RemoveImage returned during the pull: %v", err)
 	default:
 	}
 	close(release)
@@ -444,14 +447,14 @@ func TestRemoveWaitsForPull(t *testing.T) {
 	}
 	r.WantNames(id, nil, nil)
 	if got := r.MustStatus(moved, "").GetId(); got != p.id {
-		t.Errorf("the name that was pulled meanwhile means %q, not %s", got, p.id)
+		t.Errorf("ImageStatus of the moved tag returned %q, want %s", got, p.id)
 	}
 	r.MustRemove(moved, "")
 	r.WantState("after the removals", before)
 }
 
-// TestPullAndRemoveAtOnce pulls and removes one image again and again at the same time, for two targets. Every pull succeeds, and in
-// the end nothing is broken and nothing is left.
+// TestPullAndRemoveAtOnce concurrently pulls and removes one image for two targets. All calls succeed, and the image
+// can then run and be removed completely.
 func TestPullAndRemoveAtOnce(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{DiscardUnpackedLayers: true, Handlers: testkit.OnNative})
@@ -497,7 +500,8 @@ func TestPullAndRemoveAtOnce(t *testing.T) {
 	r.WantState("after the removals", before)
 }
 
-// TestRetag moves a tag between pulls. As with stock, the tag is the new image's then, and the old one stays listed by its digest.
+// TestRetag moves a tag between two pulls. As in stock containerd, the second pull moves the tag, and the older image
+// stays listed by its digest.
 func TestRetag(t *testing.T) {
 	t.Parallel()
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
@@ -517,25 +521,25 @@ func TestRetag(t *testing.T) {
 			r.MustPull(tag, testkit.Second)
 		}
 		if got := record(); got != first {
-			t.Errorf("the tag's record targets %s, not %s", got, first)
+			t.Errorf("the record of the tag targets %s, want %s", got, first)
 		}
 		_, newer := r.Push("app:v1", images.Options{Version: "newer"}, images.HostPlatform(), testkit.Foreign)
 		id := r.MustPull(tag, "")
 		if got := record(); got != newer {
-			t.Errorf("after the tag moved its record targets %s, not %s", got, newer)
+			t.Errorf("the record of the moved tag targets %s, want %s", got, newer)
 		}
 		if binary == node.Ours {
-			// The other snapshotter has what it was given until it is pulled for.
+			// The other snapshotter keeps the older image until a pull for it.
 			r.WantNames(old, []string{tag}, []string{first})
 			if got := r.MustStatus(tag, testkit.Second).GetId(); got != old {
-				t.Errorf("the tag means %q on the other snapshotter, not %s", got, old)
+				t.Errorf("ImageStatus of the tag returned %q for the other snapshotter, want %s", got, old)
 			}
 			r.MustPull(tag, testkit.Second)
 		}
 		r.WantNames(id, []string{tag}, []string{newer})
 		r.WantNames(old, nil, []string{first})
 		if got := r.MustStatus(tag, "").GetId(); got != id {
-			t.Errorf("ImageStatus of the tag says %q, not %s", got, id)
+			t.Errorf("ImageStatus of the tag returned %q, want %s", got, id)
 		}
 		r.MustRemove(old, "")
 		r.WantNames(old, nil, nil)

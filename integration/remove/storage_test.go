@@ -28,37 +28,37 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// proxied is a snapshotter in a process of its own as far as containerd can tell: containerd's native one behind a socket, which can
-// fail, hang, die and come back.
-type proxied struct {
+// proxySnapshotter serves containerd's native snapshotter on a socket. To containerd, it is a process of its own. It
+// can fail, hang, stop and start again.
+type proxySnapshotter struct {
 	snapshots.Snapshotter
 	socket string
 	server *grpc.Server
 	served chan error
 
-	mu     sync.Mutex
-	fault  func(context.Context) error
-	commit func(context.Context) error // of Commit, while which containerd holds its metadata database
-	hung   chan struct{}               // gets one element a call that hangs
-	alive  chan struct{}               // closed when calls hang no more
+	mu       sync.Mutex
+	fault    func(context.Context) error
+	commit   func(context.Context) error // fault of Commit, during which containerd has its metadata database locked
+	hung     chan struct{}               // receives one element for each call that hangs
+	released chan struct{}               // closed to let the hanging calls continue
 }
 
-func newProxied(t *testing.T, r *testkit.Rig) *proxied {
+func newProxySnapshotter(t *testing.T, r *testkit.Rig) *proxySnapshotter {
 	t.Helper()
 	sn, err := native.NewSnapshotter(r.Path("remote"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &proxied{Snapshotter: sn, socket: r.Path("remote.sock"), hung: make(chan struct{}, 1000), alive: make(chan struct{})}
+	m := &proxySnapshotter{Snapshotter: sn, socket: r.Path("remote.sock"), hung: make(chan struct{}, 1000), released: make(chan struct{})}
 	m.start(t)
 	t.Cleanup(func() {
-		m.set(nil)
+		m.setFault(nil)
 		m.kill(t)
 	})
 	return m
 }
 
-func (m *proxied) start(t *testing.T) {
+func (m *proxySnapshotter) start(t *testing.T) {
 	t.Helper()
 	if err := os.Remove(m.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func (m *proxied) start(t *testing.T) {
 	go func() { m.served <- m.server.Serve(l) }()
 }
 
-func (m *proxied) kill(t *testing.T) {
+func (m *proxySnapshotter) kill(t *testing.T) {
 	t.Helper()
 	if m.server == nil {
 		return
@@ -84,28 +84,28 @@ func (m *proxied) kill(t *testing.T) {
 	m.server = nil
 }
 
-func (m *proxied) set(fault func(context.Context) error) {
+func (m *proxySnapshotter) setFault(fault func(context.Context) error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	close(m.alive)
-	m.fault, m.alive = fault, make(chan struct{})
+	close(m.released)
+	m.fault, m.released = fault, make(chan struct{})
 }
 
-// hang keeps every call until its caller gives up or the fault is gone. containerd's garbage collection never gives up.
-func (m *proxied) hang(ctx context.Context) error {
+// hang blocks until the caller cancels or the fault is replaced. containerd's garbage collection never cancels.
+func (m *proxySnapshotter) hang(ctx context.Context) error {
 	m.mu.Lock()
-	alive := m.alive
+	released := m.released
 	m.mu.Unlock()
 	m.hung <- struct{}{}
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-alive:
+	case <-released:
 		return nil
 	}
 }
 
-func (m *proxied) faulty(ctx context.Context) error {
+func (m *proxySnapshotter) injectFault(ctx context.Context) error {
 	m.mu.Lock()
 	fault := m.fault
 	m.mu.Unlock()
@@ -115,21 +115,21 @@ func (m *proxied) faulty(ctx context.Context) error {
 	return fault(ctx)
 }
 
-func (m *proxied) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
-	if err := m.faulty(ctx); err != nil {
+func (m *proxySnapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	if err := m.injectFault(ctx); err != nil {
 		return nil, err
 	}
 	return m.Snapshotter.Prepare(ctx, key, parent, opts...)
 }
 
-func (m *proxied) Stat(ctx context.Context, key string) (snapshots.Info, error) {
-	if err := m.faulty(ctx); err != nil {
+func (m *proxySnapshotter) Stat(ctx context.Context, key string) (snapshots.Info, error) {
+	if err := m.injectFault(ctx); err != nil {
 		return snapshots.Info{}, err
 	}
 	return m.Snapshotter.Stat(ctx, key)
 }
 
-func (m *proxied) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
+func (m *proxySnapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
 	m.mu.Lock()
 	fault := m.commit
 	m.mu.Unlock()
@@ -141,18 +141,18 @@ func (m *proxied) Commit(ctx context.Context, name, key string, opts ...snapshot
 	return m.Snapshotter.Commit(ctx, name, key, opts...)
 }
 
-func (m *proxied) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
-	if err := m.faulty(ctx); err != nil {
+func (m *proxySnapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
+	if err := m.injectFault(ctx); err != nil {
 		return err
 	}
 	return m.Snapshotter.Walk(ctx, fn, filters...)
 }
 
-// onRemote is a node with a handler on a snapshotter behind a socket.
-func onRemote(t *testing.T) (*testkit.Rig, *proxied) {
+// newProxyRig returns a node that has a handler "remote" with a proxySnapshotter.
+func newProxyRig(t *testing.T) (*testkit.Rig, *proxySnapshotter) {
 	t.Helper()
 	r := testkit.NewRig(t, node.Options{})
-	m := newProxied(t, r)
+	m := newProxySnapshotter(t, r)
 	if err := r.Restart(r.Ctx, func(o *node.Options) {
 		o.Handlers = []node.Handler{{Name: "remote", Snapshotter: "remote"}}
 		o.Extra = "[proxy_plugins.remote]\ntype = 'snapshot'\naddress = '{root}/remote.sock'\n"
@@ -162,25 +162,25 @@ func onRemote(t *testing.T) (*testkit.Rig, *proxied) {
 	return r, m
 }
 
-// wantTyped fails the test unless an error has a name of imagepin's and says what was the matter.
-func wantTyped(t *testing.T, err error, says ...string) {
+// wantPullError fails the test unless err contains CannotPullImage and these words.
+func wantPullError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Error("it succeeded")
+		t.Error("the pull succeeded")
 		return
 	}
-	for _, s := range append(says, "CannotPullImage") {
-		if !strings.Contains(err.Error(), s) {
-			t.Errorf("it says %v, nothing of %q", err, s)
+	for _, word := range append(words, "CannotPullImage") {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not contain %q: %v", word, err)
 		}
 	}
 }
 
-// TestSnapshotterFaults has a snapshotter fail, hang, and die: what concerns it fails with an error that says so, the images of the
-// others are served and run, and what it has is there again when it is.
+// TestSnapshotterFaults lets a snapshotter fail, hang and die. Pulls for it fail with an error that names the cause,
+// images of other snapshotters still run, and its own images are available again when it responds.
 func TestSnapshotterFaults(t *testing.T) {
 	t.Parallel()
-	r, m := onRemote(t)
+	r, m := newProxyRig(t)
 	opts := images.Options{}
 	tag, _ := r.Push("app:v1", opts, images.HostPlatform())
 	id := r.MustPull(tag, "remote")
@@ -191,17 +191,17 @@ func TestSnapshotterFaults(t *testing.T) {
 		return ref
 	}
 
-	m.set(func(context.Context) error { return errors.New("the disk array is on fire") })
+	m.setFault(func(context.Context) error { return errors.New("the disk array is on fire") })
 	ref := next("failing")
 	_, err := r.Pull(r.Ctx, ref, "remote")
-	wantTyped(t, err, "on fire", "remote")
+	wantPullError(t, err, "on fire", "remote")
 	r.MustPull(ref, "")
 	r.WantRun("", ref, images.Options{Version: "failing"}.Line(0))
-	m.set(nil)
+	m.setFault(nil)
 	r.MustPull(ref, "remote")
 	r.WantRun("remote", ref, images.Options{Version: "failing"}.Line(0))
 
-	m.set(m.hang)
+	m.setFault(m.hang)
 	ref = next("hanging")
 	ctx, cancel := context.WithCancel(r.Ctx)
 	ended := make(chan error, 1)
@@ -213,61 +213,61 @@ func TestSnapshotterFaults(t *testing.T) {
 	r.MustPull(next("meanwhile"), "")
 	r.WantRun("", tag, opts.Line(0))
 	if r.MustStatus(tag, "remote").GetId() != id {
-		t.Error("what is recorded is not listed while the snapshotter hangs")
+		t.Error("the image is not available while its snapshotter hangs")
 	}
 	cancel()
 	if err := <-ended; err == nil {
-		t.Error("a pull of which the caller had gone succeeded")
+		t.Error("a cancelled pull succeeded")
 	}
-	m.set(nil)
+	m.setFault(nil)
 	r.MustPull(ref, "remote")
 	r.WantRun("remote", ref, images.Options{Version: "hanging"}.Line(0))
 
 	r.Reg.Down()
 	for how, start := range map[string]func(){
 		"dead":    func() { m.kill(t) },
-		"hanging": func() { m.set(m.hang) },
+		"hanging": func() { m.setFault(m.hang) },
 	} {
 		start()
 		since := time.Now()
 		r.KillAndRestart(nil)
-		t.Logf("with the snapshotter %s it started in %s", how, time.Since(since))
+		t.Logf("with the snapshotter %s, containerd started in %s", how, time.Since(since))
 		r.WantRun("", tag, opts.Line(0))
 		if img := r.MustStatus(tag, "remote"); img != nil {
-			t.Errorf("with the snapshotter %s its image is listed: %v", how, img)
+			t.Errorf("with the snapshotter %s, ImageStatus returned its image: %v", how, img)
 		}
-		if m.set(nil); how == "dead" {
+		if m.setFault(nil); how == "dead" {
 			m.start(t)
 		}
-		testkit.EventuallyIn(t, 40*time.Second, "the image is there again, after the snapshotter was "+how, func(ctx context.Context) (bool, error) {
+		testkit.EventuallyIn(t, 40*time.Second, "the image is available again after the snapshotter was "+how, func(ctx context.Context) (bool, error) {
 			img, err := r.ImageStatus(ctx, tag, "remote")
 			return img.GetId() == id, err
 		})
-		testkit.EventuallyIn(t, 40*time.Second, "it runs, after the snapshotter was "+how, func(ctx context.Context) (bool, error) {
+		testkit.EventuallyIn(t, 40*time.Second, "the image runs after the snapshotter was "+how, func(ctx context.Context) (bool, error) {
 			got, err := r.Run(ctx, "remote", node.ContainerOptions{Image: tag})
 			return err == nil && got == opts.Line(0), nil
 		})
 	}
 }
 
-// TestHangInCommit has a snapshotter hang while it commits, when containerd holds its metadata database: nothing can be written, but what is here is
-// listed, and pulls that write nothing are answered; and all of it goes on when the snapshotter does.
+// TestHangInCommit lets a snapshotter hang in Commit, while containerd has its metadata database locked for writes.
+// Reads and pulls that write nothing still succeed, and waiting calls continue when the snapshotter does.
 func TestHangInCommit(t *testing.T) {
 	t.Parallel()
-	r, m := onRemote(t)
+	r, m := newProxyRig(t)
 	opts := images.Options{}
 	tag, byDigest := r.Push("app:v1", opts, images.HostPlatform())
 	id := r.MustPull(tag, "")
 	m.mu.Lock()
 	m.commit = m.hang
 	m.mu.Unlock()
-	// A caller that gives up frees it: containerd passes that on to the snapshotter.
+	// A cancelled call unlocks the database, because containerd also cancels the call of the snapshotter.
 	short, cancel := context.WithCancel(r.Ctx)
-	given := testkit.Async(func() (string, error) { return r.Pull(short, tag, "remote") })
+	cancelled := testkit.Async(func() (string, error) { return r.Pull(short, tag, "remote") })
 	<-m.hung
 	cancel()
-	if _, err := given(); err == nil {
-		t.Error("a pull of which the caller had gone succeeded")
+	if _, err := cancelled(); err == nil {
+		t.Error("a cancelled pull succeeded")
 	}
 	other, _ := r.Push("other:v1", images.Options{Version: "other"}, images.HostPlatform())
 	otherID := r.MustPull(other, "")
@@ -275,24 +275,24 @@ func TestHangInCommit(t *testing.T) {
 	remote := testkit.Async(func() (string, error) { return r.Pull(r.Ctx, tag, "remote") })
 	<-m.hung
 	if got := r.MustStatus(tag, "").GetId(); got != id {
-		t.Errorf("what is here is listed as %q", got)
+		t.Errorf("ImageStatus returned %q, want %s", got, id)
 	}
 	if got := slices.Sorted(maps.Keys(r.Listed())); !slices.Equal(got, slices.Sorted(slices.Values([]string{id, otherID}))) {
-		t.Errorf("the images %q are listed", got)
+		t.Errorf("ListImages returned %q, want %s and %s", got, id, otherID)
 	}
 	if img := r.MustStatus(tag, "remote"); img != nil {
-		t.Errorf("what is not committed is listed: %v", img)
+		t.Errorf("ImageStatus returned an image whose snapshot is not committed: %v", img)
 	}
 	if got := r.MustPull(byDigest, ""); got != id {
-		t.Errorf("a pull of what is here gives %q", got)
+		t.Errorf("a pull by digest of an image on the node returned %q, want %s", got, id)
 	}
 	another, _ := r.Push("another:v1", images.Options{Version: "another"}, images.HostPlatform())
 	waiting := testkit.Async(func() (string, error) { return r.Pull(r.Ctx, another, "") })
 	m.mu.Lock()
 	m.commit = nil
 	m.mu.Unlock()
-	m.set(nil)
-	for what, pulled := range map[string]func() (string, error){"the pull that hung": remote, "a pull that waited for it": waiting} {
+	m.setFault(nil)
+	for what, pulled := range map[string]func() (string, error){"the pull that hung": remote, "the pull that waited for it": waiting} {
 		if _, err := pulled(); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -301,10 +301,10 @@ func TestHangInCommit(t *testing.T) {
 	r.WantRun("", another, images.Options{Version: "another"}.Line(0))
 }
 
-// TestCheckWithoutASnapshotter repairs while a snapshotter is dead: its keys wait for it, and are not dropped.
+// TestCheckWithoutASnapshotter checks that a repair does not drop the keys of a snapshotter that is down.
 func TestCheckWithoutASnapshotter(t *testing.T) {
 	t.Parallel()
-	r, m := onRemote(t)
+	r, m := newProxyRig(t)
 	tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
 	id := r.MustPull(tag, "remote")
 	m.kill(t)
@@ -320,21 +320,21 @@ func TestCheckWithoutASnapshotter(t *testing.T) {
 			found++
 		}
 		if f.Repaired || f.Error == "" {
-			t.Errorf("it is repaired: %v", f)
+			t.Errorf("a finding is repaired or has no error: %v", f)
 		}
 	}
 	if found != 2 {
-		t.Errorf("a check finds %v", resp.Findings)
+		t.Errorf("got %d findings for remote, want 2: %v", found, resp.Findings)
 	}
 	m.start(t)
-	testkit.EventuallyIn(t, time.Minute, "the image is there again", func(ctx context.Context) (bool, error) {
+	testkit.EventuallyIn(t, time.Minute, "the image is available again", func(ctx context.Context) (bool, error) {
 		img, err := r.ImageStatus(ctx, tag, "remote")
 		return img.GetId() == id, err
 	})
 }
 
-// onSmallDisk moves a stopped node's root to a filesystem of its own.
-func onSmallDisk(t *testing.T, megabytes int64) *testkit.Rig {
+// newSmallDiskRig returns a node whose root is a filesystem of the given size.
+func newSmallDiskRig(t *testing.T, megabytes int64) *testkit.Rig {
 	t.Helper()
 	r := testkit.NewRig(t, node.Options{})
 	if err := r.Stop(); err != nil {
@@ -364,8 +364,8 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// leave fills the disk until so many bytes are free, and gives what frees them again.
-func leave(r *testkit.Rig, free int64) (undo func()) {
+// fillDisk fills the disk of a node until free bytes are left. undo removes the filler.
+func fillDisk(r *testkit.Rig, free int64) (undo func()) {
 	r.T.Helper()
 	path := r.Path("root", "filler")
 	var fs syscall.Statfs_t
@@ -393,11 +393,12 @@ func leave(r *testkit.Rig, free int64) (undo func()) {
 	}
 }
 
-// TestDiskFull fills containerd's disk before a layer is fetched, before it is unpacked, and to the last block: the pull fails with an
-// error that says so and leaves nothing, what is there is listed and runs, and the pull succeeds when there is space.
+// TestDiskFull lets containerd's disk become full while a pull fetches a layer, while it unpacks it, and before it
+// writes anything. The pull fails with an error that names the cause, and succeeds when there is space. Other images
+// stay available.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	r := onSmallDisk(t, 128)
+	r := newSmallDiskRig(t, 128)
 	kept := images.Options{Version: "kept"}
 	tag, _ := r.Push("kept:v1", kept, images.HostPlatform())
 	id := r.MustPull(tag, "")
@@ -408,18 +409,18 @@ func TestDiskFull(t *testing.T) {
 		ref, _ := r.Push("big:v1", opts, images.HostPlatform())
 		r.Collect()
 		before := r.MustState()
-		undo := leave(r, free)
+		undo := fillDisk(r, free)
 		_, err := r.Pull(r.Ctx, ref, "")
-		wantTyped(t, err, "no space left")
+		wantPullError(t, err, "no space left")
 		if got := r.MustStatus(tag, "").GetId(); got != id {
-			t.Errorf("%s: what is there is listed as %q", what, got)
+			t.Errorf("%s: ImageStatus of the other image returned %q, want %s", what, got, id)
 		}
 		if free > 0 {
 			r.WantRun("", tag, kept.Line(0))
 		}
 		undo()
 		if free > 0 {
-			r.WantState("after the disk was full while "+what, before)
+			r.WantState("after a full disk while "+what, before)
 		}
 		bigID := r.MustPull(ref, "")
 		r.WantRun("", ref, opts.Line(0))
@@ -427,38 +428,39 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestReadOnly has the filesystem go read-only under containerd, as ext4 does on an error: pulls fail with an error that says so, what
-// is there is listed, and all is well after the filesystem was mounted anew.
+// TestReadOnly makes containerd's filesystem read-only, as ext4 does on an error. Pulls fail with an error that names
+// the cause, images stay listed, and everything works after the filesystem is mounted again.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
-	r := onSmallDisk(t, 96)
+	r := newSmallDiskRig(t, 96)
 	kept := images.Options{Version: "kept"}
 	tag, _ := r.Push("kept:v1", kept, images.HostPlatform())
 	id := r.MustPull(tag, "")
 	ref, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
-	run(t, "sync", "-f", r.Path("root")) // what is not on the disk would be lost
-	// An aborted journal; a plain remount is refused while files are open for writing.
+	run(t, "sync", "-f", r.Path("root")) // unwritten data would be lost
+	// This aborts the journal. A plain remount fails while files are open for writing.
 	run(t, "mount", "-o", "remount,abort", r.Path("root"))
 	_, err := r.Pull(r.Ctx, ref, "")
 	if err == nil || !strings.Contains(err.Error(), "read-only file system") && !strings.Contains(err.Error(), "input/output error") {
-		t.Errorf("a pull says %v", err)
+		t.Errorf("a pull on a read-only filesystem: got %v, want an error that names the cause", err)
 	}
 	if got := r.MustStatus(tag, "").GetId(); got != id {
-		t.Errorf("what is there is listed as %q", got)
+		t.Errorf("ImageStatus returned %q, want %s", got, id)
 	}
 	if err := r.Kill9(); err != nil {
 		t.Fatal(err)
 	}
 	run(t, "umount", r.Path("root"))
-	// A copy: as long as a container of another test has the filesystem in its mount namespace, the kernel gives out the one that was aborted.
+	// Mount a copy: while the mount namespace of another test's container has the filesystem, the kernel would mount the
+	// aborted one again.
 	run(t, "cp", "--sparse=always", r.Path("disk.img"), r.Path("again.img"))
-	_ = exec.Command("e2fsck", "-fy", r.Path("again.img")).Run() // 1 is: it was repaired
+	_ = exec.Command("e2fsck", "-fy", r.Path("again.img")).Run() // exits with 1 after a repair
 	run(t, "mount", "-o", "loop", r.Path("again.img"), r.Path("root"))
 	if err := r.Start(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.MustStatus(tag, "").GetId(); got != id {
-		t.Errorf("after it was mounted anew the image is %q", got)
+		t.Errorf("after a new mount: ImageStatus returned %q, want %s", got, id)
 	}
 	r.WantRun("", tag, kept.Line(0))
 	r.MustPull(ref, "")

@@ -16,8 +16,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// keyed is an image that was pulled for three targets, as containerd has it.
-type keyed struct {
+// damageRig is a rig with an image that was pulled for three targets.
+type damageRig struct {
 	*testkit.Rig
 	opts             testimages.Options
 	tag, digest      string
@@ -27,45 +27,45 @@ type keyed struct {
 	chain            string                   // of the node's platform
 }
 
-// damages are what other tools, an operator or a broken disk do to an image, and what is left of it: the handlers for which the tag and
-// the digest are still there, at once or soon, without a registry.
+// damages are the kinds of damage that other tools, an operator or a disk can do to an image, with the handlers for
+// which the tag and the digest stay available, or are available again soon, without a registry.
 var damages = map[string]struct {
 	discard bool
-	do      func(*keyed)
+	do      func(*damageRig)
 	tag     []string // handlers
 	digest  []string
 }{
-	"snapshot gone, layers here": {
-		do:  func(k *keyed) { k.removeSnapshot("overlayfs") },
+	"snapshot removed, layers on the node": {
+		do:  func(k *damageRig) { k.removeSnapshot("overlayfs") },
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
-	"snapshot of another handler gone, layers here": {
-		do:  func(k *keyed) { k.removeSnapshot("native") },
+	"snapshot of another handler removed, layers on the node": {
+		do:  func(k *damageRig) { k.removeSnapshot("native") },
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
-	"snapshot gone, layers discarded": {
+	"snapshot removed, layers discarded": {
 		discard: true,
-		do:      func(k *keyed) { k.removeSnapshot("native") },
+		do:      func(k *damageRig) { k.removeSnapshot("native") },
 		tag:     []string{"runc", "foreign"}, digest: []string{"runc", "foreign"},
 	},
-	"index gone": {
-		do:  func(k *keyed) { k.deleteBlob(k.root) },
+	"index deleted": {
+		do:  func(k *damageRig) { k.deleteBlob(k.root) },
 		tag: []string{"foreign"}, digest: []string{"foreign"},
 	},
-	"manifest gone": {
-		do:  func(k *keyed) { k.deleteBlob(k.manifest["runc"]) },
+	"manifest deleted": {
+		do:  func(k *damageRig) { k.deleteBlob(k.manifest["runc"]) },
 		tag: []string{"foreign"}, digest: []string{"foreign"},
 	},
-	"configuration gone": {
-		do:  func(k *keyed) { k.deleteBlob(k.config["runc"]) },
+	"configuration deleted": {
+		do:  func(k *damageRig) { k.deleteBlob(k.config["runc"]) },
 		tag: []string{"foreign"}, digest: []string{"foreign"},
 	},
-	"configuration of the other platform gone": {
-		do:  func(k *keyed) { k.deleteBlob(k.config["foreign"]) },
+	"configuration of the other platform deleted": {
+		do:  func(k *damageRig) { k.deleteBlob(k.config["foreign"]) },
 		tag: []string{"runc", testkit.Second}, digest: []string{"runc", testkit.Second},
 	},
-	"all labels wiped": {
-		do: func(k *keyed) {
+	"all labels removed": {
+		do: func(k *damageRig) {
 			for _, i := range k.records() {
 				i.Labels = map[string]string{"io.example": "theirs"}
 				k.update(i, "labels")
@@ -74,15 +74,15 @@ var damages = map[string]struct {
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
 	"record of the tag deleted": {
-		do:  func(k *keyed) { k.delete(k.tag) },
+		do:  func(k *damageRig) { k.delete(k.tag) },
 		tag: []string{"foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
 	"record of the digest deleted": {
-		do:  func(k *keyed) { k.delete(k.digest) },
+		do:  func(k *damageRig) { k.delete(k.digest) },
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
 	},
-	"record of the digest means another image": {
-		do: func(k *keyed) {
+	"record of the digest targets another image": {
+		do: func(k *damageRig) {
 			other, err := k.Client().ImageService().Get(testkit.NSContext(k.Ctx), k.Options().SandboxImage)
 			k.must(err)
 			k.update(images.Image{Name: k.digest, Target: other.Target}, "target")
@@ -90,11 +90,11 @@ var damages = map[string]struct {
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
 	},
 	"record of the ID deleted": {
-		do:  func(k *keyed) { k.delete(k.ids["runc"]) },
+		do:  func(k *damageRig) { k.delete(k.ids["runc"]) },
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
-	"two records carry one key": {
-		do: func(k *keyed) {
+	"key on two records": {
+		do: func(k *damageRig) {
 			from, err := k.Client().ImageService().Get(testkit.NSContext(k.Ctx), k.digest)
 			k.must(err)
 			for label, value := range from.Labels {
@@ -106,7 +106,7 @@ var damages = map[string]struct {
 		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
 	},
 	"labels that cannot be read": {
-		do: func(k *keyed) {
+		do: func(k *damageRig) {
 			k.label(k.tag, "io.imagepin.key.0123456789abcdef", `{"v":99,"ref":"of a later version"}`)
 			k.label(k.digest, "io.imagepin.key.fedcba9876543210", "{damaged")
 		},
@@ -114,8 +114,8 @@ var damages = map[string]struct {
 	},
 }
 
-// TestDamage damages an image while imagepin runs, and while it does not: what is listed after can be run, without a registry, over
-// every further restart; and what is not is made ready again by a pull.
+// TestDamage damages an image while imagepin runs, and while it does not. Keys that are still listed run without a
+// registry, also after another restart. A pull makes the other keys ready again.
 func TestDamage(t *testing.T) {
 	t.Parallel()
 	for name, c := range damages {
@@ -126,7 +126,7 @@ func TestDamage(t *testing.T) {
 			}
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				k := newKeyed(t, c.discard)
+				k := newDamageRig(t, c.discard)
 				k.Reg.Down()
 				if stopped {
 					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
@@ -135,26 +135,26 @@ func TestDamage(t *testing.T) {
 				if stopped {
 					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Ours })
 				}
-				k.wantThere(c.tag, c.digest)
+				k.wantPresent(c.tag, c.digest)
 				k.KillAndRestart(nil)
-				k.wantThere(c.tag, c.digest)
+				k.wantPresent(c.tag, c.digest)
 				if err := k.Reg.Up(); err != nil {
 					t.Fatal(err)
 				}
 				for h, id := range k.ids {
 					if got := k.MustPull(k.tag, h); got != id {
-						t.Errorf("handler %s: pulling it again gives %s, not %s", h, got, id)
+						t.Errorf("handler %s: another pull returned %s, want %s", h, got, id)
 					}
 				}
-				k.wantThere([]string{"runc", testkit.Second, "foreign"}, []string{"runc", testkit.Second, "foreign"})
-				k.wantOneRecordAKey()
+				k.wantPresent([]string{"runc", testkit.Second, "foreign"}, []string{"runc", testkit.Second, "foreign"})
+				k.wantOneRecordPerKey()
 			})
 		}
 	}
 }
 
-func newKeyed(t *testing.T, discard bool) *keyed {
-	k := &keyed{
+func newDamageRig(t *testing.T, discard bool) *damageRig {
+	k := &damageRig{
 		ids: map[string]string{}, manifest: map[string]digest.Digest{}, config: map[string]digest.Digest{},
 		Rig: testkit.NewRig(t, node.Options{
 			DiscardUnpackedLayers: discard, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
@@ -164,7 +164,7 @@ func newKeyed(t *testing.T, discard bool) *keyed {
 	for _, h := range []string{"runc", testkit.Second, "foreign"} {
 		k.ids[h] = k.MustPull(k.tag, h)
 		k.config[h] = testkit.MustDigest(t, k.ids[h])
-		k.MustRemovePod(k.MustPod(h)) // has the sandbox image there
+		k.MustRemovePod(k.MustPod(h)) // pulls the sandbox image
 	}
 	k.Collect()
 	idx := testkit.AppIndex(t, k.opts, testimages.HostPlatform(), testkit.Foreign)
@@ -182,25 +182,25 @@ func newKeyed(t *testing.T, discard bool) *keyed {
 	return k
 }
 
-func (k *keyed) must(err error) {
+func (k *damageRig) must(err error) {
 	k.T.Helper()
 	if err != nil {
 		k.T.Fatal(err)
 	}
 }
 
-func (k *keyed) removeSnapshot(snapshotter string) {
+func (k *damageRig) removeSnapshot(snapshotter string) {
 	k.T.Helper()
 	k.must(k.Client().SnapshotService(snapshotter).Remove(testkit.NSContext(k.Ctx), k.chain))
 }
 
-func (k *keyed) deleteBlob(d digest.Digest) {
+func (k *damageRig) deleteBlob(d digest.Digest) {
 	k.T.Helper()
 	k.must(k.Client().ContentStore().Delete(testkit.NSContext(k.Ctx), d))
 }
 
-// records are those of the image, and not those of the sandbox image.
-func (k *keyed) records() []images.Image {
+// records returns the records of the image, without those of the sandbox image.
+func (k *damageRig) records() []images.Image {
 	k.T.Helper()
 	all, err := k.Client().ImageService().List(testkit.NSContext(k.Ctx))
 	k.must(err)
@@ -209,24 +209,24 @@ func (k *keyed) records() []images.Image {
 	})
 }
 
-func (k *keyed) update(i images.Image, fields ...string) {
+func (k *damageRig) update(i images.Image, fields ...string) {
 	k.T.Helper()
 	_, err := k.Client().ImageService().Update(testkit.NSContext(k.Ctx), i, fields...)
 	k.must(err)
 }
 
-func (k *keyed) label(record, name, value string) {
+func (k *damageRig) label(record, name, value string) {
 	k.T.Helper()
 	k.update(images.Image{Name: record, Labels: map[string]string{name: value}}, "labels."+name)
 }
 
-func (k *keyed) delete(record string) {
+func (k *damageRig) delete(record string) {
 	k.T.Helper()
 	k.must(k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), record))
 }
 
-// wantThere waits until the tag and the digest are there for these handlers, and for no others, and runs them.
-func (k *keyed) wantThere(tag, byDigest []string) {
+// wantPresent waits until the tag and the digest are available for these handlers only, and runs the tag for them.
+func (k *damageRig) wantPresent(tag, byDigest []string) {
 	k.T.Helper()
 	for ref, handlers := range map[string][]string{k.tag: tag, k.digest: byDigest} {
 		for h, id := range k.ids {
@@ -234,7 +234,7 @@ func (k *keyed) wantThere(tag, byDigest []string) {
 			if slices.Contains(handlers, h) {
 				want = id
 			}
-			testkit.Eventually(k.T, "ImageStatus "+ref+" for "+h+" says "+want, func(ctx context.Context) (bool, error) {
+			testkit.Eventually(k.T, "ImageStatus "+ref+" for "+h+" returns \""+want+"\"", func(ctx context.Context) (bool, error) {
 				img, err := k.ImageStatus(ctx, ref, h)
 				return img.GetId() == want, err
 			})
@@ -246,8 +246,9 @@ func (k *keyed) wantThere(tag, byDigest []string) {
 	}
 }
 
-// wantOneRecordAKey fails the test where a label of a key stands on several records, and where one that could not be read was removed.
-func (k *keyed) wantOneRecordAKey() {
+// wantOneRecordPerKey fails the test if several records have a label of the same key, or if an unreadable label was
+// removed.
+func (k *damageRig) wantOneRecordPerKey() {
 	k.T.Helper()
 	on := make(map[string][]string)
 	for _, i := range k.records() {
@@ -259,31 +260,31 @@ func (k *keyed) wantOneRecordAKey() {
 	}
 	for label, names := range on {
 		if len(names) > 1 {
-			k.T.Errorf("%s stands on %q", label, names)
+			k.T.Errorf("label %s is on several records: %q", label, names)
 		}
 	}
 	if strings.Contains(k.T.Name(), "cannot_be_read") && (on["io.imagepin.key.0123456789abcdef"] == nil || on["io.imagepin.key.fedcba9876543210"] == nil) {
-		k.T.Errorf("labels that could not be read are gone; there are %v", on)
+		k.T.Errorf("unreadable labels were removed: got %v", on)
 	}
 }
 
-// TestNobodyHoldsWhatIsHealed removes a snapshot with its record: healing does not bring back what was removed meanwhile, and no lease
-// of ours is left.
-func TestNobodyHoldsWhatIsHealed(t *testing.T) {
+// TestRepairOfRemovedImage removes a snapshot and the records of its image. The repair does not bring the image back,
+// and leaves no lease.
+func TestRepairOfRemovedImage(t *testing.T) {
 	t.Parallel()
-	k := newKeyed(t, false)
+	k := newDamageRig(t, false)
 	k.removeSnapshot("overlayfs")
 	for _, i := range k.records() {
 		if err := k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), i.Name); err != nil {
-			t.Logf("record %s: %v", i.Name, err) // the keys' end may have taken it
+			t.Logf("record %s: %v", i.Name, err) // imagepin may have removed it with the keys
 		}
 	}
-	k.Eventually("all of it is gone", func() bool {
+	k.Eventually("the content and the records of the image are gone", func() bool {
 		k.Collect()
 		_, content := k.MustState().Content[node.Namespace+"/"+k.root.String()]
 		return !content && len(k.records()) == 0
 	})
-	k.Eventually("no lease of ours is left", func() bool {
+	k.Eventually("no lease of imagepin is left", func() bool {
 		held, err := k.Client().LeasesService().List(testkit.NSContext(k.Ctx))
 		k.must(err)
 		return !slices.ContainsFunc(held, func(l leases.Lease) bool { return l.Labels["io.imagepin.lease"] != "" })

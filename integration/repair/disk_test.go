@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// parts are the blobs of an image by what they are.
+// parts are the kinds of blobs of an image.
 var parts = []string{"index", "manifest", "configuration", "layer"}
 
 func checkNow(r *testkit.Rig, repair bool) []*api.Finding {
@@ -25,8 +25,9 @@ func checkNow(r *testkit.Rig, repair bool) []*api.Finding {
 	return resp.Findings
 }
 
-// TestDisk spoils the file of each kind of blob in each way. A check finds it, and a deep check what only reading shows; a pull for another
-// handler brings what is missing by itself; a repair does; and after a start nothing is said to be here that is not.
+// TestDisk damages the file of each kind of blob in each way. A check finds the damage, or a deep check if only reading
+// the file shows it. A pull for another handler and a repair fetch the blob again. After a restart, an image whose
+// index, manifest or configuration is missing or truncated is not reported as present.
 func TestDisk(t *testing.T) {
 	t.Parallel()
 	for how, s := range testkit.Damages {
@@ -44,7 +45,7 @@ func TestDisk(t *testing.T) {
 				r.Damage(how, r.Blobs(ref)[part])
 				wantFound(r, part, s.Deep)
 				if got := r.MustPull(ref, testkit.Second); got != id {
-					t.Errorf("a pull for another handler gives %s", got)
+					t.Errorf("a pull for another handler returned %s, want %s", got, id)
 				}
 				r.WantUndamaged(ref, version)
 
@@ -57,7 +58,7 @@ func TestDisk(t *testing.T) {
 				}
 				for _, f := range found {
 					if !f.Repaired || f.Error != "" {
-						t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+						t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 					}
 				}
 				r.WantUndamaged(ref, version)
@@ -65,7 +66,7 @@ func TestDisk(t *testing.T) {
 				r.Damage(how, r.Blobs(ref)[part])
 				r.KillAndRestart(nil)
 				if part != "layer" && !s.Deep {
-					r.Eventually("what is damaged is not said to be here", func() bool {
+					r.Eventually("the damaged image is not reported as present", func() bool {
 						return r.MustStatus(ref, "runc") == nil && r.MustStatus(ref, testkit.Second) == nil && len(checkNow(r, false)) == 0
 					})
 				}
@@ -73,7 +74,7 @@ func TestDisk(t *testing.T) {
 					r.DeepCheck(true)
 				}
 				if got := r.MustPull(ref, "runc"); got != id {
-					t.Errorf("a pull after the start gives %s", got)
+					t.Errorf("a pull after the restart returned %s, want %s", got, id)
 				}
 				if part == "layer" {
 					checkNow(r, true)
@@ -84,29 +85,29 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// wantFound checks that the damage of a part is found by a check, or by a deep one only.
+// wantFound fails the test unless a check, or only a deep check, finds the damage of a part. It returns the findings.
 func wantFound(r *testkit.Rig, part string, deep bool) []*api.Finding {
 	r.T.Helper()
 	found := checkNow(r, false)
 	if deep {
 		if len(found) > 0 {
-			r.T.Errorf("found without reading: %v", found)
+			r.T.Errorf("a check that reads no files found %v", found)
 		}
 		found = r.DeepCheck(false)
 	}
 	if len(found) == 0 {
-		r.T.Fatalf("the damage of the %s is not found", part)
+		r.T.Fatalf("no check found the damage of the %s", part)
 	}
 	for _, f := range found {
 		if !strings.Contains(f.Problem, part) || f.Repair == "" {
-			r.T.Errorf("%s: %s, %s", f.Subject, f.Problem, f.Repair)
+			r.T.Errorf("%s: got problem %q, repair %q, want a problem of the %s", f.Subject, f.Problem, f.Repair, part)
 		}
 	}
 	return found
 }
 
-// TestDiskOffline spoils an image while its registry cannot be reached: the error says what is true, nothing is taken from what is here, and
-// when the registry is back, a repair works.
+// TestDiskOffline damages an image while its registry is unreachable. A pull fails with an error that names the damage,
+// a repair fails and the image still runs. When the registry is back, the repair succeeds.
 func TestDiskOffline(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
@@ -120,11 +121,11 @@ func TestDiskOffline(t *testing.T) {
 	r.Reg.Down()
 	_, err := r.Pull(r.Ctx, ref, testkit.Second)
 	if err == nil || strings.Contains(err.Error(), "push it again") || !strings.Contains(err.Error(), layer.String()) || !strings.Contains(err.Error(), "ContentDamaged") {
-		t.Errorf("a pull without its registry: %v", err)
+		t.Errorf("a pull without the registry: got %v, want ContentDamaged of layer %s and no hint to push it again", err, layer)
 	}
 	for _, f := range checkNow(r, true) {
 		if f.Repaired || f.Error == "" {
-			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+			t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 		}
 	}
 	r.WantRun("runc", ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
@@ -132,12 +133,13 @@ func TestDiskOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := checkNow(r, true); len(found) != 1 || !found[0].Repaired {
-		t.Errorf("a repair with the registry: %v", found)
+		t.Errorf("a repair with the registry: got %v, want one finding that is repaired", found)
 	}
 	r.WantUndamaged(ref, "")
 }
 
-// TestDiskSandboxImage spoils the sandbox image's configuration: pods start again after a restart, and after a repair without one.
+// TestDiskSandboxImage damages the configuration of the sandbox image. Pods start again after a repair, and after a
+// restart.
 func TestDiskSandboxImage(t *testing.T) {
 	t.Parallel()
 	for how := range testkit.Damages {
@@ -149,7 +151,7 @@ func TestDiskSandboxImage(t *testing.T) {
 			r.Damage(how, r.Blobs(pause)["configuration"])
 			for _, f := range r.DeepCheck(true) {
 				if !f.Repaired || f.Error != "" {
-					t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+					t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 				}
 			}
 			r.MustRemovePod(r.MustPod("runc"))
@@ -160,14 +162,14 @@ func TestDiskSandboxImage(t *testing.T) {
 			r.KillAndRestart(nil)
 			r.MustRemovePod(r.MustPod("runc"))
 			if found := r.DeepCheck(false); len(found) > 0 {
-				t.Errorf("a deep check finds %v", found)
+				t.Errorf("a deep check found %v, want nothing", found)
 			}
 		})
 	}
 }
 
-// TestDiskSnapshot removes the directory of a snapshot: a deep check finds it, and a repair unpacks it again, but not while a container stands on
-// it.
+// TestDiskSnapshot removes the directory of a snapshot. A deep check finds it, and a repair unpacks the snapshot again,
+// but not while a container uses it.
 func TestDiskSnapshot(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -180,30 +182,30 @@ func TestDiskSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := checkNow(r, false); len(found) > 0 {
-		t.Errorf("a check that looks at no directories finds %v", found)
+		t.Errorf("a check that reads no directories found %v, want nothing", found)
 	}
 	found := r.DeepCheck(true)
 	for _, f := range found {
 		if f.Repaired || !strings.Contains(f.Problem, dir) || !strings.Contains(f.Error, "uses it") {
-			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+			t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 		}
 	}
-	if len(found) != 2 { // of the tag and of the digest
-		t.Errorf("found %v", found)
+	if len(found) != 2 { // the keys of the tag and of the digest
+		t.Errorf("got %d findings, want 2: %v", len(found), found)
 	}
 	r.MustRemovePod(p)
 	for _, f := range r.DeepCheck(true) {
 		if !f.Repaired || f.Error != "" {
-			t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+			t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 		}
 	}
 	r.WantRun("runc", ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
 	if found := r.DeepCheck(false); len(found) > 0 {
-		t.Errorf("a deep check finds %v", found)
+		t.Errorf("a deep check found %v, want nothing", found)
 	}
 }
 
-// TestDiskRetained spoils what only a pin retains.
+// TestDiskRetained checks that a deep check finds and repairs damaged blobs that only a pin retains.
 func TestDiskRetained(t *testing.T) {
 	t.Parallel()
 	for how := range testkit.Damages {
@@ -219,17 +221,17 @@ func TestDiskRetained(t *testing.T) {
 				r.Damage(how, blobs[part])
 				found := r.DeepCheck(true)
 				if len(found) != 1 || !found[0].Repaired || found[0].Subject != blobs[part].String() || !strings.Contains(found[0].Problem, "a pin retains it") {
-					t.Errorf("%s: found %v", part, found)
+					t.Errorf("%s: got findings %v, want one that is repaired", part, found)
 				}
 			}
 			if found := r.DeepCheck(false); len(found) > 0 {
-				t.Errorf("a deep check finds %v", found)
+				t.Errorf("a deep check found %v, want nothing", found)
 			}
 		})
 	}
 }
 
-// TestDeepCheckInterrupted ends a deep check that reads very slowly: it leaves nothing.
+// TestDeepCheckInterrupted checks that a cancelled deep check leaves no lease and no damage.
 func TestDeepCheckInterrupted(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -243,20 +245,20 @@ func TestDeepCheckInterrupted(t *testing.T) {
 	}
 	m, err := stream.Recv()
 	if err != nil || m.Result != nil || m.Progress.GetBytesTotal() == 0 {
-		t.Fatalf("%v, %v", m, err)
+		t.Fatalf("got first message %v and error %v, want progress", m, err)
 	}
 	cancel()
 	for err == nil {
 		_, err = stream.Recv()
 	}
 	if ctx.Err() == nil || !strings.Contains(fmt.Sprint(err), "cancel") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v after the cancellation, want a cancellation error", err)
 	}
 	r.Eventually("no lease is left", func() bool {
 		held, err := r.Client().LeasesService().List(testkit.NSContext(r.Ctx))
 		return err == nil && len(held) == 0
 	})
 	if found := r.DeepCheck(false); len(found) > 0 {
-		t.Errorf("a deep check finds %v", found)
+		t.Errorf("a deep check found %v, want nothing", found)
 	}
 }

@@ -11,17 +11,18 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestUnpackedLater has ctr make a record first and unpack it for a second snapshotter after, as it always does: the image is there for
-// that one too, within a second and after a restart; also where it is unpacked while imagepin does not run. The registry is not asked.
+// TestUnpackedLater checks that an image is available for a snapshotter that ctr unpacks it in after creating its
+// record: within a second, after a restart, and if ctr unpacks it while imagepin does not run. imagepin sends no
+// registry request.
 func TestUnpackedLater(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	r.MustRemovePod(r.MustPod(testkit.Second))
 	opts := images.Options{}
-	there := func(ref string) {
+	wantPresent := func(ref string) {
 		t.Helper()
 		for _, h := range []string{"runc", testkit.Second} {
-			testkit.EventuallyIn(t, time.Second, ref+" is there for "+h, func(ctx context.Context) (bool, error) {
+			testkit.EventuallyIn(t, time.Second, ref+" is available for "+h, func(ctx context.Context) (bool, error) {
 				img, err := r.ImageStatus(ctx, ref, h)
 				return img != nil, err
 			})
@@ -36,32 +37,33 @@ func TestUnpackedLater(t *testing.T) {
 	}
 	tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
 	pull(tag)
-	there(tag)
+	wantPresent(tag)
 	r.WantRun(testkit.Second, tag, opts.Line(0))
 	r.KillAndRestart(nil)
-	there(tag)
+	wantPresent(tag)
 
-	// Adopted for the default handler first, and unpacked for the other while nobody looks.
+	// Adopt the image for the default handler, and unpack it for the other one while imagepin does not run.
 	later := images.Options{Version: "later"}
 	ref, _ := r.Push("app:later", later, images.HostPlatform(), testkit.Foreign)
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", ref); err != nil {
 		t.Fatal(err)
 	}
-	r.Eventually("it is adopted", func() bool { return r.MustStatus(ref, "runc") != nil })
+	r.Eventually("the image is adopted", func() bool { return r.MustStatus(ref, "runc") != nil })
 	if img := r.MustStatus(ref, testkit.Second); img != nil {
-		t.Errorf("it is there where it is not unpacked: %v", img)
+		t.Errorf("ImageStatus returned an image for a handler that it is not unpacked for: %v", img)
 	}
 	r.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
 	pull(ref)
 	r.Reg.Down()
 	r.KillAndRestart(func(o *node.Options) { o.Binary = node.Ours })
-	there(ref)
+	wantPresent(ref)
 	r.WantRun(testkit.Second, ref, later.Line(0))
-	r.WantNoRequests("running what ctr had unpacked")
+	r.WantNoRequests("running an image that ctr unpacked")
 }
 
-// TestEndlessUser pulls, and has adopted, images whose user no label has room for: they are there like any other, with that user, over a restart too.
-func TestEndlessUser(t *testing.T) {
+// TestLongUser checks that pulled and adopted images are available with their user, also after a restart, if the user
+// does not fit into a label.
+func TestLongUser(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	opts := images.Options{User: strings.Repeat("u", 5000)}
@@ -79,7 +81,7 @@ func TestEndlessUser(t *testing.T) {
 		for ref, handlers := range map[string][]string{pulled: {"runc", testkit.Second}, adopted: {"runc"}} {
 			for _, h := range handlers {
 				if got := r.MustStatus(ref, h).GetUsername(); got != opts.User {
-					t.Errorf("for %s the user of %s is %.20q", h, ref, got)
+					t.Errorf("handler %s: ImageStatus %s returned a wrong user: %.20q", h, ref, got)
 				}
 			}
 		}
@@ -87,6 +89,6 @@ func TestEndlessUser(t *testing.T) {
 	}
 	r.WantNoRequests("a restart")
 	if out, ok := r.Command("check"); !ok {
-		t.Errorf("a check finds:\n%s", out)
+		t.Errorf("the check failed:\n%s", out)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPlatformOfAHandlerChanges starts containerd with another platform for a handler: what was there for the old one is absent and
-// freed, what the others have stays.
+// TestPlatformOfAHandlerChanges checks that an image of a handler's old platform is freed after the platform changes,
+// and that the images of other handlers stay.
 func TestPlatformOfAHandlerChanges(t *testing.T) {
 	t.Parallel()
 	const another = "linux/ppc64le"
@@ -21,12 +21,12 @@ func TestPlatformOfAHandlerChanges(t *testing.T) {
 	r.Reg.Down()
 	r.KillAndRestart(func(o *node.Options) { o.Handlers[0].Platform = another })
 	if img := r.MustStatus(tag, "foreign"); img != nil {
-		t.Errorf("what was pulled for the old platform is there for the new one: %v", img)
+		t.Errorf("ImageStatus returned the image of the old platform: %v", img)
 	}
 	if got := r.MustStatus(tag, "").GetId(); got != id {
-		t.Errorf("the node's own image is %q, not %s", got, id)
+		t.Errorf("ImageStatus for the default handler returned %q, want %s", got, id)
 	}
-	r.Eventually("the old platform's is freed", func() bool {
+	r.Eventually("the image of the old platform is freed", func() bool {
 		s := r.MustState()
 		_, record := s.Images[node.Namespace+"/"+theirs]
 		_, config := s.Content[node.Namespace+"/"+theirs]
@@ -40,8 +40,8 @@ func TestPlatformOfAHandlerChanges(t *testing.T) {
 	r.WantRun("", tag, opts.Line(0))
 }
 
-// TestDiscardFlipped starts containerd with discard_unpacked_layers the other way: what is there stays and runs, and is had for another
-// snapshotter from what is here where the layers were kept, and from the registry where they were not.
+// TestDiscardFlipped changes discard_unpacked_layers. Images stay and run. Another snapshotter uses the layers on the
+// node if they were kept, and the registry otherwise.
 func TestDiscardFlipped(t *testing.T) {
 	t.Parallel()
 	for name, discard := range map[string]bool{"to true": false, "to false": true} {
@@ -52,19 +52,19 @@ func TestDiscardFlipped(t *testing.T) {
 			tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
 			id := r.MustPull(tag, "")
 			for _, h := range []string{"", testkit.Second} {
-				r.MustRemovePod(r.MustPod(h)) // has the sandbox image there
+				r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
 			}
 			r.Collect()
 			r.Reg.Reset()
 			r.KillAndRestart(func(o *node.Options) { o.DiscardUnpackedLayers = !discard })
 			if got := r.MustStatus(tag, "").GetId(); got != id {
-				t.Errorf("the image is %q, not %s", got, id)
+				t.Errorf("ImageStatus returned %q, want %s", got, id)
 			}
 			r.WantRun("", tag, opts.Line(0))
-			r.WantNoRequests("what is there")
+			r.WantNoRequests("running a ready image")
 			r.WantRun(testkit.Second, tag, opts.Line(0))
-			if asked := len(r.Reg.Requests()) > 0; asked != discard {
-				t.Errorf("layers were discarded: %t; the registry was asked: %t\n%s", discard, asked, r.Reg.Dump())
+			if requested := len(r.Reg.Requests()) > 0; requested != discard {
+				t.Errorf("layers discarded: %t, registry requests: %t\n%s", discard, requested, r.Reg.Dump())
 			}
 		})
 	}

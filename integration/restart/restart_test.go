@@ -18,7 +18,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestCrashOffline kills containerd and starts it again without a registry: what was listed is listed, and pods of every target start.
+// TestCrashOffline kills containerd and starts it again without a registry. The same images are listed, and run for
+// every target.
 func TestCrashOffline(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -34,7 +35,7 @@ func TestCrashOffline(t *testing.T) {
 			id := make(map[string]string)
 			for h := range platformOf {
 				id[h] = r.MustPull(tag, h)
-				r.MustRemovePod(r.MustPod(h)) // has the sandbox image there
+				r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
 			}
 			before := r.ImagesByID()
 			r.Collect()
@@ -45,7 +46,7 @@ func TestCrashOffline(t *testing.T) {
 			for h, platform := range platformOf {
 				for _, name := range []string{tag, digest, id[h]} {
 					if got := r.MustStatus(name, h).GetId(); got != id[h] {
-						t.Errorf("handler %s: ImageStatus %s says %q after a crash, not %s", h, name, got, id[h])
+						t.Errorf("handler %s: ImageStatus %s returned %q after a crash, want %s", h, name, got, id[h])
 					}
 				}
 				r.WantRun(h, tag, testkit.Line(opts, platform))
@@ -54,14 +55,14 @@ func TestCrashOffline(t *testing.T) {
 	}
 }
 
-// TestKilledPullLeavesNothing kills containerd in the middle of a pull. When it is back, what the pull had fetched and held is gone,
-// and the image can be pulled.
+// TestKilledPullLeavesNothing kills containerd during a pull. After a restart, the content and the leases of the pull
+// are deleted, and the image can be pulled.
 func TestKilledPullLeavesNothing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
 	kept, _ := r.Push("kept:v1", images.Options{Version: "kept"}, images.HostPlatform())
 	id := r.MustPull(kept, "")
-	// Left by a call that held an image, and by somebody else.
+	// The lease of another tool must stay. The lease of a killed call must be deleted.
 	ctx := testkit.NSContext(r.Ctx)
 	theirs, err := r.Client().LeasesService().Create(ctx, leases.WithID("theirs"), leases.WithLabel("io.example", "pull"))
 	if err != nil {
@@ -88,22 +89,22 @@ func TestKilledPullLeavesNothing(t *testing.T) {
 		_, err := r.Images().PullImage(r.Ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: tag}})
 		failed <- err
 	}()
-	r.Eventually("a layer is on its way", func() bool { return len(r.MustState().Ingests) > 0 })
+	r.Eventually("a layer is being fetched", func() bool { return len(r.MustState().Ingests) > 0 })
 	if err := r.Kill9(); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-failed; err == nil {
-		t.Error("a pull whose containerd was killed succeeded")
+		t.Error("the pull succeeded although containerd was killed")
 	}
 	if err := r.Start(r.Ctx); err != nil {
 		t.Fatal(err)
 	}
 	if img := r.MustStatus(tag, ""); img != nil {
-		t.Errorf("there is an image of a pull that was killed: %v", img)
+		t.Errorf("ImageStatus returned the image of a killed pull: %v", img)
 	}
 	r.WantState("after the restart", before)
 	if got := r.MustStatus(kept, "").GetId(); got != id {
-		t.Errorf("the image that was there is %q, not %s", got, id)
+		t.Errorf("ImageStatus %s returned %q, want %s", kept, got, id)
 	}
 	r.Reg.SetFault(nil)
 	r.MustPull(tag, "")
@@ -112,7 +113,7 @@ func TestKilledPullLeavesNothing(t *testing.T) {
 	}
 }
 
-// written are the times at which containerd's records were last written.
+// written returns when containerd last wrote each record.
 func written(s *node.State) map[string]time.Time {
 	m := make(map[string]time.Time)
 	for name, i := range s.Images {
@@ -135,7 +136,7 @@ func wantNothingWritten(t *testing.T, what string, before, after *node.State) {
 	was, is := written(before), written(after)
 	for name, at := range is {
 		if !was[name].Equal(at) {
-			t.Errorf("%s wrote %s at %s; it was last written at %s", what, name, at, was[name])
+			t.Errorf("%s wrote %s at %s, last written at %s", what, name, at, was[name])
 		}
 	}
 	for name := range was {
@@ -145,8 +146,8 @@ func wantNothingWritten(t *testing.T, what string, before, after *node.State) {
 	}
 }
 
-// TestNothingIsWrittenWithoutNeed looks at what containerd's records say of their last change: over restarts, pulls of what is there,
-// and calls that only ask, none is written. Adopting what stock had pulled writes once.
+// TestNothingIsWrittenWithoutNeed checks, by the times of containerd's records, that restarts, pulls of ready images
+// and read-only calls write nothing. Images that stock containerd pulled are written once, when they are adopted.
 func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Binary: node.Stock, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
@@ -173,7 +174,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	if _, err := r.Images().ImageFsInfo(r.Ctx, &cri.ImageFsInfoRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	wantNothingWritten(t, "asking and pulling what is there", before, r.MustState())
+	wantNothingWritten(t, "reading and pulling ready images", before, r.MustState())
 	if err := r.Restart(r.Ctx, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,8 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	wantNothingWritten(t, "a crash", before, r.MustState())
 }
 
-// TestUpgradeAndRollback starts ours on stock's root and stock on ours, without a registry: each lists and runs what the other left.
+// TestUpgradeAndRollback switches a node between stock containerd and containerd with imagepin, without a registry.
+// Each lists and runs the images that the other has pulled.
 func TestUpgradeAndRollback(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Binary: node.Stock, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
@@ -194,7 +196,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 		r.MustPull(ref, "")
 	}
 	r.WantRun("", tag, theirs.Line(0))
-	r.WantRun(testkit.Second, tag, theirs.Line(0)) // stock unpacks it there on the way
+	r.WantRun(testkit.Second, tag, theirs.Line(0)) // stock containerd unpacks it for this handler
 	stock := testkit.WithoutSpec(r.ImagesByID())
 	start := func(binary string) {
 		t.Helper()
@@ -207,16 +209,16 @@ func TestUpgradeAndRollback(t *testing.T) {
 	testkit.WantSameImages(t, "after the upgrade", stock, testkit.WithoutSpec(r.ImagesByID()))
 	for _, h := range []string{"runc", testkit.Second} {
 		if r.MustStatus(tag, h) == nil {
-			t.Errorf("handler %s: what stock had unpacked is not there", h)
+			t.Errorf("handler %s: the image that stock containerd unpacked is not available", h)
 		}
 		r.WantRun(h, tag, theirs.Line(0))
 	}
 	r.WantRun("", plain, testkit.Line(images.Options{Version: "plain"}, images.HostPlatform()))
 	r.WantRun("", byDigest, testkit.Line(images.Options{Version: "digest"}, images.HostPlatform()))
-	// Layers are kept, so that this one can be had for native too.
+	// The layers are on the node, so that this image can be unpacked for native too.
 	r.WantRun(testkit.Second, plain, testkit.Line(images.Options{Version: "plain"}, images.HostPlatform()))
 	if img := r.MustStatus(tag, "foreign"); img != nil {
-		t.Errorf("the other platform, which stock does not know, is there: %v", img)
+		t.Errorf("ImageStatus returned an image for a platform that stock containerd did not pull: %v", img)
 	}
 
 	if err := r.Reg.Up(); err != nil {
@@ -235,7 +237,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	start(node.Stock)
 	img := r.MustStatus(fresh, "")
 	if img.GetId() != id || !slices.Equal(img.GetRepoTags(), []string{fresh}) || !slices.Equal(img.GetRepoDigests(), []string{freshDigest}) {
-		t.Errorf("after the rollback stock says of the image: %v", img)
+		t.Errorf("after the rollback ImageStatus returned %v, want ID %s, tag %s and digest %s", img, id, fresh, freshDigest)
 	}
 	for ref, opts := range map[string]images.Options{fresh: ours, tag: theirs} {
 		r.WantRun("", ref, opts.Line(0))
@@ -248,7 +250,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 		r.WantRun(h, fresh, testkit.Line(ours, platform))
 	}
 
-	// What stock removes and pulls anew is what ours finds.
+	// imagepin finds what stock containerd has removed and pulled again.
 	start(node.Stock)
 	if err := r.Reg.Up(); err != nil {
 		t.Fatal(err)
@@ -260,16 +262,16 @@ func TestUpgradeAndRollback(t *testing.T) {
 	start(node.Ours)
 	for _, h := range []string{"", "runc", testkit.Second} {
 		if img := r.MustStatus(tag, h); img != nil {
-			t.Errorf("handler %q: an image that stock removed is there: %v", h, img)
+			t.Errorf("handler %q: ImageStatus returned an image that stock containerd removed: %v", h, img)
 		}
 	}
 	if got := r.MustStatus(fresh, "runc"); got.GetId() != newerID || !slices.Equal(got.GetRepoDigests(), []string{newerDigest}) {
-		t.Errorf("the tag that stock pulled anew is %v, not %s", got, newerID)
+		t.Errorf("ImageStatus returned %v for the tag that stock containerd pulled again, want %s", got, newerID)
 	}
 	r.WantRun("", fresh, newer.Line(0))
 }
 
-// TestOtherTools changes images with ctr while containerd runs: CRI's view follows within a second.
+// TestOtherTools checks that the CRI shows within a second what ctr changes.
 func TestOtherTools(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)})
@@ -285,16 +287,16 @@ func TestOtherTools(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	noticed := func(ref, handler, id string) {
+	awaitStatus := func(ref, handler, id string) {
 		t.Helper()
-		what := fmt.Sprintf("ImageStatus %s for handler %s says %q", ref, handler, id)
+		what := fmt.Sprintf("ImageStatus %s for handler %s returns %q", ref, handler, id)
 		testkit.EventuallyIn(t, time.Second, what, func(context.Context) (bool, error) {
 			img, err := r.ImageStatus(r.Ctx, ref, handler)
 			return img.GetId() == id, err
 		})
 	}
 
-	// Exported from here, and removed.
+	// Export the image and remove it.
 	id := r.MustPull(tag, "")
 	archive := r.Path("app.tar")
 	ctr("images", "export", "--local", "--platform", images.HostPlatform(), archive, tag)
@@ -304,38 +306,38 @@ func TestOtherTools(t *testing.T) {
 	r.Reg.Down()
 
 	ctr("images", "import", archive)
-	noticed(tag, "runc", id)
+	awaitStatus(tag, "runc", id)
 	r.WantNames(id, []string{tag}, nil)
 	r.WantRun("", tag, opts.Line(0))
 	ctr("images", "tag", tag, r.Reg.Ref("app:mine"))
-	noticed(r.Reg.Ref("app:mine"), "runc", id)
+	awaitStatus(r.Reg.Ref("app:mine"), "runc", id)
 	ctr("images", "rm", tag)
-	noticed(tag, "runc", "")
-	noticed(id, "runc", id)
+	awaitStatus(tag, "runc", "")
+	awaitStatus(id, "runc", id)
 	ctr("images", "rm", r.Reg.Ref("app:mine"))
-	noticed(id, "runc", "")
+	awaitStatus(id, "runc", "")
 	r.Eventually("everything is freed", func() bool {
 		r.Collect()
 		return node.Diff(before, r.MustState()) == ""
 	})
 
-	// Imported without being unpacked: it is unpacked where stock would run it.
+	// Import it without unpacking it. imagepin unpacks it for the handlers of the node's platform.
 	ctr("images", "import", "--no-unpack", archive)
-	noticed(tag, "runc", id)
+	awaitStatus(tag, "runc", id)
 	r.WantRun("", tag, opts.Line(0))
 	r.WantRun(testkit.Second, tag, opts.Line(0))
 	r.MustRemove(tag, "")
-	r.WantState("after the removal of what was imported", before)
+	r.WantState("after the removal of the imported image", before)
 
 	if err := r.Reg.Up(); err != nil {
 		t.Fatal(err)
 	}
 	ctr("images", "pull", "--local", "--plain-http", tag)
-	noticed(tag, "runc", id)
+	awaitStatus(tag, "runc", id)
 	r.Reg.Reset()
 	r.WantRun("", tag, opts.Line(0))
 	r.WantRun(testkit.Second, tag, opts.Line(0))
-	r.WantNoRequests("running what ctr had pulled")
+	r.WantNoRequests("running an image that ctr pulled")
 	for _, name := range []string{tag, digest} {
 		ctr("images", "rm", name)
 	}
@@ -344,25 +346,26 @@ func TestOtherTools(t *testing.T) {
 		return node.Diff(before, r.MustState()) == ""
 	})
 
-	// What imagepin has pulled is taken from under it.
+	// Remove the record of a tag that imagepin has pulled.
 	for _, h := range []string{"", testkit.Second, "foreign"} {
 		r.MustPull(tag, h)
 	}
 	ctr("images", "rm", tag)
-	noticed(tag, "runc", "")
-	noticed(tag, testkit.Second, "")
+	awaitStatus(tag, "runc", "")
+	awaitStatus(tag, testkit.Second, "")
 	r.WantNames(id, nil, []string{digest})
 	if r.MustStatus(tag, "foreign") == nil {
-		t.Error("the other platform, whose records are still there, is gone")
+		t.Error("the image of the other platform is not available, although its records exist")
 	}
 	r.WantRun("", digest, opts.Line(0))
 	for _, i := range r.Listed() {
 		r.MustRemove(i.Id, "")
 	}
-	r.WantState("in the end", before)
+	r.WantState("at the end", before)
 }
 
-// TestDisabled switches imagepin off: what is served is containerd's own CRI.
+// TestDisabled checks that containerd's own CRI serves all calls if the plugin is disabled, and that imagepin adopts
+// the images when the plugin is enabled again.
 func TestDisabled(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{
@@ -372,9 +375,9 @@ func TestDisabled(t *testing.T) {
 	opts := images.Options{}
 	tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
 	id := r.MustPull(tag, "foreign")
-	r.WantRun("foreign", id, opts.Line(0)) // the node's platform, as stock has it
+	r.WantRun("foreign", id, opts.Line(0)) // for the node's platform, as in stock containerd
 	if spec := r.Listed()[id].GetSpec(); spec != nil {
-		t.Errorf("the image has a spec, as only imagepin gives it: %v", spec)
+		t.Errorf("the image has a spec, which only imagepin sets: %v", spec)
 	}
 	for name, i := range r.MustState().Images {
 		for label := range maps.Keys(i.Labels) {
@@ -386,13 +389,12 @@ func TestDisabled(t *testing.T) {
 	if !strings.Contains(r.Logs(), "imagepin is disabled") {
 		t.Error("the log does not say that imagepin is disabled")
 	}
-	// Switched on again it takes over what is there.
 	r.Reg.Down()
 	r.KillAndRestart(func(o *node.Options) { o.DisabledPlugins = nil })
 	if got := r.MustStatus(tag, "runc").GetId(); got != id {
-		t.Errorf("after it is switched on the image is %q, not %s", got, id)
+		t.Errorf("after the plugin is enabled ImageStatus returned %q, want %s", got, id)
 	}
 	if img := r.MustStatus(tag, "foreign"); img != nil {
-		t.Errorf("after it is switched on the other platform is there: %v", img)
+		t.Errorf("after the plugin is enabled ImageStatus returned an image of the other platform: %v", img)
 	}
 }

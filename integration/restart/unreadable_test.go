@@ -9,9 +9,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestUnreadAtStart has containerd's CRI start while an image is damaged so that it cannot read it. Once the content is repaired, by a repair or by a
-// pull for another handler, the image runs: no restart is needed for the CRI to know it.
-func TestUnreadAtStart(t *testing.T) {
+// TestUnreadableAtStart starts containerd with an image that its CRI cannot read. After a repair, or a pull for another
+// handler that repairs the content, the image runs without another restart.
+func TestUnreadableAtStart(t *testing.T) {
 	t.Parallel()
 	for _, part := range []string{"index", "manifest", "configuration"} {
 		for _, how := range []string{"repair", "pull"} {
@@ -27,7 +27,7 @@ func TestUnreadAtStart(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				b[0] ^= 1 // of a brace: it is no JSON any more
+				b[0] ^= 1 // the opening brace; the file is no longer JSON
 				if err := os.Chmod(path, 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -37,12 +37,12 @@ func TestUnreadAtStart(t *testing.T) {
 				r.KillAndRestart(nil)
 				if how == "pull" {
 					if got := r.MustPull(ref, testkit.Second); got != id {
-						t.Errorf("the pull that repairs it gives %s", got)
+						t.Errorf("the pull that repairs the image returned %s, want %s", got, id)
 					}
 				}
 				for _, f := range r.DeepCheck(true) {
 					if !f.Repaired || f.Error != "" || how == "pull" {
-						t.Errorf("%s: %s: %s, %s", f.Subject, f.Problem, f.Repair, f.Error)
+						t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 					}
 				}
 				p := r.MustPod("runc")

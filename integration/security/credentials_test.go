@@ -17,8 +17,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPresentImageNeedsProof asks for a private digest that is here with every credential but the one that it was pulled with. What
-// is on the node must be no way around the registry's consent; and asking again must not be the price for everybody.
+// TestPresentImageNeedsProof pulls a private digest that is on the node with other credentials than the one it was
+// pulled with. Each credential needs the consent of the registry, but only once.
 func TestPresentImageNeedsProof(t *testing.T) {
 	t.Parallel()
 	for _, bearer := range []bool{false, true} {
@@ -53,25 +53,25 @@ func TestPresentImageNeedsProof(t *testing.T) {
 				{"no credential, by tag", tag, nil, testkit.Unauthenticated},
 				{"wrong password", byDigest, wrong, testkit.Unauthenticated},
 				{"wrong password, by tag", tag, wrong, testkit.Unauthenticated},
-				{"somebody else", byDigest, mallory, testkit.Unauthenticated},
-				{"other repository", elsewhere, mallory, testkit.NoSuchImage},
-				{"other repository, no credential", elsewhere, nil, testkit.Unauthenticated},
-				{"other repository, right credential", elsewhere, testkit.AsAlice(), testkit.Unauthenticated},
+				{"another user", byDigest, mallory, testkit.Unauthenticated},
+				{"another repository", elsewhere, mallory, testkit.NoSuchImage},
+				{"another repository, no credential", elsewhere, nil, testkit.Unauthenticated},
+				{"another repository, right credential", elsewhere, testkit.AsAlice(), testkit.Unauthenticated},
 			} {
 				for _, handler := range []string{"", "native"} {
 					reg.Reset()
 					_, err := n.PullWith(ctx, test.ref, node.PullOptions{Auth: test.auth, Handler: handler})
 					test.want.Check(t, err, test.ref, testkit.TargetOf(handler))
 					if reg.Count() == 0 {
-						t.Errorf("%s: the registry was not asked", test.name)
+						t.Errorf("%s: got no registry request", test.name)
 					}
 				}
 				if d := node.Diff(before, testkit.State(t, n)); d != "" {
-					t.Errorf("%s: a pull that was refused has changed:\n%s", test.name, d)
+					t.Errorf("%s: the denied pull changed the node's state:\n%s", test.name, d)
 				}
 			}
 			if img, err := n.ImageStatus(ctx, elsewhere, ""); err != nil || img != nil {
-				t.Errorf("listed under another repository's name: %v, %v", img, err)
+				t.Errorf("ImageStatus by the name in another repository: got %v, %v, want no image", img, err)
 			}
 
 			pulls := func(what string, auth *cri.AuthConfig, heads int) {
@@ -82,10 +82,10 @@ func TestPresentImageNeedsProof(t *testing.T) {
 				}
 				accepted := reg.Count(registry.Is("HEAD", registry.Manifest), func(q registry.Request) bool { return q.Status == http.StatusOK })
 				if accepted != heads || reg.Count(registry.Is("GET", "")) != reg.Count(registry.Is("GET", registry.Token)) {
-					t.Errorf("%s: other requests than %d HEADs:\n%s", what, heads, reg.Dump())
+					t.Errorf("%s: got other requests than %d accepted HEADs:\n%s", what, heads, reg.Dump())
 				}
 				if heads == 0 && reg.Count() != 0 {
-					t.Errorf("%s: the registry was asked:\n%s", what, reg.Dump())
+					t.Errorf("%s: got registry requests:\n%s", what, reg.Dump())
 				}
 			}
 			pulls("the credential that was accepted", testkit.AsAlice(), 0)
@@ -102,7 +102,7 @@ func TestPresentImageNeedsProof(t *testing.T) {
 			_, err := n.PullWith(ctx, byDigest, node.PullOptions{Auth: wrong})
 			testkit.Unauthenticated.Check(t, err, byDigest, testkit.TargetOf(""))
 
-			// The key that proofs are made with is lost: nothing is lost but one request.
+			// Losing the key of the proofs costs one more request for each credential.
 			if err := n.Stop(); err != nil {
 				t.Fatal(err)
 			}
@@ -120,8 +120,9 @@ func TestPresentImageNeedsProof(t *testing.T) {
 	}
 }
 
-// TestPublicImageNeedsNoProofOfYours: what a registry gives to everybody, the node does too.
-func TestPublicImageNeedsNoProofOfYours(t *testing.T) {
+// TestPublicImageNeedsNoProof checks that a public image on the node is available with any credential, or none, without
+// registry requests.
+func TestPublicImageNeedsNoProof(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -137,12 +138,12 @@ func TestPublicImageNeedsNoProofOfYours(t *testing.T) {
 		}
 	}
 	if reg.Count() != 0 {
-		t.Errorf("the registry was asked:\n%s", reg.Dump())
+		t.Errorf("got registry requests:\n%s", reg.Dump())
 	}
 }
 
-// TestRefusalOfAnyHostCounts has one host refuse and the other not know the image or fail. containerd's resolver
-// returns one error for both; what counts is that somebody refused.
+// TestRefusalOfAnyHostCounts checks that a pull is denied if one host denies it and the other does not have the image
+// or fails. containerd's resolver returns one error for both hosts.
 func TestRefusalOfAnyHostCounts(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -167,9 +168,9 @@ func TestRefusalOfAnyHostCounts(t *testing.T) {
 					for _, ref := range []string{upstream.Ref("app:v1"), upstream.Ref("app@" + digest.String())} {
 						_, err := n.PullWith(ctx, ref, node.PullOptions{Auth: testkit.AsAlice()})
 						if present && strings.Contains(ref, "@") {
-							// It was given away without a credential before: nobody is asked.
+							// The digest was pulled without a credential before, so there is no request.
 							if err != nil {
-								t.Errorf("%s is public and here: %v", ref, err)
+								t.Errorf("pulling %s, which is public and on the node: %v", ref, err)
 							}
 							continue
 						}
@@ -182,14 +183,14 @@ func TestRefusalOfAnyHostCounts(t *testing.T) {
 			}
 		}
 		if d := node.Diff(before, testkit.State(t, n)); d != "" && !present {
-			t.Errorf("pulls that were refused have changed:\n%s", d)
+			t.Errorf("denied pulls changed the node's state:\n%s", d)
 		}
 		upstream.SetFault(nil)
 		mirror.SetFault(nil)
 	}
 }
 
-// TestRegistryAuth sends credentials in every form in which they come.
+// TestRegistryAuth checks which forms of credentials are sent to a registry and accepted.
 func TestRegistryAuth(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -225,20 +226,21 @@ func TestRegistryAuth(t *testing.T) {
 			test.reg.Reset()
 			_, err := n.PullWith(ctx, test.reg.Ref(repo), node.PullOptions{Auth: test.auth})
 			if test.accepted && err != nil {
-				t.Errorf("%v\n%s", err, test.reg.Dump())
+				t.Errorf("the pull failed: %v\n%s", err, test.reg.Dump())
 			}
 			if !test.accepted {
 				testkit.Unauthenticated.Check(t, err, test.reg.Ref(repo), testkit.TargetOf(""))
 			}
 			sent := test.reg.Count(func(q registry.Request) bool { return q.User == "alice" }) > 0
 			if sent != test.sent {
-				t.Errorf("sent alice's credential: %t, not %t\n%s", sent, test.sent, test.reg.Dump())
+				t.Errorf("alice's credential was sent: got %t, want %t\n%s", sent, test.sent, test.reg.Dump())
 			}
 		})
 	}
 }
 
-// TestNodeCredentials pulls with what the node's configuration says for a registry, where the caller brings nothing.
+// TestNodeCredentials checks that the node's configured credential for a registry is used for that registry only, and
+// only if the caller has no credential.
 func TestNodeCredentials(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -256,25 +258,26 @@ func TestNodeCredentials(t *testing.T) {
 	_, err := n.Pull(ctx, other.Ref("app:v1"), "")
 	testkit.Unauthenticated.Check(t, err, other.Ref("app:v1"), testkit.TargetOf(""))
 	if other.Count(func(q registry.Request) bool { return q.Authorized }) != 0 {
-		t.Errorf("a credential was sent to a registry that it is not for:\n%s", other.Dump())
+		t.Errorf("the credential was sent to another registry:\n%s", other.Dump())
 	}
-	// A caller's own credential is not helped out by the node's.
+	// A wrong credential of the caller is not replaced by the node's.
 	_, err = n.PullWith(ctx, reg.Ref("app:v1"), node.PullOptions{Auth: &cri.AuthConfig{Username: "alice", Password: "guessed"}})
 	testkit.Unauthenticated.Check(t, err, reg.Ref("app:v1"), testkit.TargetOf(""))
 
-	// Without its credential the node is not let in any more, although the image is here.
+	// Without its credential the node is denied, although it has the image.
 	if err := n.Restart(ctx, func(o *node.Options) { o.Extra = "" }); err != nil {
 		t.Fatal(err)
 	}
 	img, err := n.ImageStatus(ctx, reg.Ref("app:v1"), "")
 	if err != nil || img == nil {
-		t.Fatalf("the image is gone: %v, %v", img, err)
+		t.Fatalf("ImageStatus after the restart: got %v, %v, want the image", img, err)
 	}
 	_, err = n.Pull(ctx, img.RepoDigests[0], "")
 	testkit.Unauthenticated.Check(t, err, img.RepoDigests[0], testkit.TargetOf(""))
 }
 
-// TestMirrorsOfTwoRoots finds a hosts.toml in the second of two config_path roots, containerd's default style, and takes notice when it changes.
+// TestMirrorsOfTwoRoots checks that a hosts.toml in the second of two config_path roots, as in containerd's default, is
+// used, and that changes of it take effect.
 func TestMirrorsOfTwoRoots(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -291,8 +294,8 @@ func TestMirrorsOfTwoRoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range []*registry.Registry{upstream, one, two} {
-			if asked := r.Count() > 0; asked != (r == from) {
-				t.Errorf("%s: requests to %s: %t\n%s", tag, r.Host(), asked, r.Dump())
+			if requested := r.Count() > 0; requested != (r == from) {
+				t.Errorf("%s: requests to %s: got %t, want %t\n%s", tag, r.Host(), requested, r == from, r.Dump())
 			}
 			r.Reset()
 		}
@@ -311,8 +314,8 @@ func TestMirrorsOfTwoRoots(t *testing.T) {
 	pull("v3", upstream)
 }
 
-// TestSecretsStaySecret looks for everything secret in what the node says and keeps: errors, its log at the debug level, and
-// containerd's metadata.
+// TestSecretsStaySecret checks that errors, the log at the debug level, verbose statuses and containerd's metadata
+// contain no secrets.
 func TestSecretsStaySecret(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -323,10 +326,10 @@ func TestSecretsStaySecret(t *testing.T) {
 	n := testkit.Node(t, node.Options{})
 	both := base64.StdEncoding.EncodeToString([]byte("alice:" + testkit.AlicePassword))
 
-	// Another name of the same machine: to the same one, HTTP clients may send credentials along.
+	// Another host name, because HTTP clients may send credentials with redirects to the same host.
 	data := strings.Replace(storage.URL(), "127.0.0.1", "localhost", 1) + "/data/1"
 
-	said := ""
+	errorTexts := ""
 	seq := 0
 	attempt := func(reg *registry.Registry, auth *cri.AuthConfig, succeeds bool) {
 		t.Helper()
@@ -335,10 +338,10 @@ func TestSecretsStaySecret(t *testing.T) {
 		testkit.Push(t, reg, repo, testkit.App(t, images.Options{Version: repo}))
 		_, err := n.PullWith(ctx, reg.Ref(repo), node.PullOptions{Auth: auth})
 		if (err == nil) != succeeds {
-			t.Errorf("%s: %v", repo, err)
+			t.Errorf("pulling %s: got error %v, want success: %t", repo, err, succeeds)
 		}
 		if err != nil {
-			said += err.Error() + "\n"
+			errorTexts += err.Error() + "\n"
 		}
 	}
 	attempt(basic, testkit.AsAlice(), true)
@@ -351,10 +354,10 @@ func TestSecretsStaySecret(t *testing.T) {
 	attempt(basic, &cri.AuthConfig{Auth: both + "%"}, false)
 	attempt(basic, &cri.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte(testkit.AlicePassword))}, false)
 	attempt(basic, &cri.AuthConfig{Auth: both, ServerAddress: "://" + testkit.AlicePassword}, false)
-	for _, way := range []string{"refused", "cut", "down"} {
+	for _, fault := range []string{"refused", "cut", "down"} {
 		elsewhere := http.Header{"Location": {data + "?X-Signature=" + signature + "&X-Other=" + signature}}
 		basic.SetFault(registry.FaultIf(registry.Fault{Status: http.StatusTemporaryRedirect, Header: elsewhere}, registry.Is("GET", registry.Blob)))
-		switch way {
+		switch fault {
 		case "refused":
 			storage.SetFault(registry.FaultIf(registry.Fault{Status: http.StatusForbidden}))
 		case "cut":
@@ -363,39 +366,39 @@ func TestSecretsStaySecret(t *testing.T) {
 			storage.Down()
 		}
 		attempt(basic, testkit.AsAlice(), false)
-		if way != "down" && storage.Count(func(q registry.Request) bool { return strings.Contains(q.Query, signature) }) == 0 {
-			t.Errorf("%s: the redirect was not followed", way)
+		if fault != "down" && storage.Count(func(q registry.Request) bool { return strings.Contains(q.Query, signature) }) == 0 {
+			t.Errorf("%s: the redirect was not followed", fault)
 		}
 		if storage.Count(func(q registry.Request) bool { return q.Authorized }) != 0 {
-			t.Errorf("%s: alice's credential was sent to where the registry redirects", way)
+			t.Errorf("%s: alice's credential was sent to the target of the redirect", fault)
 		}
 	}
 
 	places := map[string]string{
-		"an error":   said,
-		"the log":    n.Logs(),
-		"the state":  strings.Join(testkit.State(t, n).Lines(), "\n"),
-		"the answer": statusTexts(ctx, t, n),
+		"errors":   errorTexts,
+		"log":      n.Logs(),
+		"state":    strings.Join(testkit.State(t, n).Lines(), "\n"),
+		"statuses": statusTexts(ctx, t, n),
 	}
 	secrets := append(bearer.Tokens(), testkit.AlicePassword, testkit.AliceToken, signature, both, base64.StdEncoding.EncodeToString([]byte(testkit.AlicePassword)))
 	if len(secrets) < 7 {
-		t.Errorf("only %d tokens were given out", len(bearer.Tokens()))
+		t.Errorf("the token service issued only %d tokens", len(bearer.Tokens()))
 	}
 	for place, text := range places {
 		if text == "" {
-			t.Errorf("%s is empty", place)
+			t.Errorf("%s: empty", place)
 		}
 		for _, secret := range secrets {
 			for line := range strings.Lines(text) {
 				if strings.Contains(line, secret) {
-					t.Errorf("%s tells %q: %s", place, secret, line)
+					t.Errorf("%s: contains the secret %q: %s", place, secret, line)
 				}
 			}
 		}
 	}
 }
 
-// statusTexts is everything that verbose ImageStatus says of the images.
+// statusTexts returns the results of verbose ImageStatus calls for all images.
 func statusTexts(ctx context.Context, t *testing.T, n *node.Node) string {
 	t.Helper()
 	all, err := n.ListImages(ctx)

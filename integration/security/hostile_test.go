@@ -22,7 +22,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestHostileRegistry pulls from a registry that answers with whatever could lead further than to its own images.
+// TestHostileRegistry checks that the answers of a malicious registry do not make the node read or write other files,
+// or leave anything.
 func TestHostileRegistry(t *testing.T) {
 	t.Parallel()
 	n := testkit.Node(t, node.Options{NoPods: true})
@@ -52,13 +53,13 @@ func TestHostileRegistry(t *testing.T) {
 			w.Header().Set("Location", "file://"+canary)
 			w.WriteHeader(http.StatusTemporaryRedirect)
 		},
-		"redirect without end":  func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) },
+		"redirect loop":         func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) },
 		"digest that is a path": func(w http.ResponseWriter, r *http.Request) { manifest(w, "sha256:../../../../canary", "2") },
 		"digest that is a path, long": func(w http.ResponseWriter, r *http.Request) {
 			manifest(w, "sha256:"+strings.Repeat("../", 21)+"x", "2")
 		},
-		"digest of another kind": func(w http.ResponseWriter, r *http.Request) { manifest(w, "md5:d41d8cd98f00b204e9800998ecf8427e", "2") },
-		"another content than its digest": func(w http.ResponseWriter, r *http.Request) {
+		"digest of an unknown algorithm": func(w http.ResponseWriter, r *http.Request) { manifest(w, "md5:d41d8cd98f00b204e9800998ecf8427e", "2") },
+		"content with another digest": func(w http.ResponseWriter, r *http.Request) {
 			manifest(w, right, "2")
 			fmt.Fprint(w, "[]")
 		},
@@ -73,25 +74,25 @@ func TestHostileRegistry(t *testing.T) {
 			ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
 			_, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
 			if err == nil {
-				t.Fatal("it was pulled")
+				t.Fatal("the pull succeeded")
 			}
 			if strings.Contains(err.Error(), canaryText) {
-				t.Errorf("the error tells what is in the file: %v", err)
+				t.Errorf("the error contains the text of the file: %v", err)
 			}
 		})
 	}
 	if b, err := os.ReadFile(canary); err != nil || string(b) != canaryText {
-		t.Errorf("the file beside is %q, %v", b, err)
+		t.Errorf("the canary file: got %q, %v, want %q", b, err, canaryText)
 	}
 	outside, err := filepath.Glob(n.Path("root", "*", "x"))
 	if err != nil || len(outside) != 0 {
-		t.Errorf("written outside of the content store: %q, %v", outside, err)
+		t.Errorf("files outside of the content store: got %q, %v, want none", outside, err)
 	}
 	testkit.NoLeaks(t, n, before)
 }
 
-// TestHugeManifest: a manifest that is larger than any is refused. It is not read where it says how large it is, and not
-// kept, in memory or on disk, where it does not.
+// TestHugeManifest checks that a huge manifest is rejected. If its size is declared, it is not read. Otherwise it is
+// not kept in memory or on disk.
 func TestHugeManifest(t *testing.T) {
 	t.Parallel()
 	n := testkit.Node(t, node.Options{NoPods: true})
@@ -100,7 +101,7 @@ func TestHugeManifest(t *testing.T) {
 	resident := peakMemory(t, n.PID())
 	const size = 256 << 20
 	chunk := bytes.Repeat([]byte(" "), 1<<20)
-	for name, length := range map[string]string{"that says so": fmt.Sprint(size), "that does not say so": ""} {
+	for name, length := range map[string]string{"declared size": fmt.Sprint(size), "undeclared size": ""} {
 		t.Run(name, func(t *testing.T) {
 			var sent atomic.Int64
 			reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -123,20 +124,20 @@ func TestHugeManifest(t *testing.T) {
 			defer reg.Close()
 			ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
 			if _, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}}); err == nil || !strings.Contains(err.Error(), "rejecting 268435456 byte manifest") {
-				t.Fatalf("the pull gave %v", err)
+				t.Fatalf("got %v, want an error that rejects the manifest", err)
 			}
 			if length != "" && sent.Load() != 0 {
-				t.Errorf("%d MiB of it were asked for", sent.Load()>>20)
+				t.Errorf("the node fetched %d MiB of the manifest", sent.Load()>>20)
 			}
 			if grown := peakMemory(t, n.PID()) - resident; grown > size/2 {
-				t.Errorf("containerd grew by %d MiB", grown>>20)
+				t.Errorf("the peak memory of the process grew by %d MiB", grown>>20)
 			}
 		})
 	}
 	testkit.NoLeaks(t, n, before)
 }
 
-// TestHugeManifestInAnIndex: what an index names is not fetched either if it is larger than any manifest is.
+// TestHugeManifestInAnIndex checks that a huge manifest that an index names is not fetched.
 func TestHugeManifestInAnIndex(t *testing.T) {
 	t.Parallel()
 	n := testkit.Node(t, node.Options{NoPods: true})
@@ -147,10 +148,10 @@ func TestHugeManifestInAnIndex(t *testing.T) {
 	index := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{`+
 		`"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d,"platform":{"os":"linux","architecture":%q}}]}`,
 		child, size, strings.TrimPrefix(images.HostPlatform(), "linux/"))
-	var asked atomic.Bool
+	var requested atomic.Bool
 	reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, child.Encoded()) {
-			asked.Store(true)
+			requested.Store(true)
 			return
 		}
 		w.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
@@ -164,15 +165,16 @@ func TestHugeManifestInAnIndex(t *testing.T) {
 	ref := strings.TrimPrefix(reg.URL, "http://") + "/app:v1"
 	_, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
 	if err == nil || !strings.Contains(err.Error(), "ContentCorrupt") || !strings.Contains(err.Error(), fmt.Sprint(size)) {
-		t.Errorf("the pull gave %v", err)
+		t.Errorf("got %v, want ContentCorrupt with the size %d", err, size)
 	}
-	if asked.Load() {
-		t.Error("it was asked for")
+	if requested.Load() {
+		t.Error("the node requested the manifest")
 	}
 	testkit.NoLeaks(t, n, before)
 }
 
-// TestErrorsAreBounded: however much a registry, an image, a verifier or a caller says, an error is 4 KB at most, and so is its line in the log.
+// TestErrorsAreBounded checks that errors and their lines in the log have at most 4 KB, however much text a registry,
+// an image, a verifier or a caller sends.
 func TestErrorsAreBounded(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -220,10 +222,10 @@ func TestErrorsAreBounded(t *testing.T) {
 		name := ref[:min(len(ref), 30)]
 		s := status.Convert(err)
 		if err == nil || len(s.Message()) > most || !utf8.ValidString(s.Message()) {
-			t.Errorf("%s: an error of %d bytes: %.300v", name, len(s.Message()), err)
+			t.Errorf("%s: got an error of %d bytes, want valid UTF-8 of at most %d: %.300v", name, len(s.Message()), most, err)
 		}
 		if len(s.Details()) != 1 {
-			t.Errorf("%s: the error has no details: %.300v", name, err)
+			t.Errorf("%s: got %d details, want 1: %.300v", name, len(s.Details()), err)
 		}
 	}
 	if err := n.Stop(); err != nil {
@@ -231,13 +233,13 @@ func TestErrorsAreBounded(t *testing.T) {
 	}
 	for _, line := range strings.Split(n.Logs(), "\n") {
 		ours := strings.Contains(line, "PullImage failed") || strings.Contains(line, "fetch failed") || strings.Contains(line, "response received") || strings.Contains(line, "trying next host")
-		if ours && len(line) > most+most/4 { // quotes are escaped, and there are a time and a level
-			t.Errorf("a line of %d bytes in the log: %.300s", len(line), line)
+		if ours && len(line) > most+most/4 { // the line also has escapes, a time and a level
+			t.Errorf("the log has a line of %d bytes: %.300s", len(line), line)
 		}
 	}
 }
 
-// peakMemory is the most that a process has had in memory, in bytes.
+// peakMemory returns the peak resident memory of a process in bytes.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -252,7 +254,8 @@ func peakMemory(t *testing.T, pid int) int {
 	return kib << 10
 }
 
-// TestHugeLabels: labels and annotations of a pod, however long, harm nobody else and do not get into containerd's metadata.
+// TestHugeLabels checks that huge labels and annotations of a pod do not affect other pods and are not stored in
+// containerd's metadata.
 func TestHugeLabels(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
@@ -267,13 +270,12 @@ func TestHugeLabels(t *testing.T) {
 		Image: &cri.ImageSpec{Image: tag, Annotations: sandbox.Annotations}, SandboxConfig: sandbox,
 	})
 	if err == nil || !strings.Contains(err.Error(), "pin") {
-		t.Errorf("the pull gave %.200v", err)
+		t.Errorf("got %.200v, want an error about the pin", err)
 	}
 	for scope := range r.Pins(tag) {
 		if len(scope) > 1<<10 {
-			t.Errorf("there is a pin with a scope of %d bytes", len(scope))
+			t.Errorf("a pin has a scope of %d bytes", len(scope))
 		}
 	}
-	// Others are served.
-	r.MustPull(tag, "")
+	r.MustPull(tag, "") // without the huge labels
 }

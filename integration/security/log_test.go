@@ -16,11 +16,11 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// logfmt is a line of a log in the format "text".
+// logfmt matches a line of a log in the format "text".
 var logfmt = regexp.MustCompile(`^(?:[\w.-]+=(?:"(?:[^"\\]|\\.)*"|[^\s"=]*) ?)+$`)
 
-// TestLogLines has pulls fail and end in every way that containerd's resolver logs: each line of the log is of the format that is configured,
-// and none of them has a secret. imagepin serve logs text.
+// TestLogLines makes pulls fail in every way that containerd's resolver logs. Each line of the log has the configured
+// format and no secret. imagepin serve logs text.
 func TestLogLines(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"text", "json"} {
@@ -37,7 +37,7 @@ func TestLogLines(t *testing.T) {
 				t.Helper()
 				testkit.Push(t, reg, name+":v1", testkit.App(t, images.Options{Version: name}))
 				if _, err := n.PullWith(ctx, reg.Ref(name+":v1"), node.PullOptions{Auth: auth}); err == nil || strings.Contains(err.Error(), "hush") {
-					t.Errorf("%s: the pull gave %v", name, err)
+					t.Errorf("%s: got %v, want an error without a secret", name, err)
 				}
 			}
 			for name, f := range map[string]func(registry.Request) *registry.Fault{
@@ -67,7 +67,7 @@ func TestLogLines(t *testing.T) {
 			testkit.AwaitIdle(t, reg)
 			reg.Down()
 			if _, err := n.PullWith(ctx, reg.Ref("down:v1"), node.PullOptions{Auth: testkit.AsAlice()}); err == nil {
-				t.Error("a pull from a registry that is down succeeds")
+				t.Error("a pull from a registry that is down succeeded")
 			}
 			if err := n.Stop(); err != nil {
 				t.Fatal(err)
@@ -78,17 +78,17 @@ func TestLogLines(t *testing.T) {
 			for _, line := range lines {
 				quoted = quoted || strings.Contains(line, `manifests/v1\": `)
 				if strings.Contains(line, "hush") || strings.Contains(line, testkit.AlicePassword) {
-					t.Errorf("a secret is in the log:\n%s", line)
+					t.Errorf("the log contains a secret:\n%s", line)
 				}
 				started = started || strings.HasPrefix(line, "{")
 				isJSON := started && (n.Options().Mode == node.Plugin || strings.HasPrefix(line, "{"))
 				var fields map[string]any
 				if isJSON && json.Unmarshal([]byte(line), &fields) != nil || !isJSON && !logfmt.MatchString(line) {
-					t.Errorf("this line is not of the format %s:\n%s", format, line)
+					t.Errorf("a line of the log does not have the format %s:\n%s", format, line)
 				}
 			}
 			if !quoted || started != (format == "json") {
-				t.Errorf("none of %d lines has the URL of a request that was cut, or none is of the format", len(lines))
+				t.Errorf("%d lines: has the URL of a cut request: %t, want true; has JSON: %t, want %t", len(lines), quoted, started, format == "json")
 			}
 		})
 	}

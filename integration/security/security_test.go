@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSecurityDocs: every row of docs/security.md names tests, and every test that it names exists.
+// TestSecurityDocs checks that every row of docs/security.md names tests, and that these exist.
 func TestSecurityDocs(t *testing.T) {
-	const root = ".."
+	const root = "../.."
 	text, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -37,19 +37,19 @@ func TestSecurityDocs(t *testing.T) {
 		names := named.FindAllStringSubmatch(line, -1)
 		for _, n := range names {
 			if !exists[n[1]] {
-				t.Errorf("there is no test %s", n[1])
+				t.Errorf("test %s does not exist", n[1])
 			}
 		}
-		// A row of a table that is not its head.
+		// Skip all lines but the rows of tables below their headings.
 		if !strings.HasPrefix(line, "| ") || strings.HasSuffix(line, "| test |\n") {
 			continue
 		}
 		rows++
 		if len(names) == 0 {
-			t.Errorf("no test is named in %s", line)
+			t.Errorf("a row names no test: %s", line)
 		}
 	}
 	if rows < 20 {
-		t.Errorf("there are only %d rows", rows)
+		t.Errorf("got %d rows, want at least 20", rows)
 	}
 }

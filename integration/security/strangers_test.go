@@ -13,9 +13,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestStrangerHasToServeWhatItNames has a private image on the node, and another registry that knows its digests and serves less of it than a
-// root, a manifest and a configuration: a pull through that registry fails, also again, and changes nothing. What it serves in full is
-// pulled with one request for each, and without any for layers; from then on it is as if it had been pulled from there first.
+// TestStrangerHasToServeWhatItNames pulls a private image that is on the node through another registry that knows its
+// digests. The pull fails and changes nothing unless that registry serves the index, the manifest and the
+// configuration. If it serves them, each is fetched once, layers are not fetched, and another pull fetches nothing.
 func TestStrangerHasToServeWhatItNames(t *testing.T) {
 	t.Parallel()
 	private := testkit.Registry(t)
@@ -24,7 +24,7 @@ func TestStrangerHasToServeWhatItNames(t *testing.T) {
 		{Name: "native", Snapshotter: "native"}, {Name: "foreign", Platform: testkit.Foreign},
 	}})
 	ctx := testkit.Context(t)
-	refuse := func(conditions ...func(registry.Request) bool) func(registry.Request) *registry.Fault {
+	notFound := func(conditions ...func(registry.Request) bool) func(registry.Request) *registry.Fault {
 		return registry.FaultIf(registry.Fault{Status: http.StatusNotFound}, append(conditions, registry.Is(http.MethodGet, ""))...)
 	}
 	is := func(kind registry.Kind, ref func() string) func(registry.Request) bool {
@@ -52,10 +52,10 @@ func TestStrangerHasToServeWhatItNames(t *testing.T) {
 			config := func() string { return must(t, img.ConfigName).String() }
 			manifest := func() string { return must(t, img.Digest).String() }
 			faults := map[string]func(registry.Request) *registry.Fault{
-				"serves nothing":         refuse(),
-				"serves no blobs":        refuse(is(registry.Blob, config)),
-				"serves no manifest":     refuse(is(registry.Manifest, manifest)),
-				"serves another content": registry.FaultIf(registry.Fault{Corrupt: true, After: 10}, registry.Is(http.MethodGet, registry.Blob)),
+				"serves nothing":       notFound(),
+				"serves no blobs":      notFound(is(registry.Blob, config)),
+				"serves no manifest":   notFound(is(registry.Manifest, manifest)),
+				"serves other content": registry.FaultIf(registry.Fault{Corrupt: true, After: 10}, registry.Is(http.MethodGet, registry.Blob)),
 			}
 			for what, fault := range faults {
 				t.Run(name+" "+what, func(t *testing.T) {
@@ -67,14 +67,14 @@ func TestStrangerHasToServeWhatItNames(t *testing.T) {
 						for _, ref := range []string{stranger.Ref(kind + ":v1"), stranger.Ref(kind + "@" + root.String())} {
 							_, err := n.Pull(ctx, ref, handler)
 							want := testkit.Failure{Name: "CannotPullImage", Code: codes.NotFound}
-							if what == "serves another content" {
+							if what == "serves other content" {
 								want = testkit.Failure{Name: "ContentCorrupt", Code: codes.FailedPrecondition}
 							}
 							want.Check(t, err, ref, testkit.TargetOf(handler))
 						}
 					}
 					if d := node.Diff(before, testkit.State(t, n)); d != "" {
-						t.Errorf("a pull that failed has changed:\n%s", d)
+						t.Errorf("the failed pulls changed the node's state:\n%s", d)
 					}
 				})
 			}
@@ -89,7 +89,7 @@ func TestStrangerHasToServeWhatItNames(t *testing.T) {
 					}
 					if stranger.Count(registry.Is("GET", registry.Blob)) != blobs || stranger.Count(registry.Is("GET", registry.Manifest)) != manifests ||
 						stranger.Count() != 1+blobs+manifests {
-						t.Errorf("for handler %q other requests than a HEAD, %d of blobs and %d of manifests:\n%s", handler, blobs, manifests, stranger.Dump())
+						t.Errorf("handler %q: got other requests than a HEAD, %d for blobs and %d for manifests:\n%s", handler, blobs, manifests, stranger.Dump())
 					}
 				}
 				pull(handler, 1, map[string]int{"index": 2, "single": 1}[kind])
@@ -102,8 +102,8 @@ func TestStrangerHasToServeWhatItNames(t *testing.T) {
 	}
 }
 
-// TestStrangersManifestOfAPrivateConfiguration has a registry serve a manifest of its own that names a private image's configuration and
-// layers, of which it has nothing.
+// TestStrangersManifestOfAPrivateConfiguration checks that a pull fails if a registry serves its own manifest for the
+// configuration and layers of a private image, but not the configuration and layers.
 func TestStrangersManifestOfAPrivateConfiguration(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -126,7 +126,7 @@ func TestStrangersManifestOfAPrivateConfiguration(t *testing.T) {
 	}
 	after := testkit.State(t, n)
 	if len(after.Images) != len(before.Images) || len(after.Content) != len(before.Content) || len(after.Snapshots) != len(before.Snapshots) {
-		t.Errorf("pulls that failed have left:\n%s", node.Diff(before, after))
+		t.Errorf("the failed pulls left something on the node:\n%s", node.Diff(before, after))
 	}
 	stranger.SetFault(nil)
 	if _, err := n.Pull(ctx, stranger.Ref("app:v1"), ""); err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestTokenServiceFaults has the service that gives tokens for a registry fail in every way. One that cannot be asked is a registry that
-// cannot be asked: what is here is used by whom it was given to. One that refuses is a registry that refuses.
+// TestTokenServiceFaults lets the token service of a registry fail in every way. An unavailable token service is the
+// same as an unavailable registry: a proof is enough for an image on the node. A denial is the same as one of the
+// registry.
 func TestTokenServiceFaults(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -22,8 +23,8 @@ func TestTokenServiceFaults(t *testing.T) {
 	elsewhere.Down()
 	own := testkit.OnlyAlice(true)
 	own.Users["bob"] = registry.User{Password: "bob's", Repositories: []string{"**"}}
-	away := *own
-	away.Realm = elsewhere.URL() + "/token"
+	unreachable := *own
+	unreachable.Realm = elsewhere.URL() + "/token"
 	reg.SetAuth(own)
 	n := testkit.Node(t, node.Options{NoPods: true, Extra: testkit.BehaviorRules})
 	bob := &cri.AuthConfig{Username: "bob", Password: "bob's"}
@@ -46,7 +47,7 @@ func TestTokenServiceFaults(t *testing.T) {
 		fault registry.Fault
 		want  testkit.Failure
 	}{
-		{"is not there", &away, registry.Fault{}, testkit.ManifestUnavailable},
+		{"is unreachable", &unreachable, registry.Fault{}, testkit.ManifestUnavailable},
 		{"cuts the connection", own, registry.Fault{Abort: true}, testkit.ManifestUnavailable},
 		{"500", own, registry.Fault{Status: http.StatusInternalServerError}, testkit.ManifestUnavailable},
 		{"503", own, registry.Fault{Status: http.StatusServiceUnavailable}, testkit.ManifestUnavailable},
@@ -61,31 +62,32 @@ func TestTokenServiceFaults(t *testing.T) {
 			}
 			defer reg.SetFault(nil)
 			for _, pull := range []struct {
-				repo string
-				auth *cri.AuthConfig
-				here bool // and proved
+				repo    string
+				auth    *cri.AuthConfig
+				offline bool // the pull succeeds without the registry
 			}{
 				{"default/app", testkit.AsAlice(), true}, {"default/app", bob, false}, {"default/app", nil, false}, {"always/app", testkit.AsAlice(), false}, {"default/new", testkit.AsAlice(), false},
 			} {
 				ref := reg.Ref(pull.repo + ":v1")
 				id, err := n.PullWith(ctx, ref, node.PullOptions{Auth: pull.auth})
-				if pull.here && test.want == testkit.ManifestUnavailable {
+				if pull.offline && test.want == testkit.ManifestUnavailable {
 					if err != nil || id != ids[pull.repo] {
-						t.Errorf("%s: %q and %v, not what is here", ref, id, err)
+						t.Errorf("pulling %s: got %q, %v, want %s, which is on the node", ref, id, err, ids[pull.repo])
 					}
 					continue
 				}
 				test.want.Check(t, err, ref, testkit.TargetOf(""))
 			}
 			if d := node.Diff(before, testkit.State(t, n)); d != "" {
-				t.Errorf("the pulls have changed:\n%s", d)
+				t.Errorf("the pulls changed the node's state:\n%s", d)
 			}
 		})
 	}
 }
 
-// TestPullOnlyMirror has a mirror without authentication that may only pull beside a private registry. What such a mirror has is fetched
-// from it; what a credential may have of a tag that is here, it does not decide.
+// TestPullOnlyMirror configures a mirror without authentication, and with the capability pull only, for a private
+// registry. Content is fetched from the mirror, but the mirror does not decide which credential may use a tag on the
+// node.
 func TestPullOnlyMirror(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
@@ -108,38 +110,38 @@ func TestPullOnlyMirror(t *testing.T) {
 				t.Fatal(err)
 			}
 			if upstream.Count(registry.Is("GET", "")) != 0 || mirror.Count(registry.Is("GET", registry.Blob)) == 0 {
-				t.Errorf("the content does not come from the mirror:\n%s\n%s", upstream.Dump(), mirror.Dump())
+				t.Errorf("the content was not fetched from the mirror:\n%s\n%s", upstream.Dump(), mirror.Dump())
 			}
-			refused := func(want testkit.Failure) {
+			wantFailure := func(want testkit.Failure) {
 				t.Helper()
 				for _, auth := range []*cri.AuthConfig{nil, thief} {
 					mirror.Reset()
 					_, err := n.PullWith(ctx, tag, node.PullOptions{Auth: auth})
 					want.Check(t, err, tag, testkit.TargetOf(""))
 					if mirror.Count() != 0 {
-						t.Errorf("the mirror was asked:\n%s", mirror.Dump())
+						t.Errorf("got requests to the mirror:\n%s", mirror.Dump())
 					}
 				}
 			}
-			refused(testkit.Unauthenticated)
-			// By digest the mirror is as good as any, and gives it to everybody. That proves nothing.
+			wantFailure(testkit.Unauthenticated)
+			// By digest, the mirror serves the image without a credential. This gives no proof.
 			for range 2 {
 				mirror.Reset()
 				if got, err := n.PullWith(ctx, byDigest, node.PullOptions{}); err != nil || got != id {
-					t.Errorf("by digest: %q, %v", got, err)
+					t.Errorf("by digest: got %q, %v, want %s", got, err, id)
 				}
 				if mirror.Count(registry.Is("HEAD", registry.Manifest)) != 1 || mirror.Count() != 1 {
-					t.Errorf("by digest, other requests than one HEAD:\n%s", mirror.Dump())
+					t.Errorf("by digest: got other requests than one HEAD:\n%s", mirror.Dump())
 				}
 			}
-			refused(testkit.Unauthenticated)
+			wantFailure(testkit.Unauthenticated)
 			upstream.Down()
-			refused(testkit.ManifestUnavailable)
+			wantFailure(testkit.ManifestUnavailable)
 			_, err = n.PullWith(ctx, tag, node.PullOptions{Auth: testkit.AsAlice()})
 			if behavior == "always" {
 				testkit.ManifestUnavailable.Check(t, err, tag, testkit.TargetOf(""))
 			} else if err != nil {
-				t.Errorf("what alice has pulled: %v", err)
+				t.Errorf("pulling again with alice's credential: %v", err)
 			}
 			if err := upstream.Up(); err != nil {
 				t.Fatal(err)

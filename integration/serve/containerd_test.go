@@ -15,22 +15,23 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// TestStartBeforeContainerd starts imagepin serve first: its socket answers that it waits, and serves once containerd is there.
+// TestStartBeforeContainerd starts imagepin serve first. It refuses calls until containerd runs.
 func TestStartBeforeContainerd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, node.Options{NoPods: true})
 	ref := r.push("app:v1", "v1")
 	r.must(r.StartServe())
 	if why := r.waitRefused("waiting for containerd"); !strings.Contains(why, r.ContainerdAddress()) {
-		t.Errorf("calls are refused because %s", why)
+		t.Errorf("got refusal %q", why)
 	}
 	r.must(r.StartContainerd())
 	r.must(r.WaitReady(r.Ctx))
 	r.pull(ref, "")
 }
 
-// TestContainerdIsKilled kills containerd in the middle of a pull and starts it again: calls are refused meanwhile, what was pulled before
-// is there again without the registry, what another tool does from then on is noticed, and the pull that was cut off has left nothing.
+// TestContainerdIsKilled kills containerd during a pull and restarts it. imagepin refuses calls meanwhile. After the
+// restart, images are available without the registry, imagepin handles events again, and nothing is left of the
+// interrupted pull.
 func TestContainerdIsKilled(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}}})
@@ -48,88 +49,89 @@ func TestContainerdIsKilled(t *testing.T) {
 	serve := r.PID()
 	r.must(r.EndContainerd(syscall.SIGKILL))
 	if why := r.refused(); !strings.Contains(why, "containerd") {
-		t.Errorf("calls are refused because %s", why)
+		t.Errorf("got refusal %q", why)
 	}
 	release()
 	if err := <-ended; err == nil {
-		t.Error("a pull succeeded without a containerd")
+		t.Error("a pull succeeded without containerd")
 	}
 	r.must(r.StartContainerd())
 	r.must(r.WaitReady(r.Ctx))
 	if r.PID() != serve {
-		t.Error("imagepin serve was started again")
+		t.Error("imagepin serve was restarted")
 	}
 
 	r.Reg.Reset()
 	img, err := r.ImageStatus(r.Ctx, before, "")
 	r.must(err)
 	if img.GetId() != id {
-		t.Errorf("the image is %s, not %s", img.GetId(), id)
+		t.Errorf("got image %s, want %s", img.GetId(), id)
 	}
 	pod, err := r.RunPod(r.Ctx, node.PodOptions{})
 	r.must(err)
 	_, got, err := r.RunContainer(r.Ctx, pod, node.ContainerOptions{Image: id})
 	r.must(err)
 	if got != line("v1") {
-		t.Errorf("it prints %q", got)
+		t.Errorf("the container printed %q", got)
 	}
 	if n := len(r.Reg.Requests()); n > 0 {
-		t.Errorf("%d requests to the registry:\n%s", n, r.Reg.Dump())
+		t.Errorf("got %d requests to the registry, want none:\n%s", n, r.Reg.Dump())
 	}
 	r.must(r.RemovePod(r.Ctx, pod))
 
 	_, err = r.Ctr(r.Ctx, "images", "tag", before, "registry.example/by-ctr:v1")
 	r.must(err)
-	r.eventually("what ctr has tagged is listed", func() bool {
+	r.eventually("the image that ctr tagged is listed", func() bool {
 		img, err := r.ImageStatus(r.Ctx, "registry.example/by-ctr:v1", "")
 		return err == nil && img.GetId() == id
 	})
 	_, err = r.Ctr(r.Ctx, "images", "rm", "registry.example/by-ctr:v1")
 	r.must(err)
 
-	r.sound("after containerd was killed", checker.Options{Pods: true})
+	r.wantNoProblems("after containerd was killed", checker.Options{Pods: true})
 	r.pull(cut, "second")
-	r.sound("in the end", checker.Options{Pods: true})
+	r.wantNoProblems("in the end", checker.Options{Pods: true})
 }
 
-// sound waits until nothing is wrong with the node.
-func (r *serveRig) sound(when string, opts checker.Options) {
+// wantNoProblems waits until the checker finds no problems on the node.
+func (r *serveRig) wantNoProblems(when string, opts checker.Options) {
 	r.T.Helper()
 	opts.Native = images.HostPlatform()
 	var problems []string
 	defer func() {
 		if r.T.Failed() {
-			r.T.Logf("%s this is wrong with the node:\n%s", when, strings.Join(problems, "\n"))
+			r.T.Logf("%s the node has problems:\n%s", when, strings.Join(problems, "\n"))
 		}
 	}()
-	r.eventually("nothing is wrong with the node "+when, func() bool {
+	r.eventually("the node has no problems "+when, func() bool {
 		var err error
 		problems, err = checker.Check(r.Ctx, r.Node, opts)
 		return err == nil && len(problems) == 0
 	})
 }
 
-// TestContainerdChanges starts another containerd underneath, with one handler more: it is served without a restart. Then one that has
-// a handler less, of which the configuration speaks: calls are refused with the key that is wrong, until that is mended and read again.
+// TestContainerdChanges restarts containerd with a new handler, which imagepin serves without a restart. Then
+// containerd restarts without the handler, although imagepin's configuration has it: imagepin refuses calls with the
+// name of the key until the key is removed.
 func TestContainerdChanges(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
 	ref := r.push("app:v1", "v1")
 	id := r.pull(ref, "")
 	if _, err := r.Pull(r.Ctx, ref, "second"); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a handler that there is not: %v", err)
+		t.Errorf("pull for an unknown handler: got %v, want InvalidArgument", err)
 	}
 
 	r.containerdWith(func(o *node.Options) { o.Handlers = []node.Handler{{Name: "second", Snapshotter: "native"}} })
 	r.must(r.WaitReady(r.Ctx))
 	r.Reg.Reset()
 	if got := r.pull(ref, "second"); got != id {
-		t.Errorf("the image is %s, not %s", got, id)
+		t.Errorf("got image %s, want %s", got, id)
 	}
 	state, err := r.State(r.Ctx)
 	r.must(err)
 	if len(state.SnapshotsOf("native")) == 0 {
-		t.Error("nothing is unpacked for the new handler")
+		t.Error("got no snapshots for the new handler")
 	}
 
 	r.reload(func(o *node.Options) {
@@ -137,7 +139,7 @@ func TestContainerdChanges(t *testing.T) {
 	})
 	r.containerdWith(func(o *node.Options) { o.Handlers = nil })
 	if why := r.waitRefused("runtime_platforms.second"); !strings.Contains(why, "unknown runtime handler") {
-		t.Errorf("calls are refused because %s", why)
+		t.Errorf("got refusal %q", why)
 	}
 	r.must(r.Prepare(func(o *node.Options) { o.ServeExtra = "" }))
 	r.must(r.SignalServe(syscall.SIGHUP))
@@ -145,9 +147,9 @@ func TestContainerdChanges(t *testing.T) {
 	img, err := r.ImageStatus(r.Ctx, ref, "")
 	r.must(err)
 	if img.GetId() != id {
-		t.Errorf("the image is %s, not %s", img.GetId(), id)
+		t.Errorf("got image %s, want %s", img.GetId(), id)
 	}
-	r.eventually("what the handler had in its snapshotter is gone", func() bool {
+	r.eventually("the handler's snapshots are removed", func() bool {
 		r.must(r.GC(r.Ctx))
 		state, err := r.State(r.Ctx)
 		r.must(err)
@@ -155,7 +157,7 @@ func TestContainerdChanges(t *testing.T) {
 	})
 }
 
-// containerdWith ends containerd and starts it with other options, which imagepin serve is not told of.
+// containerdWith restarts containerd with other options. It does not reload imagepin serve.
 func (r *serveRig) containerdWith(change func(*node.Options)) {
 	r.T.Helper()
 	r.must(r.EndContainerd(syscall.SIGTERM))
@@ -163,30 +165,30 @@ func (r *serveRig) containerdWith(change func(*node.Options)) {
 	r.must(r.StartContainerd())
 }
 
-// waitRefused waits until calls are refused because of something.
+// waitRefused waits until imagepin refuses calls with a reason that contains a text. It returns the reason.
 func (r *serveRig) waitRefused(because string) (why string) {
 	r.T.Helper()
-	r.eventually("calls are refused because of "+because, func() bool {
+	r.eventually("imagepin refuses calls because of "+because, func() bool {
 		why = r.refused()
 		return strings.Contains(why, because)
 	})
 	return why
 }
 
-// TestUnknownMethodsArePassedOn calls methods that no CRI has: it is containerd that says so. Containerd's own services are not on this
-// socket.
-func TestUnknownMethodsArePassedOn(t *testing.T) {
+// TestUnknownMethodsAreForwarded checks that containerd answers calls of unknown CRI methods. The socket does not serve
+// containerd's own API.
+func TestUnknownMethodsAreForwarded(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
-	for method, says := range map[string]string{
+	for method, want := range map[string]string{
 		"/runtime.v1.RuntimeService/OfNextYear":        "unknown method OfNextYear",
 		"/runtime.v2.RuntimeService/Version":           "unknown service runtime.v2.RuntimeService",
 		"/containerd.services.images.v1.Images/List":   "containerd's own API is on containerd's socket",
 		"/containerd.services.version.v1.Version/Read": "containerd's own API is on containerd's socket",
 	} {
 		err := r.Conn().Invoke(r.Ctx, method, &cri.VersionRequest{}, &cri.VersionResponse{})
-		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", method, err)
+		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", method, err, want)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestExampleConfig serves with the example in contrib/config/serve, but for its address of metrics.
+// TestExampleConfig starts imagepin serve with the example in contrib/config/serve, with another metrics address.
 func TestExampleConfig(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "contrib", "config", "serve", "config.toml"))
@@ -21,9 +21,9 @@ func TestExampleConfig(t *testing.T) {
 		ServeExtra: strings.ReplaceAll(string(text), "127.0.0.1:9099", freeAddress(t)),
 	})
 	if !strings.Contains(r.Logs(), `handler=kata target="linux/arm64 on overlayfs"`) {
-		t.Error("the handler of the example is not served as it says")
+		t.Error("the handler of the example does not have its target")
 	}
 	if strings.Contains(r.Logs(), "is ignored: ") {
-		t.Error("the example is not heeded as it stands")
+		t.Error("the example has an ignored key")
 	}
 }

@@ -19,8 +19,8 @@ import (
 
 const killRounds = 16
 
-// TestKilledAtRandom kills imagepin serve, containerd, or both, at a request to the registry or at an event of containerd while images are
-// pulled and removed. What was killed is started again, and what is left is sound each time; in the end all can be removed.
+// TestKilledAtRandom kills imagepin serve, containerd, or both at a registry request or at a containerd event, while
+// images are pulled and removed. After each restart the node has no problems, and in the end all images can be removed.
 func TestKilledAtRandom(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -41,7 +41,7 @@ func TestKilledAtRandom(t *testing.T) {
 	for _, repo := range killRepos {
 		k.must(k.RemoveImage(k.Ctx, k.Reg.Ref(repo+":1"), ""))
 	}
-	k.sound("after all was removed", checker.Options{})
+	k.wantNoProblems("after all images were removed", checker.Options{})
 }
 
 type killer struct {
@@ -51,7 +51,7 @@ type killer struct {
 
 var killRepos = []string{"one", "two", "three"}
 
-// round does a few things at once, and kills.
+// round pulls and removes images concurrently, kills processes meanwhile, and restarts them.
 func (k *killer) round(number int) {
 	k.T.Helper()
 	for _, repo := range killRepos {
@@ -87,7 +87,7 @@ func (k *killer) round(number int) {
 	select {
 	case <-killed:
 	case <-idle:
-		kill() // too little happened for it
+		kill() // there were too few requests or events
 	}
 	k.Reg.SetFault(nil)
 	if victims != 1 {
@@ -101,12 +101,12 @@ func (k *killer) round(number int) {
 		k.must(k.StartServe())
 	}
 	k.must(k.WaitReady(k.Ctx))
-	// A pull may have waited for containerd, and go on.
+	// A pull that waited for containerd may continue.
 	<-idle
-	k.sound(fmt.Sprintf("in round %d", number), checker.Options{})
+	k.wantNoProblems(fmt.Sprintf("in round %d", number), checker.Options{})
 }
 
-// atRequest kills at the n-th request to the registry.
+// atRequest calls kill at the n-th request to the registry.
 func (k *killer) atRequest(n int, kill func()) {
 	var seen atomic.Int64
 	k.Reg.SetFault(func(registry.Request) *registry.Fault {
@@ -117,7 +117,7 @@ func (k *killer) atRequest(n int, kill func()) {
 	})
 }
 
-// atEvent kills at the n-th event of containerd.
+// atEvent calls kill at the n-th event of containerd.
 func (k *killer) atEvent(ctx context.Context, n int, kill func()) {
 	events, failed := k.Client().EventService().Subscribe(ctx)
 	go func() {

@@ -20,8 +20,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestStop ends imagepin serve: a pull that is under way is waited for, a stream that would not end is ended, and it exits without an
-// error. What serves next goes on where it was.
+// TestStop checks that imagepin serve waits for a running pull when it stops, ends a stream that would not end, and
+// exits without an error. The next process serves the same images and containers.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{})
@@ -44,22 +44,22 @@ func TestStop(t *testing.T) {
 	begun()
 	since := r.LogOffset()
 	r.must(r.SignalServe(syscall.SIGTERM))
-	r.said(since, "imagepin is stopping")
+	r.awaitLog(since, "imagepin is stopping")
 	for err == nil {
 		_, err = events.Recv()
 	}
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin is stopping") {
-		t.Errorf("the stream ended with %v", err)
+		t.Errorf("stream: got %v, want Unavailable: imagepin is stopping", err)
 	}
 	release()
 	if err := <-pulled; err != nil {
-		t.Errorf("the pull that was under way: %v", err)
+		t.Errorf("the running pull failed: %v", err)
 	}
 	if err := r.Wait(r.Ctx); err != nil {
 		t.Errorf("imagepin serve exited with %v", err)
 	}
 	if _, err := os.Stat(r.Address()); !os.IsNotExist(err) {
-		t.Errorf("its socket: %v", err)
+		t.Errorf("socket after the stop: got %v, want no such file", err)
 	}
 
 	r.must(r.StartServe())
@@ -69,56 +69,56 @@ func TestStop(t *testing.T) {
 		img, err := r.ImageStatus(r.Ctx, ref, "")
 		r.must(err)
 		if img == nil || want != "" && img.Id != want {
-			t.Errorf("%s is %v", ref, img)
+			t.Errorf("ImageStatus %s: got %v", ref, img)
 		}
 	}
 	run, err := r.Runtime().ExecSync(r.Ctx, &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/app", "cat", "/facts"}})
 	if err != nil || run.ExitCode != 0 {
-		t.Errorf("exec in a container from before: %v, %v", run, err)
+		t.Errorf("exec in a container from before the restart: %v, %v", run, err)
 	}
 	if n := len(r.Reg.Requests()); n > 0 {
-		t.Errorf("%d requests to the registry:\n%s", n, r.Reg.Dump())
+		t.Errorf("got %d requests to the registry, want none:\n%s", n, r.Reg.Dump())
 	}
 }
 
-// TestOneServeOfAContainerd starts what must not run: a second imagepin serve, on the same state and on its own, and one beside a
-// containerd with imagepin built in.
-func TestOneServeOfAContainerd(t *testing.T) {
+// TestOneServePerContainerd checks that a second imagepin serve exits, with the same state and with its own, and that
+// one beside a containerd with imagepin built in exits too.
+func TestOneServePerContainerd(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
 	if out, err := r.imagepin("serve", "--config", r.ServeConfig()); err == nil || !strings.Contains(out, "another imagepin serve uses it") {
-		t.Errorf("a second one: %v\n%s", err, out)
+		t.Errorf("second serve: got %v\n%s", err, out)
 	}
 	elsewhere := func(state, socket string) string {
 		return "state = " + quoted(r.Path(state)) + "\naddress = " + quoted(r.Path(socket)) + "\ncontainerd_address = " + quoted(r.ContainerdAddress()) + "\n"
 	}
 	out, err := r.imagepin("serve", "--config", r.write("other.toml", elsewhere("other", "other.sock")))
 	if err == nil || !strings.Contains(out, r.Path("root")+": another imagepin serve uses it") {
-		t.Errorf("a second one with a state of its own: %v\n%s", err, out)
+		t.Errorf("second serve with its own state: got %v\n%s", err, out)
 	}
 	if out, err := r.imagepin("serve", "--config", r.write("socket.toml", elsewhere("third", "imagepin.sock"))); err == nil || !strings.Contains(out, "another process is listening on it") {
-		t.Errorf("one on the same socket: %v\n%s", err, out)
+		t.Errorf("serve on the same socket: got %v\n%s", err, out)
 	}
-	r.pull(r.push("app:v1", "v1"), "") // the first one serves as before
+	r.pull(r.push("app:v1", "v1"), "") // the first serve still works
 
 	plugin := testkit.Node(t, node.Options{NoPods: true, Mode: node.Plugin})
 	file := plugin.Path("serve.toml")
 	text := "state = " + quoted(plugin.Path("imagepin")) + "\naddress = " + quoted(plugin.Path("imagepin.sock")) + "\ncontainerd_address = " + quoted(plugin.Address()) + "\n"
 	r.must(os.WriteFile(file, []byte(text), 0o600))
 	if out, err := r.imagepin("serve", "--config", file); err == nil || !strings.Contains(out, "it has imagepin built in (io.containerd.imagepin.v1.images)") {
-		t.Errorf("beside a containerd with imagepin: %v\n%s", err, out)
+		t.Errorf("serve beside a containerd with imagepin: got %v\n%s", err, out)
 	}
 }
 
-// TestModes looks at who could reach imagepin serve and what it keeps: root, over unix sockets. TCP is listened on where metrics are asked
-// for, and nowhere else.
-func TestModes(t *testing.T) {
+// TestPermissions checks that only root can access the sockets and files of imagepin serve, and that it does not listen
+// on TCP.
+func TestPermissions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, node.Options{NoPods: true, ServeExtra: "address = \"{root}/run/imagepin.sock\"\n"})
 	r.must(r.StartContainerd())
 	r.must(r.StartServe())
 	socket := r.Path("run", "imagepin.sock")
-	r.eventually("it serves", func() bool {
+	r.eventually("node.key exists", func() bool {
 		_, err := os.Stat(r.Path("imagepin", "node.key"))
 		return err == nil
 	})
@@ -135,20 +135,20 @@ func TestModes(t *testing.T) {
 			continue
 		}
 		if fi.Mode() != want {
-			t.Errorf("%s has mode %s, not %s", path, fi.Mode(), want)
+			t.Errorf("%s: got mode %s, want %s", path, fi.Mode(), want)
 		}
 	}
 	if got := listening(t, r.PID()); len(got) > 0 {
-		t.Errorf("it listens on TCP: %q", got)
+		t.Errorf("got TCP listeners %q, want none", got)
 	}
 }
 
-// listening are the TCP sockets that a process listens on, as the kernel shows them.
+// listening returns the addresses of the TCP sockets that a process listens on, in the format of /proc/net/tcp.
 func listening(t *testing.T, pid int) []string {
 	t.Helper()
 	fds, err := filepath.Glob(filepath.Join("/proc", itoa(pid), "fd", "*"))
 	if err != nil || len(fds) == 0 {
-		t.Fatalf("the files of process %d: %q, %v", pid, fds, err)
+		t.Fatalf("open files of process %d: %q, %v", pid, fds, err)
 	}
 	own := map[string]bool{}
 	for _, fd := range fds {
@@ -172,8 +172,7 @@ func listening(t *testing.T, pid int) []string {
 	return found
 }
 
-// TestHealth reads what is served over HTTP: that the process lives and whether it answers calls, the metrics, and on a unix socket
-// profiles.
+// TestHealth checks the HTTP endpoints: /healthz, /readyz and metrics over TCP, and profiles on a unix socket only.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	address := freeAddress(t)
@@ -193,7 +192,7 @@ func TestHealth(t *testing.T) {
 		return res.StatusCode, string(b)
 	}
 	tcp := &http.Client{Transport: &http.Transport{}}
-	r.eventually("it says that it waits for containerd", func() bool {
+	r.eventually("/readyz reports that serve waits for containerd", func() bool {
 		code, text := get(tcp, "http://"+address+"/readyz")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, r.ContainerdAddress())
 	})
@@ -202,7 +201,7 @@ func TestHealth(t *testing.T) {
 	}
 	r.must(r.StartContainerd())
 	r.must(r.WaitReady(r.Ctx))
-	r.eventually("it is ready", func() bool {
+	r.eventually("/readyz is OK", func() bool {
 		code, _ := get(tcp, "http://"+address+"/readyz")
 		return code == http.StatusOK
 	})
@@ -218,7 +217,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("profiles: %d %s", code, text)
 	}
 	r.must(r.EndContainerd(syscall.SIGKILL))
-	r.eventually("it is not ready without containerd", func() bool {
+	r.eventually("/readyz fails without containerd", func() bool {
 		code, _ := get(tcp, "http://"+address+"/readyz")
 		return code == http.StatusServiceUnavailable
 	})

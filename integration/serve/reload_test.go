@@ -10,8 +10,8 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// TestReload reads a configuration again while a pull runs: the pull goes on, and is joined by an equal one that came after; the new
-// configuration holds from then on. One that is wrong is refused and changes nothing.
+// TestReload reloads the configuration while a pull runs. The pull continues, and an identical later pull joins it. New
+// pulls use the new configuration. An invalid configuration is rejected and changes nothing.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
@@ -45,40 +45,40 @@ func TestReload(t *testing.T) {
 	}
 
 	r.pull(r.push("pinned:v1", "v2"), "")
-	held := pins()
-	if held == 0 {
-		t.Error("after version_consistency was set, a pull pins nothing")
+	before := pins()
+	if before == 0 {
+		t.Error("got no pins after version_consistency was set")
 	}
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"pull_behaviour = \"always\"\n":    `unknown key "pull_behaviour" (did you mean "pull_behavior"?)`,
 		"manifest_pull_timeout = \"1s\"\n": "manifest_pull_timeout",
 	} {
-		r.refuses(func(o *node.Options) { o.Extra = ownSection + text }, says)
+		r.wantRejected(func(o *node.Options) { o.Extra = ownSection + text }, want)
 	}
-	r.refuses(func(o *node.Options) { o.Extra, o.ServeExtra = "", "state = \"/elsewhere\"\n" }, "state: cannot change without a restart")
-	r.refuses(func(o *node.Options) {
+	r.wantRejected(func(o *node.Options) { o.Extra, o.ServeExtra = "", "state = \"/elsewhere\"\n" }, "state: cannot change without a restart")
+	r.wantRejected(func(o *node.Options) {
 		o.ServeExtra = "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"native\"\n"
 	}, `snapshotter: it is "native" here, but "overlayfs" in the running containerd`)
 	r.pull(r.push("too:v1", "v3"), "")
-	if got := pins(); got != held+1 {
-		t.Errorf("%d pins, not one more than %d: a configuration that was refused changed something", got, held)
+	if got := pins(); got != before+1 {
+		t.Errorf("got %d pins, want one more than %d: a rejected configuration changed something", got, before)
 	}
 
 	r.reload(func(o *node.Options) { o.Extra, o.ServeExtra = "", "" })
 	r.pull(r.push("unpinned:v1", "v4"), "")
-	if got := pins(); got != held+1 {
-		t.Errorf("%d pins, not %d", got, held+1)
+	if got := pins(); got != before+1 {
+		t.Errorf("got %d pins, want %d", got, before+1)
 	}
 }
 
-// refuses has a configuration read that is wrong.
-func (r *serveRig) refuses(change func(*node.Options), says string) {
+// wantRejected reloads an invalid configuration, and fails the test unless the log contains the error.
+func (r *serveRig) wantRejected(change func(*node.Options), want string) {
 	r.T.Helper()
 	r.must(r.Prepare(change))
 	since := r.LogOffset()
 	r.must(r.SignalServe(syscall.SIGHUP))
-	r.said(since, "the configuration is not reloaded")
-	if log := strings.ReplaceAll(r.LogsSince(since), `\"`, `"`); !strings.Contains(log, says) {
-		r.T.Errorf("the log does not say %s:\n%s", says, log)
+	r.awaitLog(since, "the configuration is not reloaded")
+	if log := strings.ReplaceAll(r.LogsSince(since), `\"`, `"`); !strings.Contains(log, want) {
+		r.T.Errorf("the log does not contain %s:\n%s", want, log)
 	}
 }

@@ -1,5 +1,5 @@
-// Package serve tests what only imagepin serve has: its life beside a containerd that comes and goes. All else is tested by the
-// package above in both modes.
+// Package serve tests what is specific to imagepin serve, such as restarts of the containerd beside it. The other
+// packages test the rest in both modes.
 package serve
 
 import (
@@ -27,10 +27,10 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// soon is how long is waited for what has to happen. It is no measure of how long that may take.
+// soon is the timeout of waits. Tests do not measure how long a condition takes.
 const soon = time.Minute
 
-// ownSection begins imagepin's section of a configuration.
+// ownSection is the header of imagepin's section.
 const ownSection = "[plugins.\"io.containerd.imagepin.v1.images\"]\n"
 
 // serveRig is a registry and a node in mode [node.Serve].
@@ -38,8 +38,8 @@ type serveRig struct {
 	*testkit.Rig
 }
 
-// newRig makes a node and starts nothing. IMAGEPIN_CONCURRENCY_BINARY is as for TestConcurrency: containerd-race stands for imagepin
-// under the race detector, which must find nothing.
+// newRig creates a node and starts nothing. IMAGEPIN_CONCURRENCY_BINARY is as for TestConcurrency: containerd-race
+// selects imagepin with the race detector, which must find nothing.
 func newRig(t *testing.T, opts node.Options) *serveRig {
 	t.Helper()
 	r := &serveRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}}
@@ -52,7 +52,7 @@ func newRig(t *testing.T, opts node.Options) *serveRig {
 	r.Node = n
 	t.Cleanup(func() {
 		if _, race, found := strings.Cut(n.Logs(), "WARNING: DATA RACE"); found {
-			t.Errorf("the race detector has found:%s", race[:min(len(race), 5000)])
+			t.Errorf("the race detector found:%s", race[:min(len(race), 5000)])
 		}
 		if t.Failed() {
 			lines := strings.Split(n.Logs(), "\n")
@@ -66,7 +66,7 @@ func newRig(t *testing.T, opts node.Options) *serveRig {
 	return r
 }
 
-// started is newRig with all started.
+// started is newRig, and starts containerd and imagepin serve.
 func started(t *testing.T, opts node.Options) *serveRig {
 	t.Helper()
 	r := newRig(t, opts)
@@ -97,23 +97,23 @@ func (r *serveRig) pull(ref, handler string) string {
 	return id
 }
 
-// eventually waits until something is so.
-func (r *serveRig) eventually(what string, so func() bool) {
+// eventually waits for a condition.
+func (r *serveRig) eventually(what string, condition func() bool) {
 	r.T.Helper()
-	testkit.EventuallyIn(r.T, soon, what, func(context.Context) (bool, error) { return so(), nil })
+	testkit.EventuallyIn(r.T, soon, what, func(context.Context) (bool, error) { return condition(), nil })
 }
 
-// said waits until the log has a text since an offset.
-func (r *serveRig) said(since int64, text string) {
+// awaitLog waits until the log contains a text after an offset.
+func (r *serveRig) awaitLog(since int64, text string) {
 	r.T.Helper()
-	r.eventually("the log says "+text, func() bool { return strings.Contains(r.LogsSince(since), text) })
+	r.eventually("the log contains "+text, func() bool { return strings.Contains(r.LogsSince(since), text) })
 }
 
-// refused waits until calls are refused, and gives why.
+// refused waits until imagepin refuses calls, and returns the reason.
 func (r *serveRig) refused() string {
 	r.T.Helper()
 	var why string
-	r.eventually("calls are refused", func() bool {
+	r.eventually("imagepin refuses calls", func() bool {
 		r.Conn().ResetConnectBackoff()
 		_, err := r.Images().ListImages(r.Ctx, &cri.ListImagesRequest{})
 		why = status.Convert(err).Message()
@@ -122,16 +122,16 @@ func (r *serveRig) refused() string {
 	return why
 }
 
-// reload changes the options and has the configuration read again.
+// reload changes the options and reloads the configuration.
 func (r *serveRig) reload(change func(*node.Options)) {
 	r.T.Helper()
 	r.must(r.Prepare(change))
 	since := r.LogOffset()
 	r.must(r.SignalServe(syscall.SIGHUP))
-	r.said(since, "the configuration is reloaded")
+	r.awaitLog(since, "the configuration is reloaded")
 }
 
-// imagepin runs the imagepin command, which ends by itself, and gives what it printed.
+// imagepin runs the imagepin command and returns its output.
 func (r *serveRig) imagepin(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(r.Ctx, soon)
 	defer cancel()
@@ -140,7 +140,7 @@ func (r *serveRig) imagepin(args ...string) (string, error) {
 	return string(out), err
 }
 
-// write puts a file below the node's root.
+// write writes a file below the node's root and returns its path.
 func (r *serveRig) write(name, text string) string {
 	r.T.Helper()
 	path := r.Path(name)
@@ -148,22 +148,22 @@ func (r *serveRig) write(name, text string) string {
 	return path
 }
 
-// hang has the registry hang in what matches until release is called, and waits for none. begun waits until it does.
+// hang makes the registry delay matching requests until release is called. begun waits for such a request.
 func (r *serveRig) hang(conditions ...func(registry.Request) bool) (begun func(), release func()) {
-	held := make(chan struct{})
-	when := append(slices.Clone(conditions), r.Reg.Later()) // what matches of before has not hung
-	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, conditions...))
+	hang := make(chan struct{})
+	later := append(slices.Clone(conditions), r.Reg.Later()) // earlier requests were not delayed
+	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: hang}, conditions...))
 	return func() {
 			r.T.Helper()
-			_, err := r.Reg.Wait(r.Ctx, when...)
+			_, err := r.Reg.Wait(r.Ctx, later...)
 			r.must(err)
 		}, func() {
 			r.Reg.SetFault(nil)
-			close(held)
+			close(hang)
 		}
 }
 
-// freeAddress is a TCP address that nobody uses.
+// freeAddress returns a free TCP address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -174,7 +174,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// line is what a container of a pushed image prints.
+// line returns what a container of a pushed image prints.
 func line(version string) string {
 	return images.Options{Version: version, Platform: images.HostPlatform()}.Line(0)
 }

@@ -24,11 +24,11 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// manager is what a service manager hears.
+// manager is a service manager that records notifications.
 type manager struct {
-	conn  *net.UnixConn
-	mu    sync.Mutex
-	heard []string
+	conn     *net.UnixConn
+	mu       sync.Mutex
+	received []string
 }
 
 func newManager(t *testing.T, path string) *manager {
@@ -48,7 +48,7 @@ func newManager(t *testing.T, path string) *manager {
 				return
 			}
 			m.mu.Lock()
-			m.heard = append(m.heard, strings.Split(string(b[:n]), "\n")...)
+			m.received = append(m.received, strings.Split(string(b[:n]), "\n")...)
 			m.mu.Unlock()
 		}
 	}()
@@ -56,26 +56,27 @@ func newManager(t *testing.T, path string) *manager {
 	return m
 }
 
-// all is what was heard since the last call of forget.
+// all returns the notifications since the last call of reset.
 func (m *manager) all() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.heard)
+	return slices.Clone(m.received)
 }
 
-func (m *manager) forget() {
+func (m *manager) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.heard = nil
+	m.received = nil
 }
 
-func (m *manager) hears(prefix string) func() bool {
+// has returns a function that reports whether a notification has a prefix.
+func (m *manager) has(prefix string) func() bool {
 	return func() bool {
 		return slices.ContainsFunc(m.all(), func(s string) bool { return strings.HasPrefix(s, prefix) })
 	}
 }
 
-// TestNotify listens to what imagepin serve tells systemd.
+// TestNotify checks the notifications that imagepin serve sends to systemd.
 func TestNotify(t *testing.T) {
 	t.Parallel()
 	dir, err := node.TempDir()
@@ -87,45 +88,46 @@ func TestNotify(t *testing.T) {
 	m := newManager(t, path)
 	r := newRig(t, node.Options{NoPods: true, Env: []string{"NOTIFY_SOCKET=" + path}})
 
-	// containerd tells it too, so it is started without.
+	// containerd starts later without NOTIFY_SOCKET, because it sends notifications too.
 	r.must(r.StartServe())
-	r.eventually("it asks for time to wait for containerd", m.hears("EXTEND_TIMEOUT_USEC="))
-	if !m.hears("STATUS=waiting for containerd on " + r.ContainerdAddress())() {
-		t.Errorf("it does not say what it waits for: %q", m.all())
+	r.eventually("serve extends its start timeout to wait for containerd", m.has("EXTEND_TIMEOUT_USEC="))
+	if !m.has("STATUS=waiting for containerd on " + r.ContainerdAddress())() {
+		t.Errorf("got %q, want a status that names containerd's socket", m.all())
 	}
-	if m.hears("READY=1")() {
-		t.Errorf("it is ready without containerd: %q", m.all())
+	if m.has("READY=1")() {
+		t.Errorf("got %q, want no READY=1 without containerd", m.all())
 	}
 	r.must(r.Prepare(func(o *node.Options) { o.Env = nil }))
 	r.must(r.StartContainerd())
-	r.eventually("it is ready", m.hears("READY=1"))
-	r.eventually("its status has containerd's version", m.hears("STATUS=serving images of containerd v"))
+	r.eventually("serve is ready", m.has("READY=1"))
+	r.eventually("the status has containerd's version", m.has("STATUS=serving images of containerd v"))
 
-	m.forget()
+	m.reset()
 	r.must(r.SignalServe(syscall.SIGHUP))
-	r.eventually("it is ready after a reload", m.hears("READY=1"))
-	heard := m.all()
-	reloading := slices.Index(heard, "RELOADING=1")
-	if reloading < 0 || !strings.HasPrefix(heard[reloading+1], "MONOTONIC_USEC=") || slices.Index(heard, "READY=1") < reloading {
-		t.Errorf("of a reload it tells %q", heard)
+	r.eventually("serve is ready after a reload", m.has("READY=1"))
+	got := m.all()
+	reloading := slices.Index(got, "RELOADING=1")
+	if reloading < 0 || !strings.HasPrefix(got[reloading+1], "MONOTONIC_USEC=") || slices.Index(got, "READY=1") < reloading {
+		t.Errorf("reload: got notifications %q", got)
 	}
 
-	m.forget()
+	m.reset()
 	r.must(r.Prepare(func(o *node.Options) { o.Extra = ownSection + "no_such_key = 1\n" }))
 	r.must(r.SignalServe(syscall.SIGHUP))
-	r.eventually("it is ready after a reload that failed", m.hears("READY=1"))
-	r.eventually("its status says why", func() bool {
+	r.eventually("serve is ready after a failed reload", m.has("READY=1"))
+	r.eventually("the status has the error", func() bool {
 		return slices.ContainsFunc(m.all(), func(s string) bool { return strings.HasPrefix(s, "STATUS=") && strings.Contains(s, "no_such_key") })
 	})
 
-	m.forget()
+	m.reset()
 	r.must(r.EndServe(syscall.SIGTERM))
-	if !m.hears("STOPPING=1")() {
-		t.Errorf("of its stop it tells %q", m.all())
+	if !m.has("STOPPING=1")() {
+		t.Errorf("stop: got notifications %q, want STOPPING=1", m.all())
 	}
 }
 
-// TestSocketActivation gives imagepin serve its socket, as systemd does, and restarts it: nobody who calls meanwhile is turned away.
+// TestSocketActivation passes a socket to imagepin serve, as systemd does. The socket accepts calls during a
+// restart.
 func TestSocketActivation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, node.Options{NoPods: true})
@@ -139,7 +141,7 @@ func TestSocketActivation(t *testing.T) {
 	defer f.Close()
 	start := func() *daemon.Daemon {
 		t.Helper()
-		// The variable has the process's own ID, which only the process knows before it runs.
+		// LISTEN_PID is the process's own ID, so a shell sets it before exec.
 		cmd := exec.Command("sh", "-c", `LISTEN_PID=$$ exec "$0" serve --config "$1"`, filepath.Join(node.BinDir(), "imagepin"), r.ServeConfig())
 		cmd.Env = append(os.Environ(), "LISTEN_FDS=1")
 		cmd.ExtraFiles = []*os.File{f}
@@ -161,13 +163,13 @@ func TestSocketActivation(t *testing.T) {
 	defer cancel()
 	r.must(d.Await(ctx, func(context.Context) error { return call() }))
 	if _, err := os.Stat(r.Address()); !os.IsNotExist(err) {
-		t.Errorf("it has made a socket of its own too: %v", err)
+		t.Errorf("serve created its own socket too: %v", err)
 	}
 	r.must(d.Stop())
 	if _, err := os.Stat(path); err != nil {
-		t.Errorf("the socket that it was given: %v", err)
+		t.Errorf("passed socket after the stop: %v", err)
 	}
-	// Nobody accepts this connection until it is started again.
+	// No process accepts this connection before the next start.
 	early, err := net.DialTimeout("unix", path, 5*time.Second)
 	r.must(err)
 	defer early.Close()
@@ -176,7 +178,7 @@ func TestSocketActivation(t *testing.T) {
 	d = start()
 	defer func() { _ = d.Stop() }()
 	for err := range answered {
-		// It is the containerd that may not be reached yet, not the socket.
+		// imagepin may refuse a call while it connects to containerd, but the socket accepts it.
 		if err == nil {
 			break
 		}

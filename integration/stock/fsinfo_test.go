@@ -23,8 +23,8 @@ func filesystems(r *testkit.Rig) []*cri.FilesystemUsage {
 	return res.ImageFilesystems
 }
 
-// TestImageFsInfo reads the filesystems of images: one per snapshotter, the default one first, each with a directory that exists, as
-// kubelet's eviction manager needs; and a pull shows in that of its snapshotter and in no other.
+// TestImageFsInfo checks that ImageFsInfo returns one filesystem for each snapshotter, the default one first. Each is
+// an existing directory, as kubelet's eviction manager needs. A pull changes the usage of its own snapshotter only.
 func TestImageFsInfo(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{
@@ -41,18 +41,18 @@ func TestImageFsInfo(t *testing.T) {
 		all := filesystems(r)
 		m := make(map[string]uint64)
 		if len(all) != len(snapshotters) {
-			t.Fatalf("%d filesystems, not %d: %v", len(all), len(snapshotters), all)
+			t.Fatalf("got %d filesystems, want %d: %v", len(all), len(snapshotters), all)
 		}
 		for i, fs := range all {
 			mountpoint := fs.GetFsId().GetMountpoint()
 			if want := r.Path("root", "io.containerd.snapshotter.v1."+snapshotters[i]); mountpoint != want {
-				t.Errorf("filesystem %d is %q, not %s", i, mountpoint, want)
+				t.Errorf("filesystem %d: got %q, want %s", i, mountpoint, want)
 			}
 			if fi, err := os.Stat(mountpoint); err != nil || !fi.IsDir() {
-				t.Errorf("filesystem %d: %q is no directory: %v", i, mountpoint, err)
+				t.Errorf("filesystem %d: %q is not a directory: %v", i, mountpoint, err)
 			}
 			if fs.Timestamp == 0 || fs.UsedBytes == nil || fs.InodesUsed == nil {
-				t.Errorf("filesystem %d says %v", i, fs)
+				t.Errorf("filesystem %d is incomplete: %v", i, fs)
 			}
 			m[snapshotters[i]] = fs.GetUsedBytes().GetValue()
 		}
@@ -69,23 +69,23 @@ func TestImageFsInfo(t *testing.T) {
 		if handler == "" {
 			grows, stays = stays, grows
 		}
-		was := last
-		r.Eventually("a pull shows in what "+grows+" uses", func() bool {
+		before := last
+		r.Eventually("the usage of "+grows+" grows by the pull", func() bool {
 			last = used()
-			return last[grows] >= was[grows]+size
+			return last[grows] >= before[grows]+size
 		})
-		if last[stays] != was[stays] {
-			t.Errorf("a pull for handler %q changed what %s uses from %d to %d", handler, stays, was[stays], last[stays])
+		if last[stays] != before[stays] {
+			t.Errorf("a pull for handler %q changed the usage of %s from %d to %d", handler, stays, before[stays], last[stays])
 		}
 		r.MustRemove(ref, "")
-		r.Eventually("a removal shows in what "+grows+" uses", func() bool {
+		r.Eventually("the usage of "+grows+" shrinks by the removal", func() bool {
 			last = used()
-			return last[grows] <= was[grows]
+			return last[grows] <= before[grows]
 		})
 	}
 }
 
-// TestStreamImages streams more images than fit in one message and compares them with the list; and filters both.
+// TestStreamImages checks that StreamImages returns the same images as ListImages, with and without a filter.
 func TestStreamImages(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}})
@@ -116,7 +116,7 @@ func TestStreamImages(t *testing.T) {
 	}
 	testkit.WantSameImages(t, "StreamImages:", r.ImagesByID(), stream(nil))
 	if n := len(stream(nil)); n != 4 {
-		t.Errorf("%d images are streamed, not 4", n)
+		t.Errorf("got %d streamed images, want 4", n)
 	}
 	filter := &cri.ImageFilter{Image: &cri.ImageSpec{Image: tag}}
 	res, err := r.Images().ListImages(r.Ctx, &cri.ListImagesRequest{Filter: filter})
@@ -127,20 +127,21 @@ func TestStreamImages(t *testing.T) {
 	for _, i := range res.Images {
 		listed[i.Id] = i
 		if !slices.Equal(i.RepoTags, []string{tag}) {
-			t.Errorf("filtered by %s the list has %v", tag, i)
+			t.Errorf("ListImages with filter %s returns %v", tag, i)
 		}
 	}
 	if len(listed) != 2 {
-		t.Errorf("filtered by a tag of two platforms %d images are listed: %v", len(listed), listed)
+		t.Errorf("ListImages with a tag of two platforms as filter: got %d images, want 2: %v", len(listed), listed)
 	}
 	testkit.WantSameImages(t, "StreamImages with a filter:", listed, stream(filter))
 	if n := len(stream(&cri.ImageFilter{Image: &cri.ImageSpec{Image: "nosuch"}})); n != 0 {
-		t.Errorf("filtered by a name that nothing has %d images are streamed", n)
+		t.Errorf("StreamImages with an unknown name as filter: got %d images, want 0", n)
 	}
 }
 
-// TestImagesAreAsStockShowsThem pulls the same images by stock and by ours, and compares what the two say of them.
-func TestImagesAreAsStockShowsThem(t *testing.T) {
+// TestImagesMatchStock pulls the same images with stock and with imagepin, and compares the results of ListImages and
+// ImageStatus.
+func TestImagesMatchStock(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
 	stock := &testkit.Rig{T: t, Ctx: r.Ctx, Reg: r.Reg, Node: testkit.Node(t, node.Options{Binary: node.Stock, SandboxImage: r.Options().SandboxImage})}
@@ -181,9 +182,9 @@ func TestImagesAreAsStockShowsThem(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testkit.WantSameImages(t, "beside stock's list:", testkit.WithoutSpec(stock.ImagesByID()), testkit.WithoutSpec(r.ImagesByID()))
-	if n := len(r.ImagesByID()); n != len(refs) { // one has two tags, and the sandbox image is there
-		t.Errorf("%d images, not %d", n, len(refs))
+	testkit.WantSameImages(t, "ListImages, compared with stock:", testkit.WithoutSpec(stock.ImagesByID()), testkit.WithoutSpec(r.ImagesByID()))
+	if n := len(r.ImagesByID()); n != len(refs) { // one image has two tags, and the sandbox image is listed too
+		t.Errorf("got %d images, want %d", n, len(refs))
 	}
 	for _, name := range names {
 		var images [2]*cri.Image
@@ -195,16 +196,16 @@ func TestImagesAreAsStockShowsThem(t *testing.T) {
 			}
 			images[i], infos[i] = res.Image, res.Info["info"]
 		}
-		one, other := map[string]*cri.Image{}, map[string]*cri.Image{}
+		want, got := map[string]*cri.Image{}, map[string]*cri.Image{}
 		if images[0] != nil {
-			one[""] = images[0]
+			want[""] = images[0]
 		}
 		if images[1] != nil {
-			other[""] = images[1]
+			got[""] = images[1]
 		}
-		testkit.WantSameImages(t, "ImageStatus "+name+":", testkit.WithoutSpec(one), testkit.WithoutSpec(other))
+		testkit.WantSameImages(t, "ImageStatus "+name+":", testkit.WithoutSpec(want), testkit.WithoutSpec(got))
 		if infos[0] != infos[1] {
-			t.Errorf("ImageStatus %s: info is\n%s\nwith stock\n%s", name, infos[1], infos[0])
+			t.Errorf("ImageStatus %s: got info\n%s\nwant, as stock\n%s", name, infos[1], infos[0])
 		}
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestCloseLeavesNothing closes a node whose containerd was killed while pods of it run, and looks for what is left on the machine.
+// TestCloseLeavesNothing checks that Close leaves no files, mounts, cgroups or processes of a node whose containerd was
+// killed while a pod runs.
 func TestCloseLeavesNothing(t *testing.T) {
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -53,7 +54,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, p := range procs {
-			cmdline, _ := os.ReadFile(p) // the process may be gone
+			cmdline, _ := os.ReadFile(p) // the process may have exited
 			if strings.Contains(string(cmdline), name) {
 				found = append(found, p+": "+strings.ReplaceAll(string(cmdline), "\x00", " "))
 			}
@@ -61,7 +62,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		return found
 	}
 	if len(traces()) < 4 {
-		t.Fatalf("a running pod leaves so few traces that this test looks in the wrong places: %q", traces())
+		t.Fatalf("found too few traces of a running pod: %q", traces())
 	}
 	if err := n.Kill9(); err != nil {
 		t.Fatal(err)
@@ -70,11 +71,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := traces(); len(left) != 0 {
-		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+		t.Errorf("Close leaves:\n%s", strings.Join(left, "\n"))
 	}
 }
 
-// TestFormats runs images of every media type and compression that the kit builds, and from the odder indexes.
+// TestFormats runs images of every media type and compression that the kit builds, and of indexes that are nested or
+// have an attestation.
 func TestFormats(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -95,7 +97,7 @@ func TestFormats(t *testing.T) {
 				t.Fatal(err)
 			}
 			if line != want {
-				t.Errorf("printed %q, not %q", line, want)
+				t.Errorf("printed %q, want %q", line, want)
 			}
 		}
 		for _, format := range []images.Format{images.OCI, images.Docker} {
@@ -134,7 +136,7 @@ func TestFormats(t *testing.T) {
 	})
 }
 
-// TestKubeletCalls runs a pod with kubelet's calls, with and without its gate, and again when the image is there.
+// TestKubeletCalls runs a pod with kubelet's calls, without and with its feature gate. The second pod needs no pull.
 func TestKubeletCalls(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)

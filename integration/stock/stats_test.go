@@ -12,8 +12,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestStatsNameTheFilesystem looks at the statistics of containers on two snapshotters, in every form that CRI has them: each
-// names the filesystem of its snapshotter as ImageFsInfo does. kubelet has none at all if one is empty.
+// TestStatsNameTheFilesystem checks that every statistics call of the CRI names the filesystem of a container's
+// snapshotter, as ImageFsInfo does. If one filesystem is empty, kubelet has no statistics at all.
 func TestStatsNameTheFilesystem(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative, StatsCollectPeriod: 1})
@@ -39,8 +39,8 @@ func TestStatsNameTheFilesystem(t *testing.T) {
 		}
 		return resp.Stats
 	}
-	// containerd measures now and then.
-	r.Eventually("both containers have been measured", func() bool {
+	// containerd collects statistics periodically.
+	r.Eventually("both containers have statistics", func() bool {
 		n := 0
 		for _, s := range listed() {
 			if s.WritableLayer != nil {
@@ -105,11 +105,11 @@ func TestStatsNameTheFilesystem(t *testing.T) {
 		"ContainerStats", "ListContainerStats", "PodSandboxStats", "ListPodSandboxStats", "StreamContainerStats", "StreamPodSandboxStats",
 	} {
 		if len(forms[form]) != len(want) {
-			t.Errorf("%s has %d containers, not %d", form, len(forms[form]), len(want))
+			t.Errorf("%s: got %d containers, want %d", form, len(forms[form]), len(want))
 		}
 		for _, s := range forms[form] {
 			if got := s.GetWritableLayer().GetFsId().GetMountpoint(); got != want[s.GetAttributes().GetId()] {
-				t.Errorf("%s: a container's filesystem is %q, not %q", form, got, want[s.GetAttributes().GetId()])
+				t.Errorf("%s: got filesystem %q, want %q", form, got, want[s.GetAttributes().GetId()])
 			}
 		}
 	}

@@ -1,8 +1,5 @@
-// Package integration holds the tests that run the real parts: containerd, runc, a registry and pods. See the packages below
-// it for the kit they are made of.
-//
-// The tests of this file say what the kit and the other tests take for granted of containerd itself. They run against stock
-// containerd and against ours, which must not differ in any of it.
+// Package stock tests what the test kit and the other tests assume about containerd. Most tests run with stock
+// containerd and with imagepin, and want the same results. Some document limits of stock containerd.
 package stock
 
 import (
@@ -19,7 +16,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestPod runs a pod through its whole life, with a containerd that is killed in the middle of it.
+// TestPod pulls an image, runs and removes a pod, and kills and restarts containerd while the pod runs.
 func TestPod(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -47,11 +44,11 @@ func TestPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			if want := opts.Line(0); line != want {
-				t.Errorf("container of %s printed %q, not %q", image, line, want)
+				t.Errorf("container of %s printed %q, want %q", image, line, want)
 			}
 		}
 
-		// The pod lives on while containerd is dead, and is still known after.
+		// The pod keeps running while containerd is down, and is listed after the restart.
 		if err := n.Kill9(); err != nil {
 			t.Fatal(err)
 		}
@@ -63,11 +60,11 @@ func TestPod(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(res.Containers) != 2 {
-			t.Errorf("%d containers after a restart, not 2", len(res.Containers))
+			t.Errorf("got %d containers after a restart, want 2", len(res.Containers))
 		}
 		for _, c := range res.Containers {
 			if c.State != cri.ContainerState_CONTAINER_RUNNING {
-				t.Errorf("container %s is %s after a restart", c.Metadata.Name, c.State)
+				t.Errorf("container %s is %s after a restart, want running", c.Metadata.Name, c.State)
 			}
 		}
 		status, err := n.ImageStatus(ctx, ref, "")
@@ -75,7 +72,7 @@ func TestPod(t *testing.T) {
 			t.Fatal(err)
 		}
 		if status == nil || status.Id != id {
-			t.Errorf("image status of %s after a restart is %v, not ID %s", ref, status, id)
+			t.Errorf("image status of %s after a restart: got %v, want ID %s", ref, status, id)
 		}
 
 		if err := n.RemovePod(ctx, pod); err != nil {
@@ -90,7 +87,7 @@ func TestPod(t *testing.T) {
 	})
 }
 
-// TestPullRequests counts what a cold and a warm pull ask of the registry.
+// TestPullRequests counts the registry requests of a cold and of a warm pull.
 func TestPullRequests(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -104,20 +101,20 @@ func TestPullRequests(t *testing.T) {
 		// Index, manifest, config and two layers.
 		heads, gets := reg.Count(registry.Is("HEAD", registry.Manifest)), reg.Count(registry.Is("GET", ""))
 		if heads != 1 || gets != 5 || reg.Count() != 6 {
-			t.Errorf("a cold pull made %d HEADs and %d GETs, not 1 and 5:\n%s", heads, gets, reg.Dump())
+			t.Errorf("a cold pull sent %d HEAD and %d GET requests, want 1 and 5:\n%s", heads, gets, reg.Dump())
 		}
 		reg.Reset()
 		if _, err := n.Pull(ctx, reg.Ref("app:v1"), ""); err != nil {
 			t.Fatal(err)
 		}
 		if reg.Count(registry.Is("HEAD", registry.Manifest)) != 1 || reg.Count() != 1 {
-			t.Errorf("a warm pull made other requests than one HEAD:\n%s", reg.Dump())
+			t.Errorf("a warm pull sent requests other than one HEAD:\n%s", reg.Dump())
 		}
 	})
 }
 
-// TestForeignPlatformRuns shows that an image for another platform runs here when it is asked for by its manifest, and that
-// its container says so. Which user it runs as comes from its config.
+// TestForeignPlatformRuns checks that an image for another platform runs on this machine if it is pulled by the digest
+// of its manifest. Its container prints that platform, and the user of the image's configuration.
 func TestForeignPlatformRuns(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -129,7 +126,7 @@ func TestForeignPlatformRuns(t *testing.T) {
 		if _, err := n.Ctr(ctx, "images", "pull", "--plain-http", "--platform", "linux/s390x", ref); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, "CRI knows the image", func(ctx context.Context) (bool, error) {
+		testkit.Eventually(t, "the CRI lists the image", func(ctx context.Context) (bool, error) {
 			img, err := n.ImageStatus(ctx, ref, "")
 			return img != nil, err
 		})
@@ -138,12 +135,12 @@ func TestForeignPlatformRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := opts.Line(1234); line != want {
-			t.Errorf("the container printed %q, not %q", line, want)
+			t.Errorf("the container printed %q, want %q", line, want)
 		}
 	})
 }
 
-// TestHandlerOnOtherSnapshotter runs pods of two handlers on two snapshotters while layers are kept, which stock can do too.
+// TestHandlerOnOtherSnapshotter runs pods of two handlers on two snapshotters. Stock can do this if layers are kept.
 func TestHandlerOnOtherSnapshotter(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -176,10 +173,11 @@ func TestHandlerOnOtherSnapshotter(t *testing.T) {
 	})
 }
 
-// TestRegistryFailures shows that the kit's faults arrive, that a failed pull lists nothing, and that the next one works.
+// TestRegistryFailures checks that faults of the test registry reach containerd, that a failed pull lists no image, and
+// that the next pull succeeds.
 //
-// Where wrong bytes came, stock does not promise the latter: it keeps them as an ingest and resumes that, so that every pull of
-// the image fails until the garbage collector happens to run. The cases marked poisoned collect garbage in between.
+// If stock receives wrong bytes, it keeps them as an ingest and resumes that. Every pull of the image then fails until
+// the next garbage collection. The cases marked poisoned run it in between.
 func TestRegistryFailures(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -210,7 +208,7 @@ func TestRegistryFailures(t *testing.T) {
 					t.Fatal(err)
 				}
 				if img != nil {
-					t.Errorf("the image is there after a pull that failed: %v", img)
+					t.Errorf("the image is on the node after a failed pull: %v", img)
 				}
 				reg.SetFault(nil)
 				_, err = n.Pull(ctx, reg.Ref(tag), "")
@@ -228,7 +226,8 @@ func TestRegistryFailures(t *testing.T) {
 	})
 }
 
-// TestTruncatedLayer cuts the connection once in the middle of a layer: containerd asks for the rest and the pull succeeds.
+// TestTruncatedLayer closes the connection in the middle of a layer. containerd requests the rest and the pull
+// succeeds.
 func TestTruncatedLayer(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		reg := testkit.Registry(t)
@@ -246,12 +245,12 @@ func TestTruncatedLayer(t *testing.T) {
 		}
 		resumed := func(q registry.Request) bool { return q.Range == fmt.Sprintf("bytes=%d-", sent) && q.Status == 206 }
 		if reg.Count(resumed) != 1 {
-			t.Errorf("no request for the rest:\n%s", reg.Dump())
+			t.Errorf("want one request for the rest:\n%s", reg.Dump())
 		}
 	})
 }
 
-// TestCancelledPull cancels a pull while the registry holds a layer back.
+// TestCancelledPull cancels a pull while the registry delays a layer.
 func TestCancelledPull(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		reg := testkit.Registry(t)
@@ -275,13 +274,13 @@ func TestCancelledPull(t *testing.T) {
 		if err := <-failed; err == nil {
 			t.Error("the cancelled pull succeeded")
 		}
-		testkit.Eventually(t, "the node lets go of the registry", func(context.Context) (bool, error) {
+		testkit.Eventually(t, "all requests to the registry are done", func(context.Context) (bool, error) {
 			return reg.Count(func(q registry.Request) bool { return !q.Done }) == 0, nil
 		})
 	})
 }
 
-// TestAuth pulls from a registry that demands credentials of both sorts.
+// TestAuth pulls from a registry that requires credentials, with Basic and with Bearer authentication.
 func TestAuth(t *testing.T) {
 	users := map[string]registry.User{
 		"alice": {Password: "secret-a", Repositories: []string{"alice/*"}},
@@ -309,20 +308,20 @@ func TestAuth(t *testing.T) {
 					t.Error("a private image was pulled by another user")
 				}
 				if err := pull("alice/app:v1", &cri.AuthConfig{Username: "alice", Password: "secret-a"}); err != nil {
-					t.Errorf("a private image was refused to its user: %v\n%s", err, reg.Dump())
+					t.Errorf("pulling a private image as its user: %v\n%s", err, reg.Dump())
 				}
 				if err := pull("public/app:v1", nil); err != nil {
-					t.Errorf("a public image was refused: %v\n%s", err, reg.Dump())
+					t.Errorf("pulling a public image: %v\n%s", err, reg.Dump())
 				}
 				if n := reg.Count(func(q registry.Request) bool { return q.User == "alice" && q.Status == 200 }); n == 0 {
-					t.Errorf("no request as alice was recorded:\n%s", reg.Dump())
+					t.Errorf("got no successful request as alice:\n%s", reg.Dump())
 				}
 			})
 		})
 	}
 }
 
-// TestMirror pulls through a mirror, and from the upstream behind it when the mirror fails.
+// TestMirror pulls through a mirror, and from the upstream registry if the mirror is down.
 func TestMirror(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)
@@ -339,19 +338,19 @@ func TestMirror(t *testing.T) {
 			t.Fatal(err)
 		}
 		if upstream.Count() != 0 || mirror.Count() == 0 {
-			t.Errorf("requests to the upstream:\n%sto the mirror:\n%s", upstream.Dump(), mirror.Dump())
+			t.Errorf("requests to the upstream registry:\n%sto the mirror:\n%s", upstream.Dump(), mirror.Dump())
 		}
 		mirror.Down()
 		if _, err := n.Pull(ctx, upstream.Ref("app:v2"), ""); err != nil {
 			t.Fatal(err)
 		}
 		if upstream.Count() == 0 {
-			t.Error("nothing was asked of the upstream")
+			t.Error("the upstream registry got no request")
 		}
 	})
 }
 
-// TestRollback starts the other binary on a root and back again.
+// TestRollback switches a node from stock to imagepin and back.
 func TestRollback(t *testing.T) {
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -371,7 +370,7 @@ func TestRollback(t *testing.T) {
 			t.Fatal(err)
 		}
 		if img == nil || img.Id != id {
-			t.Errorf("%s: image status %v, not ID %s", binary, img, id)
+			t.Errorf("%s: got image status %v, want ID %s", binary, img, id)
 		}
 		line, err := n.Run(ctx, "", node.ContainerOptions{Image: id})
 		if err != nil {
@@ -383,8 +382,8 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestStockLosesSecondSnapshotter documents why imagepin exists: once layers are discarded, stock cannot run a pod on another
-// snapshotter, not even with the sandbox image.
+// TestStockLosesSecondSnapshotter documents why imagepin exists: after layers are discarded, stock cannot run pods on
+// another snapshotter. Even the sandbox image fails.
 func TestStockLosesSecondSnapshotter(t *testing.T) {
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -395,17 +394,17 @@ func TestStockLosesSecondSnapshotter(t *testing.T) {
 	if _, err := n.RunPod(ctx, node.PodOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The layers are discarded when the garbage collector next runs.
+	// The next garbage collection discards the layers.
 	if err := n.GC(ctx); err != nil {
 		t.Fatal(err)
 	}
 	_, err := n.RunPod(ctx, node.PodOptions{Handler: "second"})
 	if err == nil || !strings.Contains(err.Error(), "error unpacking image") || !strings.Contains(err.Error(), "not found") {
-		t.Errorf("the pod on the second snapshotter: %v", err)
+		t.Errorf("pod on the second snapshotter: got error %v, want an unpack error", err)
 	}
 }
 
-// TestStockIgnoresHandlerPlatform documents that stock parses a handler's platform and pulls the node's.
+// TestStockIgnoresHandlerPlatform documents that stock ignores a handler's platform and pulls for the node's platform.
 func TestStockIgnoresHandlerPlatform(t *testing.T) {
 	ctx := testkit.Context(t)
 	reg := testkit.Registry(t)
@@ -428,7 +427,8 @@ func TestStockIgnoresHandlerPlatform(t *testing.T) {
 	}
 }
 
-// TestStockIgnoresMirrorsOfTwoRoots documents that stock reads no hosts.toml where config_path has two roots, as its default has.
+// TestStockIgnoresMirrorsOfTwoRoots documents that stock ignores hosts.toml if config_path has two directories, as its
+// default has.
 func TestStockIgnoresMirrorsOfTwoRoots(t *testing.T) {
 	ctx := testkit.Context(t)
 	upstream, mirror := testkit.Registry(t), testkit.Registry(t)
@@ -443,6 +443,6 @@ func TestStockIgnoresMirrorsOfTwoRoots(t *testing.T) {
 		t.Fatal(err)
 	}
 	if mirror.Count() != 0 || upstream.Count() == 0 {
-		t.Errorf("requests to the upstream:\n%sto the mirror:\n%s", upstream.Dump(), mirror.Dump())
+		t.Errorf("requests to the upstream registry:\n%sto the mirror:\n%s", upstream.Dump(), mirror.Dump())
 	}
 }

@@ -31,19 +31,18 @@ import (
 	"github.com/imagepin/imagepin/internal/sim/stockcri"
 )
 
-// modelled is the model of containerd's CRI on a metadata store of its own: it
-// handles every event at once.
-type modelled struct {
+// criModel is the model of containerd's CRI with its own metadata store. settle handles the events of the store.
+type criModel struct {
 	images  ctrimages.Store
 	content content.Store
 	pinned  []string
 	cri     *stockcri.Service
-	changed []string // names in events that have not been handled
+	changed []string // names in events that are not handled yet
 }
 
-func newModelled(t *testing.T, pinned ...string) *modelled {
+func newCRIModel(t *testing.T, pinned ...string) *criModel {
 	t.Helper()
-	m := &modelled{pinned: pinned}
+	m := &criModel{pinned: pinned}
 	blobs, err := local.NewStore(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -66,12 +65,12 @@ func newModelled(t *testing.T, pinned ...string) *modelled {
 	return m
 }
 
-func (m *modelled) context(t *testing.T) context.Context {
+func (m *criModel) context(t *testing.T) context.Context {
 	return namespaces.WithNamespace(t.Context(), node.Namespace)
 }
 
 // Publish implements events.Publisher.
-func (m *modelled) Publish(_ context.Context, _ string, e events.Event) error {
+func (m *criModel) Publish(_ context.Context, _ string, e events.Event) error {
 	switch e := e.(type) {
 	case *eventsapi.ImageCreate:
 		m.changed = append(m.changed, e.Name)
@@ -83,32 +82,32 @@ func (m *modelled) Publish(_ context.Context, _ string, e events.Event) error {
 	return nil
 }
 
-func (m *modelled) restart(t *testing.T) {
+func (m *criModel) restart(t *testing.T) {
 	m.cri = stockcri.New(stockcri.Config{Images: m.images, Content: m.content, PinnedImages: m.pinned})
 	if err := m.cri.Recover(m.context(t)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// settle handles events until there are no more.
-func (m *modelled) settle(t *testing.T) {
+// settle handles all events.
+func (m *criModel) settle(t *testing.T) {
 	for len(m.changed) > 0 {
 		name := m.changed[0]
 		m.changed = m.changed[1:]
-		// Of what cannot be read containerd tries it again for as long as it runs.
+		// The error is ignored: containerd retries images that it cannot read as long as it runs.
 		_ = m.cri.UpdateImage(m.context(t), name)
 	}
 }
 
-// criState is what can be seen of containerd's CRI and its records.
+// criState formats the image records and the images that the CRI lists.
 func criState(records []ctrimages.Image, listed map[string]string) string {
 	lines := make(map[string]string)
 	for _, img := range records {
 		lines["record "+img.Name] = fmt.Sprintf("→ %s managed=%q pinned=%q", img.Target.Digest,
 			img.Labels["io.cri-containerd.image"], img.Labels["io.cri-containerd.pinned"])
 	}
-	for id, what := range listed {
-		lines["image "+id] = what
+	for id, img := range listed {
+		lines["image "+id] = img
 	}
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(lines)) {
@@ -117,7 +116,7 @@ func criState(records []ctrimages.Image, listed map[string]string) string {
 	return b.String()
 }
 
-func (m *modelled) state(t *testing.T) string {
+func (m *criModel) state(t *testing.T) string {
 	records, err := m.images.List(m.context(t))
 	if err != nil {
 		t.Fatal(err)
@@ -154,43 +153,41 @@ func realState(ctx context.Context, n *node.Node) (string, error) {
 	return criState(records, listed), nil
 }
 
-// settleReal waits until containerd's CRI has handled all events, and those of
-// what it has written for them: it handles one after the other, and shows when a
-// mark has had its turn.
-func settleReal(t *testing.T, ctx context.Context, n *node.Node, mark ctrimages.Image) {
+// settleReal waits until containerd's CRI has handled all events, and then the events of its own writes. The CRI
+// handles events in order, so all earlier events are handled when it lists the marker.
+func settleReal(t *testing.T, ctx context.Context, n *node.Node, marker ctrimages.Image) {
 	t.Helper()
 	records := n.Client().ImageService()
-	listed := func(want bool) {
+	await := func(listed bool) {
 		t.Helper()
-		testkit.Eventually(t, "the mark has had its turn", func(ctx context.Context) (bool, error) {
-			resp, err := n.Images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: mark.Name}})
-			return (resp.GetImage() != nil) == want, err
+		testkit.Eventually(t, fmt.Sprintf("the marker is listed: %t", listed), func(ctx context.Context) (bool, error) {
+			resp, err := n.Images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: marker.Name}})
+			return (resp.GetImage() != nil) == listed, err
 		})
 	}
 	for range 2 {
-		if _, err := records.Create(ctx, mark); err != nil {
+		if _, err := records.Create(ctx, marker); err != nil {
 			t.Fatal(err)
 		}
-		listed(true)
-		if err := records.Delete(ctx, mark.Name); err != nil {
+		await(true)
+		if err := records.Delete(ctx, marker.Name); err != nil {
 			t.Fatal(err)
 		}
-		listed(false)
+		await(false)
 	}
 }
 
-// TestModelOfStockCRI runs the same script on containerd's own CRI and on the
-// model of it that the simulator has behind imagepin: after every step both have
-// the same records, and list the same images.
+// TestModelOfStockCRI runs the same random script on containerd's own CRI and on the simulator's model of it. After
+// every step, both have the same records and list the same images.
 func TestModelOfStockCRI(t *testing.T) {
 	t.Parallel()
 	const repo = "registry.example/team/app"
 	pause := repo + ":pause"
 	n := testkit.Node(t, node.Options{Binary: node.Stock, SandboxImage: pause})
-	model := newModelled(t, pause)
+	model := newCRIModel(t, pause)
 	ctx := namespaces.WithNamespace(testkit.Context(t), node.Namespace)
 
-	// Two images, one with the configuration of the first, and one whose content is not there.
+	// A and B are two images, C has the configuration of A, and the content of "nowhere" does not exist.
 	blobs := ctdtest.Blobs{}
 	platform := platforms.Format(platforms.DefaultSpec())
 	a, b := blobs.Image(platform, "a", nil), blobs.Image(platform, "b", nil)
@@ -199,12 +196,12 @@ func TestModelOfStockCRI(t *testing.T) {
 		"A": blobs.Index(a.Manifest), "B": b.Manifest, "C": blobs.Index(again.Manifest),
 		"nowhere": ctdtest.Blobs{}.Index(a.Manifest, b.Manifest),
 	}
-	real := n.Client()
-	l, err := real.LeasesService().Create(ctx, leases.WithID("script"))
+	client := n.Client()
+	l, err := client.LeasesService().Create(ctx, leases.WithID("script"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := leases.WithLease(ctx, l.ID)
+	leased := leases.WithLease(ctx, l.ID)
 	write := func(ctx context.Context, store content.Store) {
 		for d, data := range blobs {
 			err := content.WriteBlob(ctx, store, d.String(), bytes.NewReader(data), ocispec.Descriptor{Digest: d, Size: int64(len(data))})
@@ -213,7 +210,7 @@ func TestModelOfStockCRI(t *testing.T) {
 			}
 		}
 	}
-	write(held, real.ContentStore())
+	write(leased, client.ContentStore())
 	write(model.context(t), model.content)
 
 	names := []string{
@@ -224,35 +221,35 @@ func TestModelOfStockCRI(t *testing.T) {
 	pick := func() string { return names[rng.IntN(len(names))] }
 	root := func() string { return []string{"A", "A", "B", "B", "C"}[rng.IntN(5)] }
 	var script []string
-	step := func(what string, do func(images ctrimages.Store, on context.Context) error, onCRI func(real bool) error) {
+	step := func(name string, onStore func(ctx context.Context, images ctrimages.Store) error, onCRI func(real bool) error) {
 		t.Helper()
-		script = append(script, what)
+		script = append(script, name)
 		var errs [2]error
-		if do != nil {
-			errs[0] = do(real.ImageService(), ctx)
-			errs[1] = do(model.images, model.context(t))
+		if onStore != nil {
+			errs[0] = onStore(ctx, client.ImageService())
+			errs[1] = onStore(model.context(t), model.images)
 		} else {
 			errs[0], errs[1] = onCRI(true), onCRI(false)
 		}
 		if (errs[0] == nil) != (errs[1] == nil) {
-			t.Fatalf("%s: %v, and of the model %v", strings.Join(script, "\n"), errs[0], errs[1])
+			t.Fatalf("%s: containerd returns %v, the model returns %v", strings.Join(script, "\n"), errs[0], errs[1])
 		}
 		model.settle(t)
 		settleReal(t, ctx, n, ctrimages.Image{
-			Name: repo + ":mark", Target: roots["A"], Labels: map[string]string{"io.cri-containerd.image": "managed"},
+			Name: repo + ":marker", Target: roots["A"], Labels: map[string]string{"io.cri-containerd.image": "managed"},
 		})
 		want := model.state(t)
 		got, err := realState(ctx, n)
 		if err != nil || got != want {
-			t.Fatalf("after\n%s\ncontainerd has (%v)\n%s\nand the model\n%s", strings.Join(script, "\n"), err, got, want)
+			t.Fatalf("after\n%s\ngot from containerd (%v)\n%s\nwant, as the model\n%s", strings.Join(script, "\n"), err, got, want)
 		}
 	}
 	set := func(name, to string) {
-		step("set "+name+" to "+to, func(images ctrimages.Store, on context.Context) error {
+		step("set "+name+" to "+to, func(ctx context.Context, images ctrimages.Store) error {
 			img := ctrimages.Image{Name: name, Target: roots[to]}
-			_, err := images.Create(on, img)
+			_, err := images.Create(ctx, img)
 			if errdefs.IsAlreadyExists(err) {
-				_, err = images.Update(on, img, "target")
+				_, err = images.Update(ctx, img, "target")
 			}
 			return err
 		}, nil)
@@ -264,15 +261,15 @@ func TestModelOfStockCRI(t *testing.T) {
 		case 0, 1, 2, 3:
 			set(name, root())
 		case 4, 5:
-			step("delete "+name, func(images ctrimages.Store, on context.Context) error {
-				if err := images.Delete(on, name); err != nil && !errdefs.IsNotFound(err) {
+			step("delete "+name, func(ctx context.Context, images ctrimages.Store) error {
+				if err := images.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 					return err
 				}
 				return nil
 			}, nil)
 		case 6:
-			step("take the labels off "+name, func(images ctrimages.Store, on context.Context) error {
-				_, err := images.Update(on, ctrimages.Image{Name: name, Labels: map[string]string{}}, "labels")
+			step("remove the labels of "+name, func(ctx context.Context, images ctrimages.Store) error {
+				_, err := images.Update(ctx, ctrimages.Image{Name: name, Labels: map[string]string{}}, "labels")
 				return err
 			}, nil)
 		case 7, 8:
@@ -287,8 +284,8 @@ func TestModelOfStockCRI(t *testing.T) {
 			if rng.IntN(3) > 0 {
 				continue
 			}
-			step("restart", nil, func(on bool) error {
-				if !on {
+			step("restart", nil, func(real bool) error {
+				if !real {
 					model.restart(t)
 					return nil
 				}
@@ -298,12 +295,12 @@ func TestModelOfStockCRI(t *testing.T) {
 				if err := n.Start(ctx); err != nil {
 					return err
 				}
-				real = n.Client()
+				client = n.Client()
 				return nil
 			})
 		}
 	}
-	if err := real.LeasesService().Delete(ctx, l); err != nil {
+	if err := client.LeasesService().Delete(ctx, l); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package versions tests imagepin with every version of containerd that it is for, in it and beside it, and that imagepin serve
-// refuses those that are too old. What was found is written to a file, which is what the table in RELEASES.md has to say.
+// Package versions tests imagepin with every supported version of containerd, as plugin and as imagepin serve, and that
+// imagepin serve refuses older versions. It writes the results to a file, which must match the table in RELEASES.md.
 package versions
 
 import (
@@ -20,11 +20,10 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const foreign = "linux/s390x"
 
-// soon is how long is waited for what has to happen. It is no measure of how long that may take.
+// soon is the timeout of waits. Tests do not measure how long a condition takes.
 const soon = time.Minute
 
-// TestVersions runs the main job with each: one tag for two snapshotters and two platforms, after which the tag moves for one only,
-// containerd and imagepin are killed, and the registry is gone.
+// TestVersions runs the main job with each version, or checks that imagepin serve refuses it.
 func TestVersions(t *testing.T) {
 	all, err := matrix.Read(filepath.Join("..", ".."))
 	if err != nil {
@@ -34,46 +33,47 @@ func TestVersions(t *testing.T) {
 	if err := os.RemoveAll(results); err != nil {
 		t.Fatal(err)
 	}
-	found := make([]matrix.Containerd, len(all))
+	outcomes := make([]matrix.Containerd, len(all))
 	for i, c := range all {
-		found[i] = matrix.Containerd{Name: c.Name, Plugin: matrix.Untested, Serve: matrix.Untested}
+		outcomes[i] = matrix.Containerd{Name: c.Name, Plugin: matrix.Untested, Serve: matrix.Untested}
 	}
 	t.Run("with", func(t *testing.T) {
 		for i, c := range all {
 			if c.Plugin == matrix.Works {
-				t.Run(c.Name+" in it", func(t *testing.T) {
+				t.Run(c.Name+" plugin", func(t *testing.T) {
 					t.Parallel()
 					mainJob(t, c, node.Plugin)
-					found[i].Plugin = matrix.Works
+					outcomes[i].Plugin = matrix.Works
 				})
 			}
-			t.Run(c.Name+" beside it", func(t *testing.T) {
+			t.Run(c.Name+" serve", func(t *testing.T) {
 				t.Parallel()
 				switch c.Serve {
 				case matrix.Works:
 					mainJob(t, c, node.Serve)
 				case matrix.Refused:
-					refused(t, c)
+					wantRefused(t, c)
 				}
-				found[i].Serve = c.Serve
+				outcomes[i].Serve = c.Serve
 			})
 		}
 	})
 	if t.Failed() {
 		return
 	}
-	if err := os.WriteFile(results, matrix.Format(found), 0o644); err != nil {
+	if err := os.WriteFile(results, matrix.Format(outcomes), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
+// mainJob runs pods of one tag with two snapshotters and two platforms. Then the tag moves and is pulled for one
+// handler, containerd and imagepin are killed, and the pods run again while the registry is down.
 func mainJob(t *testing.T, c matrix.Containerd, mode node.Mode) {
 	ctx, reg := testkit.Context(t), testkit.Registry(t)
 	n := testkit.Node(t, node.Options{
 		Mode: mode, BinDir: binaries(t, c), SandboxImage: testkit.PushPause(t, reg),
 		Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}, {Name: "foreign", Platform: foreign}},
 	})
-	// It is what it is said to be.
 	version, err := n.Client().Version(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func mainJob(t *testing.T, c matrix.Containerd, mode node.Mode) {
 		want += "+imagepin"
 	}
 	if c.Version != "" && version.Version != want {
-		t.Errorf("containerd is %q, not %q", version.Version, want)
+		t.Errorf("got containerd %q, want %q", version.Version, want)
 	}
 
 	push := func(v string) {
@@ -92,15 +92,15 @@ func mainJob(t *testing.T, c matrix.Containerd, mode node.Mode) {
 	}
 	ref := reg.Ref("team/app:stable")
 	platformOf := map[string]string{node.DefaultHandler: images.HostPlatform(), "second": images.HostPlatform(), "foreign": foreign}
-	runs := func(handler, v string, always bool) {
+	wantRun := func(handler, v string, always bool) {
 		t.Helper()
 		res, err := n.RunAsKubelet(ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: ref, Always: always})
 		if err != nil {
-			t.Fatalf("%s: %v", handler, err)
+			t.Fatalf("running a pod of handler %s: %v", handler, err)
 		}
 		want := images.Options{Version: v, Platform: platformOf[handler]}.Line(0)
 		if res.Line != want {
-			t.Errorf("%s printed %q, want %q", handler, res.Line, want)
+			t.Errorf("a pod of handler %s printed %q, want %q", handler, res.Line, want)
 		}
 		if err := n.RemovePod(ctx, res.Pod); err != nil {
 			t.Error(err)
@@ -108,12 +108,12 @@ func mainJob(t *testing.T, c matrix.Containerd, mode node.Mode) {
 	}
 	push("v1")
 	for handler := range platformOf {
-		runs(handler, "v1", true)
+		wantRun(handler, "v1", true)
 	}
 	push("v2")
-	runs(node.DefaultHandler, "v2", true)
-	runs("second", "v1", false)
-	runs("foreign", "v1", false)
+	wantRun(node.DefaultHandler, "v2", true)
+	wantRun("second", "v1", false)
+	wantRun("foreign", "v1", false)
 
 	if err := n.Kill9(); err != nil {
 		t.Fatal(err)
@@ -122,13 +122,13 @@ func mainJob(t *testing.T, c matrix.Containerd, mode node.Mode) {
 	if err := n.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	runs(node.DefaultHandler, "v2", false)
-	runs("second", "v1", false)
-	runs("foreign", "v1", false)
+	wantRun(node.DefaultHandler, "v2", false)
+	wantRun("second", "v1", false)
+	wantRun("foreign", "v1", false)
 }
 
-// refused starts imagepin serve beside a containerd that is too old: it ends, and says why.
-func refused(t *testing.T, c matrix.Containerd) {
+// wantRefused checks that imagepin serve exits with an error if containerd is too old.
+func wantRefused(t *testing.T, c matrix.Containerd) {
 	ctx := testkit.Context(t)
 	n, err := node.New(node.Options{Mode: node.Serve, BinDir: binaries(t, c), NoPods: true})
 	if err != nil {
@@ -162,14 +162,14 @@ func refused(t *testing.T, c matrix.Containerd) {
 		t.Fatal(err)
 	}
 	if err := n.Wait(ctx); err == nil {
-		t.Error("imagepin serve ended as if all were well")
+		t.Error("imagepin serve exited without an error")
 	}
 	if want := "it is containerd " + version + ", but 2.1 or later is required"; !strings.Contains(n.Logs(), want) {
-		t.Errorf("the log does not say %q", want)
+		t.Errorf("the log does not contain %q", want)
 	}
 }
 
-// oldConfig is a configuration in the last format that containerd 1 knows.
+// oldConfig returns a configuration in the last format of containerd 1.
 func oldConfig(n *node.Node) []byte {
 	return []byte(strings.ReplaceAll(`version = 2
 root = "{root}/root"
@@ -193,8 +193,8 @@ disable = true
 `, "{root}", n.Root()))
 }
 
-// binaries is a directory with a containerd and what belongs to it, under the names that a node knows them by, and everything else
-// as it is built here.
+// binaries returns a directory with the binaries of a containerd, and the other binaries of this repository, under the
+// names that a node expects.
 func binaries(t *testing.T, c matrix.Containerd) string {
 	t.Helper()
 	if c.Dir == "" {

@@ -55,7 +55,7 @@ var Names = []string{
 	"collect.done",    // garbage is collected
 
 	// Pins.
-	"pin.write",   // before a pin is made or moved
+	"pin.write",   // before a pin is created or moved
 	"pin.written", // after
 	"pin.remove",  // before a pin is removed
 	"pin.removed", // after

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Names lists exactly the failpoints in the sources.
+// TestNamesAreThoseOfTheSources checks that Names lists exactly the failpoints in the sources.
 func TestNamesAreThoseOfTheSources(t *testing.T) {
 	const root = "../.."
 	found := make(map[string]bool)

@@ -35,12 +35,12 @@ type choice struct {
 	retain      bool
 	behavior    string
 	discard     bool
-	socket      bool // imagepin runs beside containerd, and is killed alone
+	socket      bool // imagepin runs in a separate process, and a kill does not end containerd
 	slowGC      time.Duration
-	before      []string // done one after the other before all else
-	actors      []string // done concurrently
+	before      []string // actions that run first, one after the other
+	actors      []string // actions that run concurrently
 	kill        bool
-	reconfigure bool     // after the kill, a handler has another snapshotter
+	reconfigure bool     // after the kill, handler foreign has another snapshotter
 	refs        []string // references in this history
 	expire      bool     // pins are swept concurrently
 	refuse      string   // the build that the image verifier rejects, or ""
@@ -73,7 +73,7 @@ func choose(rng *rand.Rand) choice {
 	if c.consistency != "off" && rng.IntN(5) == 0 {
 		c.expire, c.before = true, append(c.before, "pod", "pull")
 	}
-	calm := rng.IntN(3) == 0 // only kubelet and its node
+	calm := rng.IntN(3) == 0 // only kubelet, crictl, and moves of tags
 	for range 2 + rng.IntN(4) {
 		if c.expire || c.consistency != "off" && rng.IntN(4) == 0 {
 			c.actors = append(c.actors, pick("pod", "pod", "pull", "pin", "unpin", "refresh", "move", "image-gc"))
@@ -93,13 +93,13 @@ func choose(rng *rand.Rand) choice {
 		c.cap = 1
 	}
 	if rng.IntN(4) == 0 {
-		c.of(rng)
+		c.repeatFailure(rng)
 	}
 	return c
 }
 
-// of makes a history one of those that have failed before, with variations.
-func (c *choice) of(rng *rand.Rand) {
+// repeatFailure makes the history a variation of one that failed before.
+func (c *choice) repeatFailure(rng *rand.Rand) {
 	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
 	c.refuse, c.cap = "", 0
 	switch rng.IntN(10) {
@@ -126,7 +126,7 @@ func (c *choice) of(rng *rand.Rand) {
 		c.before = []string{"pod app:1 runc", "pod-ends"}
 		c.actors = []string{"pod app:1 runc", "pod app:1 runc", "pod app:3 runc", "pod-ends", "image-gc"}
 		c.actors = c.actors[:3+rng.IntN(3)]
-	case 5: // a pin that retains is made while another image of its digest is recorded
+	case 5: // a pin with retain is set while another key of its digest is recorded
 		c.actors = []string{"pin app:1 A", "pull app:1 runc", "pull app:2 second", "ctr-pull app:2"}
 		c.actors = c.actors[:2+rng.IntN(3)]
 	case 6: // containerd's CRI writes the record of an image ID while the image is removed
@@ -141,7 +141,7 @@ func (c *choice) of(rng *rand.Rand) {
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"crictl-rmi app:1", "pull app:2 runc", "pod app:2 runc", "image-gc", "gc"}
 		c.actors = c.actors[:2+rng.IntN(4)]
-	case 9: // slow collection of retained content, while other content is retained
+	case 9: // slow garbage collection of retained content, while other content is retained
 		c.consistency, c.retain, c.slowGC, c.kill = "node", true, 20*time.Second, false
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"pin app:1 B", "pull app:3 runc", "pull app:1 second"}
@@ -149,7 +149,7 @@ func (c *choice) of(rng *rand.Rand) {
 	}
 }
 
-// facts are events of a history that the checks of its calls need.
+// facts are the events of a history that the checks need.
 type facts struct {
 	mu         sync.Mutex
 	otherTools atomic.Bool
@@ -157,8 +157,8 @@ type facts struct {
 	killedAt   atomic.Int64 // step of the last kill
 	unpinned   atomic.Bool  // an operator has set or removed a pin
 	refreshed  atomic.Bool
-	pins       sync.Map // names of pins that were made
-	movedByCRI sync.Map // names of records that containerd's CRI has overwritten with what it had read before
+	pins       sync.Map // names of pins that were created
+	movedByCRI sync.Map // names of records that containerd's CRI has moved to a target that it read earlier
 	ops        []*op
 }
 
@@ -174,7 +174,7 @@ type op struct {
 	pinned                      digest.Digest // digest of that pin when the call began
 	sandbox                     string        // sandbox of the pod
 	container                   string        // container that the call created
-	heldBy                      bool          // a pin existed when the call began or ended
+	wasPinned                   bool          // a pin existed when the call began or ended
 	removes                     bool
 	err                         error
 }
@@ -184,12 +184,12 @@ func (f *facts) tool(step int) {
 	f.toolAt.Store(int64(step))
 }
 
-// touched reports whether another tool has written since a step.
-func (f *facts) touched(since int) bool {
+// toolWrote reports whether another tool has written since a step.
+func (f *facts) toolWrote(since int) bool {
 	return f.otherTools.Load() && f.toolAt.Load() >= int64(since)
 }
 
-// removed reports whether an image was being removed since a step.
+// removed reports whether a removal of an image ran at or after a step.
 func (f *facts) removed(id string, since int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,7 +198,7 @@ func (f *facts) removed(id string, since int) bool {
 	})
 }
 
-// sharedSince returns the step since which the work that a call waits for may have been running for earlier calls.
+// sharedSince returns the earliest step at which another call can have started the work that a call waits for.
 func (f *facts) sharedSince(o *op) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,8 +214,8 @@ func (f *facts) sharedSince(o *op) int {
 	return since
 }
 
-// beside reports whether another call for the same reference ran concurrently.
-func (f *facts) beside(o *op) bool {
+// concurrent reports whether another call for the same reference ran at the same time.
+func (f *facts) concurrent(o *op) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.ContainsFunc(f.ops, func(other *op) bool {
@@ -236,8 +236,8 @@ func infoOf(id string) snapshots.Info {
 	return snapshots.Info{Name: id, Labels: map[string]string{"containerd.io/gc.root": "container"}}
 }
 
-// life is the process of containerd's CRI.
-func (c *containerdCRI) life() *process { return c.current }
+// process returns the current process of containerd's CRI.
+func (c *containerdCRI) process() *process { return c.current }
 
 // caller is one client of the node.
 type caller struct {
@@ -272,16 +272,16 @@ func (k *caller) handler() string {
 	return k.pick("runc", "runc", "second", "foreign")
 }
 
-// step is a point of the caller itself, before an action.
+// step is a step of the caller itself, not of a process.
 func (k *caller) step(format string, args ...any) { _ = k.w.step(k.ctx, nil, format, args...) }
 
 const (
-	unanswered = 15 * time.Minute
-	control    = "imagepin.v1.Control"
+	callTimeout = 15 * time.Minute
+	control     = "imagepin.v1.Control"
 )
 
-// ask makes a call and checks its outcome.
-func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto.Message) (Resp, error) {
+// checkedCall makes a call and checks its outcome.
+func checkedCall[Resp proto.Message](k *caller, service, method string, o *op, req proto.Message) (Resp, error) {
 	k.step("calls %s %s %s", method, subject(req), o.handler)
 	w := k.w
 	p := w.proc
@@ -289,7 +289,7 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 		var none Resp
 		return none, err
 	}
-	ctx, cancel := context.WithTimeout(k.ctx, unanswered)
+	ctx, cancel := context.WithTimeout(k.ctx, callTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)() // the connection ends with the process
 	o.actor, o.method, o.start, o.began = k.name, method, w.steps, time.Now()
@@ -303,9 +303,9 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	if w.alive(p) != nil {
 		result = "the connection has ended"
 	}
-	if made, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
-		o.id, o.container = w.cri.imageOf(made.GetContainerId()), made.GetContainerId()
-		o.heldBy = o.pinned != "" || w.pin(o) != ""
+	if created, ok := any(resp).(*runtime.CreateContainerResponse); ok && err == nil {
+		o.id, o.container = w.cri.imageOf(created.GetContainerId()), created.GetContainerId()
+		o.wasPinned = o.pinned != "" || w.pin(o) != ""
 	}
 	k.step("got from %s %s: %s", method, subject(req), result)
 	w.facts.mu.Lock()
@@ -317,11 +317,11 @@ func ask[Resp proto.Message](k *caller, service, method string, o *op, req proto
 	if seen, ok := any(resp).(*runtime.ImageStatusResponse); ok && err == nil {
 		o.id = seen.GetImage().GetId()
 	}
-	k.judge(o, p)
+	k.checkOutcome(o, p)
 	return resp, err
 }
 
-// pin returns the digest of the pin that a call must follow, or "".
+// pin returns the digest of the pin that applies to a call, or "".
 func (w *world) pin(o *op) digest.Digest {
 	if o.scope == "" {
 		return ""
@@ -333,23 +333,23 @@ func (w *world) pin(o *op) digest.Digest {
 	return img.Target.Digest
 }
 
-// followed checks that a call that had to follow a pin did.
-func (k *caller) followed(o *op) {
+// checkPin checks that a call used the image of the pin that applies to it.
+func (k *caller) checkPin(o *op) {
 	if o.pinned == "" || o.id == "" || k.w.pin(o) != o.pinned || o.sandbox != "" && !k.w.cri.has(o.sandbox) {
 		return
 	}
-	// A pin that a call is writing may be recorded but not in effect.
-	if o.method == "ImageStatus" && k.w.facts.beside(o) || k.w.facts.pinning(o) {
+	// A pin may be recorded but not yet in effect while a call writes it.
+	if o.method == "ImageStatus" && k.w.facts.concurrent(o) || k.w.facts.pinning(o) {
 		return
 	}
 	b := k.w.registry.byRoot(o.pinned)
 	platform, _ := k.w.target(o.handler)
 	if b != nil && b.images[platform].config.Digest.String() != o.id {
-		k.w.wrong(pinIgnored, "%s %s for %s: %s, and its pin says %s", o.method, o.ref, o.handler, o.id, o.pinned)
+		k.w.wrong(pinIgnored, "%s %s for %s: got image %s, want the image of pinned digest %s", o.method, o.ref, o.handler, o.id, o.pinned)
 	}
 }
 
-// scope returns the scope of the pins that a pod's calls make or follow.
+// scope returns the scope of the pins that apply to a pod's calls.
 func (w *world) scope(config *runtime.PodSandboxConfig) string {
 	switch w.choice.consistency {
 	case "node":
@@ -382,31 +382,31 @@ func outcome(resp proto.Message, err error) string {
 	return "done"
 }
 
-// judge checks the outcome of a call.
-func (k *caller) judge(o *op, p *process) {
+// checkOutcome checks the outcome of a call.
+func (k *caller) checkOutcome(o *op, p *process) {
 	w := k.w
 	took := o.took
 	switch {
 	case w.alive(p) != nil || k.ctx.Err() != nil:
 		return // no caller waits for it
-	case took >= unanswered:
+	case took >= callTimeout:
 		w.wrong(callUnanswered, "%s %s took %s", o.method, o.ref, took)
 		return
 	case o.err == nil:
-		k.followed(o)
-		// What a refresh or a repair cannot make ready for one target is collected before the next target.
-		makesSeveral := o.method == "Refresh" || o.method == "Check"
-		if w.choice.slowGC > 0 && !makesSeveral && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
+		k.checkPin(o)
+		// If Refresh or Check cannot make one target ready, it collects garbage before the next target.
+		severalTargets := o.method == "Refresh" || o.method == "Check"
+		if w.choice.slowGC > 0 && !severalTargets && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
 		}
 		return
 	case w.registry.failedSince(w.facts.sharedSince(o)) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
 		return
-	case w.facts.touched(o.start):
+	case w.facts.toolWrote(o.start):
 		return
 	}
 	if o.method == "CreateContainer" {
-		return // the operation that it follows is checked
+		return // startContainer checks the error
 	}
 	text := o.err.Error()
 	switch {
@@ -422,7 +422,7 @@ func (k *caller) judge(o *op, p *process) {
 	}
 }
 
-// expected reports whether the history provokes an error: an image that the verifier rejects, or a namespace that has
+// expected reports whether the history causes an error: an image that the verifier rejects, or a namespace that has
 // reached its limit of pins.
 func (w *world) expected(text string) bool {
 	return w.choice.refuse != "" && strings.Contains(text, "blocked") ||
@@ -476,7 +476,7 @@ func (k *caller) act(what string) {
 			to, retain = k.w.registry.named(k.args[0]), true
 		}
 		k.w.facts.unpinned.Store(true)
-		_, _ = ask[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
+		_, _ = checkedCall[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
 			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: retain})
 	case "unpin":
 		ref, scope := k.ref(), "node"
@@ -484,13 +484,13 @@ func (k *caller) act(what string) {
 			scope = "workload/" + k.pick("blue", "green") + "/pod-template-hash=" + k.pick("r1", "r2")
 		}
 		k.w.facts.unpinned.Store(true)
-		_, _ = ask[*api.RemovePinResponse](k, control, "RemovePin", &op{ref: ref}, &api.RemovePinRequest{Ref: ref, Scope: scope})
+		_, _ = checkedCall[*api.RemovePinResponse](k, control, "RemovePin", &op{ref: ref}, &api.RemovePinRequest{Ref: ref, Scope: scope})
 	case "refresh":
 		ref := k.ref()
 		k.w.facts.refreshed.Store(true)
-		_, _ = ask[*api.RefreshResponse](k, control, "Refresh", &op{ref: ref}, &api.RefreshRequest{Ref: ref})
+		_, _ = checkedCall[*api.RefreshResponse](k, control, "Refresh", &op{ref: ref}, &api.RefreshRequest{Ref: ref})
 	case "repair":
-		_, _ = ask[*api.CheckResponse](k, control, "Check", &op{}, &api.CheckRequest{Repair: true})
+		_, _ = checkedCall[*api.CheckResponse](k, control, "Check", &op{}, &api.CheckRequest{Repair: true})
 	case "gc":
 		for range 1 + k.rng.IntN(4) {
 			k.step("collects")
@@ -501,17 +501,17 @@ func (k *caller) act(what string) {
 	}
 }
 
-// pull is crictl pull.
+// pull pulls an image, as crictl pull does.
 func (k *caller) pull() {
 	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
 		handler = "runc" // this image has no other platform
 	}
-	_, _ = ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(nil)},
+	_, _ = checkedCall[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(nil)},
 		&runtime.PullImageRequest{Image: &runtime.ImageSpec{Image: ref, RuntimeHandler: handler}})
 }
 
-// pod does what kubelet does for a pod: sandbox, image, container.
+// pod starts a pod, as kubelet does: sandbox, image, container.
 func (k *caller) pod() {
 	ref, handler := k.ref(), k.handler()
 	if handler == "foreign" && strings.HasSuffix(ref, "other:2") {
@@ -531,33 +531,33 @@ func (k *caller) pod() {
 		}
 		return s
 	}
-	var made string
-	for try := 0; made == ""; try++ {
+	var sandbox string
+	for try := 0; sandbox == ""; try++ {
 		if try == 3 {
 			return
 		}
-		resp, err := ask[*runtime.RunPodSandboxResponse](k, "RuntimeService", "RunPodSandbox", &op{handler: handler},
+		resp, err := checkedCall[*runtime.RunPodSandboxResponse](k, "RuntimeService", "RunPodSandbox", &op{handler: handler},
 			&runtime.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 		if err == nil {
-			made = resp.GetPodSandboxId()
+			sandbox = resp.GetPodSandboxId()
 		} else if k.ctx.Err() != nil {
 			return
 		}
 	}
 	for range 3 {
-		done := k.startContainer(config, made, ref, handler, spec, always)
+		done := k.startContainer(config, sandbox, ref, handler, spec, always)
 		if done || k.ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// startContainer is one attempt of kubelet to start a container. It reports whether no other attempt is needed.
+// startContainer makes one attempt to start a container, as kubelet does. It reports whether this was the last attempt.
 func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, handler string, spec func() *runtime.ImageSpec, always bool) bool {
 	since := k.w.steps
 	id := ""
 	if !always {
-		resp, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus",
+		resp, err := checkedCall[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus",
 			&op{ref: ref, handler: handler, scope: k.w.scope(config), sandbox: sandbox}, &runtime.ImageStatusRequest{Image: spec()})
 		if err != nil {
 			return false
@@ -565,19 +565,19 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		id = resp.GetImage().GetId()
 	}
 	if id == "" {
-		resp, err := ask[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(config)},
+		resp, err := checkedCall[*runtime.PullImageResponse](k, "ImageService", "PullImage", &op{ref: ref, handler: handler, scope: k.w.scope(config)},
 			&runtime.PullImageRequest{Image: spec(), SandboxConfig: config})
 		if err != nil {
 			return false
 		}
 		id = resp.GetImageRef()
 	}
-	if _, err := ask[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus", &op{ref: ref},
+	if _, err := checkedCall[*runtime.ImageStatusResponse](k, "ImageService", "ImageStatus", &op{ref: ref},
 		&runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: ref}}); err != nil {
 		return false
 	}
 	o := &op{ref: ref, handler: handler, id: id, scope: k.w.scope(config)}
-	_, err := ask[*runtime.CreateContainerResponse](k, "RuntimeService", "CreateContainer", o, &runtime.CreateContainerRequest{
+	_, err := checkedCall[*runtime.CreateContainerResponse](k, "RuntimeService", "CreateContainer", o, &runtime.CreateContainerRequest{
 		PodSandboxId: sandbox, SandboxConfig: config,
 		Config: &runtime.ContainerConfig{
 			Metadata: &runtime.ContainerMetadata{Name: "c"}, Image: &runtime.ImageSpec{Image: id, UserSpecifiedImage: ref},
@@ -587,7 +587,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 		return true
 	}
 	w := k.w
-	if w.expected(err.Error()) || w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.touched(since) ||
+	if w.expected(err.Error()) || w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.toolWrote(since) ||
 		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) {
 		return false
 	}
@@ -613,13 +613,13 @@ func (k *caller) podEnds() {
 	c.mu.Lock()
 	box := c.containers[id].sandbox
 	c.mu.Unlock()
-	_, _ = ask[*runtime.RemoveContainerResponse](k, "RuntimeService", "RemoveContainer", &op{}, &runtime.RemoveContainerRequest{ContainerId: id})
-	_, _ = ask[*runtime.RemovePodSandboxResponse](k, "RuntimeService", "RemovePodSandbox", &op{}, &runtime.RemovePodSandboxRequest{PodSandboxId: box})
+	_, _ = checkedCall[*runtime.RemoveContainerResponse](k, "RuntimeService", "RemoveContainer", &op{}, &runtime.RemoveContainerRequest{ContainerId: id})
+	_, _ = checkedCall[*runtime.RemovePodSandboxResponse](k, "RuntimeService", "RemovePodSandbox", &op{}, &runtime.RemovePodSandboxRequest{PodSandboxId: box})
 }
 
-// imageGC is kubelet's image garbage collection: it removes by ID.
+// imageGC removes images by ID, as kubelet's image garbage collection does.
 func (k *caller) imageGC() {
-	resp, err := ask[*runtime.ListImagesResponse](k, "ImageService", "ListImages", &op{}, &runtime.ListImagesRequest{})
+	resp, err := checkedCall[*runtime.ListImagesResponse](k, "ImageService", "ListImages", &op{}, &runtime.ListImagesRequest{})
 	if err != nil {
 		return
 	}
@@ -627,26 +627,26 @@ func (k *caller) imageGC() {
 		if img.GetPinned() || k.rng.IntN(3) == 0 {
 			continue
 		}
-		_, _ = ask[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{id: img.GetId(), removes: true, ref: img.GetId()},
+		_, _ = checkedCall[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{id: img.GetId(), removes: true, ref: img.GetId()},
 			&runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: img.GetId()}})
 	}
 }
 
-// rmi is crictl rmi of a tag.
+// rmi removes a tag, as crictl rmi does.
 func (k *caller) rmi() {
 	ref := k.ref()
-	_, _ = ask[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{removes: true, ref: ref},
+	_, _ = checkedCall[*runtime.RemoveImageResponse](k, "ImageService", "RemoveImage", &op{removes: true, ref: ref},
 		&runtime.RemoveImageRequest{Image: &runtime.ImageSpec{Image: ref}})
 }
 
-// tool records that another tool is writing.
+// tool is a step of another tool that then writes.
 func (k *caller) tool(format string, args ...any) {
 	k.step(format, args...)
 	k.w.facts.tool(k.w.steps)
 }
 
-// ctrPull is ctr images pull. It writes content under a lease, then the record, and then unpacks (client.Pull unpacks
-// before the record, the transfer service after it; both variants occur).
+// ctrPull pulls an image, as ctr images pull does. It writes content under a lease. Then it unpacks the image and
+// writes its record, in this order (as client.Pull does) or in the other (as the transfer service does).
 func (k *caller) ctrPull() {
 	ref := k.ref()
 	b := k.w.registry.tag(ref)
@@ -739,7 +739,7 @@ func (k *caller) unpack(ctx context.Context, img image) error {
 	return err
 }
 
-// ctrTag is ctr images tag --force of an existing image.
+// ctrTag tags an existing image, as ctr images tag --force does.
 func (k *caller) ctrTag() {
 	k.tool("looks for an image to tag")
 	from, to := k.ref(), k.ref()
@@ -753,7 +753,7 @@ func (k *caller) ctrTag() {
 	}
 }
 
-// ctrRemove is ctr images rm.
+// ctrRemove removes a record, as ctr images rm does.
 func (k *caller) ctrRemove() {
 	ref := k.ref()
 	k.tool("removes %s", ref)

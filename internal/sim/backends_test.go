@@ -21,7 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// class is the part of an error that callers of containerd distinguish.
+// class returns the class of an error, as far as callers of containerd distinguish it.
 func class(err error) string {
 	for _, c := range []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable} {
 		if errors.Is(err, c) {
@@ -34,8 +34,7 @@ func class(err error) string {
 	return "ok"
 }
 
-// TestLayersAreASnapshotter runs scripts on the snapshotter in memory and on containerd's native one, and compares all
-// results.
+// TestLayersAreASnapshotter checks that the snapshotter in memory and containerd's native one return the same results.
 func TestLayersAreASnapshotter(t *testing.T) {
 	for seed := range uint64(5) {
 		real, err := snnative.NewSnapshotter(t.TempDir())
@@ -57,7 +56,7 @@ func TestLayersAreASnapshotter(t *testing.T) {
 			}
 			script = append(script, fmt.Sprintf("%d %s %s: %s", op, key, other, outcomes[1]))
 			if outcomes[0] != outcomes[1] {
-				t.Fatalf("%s\nseed %d: in memory: %s", strings.Join(script, "\n"), seed, outcomes[0])
+				t.Fatalf("%s\nseed %d: the one in memory returns: %s", strings.Join(script, "\n"), seed, outcomes[0])
 			}
 		}
 		if err := real.Close(); err != nil {
@@ -66,10 +65,10 @@ func TestLayersAreASnapshotter(t *testing.T) {
 	}
 }
 
-// onSnapshotter performs one operation, and returns its result and the state.
+// onSnapshotter performs one operation. It returns the result and the state after it.
 func onSnapshotter(ctx context.Context, sn snapshots.Snapshotter, op int, key, other string) string {
 	label := snapshots.WithLabels(map[string]string{"containerd.io/snapshot/x": other})
-	said := func(i snapshots.Info) string {
+	format := func(i snapshots.Info) string {
 		return fmt.Sprintf("%s %s on %q %v", i.Name, i.Kind, i.Parent, i.Labels)
 	}
 	var (
@@ -93,17 +92,16 @@ func onSnapshotter(ctx context.Context, sn snapshots.Snapshotter, op int, key, o
 		info, err = sn.Update(ctx, snapshots.Info{Name: key, Labels: map[string]string{"containerd.io/snapshot/x": other}}, "labels.containerd.io/snapshot/x")
 	}
 	all := make(map[string]string)
-	if walked := sn.Walk(ctx, func(_ context.Context, i snapshots.Info) error { all[i.Name] = said(i); return nil }); walked != nil && !errdefs.IsNotFound(walked) { // it has never had any
+	if walked := sn.Walk(ctx, func(_ context.Context, i snapshots.Info) error { all[i.Name] = format(i); return nil }); walked != nil && !errdefs.IsNotFound(walked) { // it never had a snapshot
 		return walked.Error()
 	}
 	if err != nil {
 		info = snapshots.Info{}
 	}
-	return fmt.Sprintf("%s %s; %v", class(err), said(info), slices.Sorted(maps.Values(all)))
+	return fmt.Sprintf("%s %s; %v", class(err), format(info), slices.Sorted(maps.Values(all)))
 }
 
-// TestBlobsAreAContentStore runs scripts on the content store in memory and on containerd's own, and compares all
-// results.
+// TestBlobsAreAContentStore checks that the content store in memory and containerd's own return the same results.
 func TestBlobsAreAContentStore(t *testing.T) {
 	for seed := range uint64(5) {
 		real, err := local.NewStore(filepath.Join(t.TempDir(), "content"))
@@ -121,7 +119,7 @@ func TestBlobsAreAContentStore(t *testing.T) {
 			}
 			script = append(script, fmt.Sprintf("%d %d %d: %s", op, n, flaw, outcomes[1]))
 			if outcomes[0] != outcomes[1] {
-				t.Fatalf("%s\nseed %d: in memory: %s", strings.Join(script, "\n"), seed, outcomes[0])
+				t.Fatalf("%s\nseed %d: the one in memory returns: %s", strings.Join(script, "\n"), seed, outcomes[0])
 			}
 		}
 		for _, c := range both {
@@ -140,15 +138,15 @@ type contentScript struct {
 	writers [3]content.Writer
 }
 
-// step performs one operation with blob number n, and returns its result.
+// step performs one operation with blob number n. It returns the result and the state after it.
 func (c *contentScript) step(ctx context.Context, op, n, flaw int) string {
 	data := []byte(strings.Repeat("x", n+1))
 	desc := ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}
 	ref := fmt.Sprintf("ref-%d", n)
 	w := c.writers[n]
 	var (
-		err  error
-		said string
+		err    error
+		result string
 	)
 	switch op {
 	case 0, 1:
@@ -182,26 +180,26 @@ func (c *contentScript) step(ctx context.Context, op, n, flaw int) string {
 	case 5:
 		var info content.Info
 		if info, err = c.store.Info(ctx, desc.Digest); err == nil {
-			said = fmt.Sprint(info.Digest, info.Size)
+			result = fmt.Sprint(info.Digest, info.Size)
 		}
 	case 6:
 		err = c.store.Delete(ctx, desc.Digest)
 	case 7:
 		var b []byte
 		b, err = content.ReadBlob(ctx, c.store, desc)
-		said = string(b)
+		result = string(b)
 	case 8:
 		if w == nil {
 			err = c.store.Abort(ctx, ref)
 		} else {
 			var s content.Status
 			if s, err = w.Status(); err == nil {
-				said = fmt.Sprint(s.Ref, s.Offset, s.Total)
+				result = fmt.Sprint(s.Ref, s.Offset, s.Total)
 			}
 		}
 	}
 	var all []string
-	if werr := c.store.Walk(ctx, func(i content.Info) error { all = append(all, i.Digest.String()); return nil }); werr != nil && !errors.Is(werr, fs.ErrNotExist) { // it has never had any
+	if werr := c.store.Walk(ctx, func(i content.Info) error { all = append(all, i.Digest.String()); return nil }); werr != nil && !errors.Is(werr, fs.ErrNotExist) { // it never had a blob
 		return werr.Error()
 	}
 	statuses, serr := c.store.ListStatuses(ctx)
@@ -212,5 +210,5 @@ func (c *contentScript) step(ctx context.Context, op, n, flaw int) string {
 		all = append(all, fmt.Sprint(s.Ref, s.Offset))
 	}
 	slices.Sort(all)
-	return fmt.Sprintf("%s %s; %v", class(err), said, all)
+	return fmt.Sprintf("%s %s; %v", class(err), result, all)
 }

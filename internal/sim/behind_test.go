@@ -20,7 +20,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandbox and container have the fields of pods in containerd's CRI that concern images.
+// sandbox and container have the fields of containerd's CRI that concern images.
 type sandbox struct {
 	id, handler string
 	made        int64
@@ -41,7 +41,7 @@ func decode[T proto.Message](b []byte, into T) T {
 	return into
 }
 
-// answer answers a call of the CRI.
+// answer serves a CRI call.
 func (c *containerdCRI) answer(ctx context.Context, method string, req []byte) (proto.Message, error) {
 	select {
 	case <-c.initialized:
@@ -133,17 +133,17 @@ func (c *containerdCRI) containerStatus(r *runtime.ContainerStatusRequest) (prot
 // LocalResolve, toContainerdImage (helpers.go), which reads the record with the name of the ID, and WithNewSnapshot
 // (internal/cri/opts/container.go), which unpacks the image if the snapshot is missing and the layers exist.
 func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
-	since, whole := c.w.steps, c.whole(r)
+	since, complete := c.w.steps, c.complete(r)
 	resp, err := c.makeContainer(ctx, r)
-	// The caller that forwards the call holds the image until it returns.
-	if errdefs.IsNotFound(err) && whole && !c.w.facts.touched(since) && c.w.facts.killedAt.Load() < int64(since) {
+	// imagepin forwards the call, and must protect the image until the call returns.
+	if errdefs.IsNotFound(err) && complete && !c.w.facts.toolWrote(since) && c.w.facts.killedAt.Load() < int64(since) {
 		c.w.wrong(removedInUse, "CreateContainer of %s: %v", r.GetConfig().GetImage().GetImage(), err)
 	}
 	return resp, err
 }
 
-// whole reports whether everything exists that a container needs.
-func (c *containerdCRI) whole(r *runtime.CreateContainerRequest) bool {
+// complete reports whether the sandbox and all parts of the image of a container exist.
+func (c *containerdCRI) complete(r *runtime.CreateContainerRequest) bool {
 	ctx := inK8s(context.Background())
 	c.mu.Lock()
 	box := c.sandboxes[r.GetPodSandboxId()]
@@ -175,15 +175,15 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if box == nil {
 		return nil, fmt.Errorf("sandbox %s: %w", r.GetPodSandboxId(), errdefs.ErrNotFound)
 	}
-	life := c.life()
-	if err := c.w.step(ctx, life, "creates a container: asks for the status of %s", box.id); err != nil {
+	proc := c.process()
+	if err := c.w.step(ctx, proc, "creates a container: asks for the status of %s", box.id); err != nil {
 		return nil, err
 	}
 	img, ok := c.images.Resolve(r.GetConfig().GetImage().GetImage())
 	if !ok {
 		return nil, fmt.Errorf("failed to resolve image %q: %w", r.GetConfig().GetImage().GetImage(), errdefs.ErrNotFound)
 	}
-	if err := c.w.step(ctx, life, "creates a container: gets record of %s", img.ID); err != nil {
+	if err := c.w.step(ctx, proc, "creates a container: gets record of %s", img.ID); err != nil {
 		return nil, err
 	}
 	ctx = inK8s(ctx)
@@ -208,7 +208,7 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	}
 	_, name := c.w.target(cmp.Or(box.handler, "runc"))
 	sn := c.w.db.Snapshotter(name)
-	if err := c.w.step(ctx, life, "creates a container: snapshot of %s", img.ID); err != nil {
+	if err := c.w.step(ctx, proc, "creates a container: snapshot of %s", img.ID); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -245,8 +245,7 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if err != nil {
 		return nil, fmt.Errorf("failed to create containerd container: %w", err)
 	}
-	// In containerd, the container's record is a garbage collection root of its snapshot. Here a label has the same
-	// effect.
+	// In containerd, the container's record is the garbage collection root of its snapshot. Here it is a label.
 	_, err = sn.Update(ctx, infoOf(id), "labels.containerd.io/gc.root")
 	if err != nil {
 		return nil, err

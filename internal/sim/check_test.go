@@ -20,22 +20,22 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The names of the invariants after a history. They are the names of problems.
+// The names of the invariants, which are also the names of problems.
 const (
 	keyUnreadable    = "key-unreadable"
 	keyTwice         = "key-on-two-records"
 	keyNoRecord      = "key-without-record"
 	keyNoContent     = "key-without-content"
 	keyNoSnapshot    = "key-without-snapshot"
-	keyWrong         = "key-says-something-wrong"
-	tagAstray        = "tag-or-id-means-something-else"
+	keyWrong         = "key-inconsistent"
+	tagMismatch      = "tag-or-id-has-another-digest"
 	leakedRecord     = "record-leaked"
 	leakedContent    = "content-leaked"
 	leakedSnapshot   = "snapshot-leaked"
 	leakedIngest     = "ingest-leaked"
 	leakedLease      = "lease-leaked"
 	retentionLost    = "retention-lost"
-	retainedInVain   = "retained-without-pin"
+	retainedUnpinned = "retained-without-pin"
 	listWrong        = "list-disagrees-with-keys"
 	statusWrong      = "status-disagrees-with-keys"
 	callFailed       = "call-failed"
@@ -44,14 +44,14 @@ const (
 	callUnanswered   = "call-unanswered"
 	notVisible       = "pull-not-visible"
 	notRunnable      = "pulled-image-cannot-be-run"
-	removedInUse     = "removed-under-a-call-that-uses-it"
+	removedInUse     = "removed-while-in-use"
 	pinIgnored       = "pin-ignored"
 	pinExpired       = "pin-expired-in-use"
 	olderOverNewer   = "older-digest-over-newer"
-	pinGone          = "pin-gone-in-use"
+	pinLost          = "pin-lost-in-use"
 	pinsTooMany      = "more-pins-than-allowed"
 	tagMovedByPin    = "tag-moved-by-a-pin"
-	refusedUsed      = "refused-image-used"
+	rejectedUsed     = "rejected-image-used"
 	neverSettles     = "node-never-settles"
 	notDeterministic = "history-differs-when-replayed"
 )
@@ -92,7 +92,8 @@ type check struct {
 	layers  map[string]bool
 }
 
-func (w *world) look() (*check, error) {
+// newCheck reads the state of the node.
+func newCheck(w *world) (*check, error) {
 	c := &check{
 		w: w, ctx: inK8s(context.Background()), images: map[string]images.Image{}, pins: map[string]images.Image{},
 		content: map[digest.Digest]content.Info{}, snapshots: map[string]snapshots.Info{},
@@ -136,7 +137,7 @@ func (w *world) look() (*check, error) {
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// all returns all problems.
+// all checks all invariants except those of listed.
 func (c *check) all() {
 	for _, name := range sorted(c.images) {
 		c.keysOf(name, c.images[name])
@@ -144,22 +145,22 @@ func (c *check) all() {
 	for _, name := range sorted(c.tags) {
 		if img, ok := c.images[name]; ok && !slices.Contains(c.tags[name], img.Target.Digest) {
 			if _, err := digest.Parse(name); err != nil && c.w.facts.otherTools.Load() {
-				c.retainedBlob(img.Target.Digest) // moved to an image that is not unpacked, and so not adopted
+				c.accountBlob(img.Target.Digest) // moved to an image that is not unpacked and so not adopted
 				continue
 			}
-			c.w.wrong(tagAstray, "record %s targets %s, and its keys are of %s", name, img.Target.Digest, c.tags[name])
+			c.w.wrong(tagMismatch, "record %s targets %s, but its keys have %s", name, img.Target.Digest, c.tags[name])
 		}
 	}
 	c.leased()
 	c.leaks()
 	c.expired()
 	c.older()
-	c.tagsOfOthers()
-	c.pinsOfUse()
+	c.tagsMovedBack()
+	c.pinsOfContainers()
 	c.refused()
 }
 
-// expired finds pins that are gone although a call that ended within their time to live has followed them.
+// expired finds missing pins that a call used or created less than half of their time to live ago.
 func (c *check) expired() {
 	if c.w.facts.unpinned.Load() || c.w.choice.cap > 0 {
 		return
@@ -168,17 +169,16 @@ func (c *check) expired() {
 		if o.method == "ImageStatus" || o.err != nil || !o.ended || o.scope == "" || time.Since(o.began) > pinTTL/2 {
 			continue
 		}
-		if _, made := c.w.facts.pins.Load(o.scope + "/" + o.ref); !made && c.w.facts.otherTools.Load() {
-			continue // an image that is not adopted yet is resolved by containerd's CRI
+		if _, created := c.w.facts.pins.Load(o.scope + "/" + o.ref); !created && c.w.facts.otherTools.Load() {
+			continue // containerd's CRI resolves an image that is not adopted yet
 		}
 		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
-			c.w.wrong(pinExpired, "%s %s of %s followed or made pin %s/%s, which is gone", o.method, o.ref, o.actor, o.scope, o.ref)
+			c.w.wrong(pinExpired, "%s %s of %s used or created pin %s/%s, which is missing", o.method, o.ref, o.actor, o.scope, o.ref)
 		}
 	}
 }
 
-// older finds tags that have an older digest than that of a later pull, or of a later action of another tool, if every
-// pull moves its tag.
+// older finds keys that have an older digest than a later pull returned, if every pull moves its tag.
 func (c *check) older() {
 	if c.w.choice.consistency != "off" || c.w.choice.reconfigure || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
 		return
@@ -189,7 +189,7 @@ func (c *check) older() {
 			continue
 		}
 		if _, moved := c.w.facts.movedByCRI.Load(k.Ref); moved {
-			continue // containerd's CRI writes what it has read before, and overwrites newer records
+			continue // containerd's CRI writes a target that it read earlier over a newer one
 		}
 		var writers []*op
 		known := true
@@ -217,7 +217,7 @@ func (c *check) older() {
 		for _, o := range writers {
 			// An image that another tool tags may not be unpacked for the target.
 			if known && o.id != k.Image.String() && o.start > last && o.method != "ctr" {
-				c.w.wrong(olderOverNewer, "key %s is of %s, after %s of %s made it %s", name, k.Image, o.method, o.actor, o.id)
+				c.w.wrong(olderOverNewer, "key %s has %s, but a later %s of %s returned %s", name, k.Image, o.method, o.actor, o.id)
 			}
 		}
 	}
@@ -248,12 +248,12 @@ func (c *check) names(k key, name string, target ocispec.Descriptor) {
 		c.w.wrong(keyWrong, "key %s: record %s of another platform targets %s", k, name, target.Digest)
 	}
 	if want := repository(k.Ref) + "@" + target.Digest.String(); name != want && (name != k.Ref || !nat) {
-		c.w.wrong(keyWrong, "key %s is on record %s, not on %s", k, name, want)
+		c.w.wrong(keyWrong, "key %s is on record %s, want %s", k, name, want)
 	}
 	need := func(record string) {
 		c.records[record] = true
 		if _, ok := c.images[record]; !ok {
-			c.w.wrong(keyNoRecord, "key %s: there is no record %s", k, record)
+			c.w.wrong(keyNoRecord, "key %s: record %s is missing", k, record)
 		}
 	}
 	need(name)
@@ -283,17 +283,17 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		return
 	}
 	if of := platforms.Format(config.Platform); of != k.Platform {
-		c.w.wrong(keyWrong, "key %s: image %s is of %s", k, k.Image, of)
+		c.w.wrong(keyWrong, "key %s: image %s has platform %s", k, k.Image, of)
 	}
 	chain := identity.ChainID(slices.Clone(config.RootFS.DiffIDs))
 	if chain != k.Chain || m.Config.Digest != k.Image {
-		c.w.wrong(keyWrong, "key %s: image %s, snapshot %s", k, k.Image, k.Chain)
+		c.w.wrong(keyWrong, "key %s: image %s or snapshot %s is not that of its manifest", k, k.Image, k.Chain)
 	}
 	for name := k.Chain.String(); name != ""; {
 		c.layers[k.Snapshotter+"/"+name] = true
 		info, ok := c.snapshots[k.Snapshotter+"/"+name]
 		if !ok || info.Kind != snapshots.KindCommitted {
-			c.w.wrong(keyNoSnapshot, "key %s: snapshot %s is not there", k, name)
+			c.w.wrong(keyNoSnapshot, "key %s: snapshot %s is missing", k, name)
 		}
 		name = info.Parent
 	}
@@ -306,7 +306,7 @@ func read[T any](c *check, k key, what string, d digest.Digest) (v T, _ bool) {
 		err = json.Unmarshal(b, &v)
 	}
 	if err != nil {
-		c.w.wrong(keyNoContent, "key %s: its %s: %v", k, what, err)
+		c.w.wrong(keyNoContent, "key %s: %s: %v", k, what, err)
 		return v, false
 	}
 	return v, true
@@ -337,12 +337,12 @@ func (c *check) leased() {
 		l := c.leases[id]
 		purpose := l.Labels["io.imagepin.lease"]
 		if purpose != "retain" {
-			c.w.wrong(leakedLease, "lease %s (%s) is left: %s", id, purpose, c.resources[id])
+			c.w.wrong(leakedLease, "lease %s (%s) leaked: %s", id, purpose, c.resources[id])
 			continue
 		}
 		root := l.Labels["io.imagepin.retain.root"]
 		if !c.retains(root, "") {
-			c.w.wrong(retainedInVain, "lease %s retains %s, which no pin does", id, root)
+			c.w.wrong(retainedUnpinned, "lease %s retains %s, but no pin does", id, root)
 		}
 		if held[root] == nil {
 			held[root] = make(map[string]bool)
@@ -350,9 +350,9 @@ func (c *check) leased() {
 		for _, r := range c.resources[id] {
 			held[root][r.Type+" "+r.ID] = true
 			if sn, ok := strings.CutPrefix(r.Type, "snapshots/"); ok {
-				c.retained(sn, r.ID)
+				c.accountSnapshot(sn, r.ID)
 			} else {
-				c.retainedBlob(digest.Digest(r.ID))
+				c.accountBlob(digest.Digest(r.ID))
 			}
 		}
 	}
@@ -373,26 +373,27 @@ func (c *check) leased() {
 	}
 }
 
-func (c *check) retainedBlob(d digest.Digest) {
+func (c *check) accountBlob(d digest.Digest) {
 	info, ok := c.content[d]
 	if c.blobs[d] || !ok {
 		return
 	}
 	c.blobs[d] = true
-	c.below(info)
+	c.accountChildren(info)
 }
 
-func (c *check) below(info content.Info) {
+// accountChildren accounts for the blobs and snapshots that a blob references.
+func (c *check) accountChildren(info content.Info) {
 	for _, label := range sorted(info.Labels) {
 		if sn, ok := strings.CutPrefix(label, "containerd.io/gc.ref.snapshot."); ok {
-			c.retained(sn, info.Labels[label])
+			c.accountSnapshot(sn, info.Labels[label])
 		} else if strings.HasPrefix(label, "containerd.io/gc.ref.content.") {
-			c.retainedBlob(digest.Digest(info.Labels[label]))
+			c.accountBlob(digest.Digest(info.Labels[label]))
 		}
 	}
 }
 
-func (c *check) retained(sn, name string) {
+func (c *check) accountSnapshot(sn, name string) {
 	for name != "" {
 		c.layers[sn+"/"+name] = true
 		name = c.snapshots[sn+"/"+name].Parent
@@ -404,16 +405,16 @@ func (c *check) leaks() {
 	// configuration.
 	if c.w.facts.otherTools.Load() || c.w.facts.killedAt.Load() > 0 {
 		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
-			c.below(c.content[d])
+			c.accountChildren(c.content[d])
 		}
 	}
 	for name, info := range c.snapshots {
 		if of, _, _ := strings.Cut(name, "/"); info.Labels["containerd.io/gc.root"] != "" {
-			c.retained(of, info.Name) // a container's
+			c.accountSnapshot(of, info.Name) // of a container
 		}
 	}
 	for _, name := range sorted(c.images) {
-		c.tagged(name, c.images[name])
+		c.accountTagged(name, c.images[name])
 	}
 	for _, name := range sorted(c.images) {
 		if _, here := c.content[c.images[name].Target.Digest]; !here && c.w.facts.otherTools.Load() {
@@ -439,13 +440,13 @@ func (c *check) leaks() {
 		c.w.wrong(leakedIngest, "%v", err)
 	}
 	for _, i := range ingests {
-		c.w.wrong(leakedIngest, "ingest %s is left", i.Ref)
+		c.w.wrong(leakedIngest, "ingest %s leaked", i.Ref)
 	}
 }
 
-// tagged accounts for images that another tool has tagged and that cannot be unpacked: their layers were discarded, and
-// their snapshots collected. They are listed by ID, as stock containerd lists them, and can be removed.
-func (c *check) tagged(name string, img images.Image) {
+// accountTagged accounts for images that another tool has tagged and that cannot be unpacked: their layers were
+// discarded, and their snapshots collected. They are listed by ID, as stock containerd lists them, and can be removed.
+func (c *check) accountTagged(name string, img images.Image) {
 	if _, err := digest.Parse(name); err == nil || c.records[name] || !c.w.facts.otherTools.Load() {
 		return
 	}
@@ -462,7 +463,7 @@ func (c *check) tagged(name string, img images.Image) {
 	}
 	id := of.config.Digest.String()
 	c.records[name], c.records[id], c.others[id] = true, true, true
-	c.retainedBlob(img.Target.Digest)
+	c.accountBlob(img.Target.Digest)
 }
 
 // listed checks that the CRI lists exactly the images with keys, and that ImageStatus returns each key.
@@ -477,12 +478,12 @@ func (c *check) listed(ctx context.Context) {
 	for _, img := range list.GetImages() {
 		seen[img.GetId()] = true
 		if !c.ids[img.GetId()] && !c.others[img.GetId()] {
-			c.w.wrong(listWrong, "image %s %s is listed, and there is no key of it", img.GetId(), img.GetRepoTags())
+			c.w.wrong(listWrong, "image %s %s is listed, but has no key", img.GetId(), img.GetRepoTags())
 		}
 	}
 	for _, id := range sorted(c.ids) {
 		if !seen[id] {
-			c.w.wrong(listWrong, "image %s is not listed, and there are keys of it", id)
+			c.w.wrong(listWrong, "image %s is not listed, but has keys", id)
 		}
 	}
 	for _, handler := range handlers {
@@ -493,13 +494,13 @@ func (c *check) listed(ctx context.Context) {
 				continue
 			}
 			if held, ok := c.pins["node/"+k.Ref]; ok && held.Target.Digest != k.Digest {
-				continue // the pin decides, not the tag
+				continue // the pin overrides the tag
 			}
 			resp, err := call[*runtime.ImageStatusResponse](ctx, p, "ImageService", "ImageStatus", &runtime.ImageStatusRequest{
 				Image: &runtime.ImageSpec{Image: k.Ref, RuntimeHandler: handler},
 			})
 			if err != nil || resp.GetImage().GetId() != k.Image.String() {
-				c.w.wrong(statusWrong, "key %s is of %s, and ImageStatus says %q%s", k, k.Image, resp.GetImage().GetId(), failed(err))
+				c.w.wrong(statusWrong, "key %s has image %s, but ImageStatus returns %q%s", k, k.Image, resp.GetImage().GetId(), suffix(err))
 			}
 		}
 	}

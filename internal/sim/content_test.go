@@ -17,7 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// blobs is a content store in memory, the backend of containerd's metadata store. The metadata store has the labels.
+// blobs is a content store in memory, the backend of containerd's metadata store. The metadata store keeps the labels.
 type blobs struct {
 	mu      sync.Mutex
 	data    map[digest.Digest]*blob
@@ -57,7 +57,7 @@ func (b *blobs) info(d digest.Digest) (content.Info, error) {
 }
 
 func (b *blobs) Update(ctx context.Context, info content.Info, _ ...string) (content.Info, error) {
-	return content.Info{}, fmt.Errorf("labels are the metadata store's: %w", errdefs.ErrFailedPrecondition)
+	return content.Info{}, fmt.Errorf("the metadata store keeps the labels: %w", errdefs.ErrFailedPrecondition)
 }
 
 func (b *blobs) Walk(_ context.Context, fn content.WalkFunc, fs ...string) error {

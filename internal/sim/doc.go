@@ -3,9 +3,9 @@
 // A history runs imagepin's real code (the CRI service and everything below it) on containerd's real metadata store, in
 // a bubble of testing/synctest. Each call that waits for something outside of that code parks its goroutine. One
 // goroutine runs at a time, and the seed of the history decides which one. Events, garbage collections, other tools,
-// registries, callers that give up, and kills are scheduled in the same way, and can be delayed by any time.
+// registries, callers that give up, and kills are scheduled in the same way. Any of them can be delayed.
 //
-// testdata/found.md lists what the simulator has found.
+// testdata/found.md lists the bugs that the simulator has found.
 //
 // At the end of a history no new calls start, events are delivered, grace times pass, and garbage is collected. Then
 // the node must satisfy the checks of integration/checker.

@@ -34,52 +34,51 @@ func (v verifier) VerifyImage(ctx context.Context, name string, desc ocispec.Des
 // refused finds keys and pins of the build that the verifier rejects.
 func (c *check) refused() {
 	if c.w.choice.refuse == "" || c.w.facts.otherTools.Load() {
-		return // what another tool has pulled is adopted, and pods may use it
+		return // an image that another tool has pulled is adopted, and pods may use it
 	}
 	root := c.w.registry.named(c.w.choice.refuse).root.Digest
 	for _, name := range sorted(c.keys) {
 		if c.keys[name].Digest == root {
-			c.w.wrong(refusedUsed, "key %s is of %s, which the verifier refuses", name, root)
+			c.w.wrong(rejectedUsed, "key %s has %s, which the verifier rejects", name, root)
 		}
 	}
 	for _, name := range sorted(c.pins) {
 		if c.pins[name].Target.Digest == root && !c.w.facts.unpinned.Load() {
-			c.w.wrong(refusedUsed, "pin %s is of %s, which the verifier refuses", name, root)
+			c.w.wrong(rejectedUsed, "pin %s has %s, which the verifier rejects", name, root)
 		}
 	}
 }
 
-// pinsOfUse finds pins that are gone although a container was created with them, and namespaces that exceed their
-// limit.
-func (c *check) pinsOfUse() {
+// pinsOfContainers finds missing pins of containers, and namespaces that exceed their limit of pins.
+func (c *check) pinsOfContainers() {
 	if c.w.choice.consistency != "workload" {
 		return
 	}
 	for _, o := range c.w.facts.ops {
-		if !o.heldBy || c.w.facts.unpinned.Load() || !c.w.cri.has(o.container) {
+		if !o.wasPinned || c.w.facts.unpinned.Load() || !c.w.cri.has(o.container) {
 			continue
 		}
 		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
-			c.w.wrong(pinGone, "%s was made by pin %s/%s, which is gone", o.container, o.scope, o.ref)
+			c.w.wrong(pinLost, "%s was created with pin %s/%s, which is missing", o.container, o.scope, o.ref)
 		}
 	}
-	paid := make(map[string]int)
+	pins := make(map[string]int)
 	for name := range c.pins {
 		if rest, ok := strings.CutPrefix(name, "workload/"); ok {
 			namespace, _, _ := strings.Cut(rest, "/")
-			paid[namespace]++
+			pins[namespace]++
 		}
 	}
-	for _, namespace := range sorted(paid) {
-		if n := paid[namespace]; c.w.choice.cap > 0 && n > c.w.choice.cap {
-			c.w.wrong(pinsTooMany, "namespace %s has %d pins, and may have %d", namespace, n, c.w.choice.cap)
+	for _, namespace := range sorted(pins) {
+		if n := pins[namespace]; c.w.choice.cap > 0 && n > c.w.choice.cap {
+			c.w.wrong(pinsTooMany, "namespace %s has %d pins, want at most %d", namespace, n, c.w.choice.cap)
 		}
 	}
 }
 
-// tagsOfOthers finds tags that a pull for a pinned workload has moved back, after an unpinned pull has moved them to
+// tagsMovedBack finds tags that a pull for a pinned workload has moved back, after an unpinned pull had moved them to
 // the digest in the registry.
-func (c *check) tagsOfOthers() {
+func (c *check) tagsMovedBack() {
 	f := &c.w.facts
 	if c.w.choice.consistency != "workload" || f.unpinned.Load() || f.refreshed.Load() || f.otherTools.Load() ||
 		!slices.Contains([]string{"default", "always"}, c.w.choice.behavior) || c.w.registry.failedSince(0) {
@@ -98,17 +97,17 @@ func (c *check) tagsOfOthers() {
 		for _, o := range f.ops {
 			platform, sn := c.w.target(o.handler)
 			if o.method != "PullImage" || o.ref != k.Ref || o.scope != "" || platform != k.Platform || sn != k.Snapshotter ||
-				!o.ended || o.err != nil || o.start <= moved || f.since(k.Ref, moved, o.start) {
+				!o.ended || o.err != nil || o.start <= moved || f.spans(k.Ref, moved, o.start) {
 				continue
 			}
-			c.w.wrong(tagMovedByPin, "key %s is of %s, after the unpinned pull of %s made it %s", name, k.Digest, o.actor, now.root.Digest)
+			c.w.wrong(tagMovedByPin, "key %s has %s, but the unpinned pull of %s moved it to %s", name, k.Digest, o.actor, now.root.Digest)
 			break
 		}
 	}
 }
 
-// since reports whether a call for a reference that began before one step was running until another.
-func (f *facts) since(ref string, before, until int) bool {
+// spans reports whether a call for a reference began at or before one step, and ended at or after another.
+func (f *facts) spans(ref string, before, until int) bool {
 	return slices.ContainsFunc(f.ops, func(o *op) bool {
 		return o.ref == ref && o.start <= before && (!o.ended || o.end >= until)
 	})

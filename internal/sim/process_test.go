@@ -37,7 +37,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// process is imagepin (and containerd's CRI, if imagepin runs in containerd) from a start to a kill.
+// process is one run of imagepin, or of containerd's CRI, from its start to its kill.
 type process struct {
 	w        *world
 	dead     bool // guarded by the scheduler
@@ -52,8 +52,7 @@ type process struct {
 // pinTTL is how long an unused pin is kept.
 const pinTTL = 24 * time.Hour
 
-// handlers of the node: the default, one on another snapshotter, one of another
-// platform.
+// handlers are the handlers of the node: the default, one with another snapshotter, and one with another platform.
 var handlers = []string{"runc", "second", "foreign"}
 
 func native() string { return platforms.Format(platforms.Normalize(platforms.DefaultSpec())) }
@@ -65,7 +64,7 @@ func foreign() string {
 	return "linux/arm64"
 }
 
-// target returns the current target of a handler, as in the labels of keys.
+// target returns the current target of a handler, in the form of key labels.
 func (w *world) target(handler string) (platform, snapshotter string) {
 	switch {
 	case handler == "second":
@@ -128,12 +127,12 @@ func (w *world) startProcess() error {
 		},
 		Setup:   node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)},
 		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
-		KeysARecord: int(w.seed % 3), // the node's few digests never have as many tags as the default
+		KeysARecord: int(w.seed % 3), // low, so that the few tags of this node reach it; 0 is the default
 	})
 	if err != nil {
 		return err
 	}
-	if p.service, err = n.Serve(cri.Remote(behind{w, p})); err != nil {
+	if p.service, err = n.Serve(cri.Remote(upstream{w, p})); err != nil {
 		return err
 	}
 	if err := p.service.Register(p); err != nil {
@@ -148,9 +147,9 @@ func (w *world) startProcess() error {
 	return nil
 }
 
-// kill ends a process: nothing that it still does has an effect.
+// kill ends a process: its later writes have no effect.
 func (p *process) kill() {
-	p.w.killed(p)
+	p.w.kill(p)
 	p.cancel()
 	p.service.Close()
 }
@@ -160,7 +159,7 @@ func (p *process) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	p.services[desc.ServiceName], p.impl[desc.ServiceName] = desc, impl
 }
 
-// call is one of kubelet's calls.
+// call calls a method of imagepin's services.
 func call[Resp proto.Message](ctx context.Context, p *process, service, method string, req proto.Message) (resp Resp, _ error) {
 	if !strings.Contains(service, ".") {
 		service = "runtime.v1." + service
@@ -189,10 +188,10 @@ func call[Resp proto.Message](ctx context.Context, p *process, service, method s
 		resp = resp.ProtoReflect().Type().New().Interface().(Resp)
 		return resp, proto.Unmarshal(b, resp)
 	}
-	return resp, fmt.Errorf("there is no %s", method)
+	return resp, fmt.Errorf("no method %s", method)
 }
 
-// inTx marks the context of a transaction, in which nothing waits.
+// inTx marks the context of a transaction, in which no call parks.
 type inTx struct{}
 
 // imageStore is containerd's image store for a process.
@@ -210,14 +209,14 @@ func (i *imageStore) step(ctx context.Context, format string, args ...any) error
 	return i.w.step(ctx, i.owner, i.name+"."+format, args...)
 }
 
-// removedBehind records that the node follows a removal by another tool.
-func (w *world) removedBehind(ctx context.Context) {
+// daemonRemoved records a removal by imagepin's daemon after a write of another tool.
+func (w *world) daemonRemoved(ctx context.Context) {
 	if actorOf(ctx) == "daemon" && w.facts.otherTools.Load() {
 		w.facts.toolAt.Store(int64(w.steps))
 	}
 }
 
-// after is a point after a write: the next action of the process may be delayed.
+// after is an optional step after a write, which can delay the next action of the process.
 func (w *world) after(ctx context.Context, owner *process, what string) error {
 	if ctx.Value(inTx{}) != nil || !w.some(ctx, w.plan.after, what) {
 		return nil
@@ -282,7 +281,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	if err := i.Store.Delete(ctx, name, opts...); err != nil {
 		return err
 	}
-	i.w.removedBehind(ctx)
+	i.w.daemonRemoved(ctx)
 	if !o.Synchronous {
 		return i.w.after(ctx, i.owner, i.name+".delete "+name)
 	}
@@ -292,7 +291,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	return i.w.collect(ctx)
 }
 
-// records adds to the image store what store.Records has: a transaction if imagepin runs in containerd, none beside it.
+// records implements store.Records. It has transactions if imagepin runs in containerd, and none over its socket.
 type records struct{ imageStore }
 
 func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
@@ -302,7 +301,7 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	if err := r.step(ctx, "transaction"); err != nil {
 		return err
 	}
-	n := &notes{Store: r.Store, w: r.w}
+	n := &txStore{Store: r.Store, w: r.w}
 	if err := r.w.db.Update(func(tx *bolt.Tx) error {
 		return fn(context.WithValue(boltutil.WithTransaction(ctx, tx), inTx{}, true), n)
 	}); err != nil {
@@ -319,48 +318,48 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	return nil
 }
 
-// notes records the writes of a transaction.
-type notes struct {
+// txStore prints the writes of a transaction and keeps their events.
+type txStore struct {
 	images.Store
 	w      *world
-	events []note
+	events []txEvent
 }
 
-type note struct {
+type txEvent struct {
 	topic string
 	event events.Event
 }
 
-func (n *notes) Create(ctx context.Context, img images.Image) (images.Image, error) {
+func (n *txStore) Create(ctx context.Context, img images.Image) (images.Image, error) {
 	img, err := n.Store.Create(ctx, img)
-	n.w.write(actorOf(ctx), "  creates %s → %s%s", img.Name, img.Target.Digest, failed(err))
+	n.w.write(actorOf(ctx), "  creates %s → %s%s", img.Name, img.Target.Digest, suffix(err))
 	if err == nil {
-		n.events = append(n.events, note{"/images/create", &eventsapi.ImageCreate{Name: img.Name, Labels: img.Labels}})
+		n.events = append(n.events, txEvent{"/images/create", &eventsapi.ImageCreate{Name: img.Name, Labels: img.Labels}})
 	}
 	return img, err
 }
 
-func (n *notes) Update(ctx context.Context, img images.Image, paths ...string) (images.Image, error) {
+func (n *txStore) Update(ctx context.Context, img images.Image, paths ...string) (images.Image, error) {
 	slices.Sort(paths)
 	img, err := n.Store.Update(ctx, img, paths...)
-	n.w.write(actorOf(ctx), "  updates %s → %s%s", img.Name, img.Target.Digest, failed(err))
+	n.w.write(actorOf(ctx), "  updates %s → %s%s", img.Name, img.Target.Digest, suffix(err))
 	if err == nil {
-		n.events = append(n.events, note{"/images/update", &eventsapi.ImageUpdate{Name: img.Name, Labels: img.Labels}})
+		n.events = append(n.events, txEvent{"/images/update", &eventsapi.ImageUpdate{Name: img.Name, Labels: img.Labels}})
 	}
 	return img, err
 }
 
-func (n *notes) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
-	n.w.removedBehind(ctx)
+func (n *txStore) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
+	n.w.daemonRemoved(ctx)
 	err := n.Store.Delete(ctx, name, opts...)
-	n.w.write(actorOf(ctx), "  deletes %s%s", name, failed(err))
+	n.w.write(actorOf(ctx), "  deletes %s%s", name, suffix(err))
 	if err == nil {
-		n.events = append(n.events, note{"/images/delete", &eventsapi.ImageDelete{Name: name}})
+		n.events = append(n.events, txEvent{"/images/delete", &eventsapi.ImageDelete{Name: name}})
 	}
 	return err
 }
 
-func failed(err error) string {
+func suffix(err error) string {
 	if err == nil {
 		return ""
 	}
@@ -603,7 +602,7 @@ func (s *snapshotter) Update(ctx context.Context, info snapshots.Info, paths ...
 	return s.Snapshotter.Update(ctx, info, paths...)
 }
 
-// namespaceStore is containerd's namespaces.
+// namespaceStore is containerd's namespace store.
 type namespaceStore struct{ w *world }
 
 func (n namespaceStore) with(fn func(namespaces.Store) error) error {
@@ -651,7 +650,7 @@ func (e eventService) Subscribe(ctx context.Context, fs ...string) (<-chan *even
 	e.w.stream = errs
 	e.w.mu.Unlock()
 	e.w.bus.follow(as(ctx, "events"), func(env *events.Envelope) {
-		topic, name := about(env)
+		topic, name := describe(env)
 		if err := e.w.step(as(ctx, "events"), e.owner, "%s %s", topic, name); err != nil {
 			return
 		}
@@ -663,15 +662,15 @@ func (e eventService) Subscribe(ctx context.Context, fs ...string) (<-chan *even
 	return ch, errs
 }
 
-// behind is the connection to containerd's CRI.
-type behind struct {
+// upstream is the connection to containerd's CRI.
+type upstream struct {
 	w     *world
 	owner *process
 }
 
-func (b behind) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
+func (u upstream) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
 	name := method[strings.LastIndexByte(method, '/')+1:]
-	if err := b.w.step(ctx, b.owner, "behind.%s %s", name, subject(args)); err != nil {
+	if err := u.w.step(ctx, u.owner, "behind.%s %s", name, subject(args)); err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
 	if ctx.Err() != nil {
@@ -681,7 +680,7 @@ func (b behind) Invoke(ctx context.Context, method string, args, reply any, _ ..
 	if err != nil {
 		return err
 	}
-	resp, err := b.w.cri.answer(ctx, name, req)
+	resp, err := u.w.cri.answer(ctx, name, req)
 	switch {
 	case errors.Is(err, errKilled):
 		return status.Error(codes.Unavailable, err.Error())
@@ -697,11 +696,11 @@ func (b behind) Invoke(ctx context.Context, method string, args, reply any, _ ..
 	return proto.Unmarshal(out, reply.(proto.Message))
 }
 
-func (b behind) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+func (upstream) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Error(codes.Unimplemented, "no streams")
 }
 
-// subject returns what a request is about.
+// subject returns the image, pod or container that a request names.
 func subject(req any) string {
 	switch r := req.(type) {
 	case *runtime.ImageStatusRequest:

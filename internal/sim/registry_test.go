@@ -24,7 +24,7 @@ const (
 	other = "registry.example/team/other"
 )
 
-// registry has the images of a history.
+// registry is a registry with the images of a history.
 type registry struct {
 	w *world
 
@@ -33,12 +33,12 @@ type registry struct {
 	media  map[digest.Digest]string
 	tags   map[string]*build // by reference
 	builds []*build
-	faults int // number of requests that will fail
-	failed []int
+	faults int            // number of next requests that fail
+	failed []int          // steps of failed requests
 	moved  map[string]int // step of the last move of each tag
 }
 
-// build is one push: an index with an image per platform, or one manifest.
+// build is one push: an index with an image for each platform, or one manifest.
 type build struct {
 	name   string
 	root   ocispec.Descriptor
@@ -54,7 +54,7 @@ type image struct {
 
 func newRegistry(w *world) *registry {
 	r := &registry{w: w, blobs: make(map[digest.Digest][]byte), media: make(map[digest.Digest]string), tags: make(map[string]*build), moved: make(map[string]int)}
-	// Two builds share a layer, one shares its configuration with the first, and one without layers is a manifest.
+	// A and B share a layer. C differs from A only in annotations. D is a manifest without layers.
 	a := r.index("A", nil, "base", "a")
 	b := r.index("B", nil, "base", "b")
 	c := r.index("C", map[string]string{"pushed": "again"}, "base", "a")
@@ -65,21 +65,21 @@ func newRegistry(w *world) *registry {
 	r.tags[app+":1"], r.tags[app+":2"], r.tags[app+":3"] = a, a, b
 	r.tags[other+":1"], r.tags[other+":2"] = b, d
 	for _, build := range r.builds {
-		w.call(build.root.Digest.String(), build.name)
+		w.setName(build.root.Digest.String(), build.name)
 		for platform, img := range build.images {
 			arch := strings.TrimPrefix(platform, "linux/")
-			w.call(img.manifest.Digest.String(), build.name+".manifest."+arch)
+			w.setName(img.manifest.Digest.String(), build.name+".manifest."+arch)
 		}
 	}
 	for _, build := range []*build{d, c, b, a} {
 		for platform, img := range build.images {
 			arch := strings.TrimPrefix(platform, "linux/")
 			if build != d {
-				w.call(img.manifest.Digest.String(), build.name+".manifest."+arch)
+				w.setName(img.manifest.Digest.String(), build.name+".manifest."+arch)
 			}
-			w.call(img.config.Digest.String(), build.name+".config."+arch)
+			w.setName(img.config.Digest.String(), build.name+".config."+arch)
 			for i, l := range img.layers {
-				w.call(l.Digest.String(), fmt.Sprintf("%s.layer%d.%s", build.name, i, arch))
+				w.setName(l.Digest.String(), fmt.Sprintf("%s.layer%d.%s", build.name, i, arch))
 			}
 			for i := range img.layers {
 				var ids []digest.Digest
@@ -87,7 +87,7 @@ func newRegistry(w *world) *registry {
 					ids = append(ids, l.Digest)
 				}
 				if i > 0 {
-					w.call(identity.ChainID(ids).String(), fmt.Sprintf("%s.chain%d.%s", build.name, i, arch))
+					w.setName(identity.ChainID(ids).String(), fmt.Sprintf("%s.chain%d.%s", build.name, i, arch))
 				}
 			}
 		}
@@ -109,7 +109,7 @@ func (r *registry) json(mediaType string, v any) ocispec.Descriptor {
 	return r.add(mediaType, b)
 }
 
-// image pushes an image of one platform. texts are the content of its layers.
+// image adds an image of one platform. texts are the content of its layers.
 func (r *registry) image(name, author, platform string, annotations map[string]string, texts ...string) image {
 	var img image
 	config := ocispec.Image{Platform: platforms.MustParse(platform), RootFS: ocispec.RootFS{Type: "layers"}, Author: author}
@@ -212,7 +212,7 @@ func (r *registry) failedSince(step int) bool {
 	return r.faults > 0 || len(r.failed) > 0 && r.failed[len(r.failed)-1] >= step
 }
 
-// of returns the connection of a process to the registry.
+// of returns the HTTP transport of a process to the registry.
 func (r *registry) of(owner *process) http.RoundTripper { return transport{r, owner} }
 
 type transport struct {

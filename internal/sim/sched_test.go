@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// errKilled is the error of all calls of a process after its kill: nothing that it still does becomes durable.
+// errKilled is the error of all calls of a process after its kill: none of its later writes takes effect.
 var errKilled = errors.New("the process has been killed")
 
 // scheduler runs one goroutine at a time. The seed decides which one.
@@ -25,22 +25,22 @@ type scheduler struct {
 	// How this history is scheduled.
 	plan plan
 
-	mu       sync.Mutex
-	rng      *rand.Rand // of the scheduler alone
-	parked   []*parked
-	arrivals int
-	woken    chan struct{}
-	counts   map[string]int
-	rank     map[string]float64
-	stalled  map[string]int // actors that are stalled, and until which step
-	atOnce   int            // step from which on everything is concurrent
-	last     string
-	said     string
-	names    map[string]string // random values, and the names that replace them in the history
+	mu             sync.Mutex
+	rng            *rand.Rand // of the scheduler alone
+	parked         []*parked
+	arrivals       int
+	woken          chan struct{}
+	counts         map[string]int
+	rank           map[string]float64
+	stalled        map[string]int // by actor: the step until which it is stalled
+	concurrentFrom int            // step at which the concurrent actions start
+	last           string         // actor of the last step
+	printed        string
+	names          map[string]string // by digest: the name that replaces it in the history
 
 	log   []string
 	hash  uint64
-	steps int // without those of a poll
+	steps int // turns; repetitions of one step in a row count once
 	turns int
 	extra func(string) // called with every line
 }
@@ -50,10 +50,10 @@ type plan struct {
 	sticky  float64 // probability that the goroutine of the last step continues
 	ranked  bool    // the actor with the highest rank runs first; otherwise a random one
 	changes []int   // steps at which the highest rank becomes the lowest
-	stalls  []int   // steps at which, after atOnce, the actor of the last step is stalled
-	reads   float64 // fraction of content reads that are points of their own
-	after   float64 // fraction of writes with an additional point after them
-	slow    float64 // probability that a step waits first
+	stalls  []int   // steps after concurrentFrom at which the actor of the last step is stalled
+	reads   float64 // fraction of content reads that are steps
+	after   float64 // fraction of writes with an additional step after them
+	slow    float64 // probability of a delay before a step
 }
 
 // parked is a goroutine that waits for its turn.
@@ -121,7 +121,7 @@ func (s *scheduler) step(ctx context.Context, owner *process, format string, arg
 	return <-p.turn
 }
 
-// some reports whether an optional point applies this time.
+// some reports whether an optional step is taken this time.
 func (s *scheduler) some(ctx context.Context, share float64, what string) bool {
 	if share == 0 || share == 1 {
 		return share == 1
@@ -136,7 +136,7 @@ func (s *scheduler) some(ctx context.Context, share float64, what string) bool {
 	return float64(h.Sum64()%1000) < share*1000
 }
 
-// write prints a line of the history.
+// write adds a line to the history.
 func (s *scheduler) write(actor, format string, args ...any) {
 	line := fmt.Sprintf("%4d %10s  %-12s %s", s.steps, time.Since(s.start).Round(time.Microsecond), actor, s.plain(fmt.Sprintf(format, args...)))
 	s.mu.Lock()
@@ -151,14 +151,14 @@ func (s *scheduler) write(actor, format string, args ...any) {
 	}
 }
 
-// call replaces a random value with a name.
-func (s *scheduler) call(random, name string) {
+// setName sets the name that replaces a digest in the history.
+func (s *scheduler) setName(digest, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.names[random] = name
+	s.names[digest] = name
 }
 
-// plain shortens digests and replaces values that have names.
+// plain replaces digests that have names, and shortens the others.
 func (s *scheduler) plain(text string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,15 +224,15 @@ func (s *scheduler) choose() *parked {
 	return p
 }
 
-// stall stalls the actor of the last step if the plan says so, so that other actors run between two of its steps.
+// stall stalls the actor of the last step if the plan requires it, so that other actors run between two of its steps.
 func (s *scheduler) stall() {
-	if s.atOnce == 0 || s.last == "" || s.stalled[s.last] > s.steps || !slices.Contains(s.plan.stalls, s.steps-s.atOnce) {
+	if s.concurrentFrom == 0 || s.last == "" || s.stalled[s.last] > s.steps || !slices.Contains(s.plan.stalls, s.steps-s.concurrentFrom) {
 		return
 	}
 	s.stalled[s.last] = s.steps + 5 + s.rng.IntN(60)
 }
 
-// anyone selects a parked goroutine, preferably one that is not stalled.
+// anyone returns the index of a random parked goroutine, preferably one whose actor is not stalled.
 func (s *scheduler) anyone() int {
 	var free []int
 	for i, p := range s.parked {
@@ -246,7 +246,7 @@ func (s *scheduler) anyone() int {
 	return free[s.rng.IntN(len(free))]
 }
 
-// ofActor returns the index of a parked goroutine of an actor, or -1.
+// ofActor returns the index of a random parked goroutine of an actor, or -1.
 func (s *scheduler) ofActor(actor string) int {
 	var own []int
 	for i, p := range s.parked {
@@ -263,19 +263,19 @@ func (s *scheduler) ofActor(actor string) int {
 // release continues a goroutine, and waits until it parks or ends.
 func (s *scheduler) release(p *parked) {
 	s.turns++
-	time.Sleep(time.Microsecond)                        // so that two timers rarely end at the same time
-	if said := p.actor + " " + p.what; said != s.said { // a poll is printed once
-		s.said = said
+	time.Sleep(time.Microsecond)                           // so that two timers rarely fire at the same time
+	if line := p.actor + " " + p.what; line != s.printed { // a poll is printed once
+		s.printed = line
 		s.steps++
-		time.Sleep(time.Microsecond) // so that two timers rarely end at the same time
+		time.Sleep(time.Microsecond) // so that two timers rarely fire at the same time
 		s.write(p.actor, "%s", p.what)
 	}
 	p.turn <- nil
 	synctest.Wait()
 }
 
-// killed makes all parked calls of a process fail.
-func (s *scheduler) killed(owner *process) {
+// kill makes all parked and later calls of a process fail.
+func (s *scheduler) kill(owner *process) {
 	s.mu.Lock()
 	owner.dead = true
 	var rest []*parked
@@ -290,8 +290,8 @@ func (s *scheduler) killed(owner *process) {
 	s.mu.Unlock()
 }
 
-// run gives turns until done returns true and no goroutine is parked, or until no goroutine parks for the given time.
-// It reports whether all is done.
+// run gives turns until no goroutine is parked and done returns true, or until no goroutine parks for the given time.
+// It reports whether done returned true.
 func (s *scheduler) run(patience time.Duration, maxTurns int, done func() bool) bool {
 	for s.turns < maxTurns {
 		synctest.Wait()
@@ -323,7 +323,7 @@ func (s *scheduler) idle() bool {
 	return len(s.parked) == 0
 }
 
-// pass lets time pass, and gives turns meanwhile.
+// pass gives turns for a duration.
 func (s *scheduler) pass(d time.Duration, maxTurns int) {
 	for until := time.Now().Add(d); time.Now().Before(until) && s.turns < maxTurns; {
 		synctest.Wait()

@@ -27,7 +27,7 @@ const (
 	patience = 5 * time.Minute
 )
 
-// history runs one history, and returns the world after it.
+// history runs one history and returns the world after it.
 func history(t *testing.T, seed uint64, dir string, print func(string)) (w *world) {
 	cryptotest.SetGlobalRandom(t, seed)
 	synctest.Test(t, func(t *testing.T) {
@@ -41,15 +41,15 @@ func history(t *testing.T, seed uint64, dir string, print func(string)) (w *worl
 				t.Error(err)
 			}
 		}()
-		if err := w.live(); err != nil {
+		if err := w.runHistory(); err != nil {
 			t.Fatal(err)
 		}
 	})
 	return w
 }
 
-// live runs all of a history.
-func (w *world) live() error {
+// runHistory runs the history of a world.
+func (w *world) runHistory() error {
 	w.write("history", "seed %d: %+v, %+v", w.seed, w.choice, w.plan)
 	w.cri.start()
 	if err := w.startProcess(); err != nil {
@@ -73,10 +73,10 @@ func (w *world) live() error {
 		run()
 	}
 	if w.choice.expire {
-		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // the sweep is about to begin
+		w.pass(25*time.Hour-time.Since(w.start), maxTurns) // until shortly before the sweep of pins
 	}
-	w.write("history", "at once")
-	w.atOnce = w.steps
+	w.write("history", "concurrent actions")
+	w.concurrentFrom = w.steps
 	for i, what := range w.choice.actors {
 		name := fmt.Sprintf("%s-%c", strings.Fields(what)[0], 'a'+i)
 		impatient := w.rng.IntN(8) == 0
@@ -85,9 +85,9 @@ func (w *world) live() error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			if impatient {
-				w.begin(name+"-gives-up", func(gone context.Context) {
+				w.begin(name+"-gives-up", func(giveUp context.Context) {
 					for range turns {
-						_ = w.step(gone, nil, "waits")
+						_ = w.step(giveUp, nil, "waits")
 					}
 					cancel()
 				})
@@ -117,15 +117,15 @@ func (w *world) live() error {
 			}
 		}
 		w.facts.mu.Unlock()
-		w.wrong(neverSettles, "after %d turns; calls without an answer: %q", w.turns, waiting)
+		w.wrong(neverSettles, "not settled after %d turns, calls without an answer: %q", w.turns, waiting)
 		return nil
 	}
-	w.write("history", "over; what is late comes")
+	w.write("history", "all actions ended, grace times pass")
 	w.pass(3*time.Hour, maxTurns)
 	if err := w.collect(inK8s(context.Background())); err != nil {
 		return err
 	}
-	c, err := w.look()
+	c, err := newCheck(w)
 	if err != nil {
 		return err
 	}
@@ -135,12 +135,11 @@ func (w *world) live() error {
 	return nil
 }
 
-// restart kills imagepin, and containerd with it where it runs in there, and
-// starts it again.
+// restart kills imagepin and starts it again. If imagepin runs in containerd, it does the same with containerd's CRI.
 func (w *world) restart() error {
 	old := w.proc
 	w.facts.killedAt.Store(int64(w.steps))
-	w.killed(old)
+	w.kill(old)
 	old.cancel()
 	if !w.choice.socket {
 		w.cri.end()
@@ -158,7 +157,7 @@ func (w *world) drain() {
 	for range 1000 {
 		synctest.Wait()
 		w.mu.Lock()
-		over := w.underWay == 0
+		over := w.running == 0
 		w.mu.Unlock()
 		p := w.choose()
 		if p == nil && over {
@@ -177,7 +176,8 @@ func quiet() {
 	logrus.SetLevel(logrus.PanicLevel)
 }
 
-// TestHistories runs histories in separate processes with one processor each, so that a seed determines a history.
+// TestHistories checks the invariants after histories. They run in processes with GOMAXPROCS=1, so that a seed
+// determines a history.
 func TestHistories(t *testing.T) {
 	if seed := os.Getenv("IMAGEPIN_SIM_SEED"); seed != "" {
 		from, err := strconv.ParseUint(seed, 10, 64)
@@ -267,7 +267,7 @@ func report(t *testing.T, total int, failed []failure) {
 			seeds[f.seed] = true
 		}
 		shown := slices.MinFunc(all, func(a, b failure) int { return len(a.log) - len(b.log) })
-		t.Errorf("%s: %d of %d histories, seeds %s; IMAGEPIN_SIM_SEED replays one. The shortest is %d:\n%s\n%s",
+		t.Errorf("%s: violated in %d of %d histories, seeds %s; IMAGEPIN_SIM_SEED replays one. The shortest is %d:\n%s\n%s",
 			name, len(seeds), total, strings.Join(list, " "), shown.seed, strings.Join(shown.log, "\n"), shown.what)
 	}
 }
@@ -279,7 +279,7 @@ var (
 	logLine     = regexp.MustCompile(`(?m)^HISTORY (\d+) (.*)$`)
 )
 
-// child runs histories in another process, and returns the failures.
+// child runs histories in another process. It returns its output and the failures.
 func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestChild$", "-test.v", "-test.timeout", "20m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %t", childEnv, from, n, print), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
@@ -306,7 +306,7 @@ func child(t *testing.T, from uint64, n int, print bool) (string, []failure) {
 	return string(out), failed
 }
 
-// TestChild runs in a process of TestHistories.
+// TestChild runs the histories of one process of TestHistories.
 func TestChild(t *testing.T) {
 	var (
 		from  uint64
@@ -349,7 +349,7 @@ func TestChild(t *testing.T) {
 	}
 }
 
-// difference returns where two histories diverge.
+// difference describes the first difference between two histories.
 func difference(a, b []string) string {
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {

@@ -34,13 +34,13 @@ import (
 
 const k8s = "k8s.io"
 
-// One of this number of histories has a kill that is followed by a start with another configuration.
-const reconfigures = 11
+// In one of reconfigureEvery histories, a kill is followed by a start with another configuration.
+const reconfigureEvery = 11
 
 // snapshotters of the node, the default first.
 var snapshotters = []string{"first", "second"}
 
-// world is what survives a kill, and the environment of imagepin.
+// world is the state that survives a kill, and the environment of imagepin.
 type world struct {
 	*scheduler
 	choice choice
@@ -57,10 +57,10 @@ type world struct {
 	cri      *containerdCRI
 	proc     *process
 
-	underWay int // number of calls and others that the history waits for
-	mu       sync.Mutex
+	running int // number of actions that the history waits for
+	mu      sync.Mutex
 
-	reconfigured atomic.Bool // the handler of another platform has the other snapshotter
+	reconfigured atomic.Bool // handler foreign has snapshotter second
 
 	stream chan error // ends imagepin's event stream
 
@@ -85,7 +85,7 @@ func (w *world) wrong(name, format string, args ...any) {
 func newWorld(seed uint64, dir string) (*world, error) {
 	w := &world{scheduler: newScheduler(seed), dir: dir}
 	w.choice = choose(w.rng)
-	if seed%reconfigures == 0 && w.choice.slowGC == 0 {
+	if seed%reconfigureEvery == 0 && w.choice.slowGC == 0 {
 		w.choice.reconfigure, w.choice.kill = true, true
 		w.choice.before = append(w.choice.before, "pull app:1 foreign", "pull app:2 foreign")
 	}
@@ -118,12 +118,12 @@ func inK8s(ctx context.Context) context.Context { return namespaces.WithNamespac
 // begin runs an action of an actor. The history waits for its end.
 func (w *world) begin(actor string, do func(ctx context.Context)) {
 	w.mu.Lock()
-	w.underWay++
+	w.running++
 	w.mu.Unlock()
 	go func() {
 		defer func() {
 			w.mu.Lock()
-			w.underWay--
+			w.running--
 			w.mu.Unlock()
 		}()
 		do(as(inK8s(context.Background()), actor))
@@ -133,10 +133,10 @@ func (w *world) begin(actor string, do func(ctx context.Context)) {
 func (w *world) over() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.underWay == 0 && w.bus.delivered()
+	return w.running == 0 && w.bus.delivered()
 }
 
-// collect runs containerd's garbage collection. It continues if its caller is gone.
+// collect runs containerd's garbage collection. It continues if the caller gives up.
 func (w *world) collect(ctx context.Context) error {
 	_, err := w.db.GarbageCollect(context.WithoutCancel(ctx))
 	return err
@@ -188,8 +188,8 @@ func (b *bus) delivered() bool {
 	return !slices.ContainsFunc(b.subs, func(s *subscription) bool { return !s.closed && (len(s.queue) > 0 || s.busy) })
 }
 
-// follow passes events one after the other to take, until ctx ends.
-func (b *bus) follow(ctx context.Context, take func(*events.Envelope), fs ...string) {
+// follow passes events one after the other to handle, until ctx ends.
+func (b *bus) follow(ctx context.Context, handle func(*events.Envelope), fs ...string) {
 	filter, err := filters.ParseAll(fs...)
 	if err != nil {
 		panic(err)
@@ -220,14 +220,14 @@ func (b *bus) follow(ctx context.Context, take func(*events.Envelope), fs ...str
 				e := s.queue[0]
 				s.queue, s.busy = s.queue[1:], true
 				b.mu.Unlock()
-				take(e)
+				handle(e)
 			}
 		}
 	}()
 }
 
-// about describes an event.
-func about(e *events.Envelope) (topic, name string) {
+// describe returns the topic of an event, and the image, snapshot or blob that it is about.
+func describe(e *events.Envelope) (topic, name string) {
 	v, err := typeurl.UnmarshalAny(e.Event)
 	if err != nil {
 		return e.Topic, err.Error()
@@ -249,7 +249,7 @@ func about(e *events.Envelope) (topic, name string) {
 	return e.Topic, ""
 }
 
-// applier is containerd's applier for uncompressed layers: it reads them, and writes nothing.
+// applier is containerd's applier for uncompressed layers. It reads them, and writes nothing.
 type applier struct {
 	w     *world
 	owner *process
@@ -271,8 +271,8 @@ type containerdCRI struct {
 	images  *stockcri.Service
 	current *process // of containerd
 	end     context.CancelFunc
-	// initialized is closed after the images have been recovered. Before that, containerd answers every call with "not
-	// initialized yet" (checkInitialized in internal/cri/instrument/instrumented_service.go), and callers try again.
+	// initialized is closed after the images have been recovered. Before that, every call fails with "not initialized
+	// yet" (checkInitialized in internal/cri/instrument/instrumented_service.go), and callers try again.
 	initialized <-chan struct{}
 
 	mu         sync.Mutex
@@ -286,21 +286,21 @@ func newCRI(w *world) *containerdCRI {
 	return c
 }
 
-// start starts like containerd: it reads the existing images, and follows events meanwhile.
+// start starts as containerd does: it follows events, and reads the existing images at the same time.
 func (c *containerdCRI) start() {
 	ctx, cancel := context.WithCancel(as(inK8s(context.Background()), "cri"))
 	c.end = cancel
-	life := &process{w: c.w}
-	c.current = life
-	c.images = stockcri.New(stockcri.Config{Images: &imageStore{Store: c.w.images, w: c.w, owner: life, name: "images"}, Content: c.w.blobs})
+	proc := &process{w: c.w}
+	c.current = proc
+	c.images = stockcri.New(stockcri.Config{Images: &imageStore{Store: c.w.images, w: c.w, owner: proc, name: "images"}, Content: c.w.blobs})
 	cri := c.images
 	c.w.bus.follow(ctx, func(e *events.Envelope) {
 		if e.Namespace != k8s {
 			return
 		}
-		topic, name := about(e)
+		topic, name := describe(e)
 		for wait := time.Second; ctx.Err() == nil; wait = min(2*wait, 5*time.Minute) {
-			if err := c.w.step(ctx, life, "handles %s %s", topic, name); err != nil {
+			if err := c.w.step(ctx, proc, "handles %s %s", topic, name); err != nil {
 				return
 			}
 			err := cri.UpdateImage(ctx, name)
@@ -309,7 +309,7 @@ func (c *containerdCRI) start() {
 			}
 			c.w.write("cri", "%s %s fails: %v", topic, name, err)
 			if wait > 4*time.Second {
-				return // containerd retries it while it runs, after later events
+				return // containerd keeps retrying, after later events
 			}
 			select {
 			case <-time.After(wait):
@@ -324,12 +324,12 @@ func (c *containerdCRI) start() {
 		close(initialized)
 	})
 	stop := c.end
-	c.end = func() { stop(); c.w.killed(life) }
+	c.end = func() { stop(); c.w.kill(proc) }
 }
 
 func short(name string) string { return strings.TrimPrefix(name, "registry.example/") }
 
-// put writes blobs as another tool does, without reading.
+// put writes a blob, as another tool does.
 func put(ctx context.Context, store content.Store, desc ocispec.Descriptor, data []byte) error {
 	err := content.WriteBlob(ctx, store, "put-"+desc.Digest.String(), bytes.NewReader(data), desc)
 	if errdefs.IsAlreadyExists(err) {

@@ -1,6 +1,5 @@
-// Command licenses writes docs/licenses.md: the modules that the binaries are
-// built of, with their licences. It fails if there is one that may not be
-// among them.
+// Command licenses writes docs/licenses.md, which lists the modules in the
+// binaries with their licenses. It fails if a license is not allowed.
 //
 //	licenses [-check] FILE
 package main
@@ -17,17 +16,17 @@ import (
 	"github.com/imagepin/imagepin/packaging/internal/modules"
 )
 
-// allowed are the licences on the CNCF's allowlist that are in use here.
+// allowed are the licenses on the CNCF's allowlist that the modules have.
 // https://github.com/cncf/foundation/blob/main/policies-guidance/allowed-third-party-license-policy.md
 var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// exceptions are modules whose licence is not in allowed and that are there
-// nevertheless, with the reason.
+// exceptions are modules that are allowed although their license is not, with
+// the reason.
 var exceptions = map[string]string{
 	"github.com/cyphar/filepath-securejoin": "containerd uses the files under the MPL unmodified",
 }
 
-// What is built and shipped, and for what.
+// The binaries in the packages, and their platforms.
 var (
 	binaries = []string{
 		"./cmd/containerd", "./cmd/imagepin",
@@ -37,7 +36,7 @@ var (
 )
 
 func main() {
-	check := flag.Bool("check", false, "write nothing, fail if the file is not what would be written")
+	check := flag.Bool("check", false, "write nothing, fail if the file is out of date")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: licenses [-check] FILE")
@@ -67,7 +66,7 @@ func run(file string, check bool) error {
 		return err
 	}
 	if !bytes.Equal(present, text) {
-		return fmt.Errorf("%s is out of date: make licenses", file)
+		return fmt.Errorf("%s is out of date: run make licenses", file)
 	}
 	return nil
 }
@@ -85,7 +84,7 @@ ctr, the shim and imagepin, for Linux). The packages contain the license texts i
 	fmt.Fprintf(&b, "Allowed licenses: %s. `make check-licenses`, a part of `make check`, rejects others.\n`make licenses` writes this file.\n\n", strings.Join(allowed, ", "))
 	b.WriteString("| module | license |\n|---|---|\n")
 	for _, m := range mods {
-		l, err := m.Licences()
+		l, err := m.License()
 		if err != nil {
 			return nil, err
 		}

@@ -13,9 +13,9 @@ import (
 
 const module = "github.com/imagepin/imagepin/"
 
-// layers are the packages of this module from the lowest layer to the highest. Packages in one layer do not import each
-// other.
-var floors = [][]string{
+// layers are the packages of this module from the lowest layer to the highest. A package imports only packages of lower
+// layers.
+var layers = [][]string{
 	{"api/imagepin/v1", "internal/failpoint", "pkg/runtimeplatform", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/blobs", "pkg/imagepin/internal/pieces", "pkg/imagepin/policy"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/pin"},
@@ -29,7 +29,7 @@ var floors = [][]string{
 	{"plugins/imagepin", "pkg/imagepin/serve"},
 }
 
-// stableContainerd lists the parts of containerd that its RELEASES.md promises to keep stable.
+// stableContainerd lists the parts of containerd that are stable according to its RELEASES.md.
 var stableContainerd = []string{"client", "pkg", "core", "api", "plugins", "defaults", "version"}
 
 type listed struct {
@@ -79,7 +79,7 @@ func TestOnlyStablePartsOfContainerd(t *testing.T) {
 
 func TestNothingImportsUpwards(t *testing.T) {
 	layer := func(pkg string) int {
-		return slices.IndexFunc(floors, func(f []string) bool { return slices.Contains(f, strings.TrimPrefix(pkg, module)) })
+		return slices.IndexFunc(layers, func(f []string) bool { return slices.Contains(f, strings.TrimPrefix(pkg, module)) })
 	}
 	for _, p := range list(t, module+"pkg/...", module+"plugins/...") {
 		if testOnly(p.ImportPath) {
@@ -87,7 +87,7 @@ func TestNothingImportsUpwards(t *testing.T) {
 		}
 		own := layer(p.ImportPath)
 		if own < 0 {
-			t.Errorf("%s is in no layer: add it to the table", p.ImportPath)
+			t.Errorf("%s is in no layer, add it to layers", p.ImportPath)
 			continue
 		}
 		for _, imp := range p.Imports {
@@ -114,8 +114,8 @@ func TestNoTestLibrariesInTheProduct(t *testing.T) {
 		}
 	}
 	for _, p := range list(t, args...) {
-		for _, not := range []string{"github.com/stretchr/testify", "github.com/google/go-containerregistry", "testing"} {
-			if p.ImportPath == not || strings.HasPrefix(p.ImportPath, not+"/") && not != "testing" {
+		for _, forbidden := range []string{"github.com/stretchr/testify", "github.com/google/go-containerregistry", "testing"} {
+			if p.ImportPath == forbidden || strings.HasPrefix(p.ImportPath, forbidden+"/") && forbidden != "testing" {
 				t.Errorf("a package that is not for tests depends on %s", p.ImportPath)
 			}
 		}

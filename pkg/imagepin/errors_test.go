@@ -42,35 +42,35 @@ func TestErrorClasses(t *testing.T) {
 	wrapped := fmt.Errorf("pull: %w", err)
 	for _, target := range []error{errdefs.ErrUnavailable, cause, io.ErrUnexpectedEOF} {
 		if !errors.Is(wrapped, target) {
-			t.Errorf("%v is not %v", wrapped, target)
+			t.Errorf("errors.Is(%v, %v) is false", wrapped, target)
 		}
 	}
 	if errors.Is(wrapped, errdefs.ErrNotFound) {
-		t.Error("matches a class that it does not have")
+		t.Error("the error matches ErrNotFound")
 	}
 	var e *Error
 	if !errors.As(wrapped, &e) || e.Reason != CannotPullImage {
-		t.Errorf("as: %v", e)
+		t.Errorf("errors.As: got %v", e)
 	}
 	if !errdefs.IsUnavailable(wrapped) || errdefs.Resolve(wrapped) != errdefs.ErrUnavailable {
-		t.Errorf("class is %v", errdefs.Resolve(wrapped))
+		t.Errorf("got class %v, want ErrUnavailable", errdefs.Resolve(wrapped))
 	}
 
 	// The class of an error takes precedence over the class of its cause.
 	twice := &Error{Reason: ImageNotReady, Class: errdefs.ErrUnavailable, Err: errdefs.ErrNotFound}
 	if errdefs.Resolve(twice) != errdefs.ErrUnavailable {
-		t.Errorf("class is %v", errdefs.Resolve(twice))
+		t.Errorf("got class %v, want ErrUnavailable", errdefs.Resolve(twice))
 	}
 	if bare := (&Error{Reason: CannotPullImage}); len(bare.Unwrap()) != 0 {
-		t.Errorf("unwraps to %v", bare.Unwrap())
+		t.Errorf("Unwrap: got %v, want nothing", bare.Unwrap())
 	}
 	if late := (&Error{Reason: ManifestPullTimeout, Class: context.DeadlineExceeded}); !errors.Is(late, context.DeadlineExceeded) {
-		t.Error("a timeout is not DeadlineExceeded")
+		t.Error("the error does not match DeadlineExceeded")
 	}
 }
 
-// The text of an error is bounded, whatever its fields and its cause contain, and still says what happened and what to
-// do.
+// TestErrorTextIsBounded checks that the text of an error is bounded and has the reason and the hint, whatever its
+// fields and its cause contain.
 func TestErrorTextIsBounded(t *testing.T) {
 	for name, huge := range map[string]string{
 		"letters": strings.Repeat("x", 1<<20), "runes": strings.Repeat("→", 1<<18), "no UTF-8": strings.Repeat("\xff", 1<<20), "short": strings.Repeat("y", 5000),
@@ -90,13 +90,13 @@ func TestErrorTextIsBounded(t *testing.T) {
 			}
 			text := e.Error()
 			if len(text) > MaxErrorText-256 || !utf8.ValidString(text) {
-				t.Errorf("%s, %s: %d bytes", name, field, len(text))
+				t.Errorf("%s, %s: text of %d bytes is too long or is not UTF-8", name, field, len(text))
 			}
 			if !strings.HasPrefix(text, "CannotPullImage: ") || !strings.Contains(text, " bytes cut …]") || field != "hint" && field != "twice" && !strings.HasSuffix(text, "\nTry this.") {
-				t.Errorf("%s, %s: %.200s", name, field, text)
+				t.Errorf("%s, %s: reason, cut or hint is missing: %.200s", name, field, text)
 			}
 			if field == "all" && !errdefs.IsNotFound(e) {
-				t.Error("the cause is lost")
+				t.Error("the error does not match its cause")
 			}
 		}
 	}
@@ -116,13 +116,13 @@ func TestBound(t *testing.T) {
 		{strings.Repeat("é", 50), 99, strings.Repeat("é", 22) + "[… 42 bytes cut …]" + strings.Repeat("é", 7)},
 	} {
 		if got := Bound(c.text, c.limit); got != c.want {
-			t.Errorf("%q in %d: %q, not %q", c.text, c.limit, got, c.want)
+			t.Errorf("Bound(%q, %d): got %q, want %q", c.text, c.limit, got, c.want)
 		}
 	}
 	for n := range 200 {
 		text := strings.Repeat("a→é", 100)
 		if got := Bound(text, n); !utf8.ValidString(got) || len(got) > max(n, 40) {
-			t.Errorf("%d bytes in %d: %q", len(got), n, got)
+			t.Errorf("limit %d: got %d bytes, or invalid UTF-8: %q", n, len(got), got)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			label, value := mustEncode(t, e)
 			if !IsKeyLabel(label) || label != KeyLabelName(e.Key) {
-				t.Errorf("label name is %s", label)
+				t.Errorf("got label name %s, want %s", label, KeyLabelName(e.Key))
 			}
 			got, err := DecodeKeyLabel(label, value)
 			if err != nil {
@@ -75,8 +75,7 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 	}
 }
 
-// A user of any length can be recorded: a user that does not fit in the label is omitted and read from the
-// configuration.
+// TestLongUserIsOmitted checks that a label omits a user that does not fit in it.
 func TestLongUserIsOmitted(t *testing.T) {
 	e := sampleEntry()
 	e.User = strings.Repeat("u", maxLabel)
@@ -86,17 +85,17 @@ func TestLongUserIsOmitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.User != "" || !got.UserOmitted {
-		t.Errorf("user %q, omitted %t", got.User, got.UserOmitted)
+		t.Errorf("got user %q, omitted %t, want it omitted", got.User, got.UserOmitted)
 	}
 	for _, user := range []string{"", e.User, "short"} {
 		got.User = user
 		if _, again := mustEncode(t, got); again != value {
-			t.Errorf("with user %.10q the second encoding differs:\n%s\n%s", user, value, again)
+			t.Errorf("user %.10q: the second encoding differs:\n%s\n%s", user, value, again)
 		}
 	}
 }
 
-// A label does not depend on the record that carries it.
+// TestKeyLabelOmitsRecord checks that a label does not depend on its record.
 func TestKeyLabelOmitsRecord(t *testing.T) {
 	e := sampleEntry()
 	_, without := mustEncode(t, e)
@@ -142,7 +141,7 @@ func TestLongestReferenceFitsIntoALabel(t *testing.T) {
 			e.Host = strings.Repeat("h", 253) + ":65535"
 			label, value := mustEncode(t, e)
 			if size := len(label) + len(value); size > maxLabel/2 {
-				t.Errorf("label takes %d of %d bytes: no room for a later field", size, maxLabel)
+				t.Errorf("label has %d bytes, want at most half of %d, to add fields later", size, maxLabel)
 			}
 			if err := labels.Validate(label, value); err != nil {
 				t.Error(err)
@@ -171,7 +170,7 @@ func TestEncodeRefuses(t *testing.T) {
 			breakEntry(&e)
 			_, _, err := EncodeKeyLabel(e)
 			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want an InvalidArgument error", err)
 			}
 		})
 	}
@@ -200,22 +199,22 @@ func TestDecodeRefuses(t *testing.T) {
 		class        error
 		text         string
 	}{
-		"empty":                {label, "", errdefs.ErrInvalidArgument, label},
-		"cut off":              {label, value[:len(value)/2], errdefs.ErrInvalidArgument, label},
-		"another type":         {label, `[1]`, errdefs.ErrInvalidArgument, label},
-		"null":                 {label, `null`, errdefs.ErrInvalidArgument, "version 0"},
-		"no version":           {label, without("v"), errdefs.ErrInvalidArgument, "version 0"},
-		"negative version":     {label, edit(func(m map[string]any) { m["v"] = -1 }), errdefs.ErrInvalidArgument, "version -1"},
-		"newer version":        {label, edit(func(m map[string]any) { m["v"] = 2 }), errdefs.ErrNotImplemented, "newer"},
-		"newer, other meaning": {label, `{"v":2,"ref":""}`, errdefs.ErrNotImplemented, "newer"},
-		"no reference":         {label, without("ref"), errdefs.ErrInvalidArgument, "reference"},
-		"no platform":          {label, without("platform"), errdefs.ErrInvalidArgument, "platform"},
-		"no snapshotter":       {label, without("snapshotter"), errdefs.ErrInvalidArgument, "snapshotter"},
-		"no digest":            {label, without("digest"), errdefs.ErrInvalidArgument, "digest"},
-		"no manifest":          {label, without("manifest"), errdefs.ErrInvalidArgument, "manifest"},
-		"no image":             {label, without("image"), errdefs.ErrInvalidArgument, "image"},
-		"damaged chain":        {label, edit(func(m map[string]any) { m["chain"] = "md5:x" }), errdefs.ErrInvalidArgument, "chain"},
-		"another key's name":   {KeyLabelName(other.Key), value, errdefs.ErrInvalidArgument, label},
+		"empty":                 {label, "", errdefs.ErrInvalidArgument, label},
+		"cut off":               {label, value[:len(value)/2], errdefs.ErrInvalidArgument, label},
+		"another type":          {label, `[1]`, errdefs.ErrInvalidArgument, label},
+		"null":                  {label, `null`, errdefs.ErrInvalidArgument, "version 0"},
+		"no version":            {label, without("v"), errdefs.ErrInvalidArgument, "version 0"},
+		"negative version":      {label, edit(func(m map[string]any) { m["v"] = -1 }), errdefs.ErrInvalidArgument, "version -1"},
+		"newer version":         {label, edit(func(m map[string]any) { m["v"] = 2 }), errdefs.ErrNotImplemented, "newer"},
+		"newer, invalid fields": {label, `{"v":2,"ref":""}`, errdefs.ErrNotImplemented, "newer"},
+		"no reference":          {label, without("ref"), errdefs.ErrInvalidArgument, "reference"},
+		"no platform":           {label, without("platform"), errdefs.ErrInvalidArgument, "platform"},
+		"no snapshotter":        {label, without("snapshotter"), errdefs.ErrInvalidArgument, "snapshotter"},
+		"no digest":             {label, without("digest"), errdefs.ErrInvalidArgument, "digest"},
+		"no manifest":           {label, without("manifest"), errdefs.ErrInvalidArgument, "manifest"},
+		"no image":              {label, without("image"), errdefs.ErrInvalidArgument, "image"},
+		"damaged chain":         {label, edit(func(m map[string]any) { m["chain"] = "md5:x" }), errdefs.ErrInvalidArgument, "chain"},
+		"another key's name":    {KeyLabelName(other.Key), value, errdefs.ErrInvalidArgument, label},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := DecodeKeyLabel(c.label, c.value)
@@ -226,7 +225,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// A field that a later release adds does not make a key unreadable.
+// TestDecodeIgnoresNewFields checks that a key with a field of a later release is readable.
 func TestDecodeIgnoresNewFields(t *testing.T) {
 	label, value := mustEncode(t, sampleEntry())
 	value = strings.TrimSuffix(value, "}") + `,"later":{"x":1}}`
@@ -258,15 +257,15 @@ func FuzzDecodeKeyLabel(f *testing.F) {
 		again, encoded, err := EncodeKeyLabel(e)
 		if err != nil {
 			if len(value) > maxLabel/12 && strings.Contains(err.Error(), "label key and value") {
-				return // escaping makes it longer than containerd allows
+				return // escapes make the label longer than containerd allows
 			}
-			t.Fatalf("encode a decoded label: %v", err)
+			t.Fatalf("encoding a decoded label: %v", err)
 		}
 		if again != name {
-			t.Errorf("label %s decodes to an entry of label %s", name, again)
+			t.Errorf("encoding a decoded label: got name %s, want %s", again, name)
 		}
 		if _, err := DecodeKeyLabel(again, encoded); err != nil {
-			t.Errorf("decode an encoded label: %v", err)
+			t.Errorf("decoding an encoded label: %v", err)
 		}
 	})
 }

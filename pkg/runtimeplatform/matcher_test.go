@@ -58,7 +58,7 @@ func TestVariants(t *testing.T) {
 			index: busybox, want: []string{"linux/amd64", "linux/386"},
 		},
 		{
-			name: "node runs 386 if there is nothing better", host: "linux/amd64",
+			name: "node runs 386 without amd64", host: "linux/amd64",
 			index: []string{"linux/arm64", "linux/386"}, want: []string{"linux/386"},
 		},
 		{
@@ -108,7 +108,7 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// matchers returns matchers for all types of handlers.
+// matchers returns matchers for handlers and nodes of many platforms.
 func matchers(t testing.TB) map[string]platforms.MatchComparer {
 	all := make(map[string]platforms.MatchComparer)
 	for _, node := range []string{"linux/amd64", "linux/arm64", "windows(10.0.17763)/amd64", "windows(10.0.26100)/amd64", "windows/arm64"} {
@@ -130,8 +130,8 @@ func matchers(t testing.TB) map[string]platforms.MatchComparer {
 	return all
 }
 
-// checkWeakOrder checks that m orders a, b and c as sorting requires: Less and equality (neither is less) are
-// transitive, and Less is asymmetric.
+// checkWeakOrder checks that m orders a, b and c as a sort requires: Less is asymmetric, Less and equality (neither is
+// less) are transitive, and platforms that match are first.
 func checkWeakOrder(t *testing.T, name string, m platforms.MatchComparer, a, b, c ocispec.Platform) {
 	t.Helper()
 	ab, ba := m.Less(a, b), m.Less(b, a)
@@ -147,7 +147,7 @@ func checkWeakOrder(t *testing.T, name string, m platforms.MatchComparer, a, b, 
 	case !ab && !ba && !bc && !cb && (ac || ca):
 		t.Errorf("%s: equality is not transitive for %+v, %+v, %+v", name, a, b, c)
 	case m.Match(a) && !m.Match(b) && !ab:
-		t.Errorf("%s: %+v matches and is not less than %+v, which does not", name, a, b)
+		t.Errorf("%s: %+v matches but is not less than %+v, which does not match", name, a, b)
 	}
 }
 

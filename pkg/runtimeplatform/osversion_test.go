@@ -34,7 +34,7 @@ func TestParseOSVersion(t *testing.T) {
 }
 
 func TestCompareOSVersion(t *testing.T) {
-	// Each version is less than the next. As text, most are not.
+	// Each version is less than the next, which is not the order of their texts.
 	ascending := []string{
 		"", "6.3.9600.20000", "10.0.9200.17609", "10.0.14393.0", "10.0.17763", "10.0.17763.9", "10.0.17763.999",
 		"10.0.17763.1000", "10.0.20348.1", "10.0.26100.1", "10.1.1.1", "11.0.0.1",
@@ -44,7 +44,7 @@ func TestCompareOSVersion(t *testing.T) {
 			v, _ := parseOSVersion(a)
 			w, _ := parseOSVersion(b)
 			if got := v.compare(w); got < 0 != (i < j) || got > 0 != (i > j) {
-				t.Errorf("compare(%q, %q) = %d", a, b, got)
+				t.Errorf("compare(%q, %q): got %d, want the order of %d and %d", a, b, got, i, j)
 			}
 		}
 	}
@@ -62,16 +62,16 @@ func FuzzParseOSVersion(f *testing.F) {
 				t.Errorf("%q: text %s parses as %v, %t", s, text, again, ok)
 			}
 		} else if v != (osVersion{}) {
-			t.Errorf("%q: not a version, but got %v", s, v)
+			t.Errorf("%q: got %v for an invalid version, want none", s, v)
 		}
 
-		// A matcher with a version never accepts two different major versions. If it accepts both, containerd saw no
+		// A matcher with a version does not match two major versions. If it matches both, containerd ignores the
 		// version.
 		m := platforms.NewMatcher(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: s})
 		any := m.Match(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: "1.0.1"}) &&
 			m.Match(ocispec.Platform{OS: windows, Architecture: "amd64", OSVersion: "2.0.1"})
 		if ok == any {
-			t.Errorf("%q: parsed %t, but containerd treats it as any version: %t", s, ok, any)
+			t.Errorf("%q: got valid %t, but containerd matches any version: %t", s, ok, any)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// host returns a node of the given platform, with the matcher that containerd uses by default on such a node.
+// host returns a node of a platform with the matcher that containerd uses by default on such a node.
 func host(t testing.TB, platform string) runtimeplatform.Host {
 	t.Helper()
 	spec, err := platforms.Parse(platform)
@@ -27,7 +27,7 @@ func host(t testing.TB, platform string) runtimeplatform.Host {
 	return runtimeplatform.Host{Spec: spec, Matcher: platforms.Only(spec)}
 }
 
-// windowsDefault is the matcher of platforms.Default on Windows: it matches the exact architecture and compares
+// windowsDefault is the matcher of platforms.Default on Windows. It matches the exact architecture and compares
 // os.version as text.
 type windowsDefault struct{ platforms.Matcher }
 
@@ -80,10 +80,10 @@ func TestLookup(t *testing.T) {
 				t.Errorf("got %s: %s, native %t; want %s: %s, native %t", rt.Handler, rt.Target, rt.Native, tc.name, tc.target, tc.native)
 			}
 			if got := platforms.FormatAll(rt.Spec); got != rt.Target.Platform {
-				t.Errorf("Spec is %s, target %s", got, rt.Target.Platform)
+				t.Errorf("got Spec %s, want the platform of the target, %s", got, rt.Target.Platform)
 			}
 			if !rt.Matcher.Match(rt.Spec) {
-				t.Errorf("the matcher rejects the target's own platform %s", rt.Target.Platform)
+				t.Errorf("the matcher does not match the platform of its target, %s", rt.Target.Platform)
 			}
 		})
 	}
@@ -279,10 +279,10 @@ func TestConfigErrors(t *testing.T) {
 				name = tc.defaultHandler
 			}
 			if config.Handler != name || config.Key != tc.key || config.Value != tc.value {
-				t.Errorf("got %q of handler %q = %q, want %q of %q = %q", config.Key, config.Handler, config.Value, tc.key, name, tc.value)
+				t.Errorf("got key %q of handler %q = %q, want key %q of handler %q = %q", config.Key, config.Handler, config.Value, tc.key, name, tc.value)
 			}
 			if config.Err == nil || !errors.Is(err, config.Err) || !strings.Contains(err.Error(), tc.text) {
-				t.Errorf("got %q caused by %v, want one that contains %q", err, config.Err, tc.text)
+				t.Errorf("got error %q with cause %v, want an error that contains %q", err, config.Err, tc.text)
 			}
 		})
 	}
@@ -307,12 +307,12 @@ func TestSandbox(t *testing.T) {
 		t.Errorf("got %s (native %t), want %s, native", rt.Target, rt.Native, want)
 	}
 	if again, ok := set.ForTarget(want); !ok || again.Target != want {
-		t.Errorf("ForTarget of a sandbox: %v, %t", again, ok)
+		t.Errorf("ForTarget of a sandbox: got %v, %t, want %s", again, ok, want)
 	}
 	if handlers := set.Handlers(want); len(handlers) != 0 {
-		t.Errorf("handlers of a sandbox's target: %q", handlers)
+		t.Errorf("handlers of a sandbox's target: got %q, want none", handlers)
 	}
 	if _, err := set.Sandbox("gvisor"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("unknown handler: got %v", err)
+		t.Errorf("unknown handler: got %v, want an InvalidArgument error", err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// nanoserver is an index in the form that Microsoft publishes: one manifest per build and architecture, unordered. Some
-// more versions are added that text order puts in the wrong place.
+// nanoserver is an index as Microsoft publishes it: one manifest per build and architecture, unordered. It also has
+// versions whose order differs from that of their texts.
 var nanoserver = []string{
 	"windows(10.0.17763.999)/amd64",
 	"windows(10.0.26100.2894)/arm64",
@@ -84,12 +84,12 @@ func TestWindows(t *testing.T) {
 			want:   []string{arm2025},
 		},
 		{
-			name: "version of the handler", host: "windows(10.0.26100)/amd64", platform: "windows(10.0.17763)/amd64",
+			name: "handler has a version", host: "windows(10.0.26100)/amd64", platform: "windows(10.0.17763)/amd64",
 			target: "windows(10.0.17763)/amd64",
 			want:   []string{rs5, rs5old, none},
 		},
 		{
-			name: "revision of the handler does not matter", host: "linux/amd64", platform: "windows(10.0.17763.1)/amd64",
+			name: "revision of the handler is ignored", host: "linux/amd64", platform: "windows(10.0.17763.1)/amd64",
 			target: "windows(10.0.17763.1)/amd64",
 			want:   []string{rs5, rs5old, none},
 		},
@@ -104,7 +104,7 @@ func TestWindows(t *testing.T) {
 			want:   []string{armRS5},
 		},
 		{
-			name: "no version anywhere", host: "linux/amd64", platform: "windows/amd64",
+			name: "no version", host: "linux/amd64", platform: "windows/amd64",
 			target: "windows/amd64",
 			want:   []string{ltsc2025, ltsc25o, ltsc2022, ltscOld, rs5, rs5old, rs1, win8, none},
 		},
@@ -139,7 +139,7 @@ func TestWindows(t *testing.T) {
 			want:   []string{arm2025, armRS5},
 		},
 		{
-			name: "hypervisor, no version anywhere", host: "linux/amd64", platform: "windows/amd64", isolation: hypervisor,
+			name: "hypervisor, no version", host: "linux/amd64", platform: "windows/amd64", isolation: hypervisor,
 			target: "windows/amd64@hypervisor",
 			want:   []string{ltsc2025, ltsc25o, ltsc2022, ltscOld, rs5, rs5old, rs1, win8, none},
 		},
@@ -160,7 +160,8 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// The two isolations of one platform select different manifests, so they are two targets.
+// TestIsolationDistinguishesTargets checks that two isolations of a platform are two targets, because they select
+// different manifests.
 func TestIsolationDistinguishesTargets(t *testing.T) {
 	set := newSet(t, "windows(10.0.20348)/amd64",
 		runtimeplatform.Handler{Name: "process", Snapshotter: "windows"},
@@ -191,7 +192,7 @@ func TestWindowsOrder(t *testing.T) {
 			want:  []string{"windows(10.0.20348.1)/amd64", "windows(10.0.26100.9)/386"},
 		},
 		{
-			name: "features count if the versions are equal", platform: "windows(10.0.17763+a)/amd64",
+			name: "features if the versions are equal", platform: "windows(10.0.17763+a)/amd64",
 			index: []string{"windows(10.0.17763.1)/amd64", "windows(10.0.17763.1+a)/amd64", "windows(10.0.17763.2)/amd64", "windows(10.0.17763.3+b)/amd64"},
 			want:  []string{"windows(10.0.17763.2)/amd64", "windows(10.0.17763.1+a)/amd64", "windows(10.0.17763.1)/amd64"},
 		},
@@ -230,13 +231,14 @@ func TestWindowsOrder(t *testing.T) {
 	}
 }
 
-// The node's own matcher may match only its architecture. windowsMatcher does not accept more.
+// TestWindowsNodeMatchesAsContainerd checks that the matcher of a native handler matches the same platforms as
+// containerd's matcher.
 func TestWindowsNodeMatchesAsContainerd(t *testing.T) {
 	h := host(t, "windows(10.0.26100)/amd64")
 	rt := newSet(t, "windows(10.0.26100)/amd64", runtimeplatform.Handler{Name: "h", Snapshotter: "windows"}).Default()
 	for _, p := range append(index(t, nanoserver...), index(t, "windows(10.0.26100.1)/386", "windows(10.0.26200.1)/amd64")...) {
 		if got, want := rt.Matcher.Match(p), h.Matcher.Match(p); got != want {
-			t.Errorf("%s: got %t, containerd's matcher %t", platforms.FormatAll(p), got, want)
+			t.Errorf("%s: got %t, want %t as containerd's matcher", platforms.FormatAll(p), got, want)
 		}
 	}
 }
@@ -259,7 +261,7 @@ func BenchmarkLess(b *testing.B) {
 	})
 }
 
-// BenchmarkSelect selects from an index as a pull does.
+// BenchmarkSelect measures a selection from an index as in a pull.
 func BenchmarkSelect(b *testing.B) {
 	manifests := index(b, nanoserver...)
 	matching := make([]ocispec.Platform, 0, len(manifests))

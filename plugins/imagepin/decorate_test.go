@@ -21,7 +21,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-// replacePlugins replaces the registered plugins for the duration of a test.
+// replacePlugins replaces the registered plugins during a test.
 func replacePlugins(t *testing.T, registrations ...*plugin.Registration) {
 	t.Helper()
 	var before []*plugin.Registration
@@ -66,27 +66,27 @@ func TestDecorate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Contains(cri.Requires, Type) || !slices.Contains(cri.Requires, plugins.CRIServicePlugin) || len(requires) != 1 {
-		t.Errorf("the CRI requires %v", cri.Requires)
+		t.Errorf("unexpected requirements of the CRI: %v", cri.Requires)
 	}
 	if len(other.Requires) != 0 {
-		t.Error("another plugin was decorated")
+		t.Error("Decorate changed another plugin")
 	}
 
-	// If the imagepin plugin is disabled, the CRI is containerd's own.
+	// If the imagepin plugin is disabled, containerd's CRI is unchanged.
 	ic := plugin.NewContext(t.Context(), plugin.NewPluginSet(), nil)
 	got, err := cri.InitFn(ic)
 	if got != "original" || err != nil || called != 1 {
-		t.Errorf("disabled: %v, %v, %d calls", got, err, called)
+		t.Errorf("disabled: got %v, %v, %d calls, want original, 1", got, err, called)
 	}
 
 	registry.Reset()
 	registry.Register(other)
 	if err := Decorate(); err == nil || !strings.Contains(err.Error(), "cri") {
-		t.Errorf("without a CRI plugin: %v", err)
+		t.Errorf("without a CRI plugin: got %v, want an error", err)
 	}
 }
 
-// contextWithPlugin returns an init context in which the imagepin plugin is loaded or failed to load.
+// contextWithPlugin returns an init context with the imagepin plugin, which is loaded or failed to load.
 func contextWithPlugin(t *testing.T, instance any, fails error) *plugin.InitContext {
 	t.Helper()
 	set := plugin.NewPluginSet()
@@ -102,12 +102,12 @@ func TestDecorated(t *testing.T) {
 	never := func(*plugin.InitContext) (any, error) { t.Error("the CRI was started"); return nil, nil }
 	_, err := decorated(never)(contextWithPlugin(t, nil, broken))
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), config.Section) || !strings.Contains(err.Error(), "disabled_plugins") {
-		t.Errorf("with a plugin that failed: %v", err)
+		t.Errorf("with a plugin that failed: got %v, want %v", err, broken)
 	}
 }
 
-// newTestNode returns a node with one snapshotter, called first. If hangs is not nil, it is the snapshotter.
-func newTestNode(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
+// newTestNode returns a node with one snapshotter, called first, which is snapshotter unless that is nil.
+func newTestNode(t *testing.T, snapshotter snapshots.Snapshotter) *node.Node {
 	t.Helper()
 	table, err := config.DefaultTable()
 	if err != nil {
@@ -126,8 +126,8 @@ func newTestNode(t *testing.T, hangs snapshots.Snapshotter) *node.Node {
 			Records: newRecords(c.DB, c.Events), Pins: metadata.NewImageStore(c.DB), Content: c.Content, Leases: c.Leases,
 			Namespaces: namespaceStore{db: c.DB}, Events: c.Events,
 			Snapshots: func(name string) snapshots.Snapshotter {
-				if hangs != nil {
-					return hangs
+				if snapshotter != nil {
+					return snapshotter
 				}
 				return c.Snapshotter(name)
 			},
@@ -155,23 +155,23 @@ func TestDecoratedCRIFails(t *testing.T) {
 	broken := errors.New("broken")
 	fails := func(*plugin.InitContext) (any, error) { return nil, broken }
 	if _, err := decorated(fails)(contextWithPlugin(t, newTestNode(t, nil), nil)); !errors.Is(err, broken) {
-		t.Errorf("with a CRI that fails: %v", err)
+		t.Errorf("with a CRI that fails: got %v, want %v", err, broken)
 	}
 	none := func(*plugin.InitContext) (any, error) { return "no service", nil }
 	if _, err := decorated(none)(contextWithPlugin(t, newTestNode(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
-		t.Errorf("with a CRI that has no service: %v", err)
+		t.Errorf("with a CRI that has no service: got %v, want an error with its type", err)
 	}
 }
 
-// walkedSnapshotter reports when it is walked, and then hangs if hang is set.
+// walkedSnapshotter closes walked when it is walked, and then hangs if hang is set.
 type walkedSnapshotter struct {
 	snapshots.Snapshotter
-	was  chan struct{}
-	hang bool
+	walked chan struct{}
+	hang   bool
 }
 
 func (w *walkedSnapshotter) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ...string) error {
-	close(w.was)
+	close(w.walked)
 	if w.hang {
 		<-ctx.Done()
 	}
@@ -181,11 +181,11 @@ func (w *walkedSnapshotter) Walk(ctx context.Context, _ snapshots.WalkFunc, _ ..
 func TestIndexIsBuiltBeforeCRIStarts(t *testing.T) {
 	for name, hang := range map[string]bool{"quick": false, "hanging": true} {
 		t.Run(name, func(t *testing.T) {
-			w := &walkedSnapshotter{was: make(chan struct{}), hang: hang}
+			w := &walkedSnapshotter{walked: make(chan struct{}), hang: hang}
 			upstream := &fakeCRI{}
 			begin := func(*plugin.InitContext) (any, error) {
 				select {
-				case <-w.was:
+				case <-w.walked:
 				default:
 					t.Error("the CRI started before the snapshotter was walked")
 				}
@@ -199,7 +199,7 @@ func TestIndexIsBuiltBeforeCRIStarts(t *testing.T) {
 			select {
 			case <-front.service.Loaded():
 				if hang {
-					t.Error("the index is loaded although its snapshotter hangs")
+					t.Error("the index was loaded while its snapshotter hangs")
 				}
 			default:
 				if !hang {

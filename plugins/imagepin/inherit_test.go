@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/plugin"
 )
 
-// The plugin set has structs of containerd, including embedded ones.
+// imageConfig and runtimeConfig stand for containerd's structs in the plugin set, including the embedded ones.
 type (
 	imageConfig struct {
 		Snapshotter     string            `toml:"snapshotter"`
@@ -32,7 +32,7 @@ type (
 	}
 )
 
-// initContext returns an init context in which containerd's CRI plugins are loaded.
+// initContext returns an init context with loaded CRI plugins of containerd.
 func initContext(t *testing.T, configs map[string]any) *plugin.InitContext {
 	t.Helper()
 	set := plugin.NewPluginSet()
@@ -57,11 +57,11 @@ func TestInherit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Images.Snapshotter != "overlayfs" || c.Images.ImageDecryption.KeyModel != "node" || c.SandboxImage() != "pause" {
-		t.Errorf("images: %+v", c.Images)
+		t.Errorf("unexpected image configuration %+v", c.Images)
 	}
 	h := c.Runtime.Containerd.Runtimes["runc"]
 	if c.Runtime.Containerd.DefaultRuntimeName != "runc" || h.Type != "io.containerd.runc.v2" || h.Options["SystemdCgroup"] != true {
-		t.Errorf("runtime: %+v", c.Runtime)
+		t.Errorf("unexpected runtime configuration %+v", c.Runtime)
 	}
 
 	for name, configs := range map[string]map[string]any{
@@ -73,7 +73,7 @@ func TestInherit(t *testing.T) {
 		}{1}, "runtime": runtimes},
 	} {
 		if _, err := inherit(initContext(t, configs)); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: got no error", name)
 		}
 	}
 }

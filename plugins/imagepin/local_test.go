@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 )
 
-// fakeCRI is a CRI service that records the span it is called in.
+// fakeCRI is a CRI service that records the span of its calls.
 type fakeCRI struct {
 	runtime.UnimplementedRuntimeServiceServer
 	runtime.UnimplementedImageServiceServer
@@ -71,21 +71,21 @@ func TestImplementationsAreFoundWithoutACall(t *testing.T) {
 	l := connectLocal(t, b)
 	for _, service := range cri.Services() {
 		if got := l.implementations[service.ServiceName]; got != b {
-			t.Errorf("%s is implemented by %v", service.ServiceName, got)
+			t.Errorf("%s: got implementation %v", service.ServiceName, got)
 		}
 		if desc, err := l.Service(service.ServiceName); err != nil || len(desc.Methods) != len(service.Methods) || len(desc.Streams) != len(service.Streams) {
-			t.Errorf("%s is forwarded as %v, %v", service.ServiceName, desc, err)
+			t.Errorf("%s: got service %v, %v", service.ServiceName, desc, err)
 		}
 	}
 	if desc, err := l.Service("runtime.v2.RuntimeService"); err == nil {
-		t.Errorf("an unknown service is forwarded as %v", desc)
+		t.Errorf("unknown service: got %v, want an error", desc)
 	}
 	if b.calls != 0 {
-		t.Errorf("upstream was called %d times", b.calls)
+		t.Errorf("upstream got %d calls, want 0", b.calls)
 	}
 }
 
-// onlyRuntime is a CRI service without images.
+// onlyRuntime is a CRI service without the image service.
 type onlyRuntime struct{ *fakeCRI }
 
 func (o onlyRuntime) Register(s *grpc.Server) error {
@@ -95,7 +95,7 @@ func (o onlyRuntime) Register(s *grpc.Server) error {
 
 func TestMissingService(t *testing.T) {
 	if err := newLocal().connect(onlyRuntime{&fakeCRI{}}); err == nil || !strings.Contains(err.Error(), "runtime.v1.ImageService") {
-		t.Errorf("a CRI without images: %v", err)
+		t.Errorf("a CRI without an image service: got %v, want an error", err)
 	}
 }
 
@@ -105,15 +105,15 @@ func TestLocalCall(t *testing.T) {
 
 	got, err := client.ListContainers(t.Context(), &runtime.ListContainersRequest{})
 	if err != nil || len(got.GetContainers()) != 1 || got.GetContainers()[0].GetId() != "one" {
-		t.Fatalf("the answer is %v, %v", got, err)
+		t.Fatalf("got answer %v, %v, want container one", got, err)
 	}
 	got.Containers[0].Id = "changed"
 	if id := b.list.GetContainers()[0].GetId(); id != "one" {
-		t.Errorf("the caller changed upstream's own container to %q", id)
+		t.Errorf("the caller changed the container of upstream to %q", id)
 	}
 	req := &runtime.ListContainersRequest{Filter: &runtime.ContainerFilter{Id: "requested"}}
 	if got, err = client.ListContainers(t.Context(), req); err != nil || got.GetContainers()[0].GetId() != "requested" {
-		t.Errorf("the answer to a request with a filter is %v, %v", got, err)
+		t.Errorf("request with a filter: got answer %v, %v", got, err)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestLocalCallKeepsTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !b.calledIn.Equal(caller.SpanContext()) {
-		t.Errorf("upstream is called in span %v, not in the caller's %v", b.calledIn, caller.SpanContext())
+		t.Errorf("upstream: got span %v, want the caller's %v", b.calledIn, caller.SpanContext())
 	}
 }
 
@@ -155,13 +155,13 @@ func TestCallsOverPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := stream.Recv(); err != nil || got.GetContainers()[0].GetId() != "streamed" {
-		t.Errorf("the stream returns %v, %v", got, err)
+		t.Errorf("stream: got %v, %v, want container streamed", got, err)
 	}
 	if got, err := stream.Recv(); !errors.Is(err, io.EOF) {
-		t.Errorf("the stream ends with %v, %v", got, err)
+		t.Errorf("end of the stream: got %v, %v, want io.EOF", got, err)
 	}
 	if err := l.Invoke(t.Context(), "/runtime.v1.RuntimeService/Unknown", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("an unknown method: %v", err)
+		t.Errorf("unknown method: got %v, want an Unimplemented error", err)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// recorder keeps spans, and signals when one is exported.
+// recorder keeps spans and signals when one is exported.
 type recorder struct {
 	*tracetest.InMemoryExporter
 	exported chan struct{}
@@ -30,7 +30,7 @@ func (r *recorder) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return r.InMemoryExporter.ExportSpans(ctx, spans)
 }
 
-// span waits for a span. The span of a service ends after its answer has arrived.
+// span waits for a span, because the span of a service ends after its answer arrives.
 func (r *recorder) span(t testing.TB, id trace.SpanID) tracetest.SpanStub {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -47,7 +47,7 @@ func (r *recorder) span(t testing.TB, id trace.SpanID) tracetest.SpanStub {
 	}
 }
 
-// recordSpans configures tracing in the same way as containerd's tracing plugin, and records the spans.
+// recordSpans configures tracing as containerd's tracing plugin does, and records the spans.
 func recordSpans(t testing.TB) *recorder {
 	t.Helper()
 	exporter := &recorder{tracetest.NewInMemoryExporter(), make(chan struct{}, 1)}
@@ -81,10 +81,10 @@ func TestPipePropagatesTrace(t *testing.T) {
 	}
 	caller.End()
 	if upstream.calledIn.TraceID() != caller.SpanContext().TraceID() {
-		t.Errorf("upstream is called in trace %s, not in the caller's %s", upstream.calledIn.TraceID(), caller.SpanContext().TraceID())
+		t.Errorf("upstream: got trace %s, want the caller's %s", upstream.calledIn.TraceID(), caller.SpanContext().TraceID())
 	}
 	got := spans.span(t, upstream.calledIn.SpanID())
 	if got.SpanKind != trace.SpanKindServer || !got.Parent.IsValid() {
-		t.Errorf("upstream is called in %q, kind %s, parent %v", got.Name, got.SpanKind, got.Parent)
+		t.Errorf("upstream: got span %q, kind %s, parent %v, want kind server and a parent", got.Name, got.SpanKind, got.Parent)
 	}
 }

@@ -31,7 +31,7 @@ func TestAtomically(t *testing.T) {
 				t.Fatal(err)
 			}
 			if e.Namespace != ctdtest.Namespace {
-				t.Errorf("event of namespace %s", e.Namespace)
+				t.Errorf("event: got namespace %s, want %s", e.Namespace, ctdtest.Namespace)
 			}
 			switch v := v.(type) {
 			case *eventsapi.ImageCreate:
@@ -55,19 +55,19 @@ func TestAtomically(t *testing.T) {
 		return images.Image{Name: name, Target: ocispec.Descriptor{MediaType: target.MediaType, Digest: target.Digest, Size: target.Size}, Labels: map[string]string{"k": label}}
 	}
 
-	// An error rolls everything back, and no events are published.
+	// An error rolls back all writes and their events.
 	stop := errors.New("stop")
 	err := r.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 		if _, err := store.Create(ctx, record("a", "1")); err != nil {
 			return err
 		}
 		if _, err := store.Get(ctx, "a"); err != nil {
-			t.Errorf("a write is not visible in its transaction: %v", err)
+			t.Errorf("reading a write in its transaction: %v", err)
 		}
 		return stop
 	})
 	if !errors.Is(err, stop) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want %v", err, stop)
 	}
 	if all := n.Records(t); len(all) != 0 {
 		t.Errorf("records after a rollback: %v", all)
@@ -88,13 +88,13 @@ func TestAtomically(t *testing.T) {
 		}
 		// Failed writes have no events.
 		if _, err := store.Create(ctx, record("a", "3")); !errdefs.IsAlreadyExists(err) {
-			t.Errorf("got %v", err)
+			t.Errorf("Create: got %v, want an AlreadyExists error", err)
 		}
 		if _, err := store.Update(ctx, record("none", "3"), "labels.k"); !errdefs.IsNotFound(err) {
-			t.Errorf("got %v", err)
+			t.Errorf("Update: got %v, want a NotFound error", err)
 		}
 		if err := store.Delete(ctx, "none"); !errdefs.IsNotFound(err) {
-			t.Errorf("got %v", err)
+			t.Errorf("Delete: got %v, want a NotFound error", err)
 		}
 		if len(events) != 0 {
 			t.Error("an event was published before the commit")
@@ -116,9 +116,9 @@ func TestAtomically(t *testing.T) {
 	}
 	want := []string{"/images/create a 1", "/images/create b 1", "/images/update a 2", "/images/delete b", "/images/create last "}
 	if !slices.Equal(got, want) {
-		t.Errorf("events %q, want %q", got, want)
+		t.Errorf("got events %q, want %q", got, want)
 	}
 	if all := n.Records(t); len(all) != 2 || all["a"].Labels["k"] != "2" {
-		t.Errorf("records %v", all)
+		t.Errorf("got records %v, want 2 with the update", all)
 	}
 }

@@ -1,12 +1,12 @@
-// Command protogen generates Go code of protobuf files, without protoc: the
-// files are compiled here, and protoc's own plugins for Go, which are tools of
-// this module, get the result.
+// Command protogen generates Go code from protobuf files without protoc. It
+// compiles the files and runs protoc's plugins for Go, which are tools of this
+// module.
 //
 //	go run ./protogen [-check] DIR FILE...
 //
-// Files are named relative to DIR, and so are their imports; what is generated
-// stands beside them. With -check nothing is written, and the exit code is 1
-// where a generated file is not what it would be.
+// Files and imports are relative to DIR. Generated files are written beside
+// them. With -check nothing is written, and the exit code is 1 if a generated
+// file is out of date.
 package main
 
 import (
@@ -28,11 +28,11 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-// plugins are the tools that generate, each from the same request.
+// plugins are the tools that generate code. Each gets the same request.
 var plugins = []string{"protoc-gen-go", "protoc-gen-go-grpc"}
 
 func main() {
-	check := flag.Bool("check", false, "write nothing, fail where a generated file is not current")
+	check := flag.Bool("check", false, "write nothing, fail if a generated file is out of date")
 	flag.Parse()
 	if flag.NArg() < 2 {
 		fmt.Fprintln(os.Stderr, "usage: protogen [-check] DIR FILE...")
@@ -48,8 +48,8 @@ func main() {
 	}
 }
 
-// run generates the code of files below dir and gives each generated file to
-// emit.
+// run generates code from files below dir and calls emit for each generated
+// file.
 func run(ctx context.Context, dir string, files []string, emit func(path string, content []byte) error) error {
 	request, err := compile(ctx, dir, files)
 	if err != nil {
@@ -69,7 +69,7 @@ func run(ctx context.Context, dir string, files []string, emit func(path string,
 	return errors.Join(failed...)
 }
 
-// compile does what protoc does for its plugins.
+// compile returns the request that protoc would send to its plugins.
 func compile(ctx context.Context, dir string, files []string) (*pluginpb.CodeGeneratorRequest, error) {
 	compiler := protocompile.Compiler{
 		Resolver:       protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{dir}}),
@@ -86,7 +86,7 @@ func compile(ctx context.Context, dir string, files []string) (*pluginpb.CodeGen
 	}, nil
 }
 
-// withImports lists files and all that they import, each after its own imports.
+// withImports returns files and all their imports, each after its own imports.
 func withImports(files linker.Files) []*descriptorpb.FileDescriptorProto {
 	var all []*descriptorpb.FileDescriptorProto
 	seen := make(map[string]bool)
@@ -108,7 +108,7 @@ func withImports(files linker.Files) []*descriptorpb.FileDescriptorProto {
 	return all
 }
 
-// generate runs one plugin, in the version that this module requires.
+// generate runs a plugin in the version that this module requires.
 func generate(ctx context.Context, plugin string, request *pluginpb.CodeGeneratorRequest) (*pluginpb.CodeGeneratorResponse, error) {
 	in, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
 	if err != nil {
@@ -141,7 +141,7 @@ func compare(path string, content []byte) error {
 		return err
 	}
 	if !bytes.Equal(current, content) {
-		return fmt.Errorf("%s is not current: make generate", path)
+		return fmt.Errorf("%s is out of date: run make generate", path)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
-// Package cluster runs a small real Kubernetes for tests: etcd and an API server on the loopback interface, and any number of
-// nodes, each a containerd under test with a kubelet. There is no scheduler, no controller and no network plugin: pods name
-// their node and use the host's network.
+// Package cluster runs a small Kubernetes cluster for tests: etcd and an API server on the loopback interface, and any
+// number of nodes, each a containerd under test with a kubelet. There is no scheduler, no controller and no network
+// plugin: pods name their node and use the host's network.
 package cluster
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// token is the one credential of the API server, which anybody on this machine may know: it serves test pods on loopback.
+// token is the credential of the API server. It is not secret, because the API server serves only tests on loopback.
 const token = "test"
 
 // Cluster is an etcd and an API server.
@@ -41,10 +41,10 @@ type Cluster struct {
 	daemons []*daemon.Daemon // in the order of their start
 }
 
-// Bin is the path of one of the binaries that hack/kubernetes-binaries.sh builds.
+// Bin returns the path of a binary that hack/kubernetes-binaries.sh builds.
 func Bin(name string) string { return filepath.Join(node.BinDir(), "kubernetes", name) }
 
-// Start runs a cluster and waits until it is ready.
+// Start starts a cluster and waits until it is ready.
 func Start(ctx context.Context) (*Cluster, error) {
 	for _, name := range []string{"etcd", "kube-apiserver", "kubelet", "runc"} {
 		if _, err := os.Stat(Bin(name)); err != nil {
@@ -56,7 +56,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{dir: dir, client: &http.Client{Transport: &http.Transport{
-		// The certificate is made by the server itself for this run.
+		// The API server creates a self-signed certificate.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 50,
 	}}}
 	if err := c.start(ctx); err != nil {
@@ -118,10 +118,10 @@ func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
-// Kubeconfig is a file for kubectl.
+// Kubeconfig returns the path of the cluster's kubeconfig file.
 func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
 
-// Close ends the cluster and removes what it wrote. Its nodes have to be closed before.
+// Close stops the cluster and removes its files. Close its nodes first.
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, d := range c.daemons {
@@ -131,7 +131,7 @@ func (c *Cluster) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
 }
 
-// Do sends a request to the API server; in and out are JSON, and may be nil.
+// Do sends a request to the API server. in and out are the JSON bodies of the request and the response, or nil.
 func (c *Cluster) Do(ctx context.Context, method, path string, in, out any) error {
 	resp, err := c.send(ctx, method, path, in)
 	if err != nil {
@@ -174,12 +174,12 @@ func (c *Cluster) send(ctx context.Context, method, path string, in any) (*http.
 
 const pods = "/api/v1/namespaces/default/pods"
 
-// CreatePod makes a pod in the namespace default.
+// CreatePod creates a pod in the namespace default.
 func (c *Cluster) CreatePod(ctx context.Context, p *core.Pod) error {
 	return c.Do(ctx, "POST", pods, p, nil)
 }
 
-// WaitPod watches a pod until a condition holds. The error of a condition, or of a context that ends, has the pod's status.
+// WaitPod watches a pod until a condition holds. If the condition or the context fails, the error has the pod's status.
 func (c *Cluster) WaitPod(ctx context.Context, name string, condition func(*core.Pod) (bool, error)) (*core.Pod, error) {
 	resp, err := c.send(ctx, "GET", pods+"?watch=1&fieldSelector=metadata.name="+name, nil)
 	if err != nil {
@@ -209,13 +209,13 @@ func (c *Cluster) WaitPod(ctx context.Context, name string, condition func(*core
 	}
 }
 
-// DeletePod asks for the end of a pod. With a grace period of 0 the API server would forget it while it runs.
+// DeletePod deletes a pod. With a grace period of 0, the API server would remove it while it runs.
 func (c *Cluster) DeletePod(ctx context.Context, name string) error {
 	second := int64(1)
 	return c.Do(ctx, "DELETE", pods+"/"+name, &meta.DeleteOptions{GracePeriodSeconds: &second}, nil)
 }
 
-// forget removes what the API server has of a node whose kubelet is gone.
+// forget deletes a node whose kubelet has stopped, and its pods, from the API server.
 func (c *Cluster) forget(node string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -234,7 +234,7 @@ func writeKey(path string) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// freePorts finds ports of the loopback interface that nothing listens on.
+// freePorts returns unused ports of the loopback interface.
 func freePorts(n int) ([]string, error) {
 	var ports []string
 	for range n {

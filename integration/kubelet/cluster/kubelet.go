@@ -18,13 +18,14 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// KubeletOptions say how kubelet runs. The zero value is its defaults, as far as they work without a cluster network.
+// KubeletOptions are the options of a kubelet. The zero value means kubelet's defaults, as far as they work without a
+// cluster network.
 type KubeletOptions struct {
 	// Gate is the feature gate RuntimeClassInImageCriApi.
 	Gate bool
 	// Config is added to the kubelet configuration.
 	Config map[string]any
-	// ConfigDir is a directory of drop-ins, which go over all of this.
+	// ConfigDir is a directory of drop-ins, which override everything else.
 	ConfigDir string
 }
 
@@ -38,11 +39,11 @@ type Kubelet struct {
 	port  string
 }
 
-// StartKubelet makes a containerd a node of the cluster, with a kubelet that speaks to it through a [Proxy], and waits until it
-// is ready.
+// StartKubelet adds a containerd to the cluster as a node, with a kubelet that connects to it through a [Proxy]. It
+// waits until the node is ready.
 func (c *Cluster) StartKubelet(ctx context.Context, name string, n *node.Node, opts KubeletOptions) (*Kubelet, error) {
 	k := &Kubelet{Name: name, c: c, n: n}
-	// Without any network a node is never ready. Pods use the host's, so that it need not work.
+	// Without a network configuration the node is never ready. It need not work, because pods use the host's network.
 	network := []byte(`{"cniVersion":"1.0.0","name":"none","plugins":[{"type":"none"}]}`)
 	if err := os.WriteFile(n.Path("cni", "conf", "10-none.conflist"), network, 0o644); err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func (c *Cluster) StartKubelet(ctx context.Context, name string, n *node.Node, o
 	return k, nil
 }
 
-// Start runs kubelet (again) and waits until the node is ready.
+// Start starts kubelet, also after [Kubelet.Stop], and waits until the node is ready.
 func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 	ports, err := freePorts(1)
 	if err != nil {
@@ -89,7 +90,7 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 		"featureGates":                 map[string]any{"RuntimeClassInImageCriApi": opts.Gate},
 		"serializeImagePulls":          false, "maxParallelImagePulls": 4,
 		"syncFrequency": "1s", "nodeStatusUpdateFrequency": "1s", "nodeStatusMaxImages": -1,
-		// Whatever is free on the machine's disk is enough; a test that wants pressure says so.
+		// There is no disk pressure, unless a test sets other thresholds.
 		"evictionHard": map[string]any{"memory.available": "1Mi"}, "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
 	}
 	maps.Copy(config, opts.Config)
@@ -132,17 +133,17 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 	})
 }
 
-// LogFile is the path of kubelet's log.
+// LogFile returns the path of kubelet's log.
 func (k *Kubelet) LogFile() string { return k.n.Path("kubelet.log") }
 
-// LogTail is the end of kubelet's log.
+// LogTail returns the last lines of kubelet's log.
 func (k *Kubelet) LogTail(lines int) string { return k.d.LogTail(lines) }
 
-// Stop ends kubelet; its pods go on.
+// Stop stops kubelet. Its pods keep running.
 func (k *Kubelet) Stop() error { return k.d.Stop() }
 
-// Close ends kubelet and the proxy, and makes the API server forget the node and its pods. What runs of these is containerd's,
-// which ends it when it is closed.
+// Close stops kubelet and the proxy, and deletes the node and its pods from the API server. Their containers run until
+// the [node.Node] is closed.
 func (k *Kubelet) Close() error {
 	var err error
 	if k.d != nil {
@@ -151,7 +152,7 @@ func (k *Kubelet) Close() error {
 	return errors.Join(err, k.Proxy.close())
 }
 
-// Status is the node's status as the API server has it.
+// Status returns the node's status from the API server.
 func (k *Kubelet) Status(ctx context.Context) (core.NodeStatus, error) {
 	var n core.Node
 	err := k.c.Do(ctx, "GET", "/api/v1/nodes/"+k.Name, nil, &n)
@@ -164,8 +165,8 @@ func (k *Kubelet) Summary(ctx context.Context, out any) error {
 	return at.Do(ctx, "GET", "/stats/summary", nil, out)
 }
 
-// Log is what a container of a pod has printed since its nth start, counted from 0, as far as kubelet keeps that: empty where
-// there is nothing.
+// Log returns what a container of a pod has printed since its nth start, counted from 0. It is empty if kubelet has no
+// log.
 func (k *Kubelet) Log(p *core.Pod, container string, nth int) (string, error) {
 	dir := k.n.Path("logs", "pods", fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container)
 	b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.log", nth)))

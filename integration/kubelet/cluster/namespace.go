@@ -13,16 +13,16 @@ import (
 
 const insideEnv = "IMAGEPIN_IN_NAMESPACE"
 
-// devicePlugins is a path of kubelet's that no option changes (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1).
+// devicePlugins is a fixed path of kubelet (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1).
 const devicePlugins = "/var/lib/kubelet/device-plugins"
 
-// InNamespace runs a test binary's main in a mount namespace of its own and returns its exit code: call it first in TestMain,
-// with the rest of that as main. Mounts are gone with the namespace, and in it kubelet finds what it would otherwise change
-// or leave on the machine: sysctls, /var/lib/kubelet and /var/log/containers. What a main that died left is cleaned up.
+// InNamespace runs main in a new mount namespace and returns its exit code. Call it first in TestMain, with the rest of
+// TestMain as main. In the namespace, kubelet does not change the machine's sysctls, /var/lib/kubelet and
+// /var/log/containers. All mounts end with the namespace. InNamespace also cleans up after a main that died.
 func InNamespace(main func() int) int {
 	if os.Getenv(insideEnv) != "" {
 		if err := hideHost(os.Getenv(insideEnv)); err != nil {
-			fmt.Fprintln(os.Stderr, "hiding the machine from kubelet:", err)
+			fmt.Fprintln(os.Stderr, "hide the host from kubelet:", err)
 			return 1
 		}
 		return main()
@@ -44,7 +44,7 @@ func runInside() (int, error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), insideEnv+"="+dir)
-	// The namespace's mounts are private: none of them is seen outside.
+	// The namespace's mounts are private: they are not visible outside.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	var exit *exec.ExitError
 	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
@@ -53,7 +53,8 @@ func runInside() (int, error) {
 	return cmd.ProcessState.ExitCode(), nil
 }
 
-// hideHost mounts over what kubelet would write to. It compares the sysctls and writes them where they differ.
+// hideHost mounts over the files and directories that kubelet would write to. The sysctls have the values that kubelet
+// requires.
 func hideHost(dir string) error {
 	for path, value := range map[string]string{"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"} {
 		file := filepath.Join(dir, filepath.Base(path))
@@ -73,8 +74,8 @@ func hideHost(dir string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	// kubelet makes its socket for device plugins at this path, whatever its root directory is: two that start at once would remove
-	// and take each other's. The link leads each one to its own directory.
+	// kubelet creates its socket for device plugins at this path with any root directory, so two kubelets would remove
+	// each other's socket. The link points to each kubelet's own directory.
 	if err := os.Mkdir(filepath.Dir(devicePlugins), 0o755); err != nil {
 		return err
 	}

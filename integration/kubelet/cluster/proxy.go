@@ -20,17 +20,17 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Call is a CRI call of kubelet's that was answered.
+// Call is a completed CRI call of kubelet.
 type Call struct {
-	// Method without its service, such as "PullImage".
+	// Method is the method without its service, such as "PullImage".
 	Method string
-	// Request and Response are set for the methods that [known] has; Response only where Err is nil.
+	// Response is empty if Err is not nil.
 	Request, Response proto.Message
 	Err               error
 }
 
-// known are the calls that are recorded, those that have to do with images.
-var known = map[string]func() (request, response proto.Message){
+// recorded are the methods that the proxy records: those that involve images.
+var recorded = map[string]func() (request, response proto.Message){
 	"RunPodSandbox": func() (proto.Message, proto.Message) {
 		return &cri.RunPodSandboxRequest{}, &cri.RunPodSandboxResponse{}
 	},
@@ -43,7 +43,7 @@ var known = map[string]func() (request, response proto.Message){
 	"RemoveImage": func() (proto.Message, proto.Message) { return &cri.RemoveImageRequest{}, &cri.RemoveImageResponse{} },
 }
 
-// Proxy stands between kubelet and containerd, hands every call on as it is, and records.
+// Proxy forwards kubelet's calls to containerd unchanged and records them.
 type Proxy struct {
 	server *grpc.Server
 	conn   *grpc.ClientConn
@@ -54,11 +54,11 @@ type Proxy struct {
 	all   map[string]int
 }
 
-// startProxy serves on a socket what another one serves.
-func startProxy(socket, behind string) (*Proxy, error) {
-	conn, err := grpc.NewClient("unix://"+behind, grpc.WithTransportCredentials(insecure.NewCredentials()),
+// startProxy forwards the calls on a socket to the socket upstream.
+func startProxy(socket, upstream string) (*Proxy, error) {
+	conn, err := grpc.NewClient("unix://"+upstream, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{}), grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(false)),
-		// containerd is killed and comes back in these tests.
+		// These tests kill and restart containerd.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}))
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func startProxy(socket, behind string) (*Proxy, error) {
 	return p, nil
 }
 
-// Calls are the recorded calls of a method (empty: of all) in the order of their answers.
+// Calls returns the recorded calls of a method, in the order of their responses. If method is empty, it returns all.
 func (p *Proxy) Calls(method string) []Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,7 +92,7 @@ func (p *Proxy) Calls(method string) []Call {
 	return calls
 }
 
-// Methods are all methods that were called, as "runtime.v1.ImageService/PullImage", with how often.
+// Methods returns the number of calls of each method, such as "runtime.v1.ImageService/PullImage".
 func (p *Proxy) Methods() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +112,7 @@ func (p *Proxy) close() error {
 func (p *Proxy) forward(_ any, in grpc.ServerStream) error {
 	full, ok := grpc.MethodFromServerStream(in)
 	if !ok {
-		return fmt.Errorf("a call without a method")
+		return fmt.Errorf("call without a method")
 	}
 	md, _ := metadata.FromIncomingContext(in.Context())
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(in.Context(), md))
@@ -121,7 +121,7 @@ func (p *Proxy) forward(_ any, in grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	// No method of CRI takes a stream: one request, and then answers.
+	// No CRI method has a stream of requests: there is one request, followed by the responses.
 	var request, response []byte
 	if err := in.RecvMsg(&request); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (p *Proxy) record(full string, request, response []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all[strings.TrimPrefix(full, "/")]++
-	make, ok := known[method]
+	make, ok := recorded[method]
 	if !ok {
 		return
 	}
@@ -168,7 +168,7 @@ func (p *Proxy) record(full string, request, response []byte, err error) {
 	p.calls = append(p.calls, c)
 }
 
-// raw hands messages on as bytes.
+// raw is a codec that keeps messages as bytes.
 type raw struct{}
 
 var _ encoding.CodecV2 = raw{}

@@ -1,4 +1,5 @@
-// The stargz snapshotter as a process: containerd's proxy plugin talks to it. Its own module of commands is not published.
+// Command snapshotter serves the stargz snapshotter to containerd's proxy plugin. It exists because the module of the
+// project's own command is not published.
 package main
 
 import (
@@ -23,9 +24,9 @@ import (
 )
 
 func main() {
-	root := flag.String("root", "", "directory of everything it writes")
+	root := flag.String("root", "", "directory for all files")
 	address := flag.String("address", "", "unix socket to serve on")
-	containerd := flag.String("containerd", "", "containerd's socket: serve its ImageService as well, to learn the credentials of pulls")
+	containerd := flag.String("containerd", "", "containerd's socket: also serve its ImageService, to read the credentials of pulls")
 	flag.Parse()
 	if err := run(*root, *address, *containerd); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -37,8 +38,8 @@ func run(root, address, containerd string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	rpc := grpc.NewServer()
-	// The two ways that it has to credentials of its own, as its documentation has them: those of the node, from Docker's
-	// configuration, and those of pods' pull secrets, as a proxy that kubelet is pointed at for images.
+	// The snapshotter's documentation names these two sources of credentials: Docker's configuration, for those of the
+	// node, and a CRI proxy for kubelet, for pull secrets of pods.
 	credentials := []resolver.Credential{dockerconfig.NewDockerconfigKeychain(ctx)}
 	if containerd != "" {
 		conn, err := grpc.NewClient("unix://"+containerd, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -46,21 +47,21 @@ func run(root, address, containerd string) error {
 			return err
 		}
 		defer conn.Close()
-		ofPulls, server := crikeychain.NewCRIKeychain(ctx, func() (cri.ImageServiceClient, error) { return cri.NewImageServiceClient(conn), nil })
+		pullCredentials, server := crikeychain.NewCRIKeychain(ctx, func() (cri.ImageServiceClient, error) { return cri.NewImageServiceClient(conn), nil })
 		cri.RegisterImageServiceServer(rpc, server)
-		credentials = append(credentials, ofPulls)
+		credentials = append(credentials, pullCredentials)
 	}
-	// Only what is read is fetched, so that the tests can tell from the registry's requests what was.
+	// Without prefetch and background fetch, the registry requests show what was read.
 	sn, err := service.NewStargzSnapshotterService(ctx, root, &service.Config{
 		Config: config.Config{NoBackgroundFetch: true, NoPrefetch: true, NoPrometheus: true},
-		// As its documentation has it for nodes: after a crash it starts also where a layer cannot be mounted again.
+		// Recommended for nodes: after a crash, the snapshotter starts even if it cannot mount a layer again.
 		SnapshotterConfig: service.SnapshotterConfig{AllowInvalidMountsOnRestart: true},
 	}, service.WithCredsFuncs(credentials...))
 	if err != nil {
 		return err
 	}
 	defer sn.Close()
-	// A socket of a killed process would refuse.
+	// A socket of a killed process would make net.Listen fail.
 	if err := os.RemoveAll(address); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// hierarchies are the mount points of the host's cgroups, of both versions.
+// hierarchies returns the mount points of the host's cgroups, of both versions.
 func hierarchies() ([]string, error) {
 	mounts, err := os.ReadFile("/proc/mounts")
 	if err != nil {
@@ -27,7 +27,7 @@ func hierarchies() ([]string, error) {
 	return points, nil
 }
 
-// makeCgroups makes a cgroup in each hierarchy, and gives the script with which a shell enters them.
+// makeCgroups creates a cgroup in each hierarchy, and returns the script with which a shell enters them.
 func makeCgroups(name string) (string, error) {
 	points, err := hierarchies()
 	if err != nil {
@@ -39,7 +39,7 @@ func makeCgroups(name string) (string, error) {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return "", err
 		}
-		// A new cpuset is empty and takes no process.
+		// A new cpuset is empty and accepts no process.
 		for _, f := range []string{"cpuset.cpus", "cpuset.mems"} {
 			if all, err := os.ReadFile(filepath.Join(p, f)); err == nil {
 				if err := os.WriteFile(filepath.Join(dir, f), all, 0o644); err != nil {
@@ -52,8 +52,8 @@ func makeCgroups(name string) (string, error) {
 	return enter.String(), nil
 }
 
-// removeCgroups removes what makeCgroups has made, and all below. A cgroup is busy for a moment after its last process
-// was killed.
+// removeCgroups removes the cgroups of makeCgroups with all cgroups below. It retries, because a cgroup is busy for a
+// moment after its last process was killed.
 func removeCgroups(name string) error {
 	points, err := hierarchies()
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package machine runs a Debian with systemd, to install packages in: the real one, booted from its own files, in
-// namespaces and cgroups of its own. What it writes is in a directory of the test's; it shares the host's network, so
-// that it reaches a registry of the test.
+// Package machine runs a Debian with systemd, in which tests install packages. It boots from Debian's files in its own
+// namespaces and cgroups, and writes to a directory of the test. It shares the host's network, to reach a registry of
+// the test.
 package machine
 
 import (
@@ -26,14 +26,14 @@ import (
 //go:embed boot.sh
 var boot string
 
-// Machine is a running one.
+// Machine is a running machine.
 type Machine struct {
 	t   testing.TB
 	dir string
 	pid int // of its systemd, in the host's namespace
 }
 
-// Start boots a machine and waits until it is up. It ends with the test.
+// Start boots a machine and waits until it is up. The machine stops at the end of the test.
 func Start(t testing.TB) *Machine {
 	t.Helper()
 	lower, err := debianRoot()
@@ -58,7 +58,7 @@ func Start(t testing.TB) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The shell puts itself into the cgroups before the namespaces are made, so that they are the root of theirs.
+	// The shell enters the cgroups before unshare, so that they are the roots of the cgroup namespace.
 	cmd := exec.Command("/bin/bash", "-c", enter+`exec unshare --mount --pid --fork --kill-child --uts --ipc --cgroup /bin/bash -c "$boot"`)
 	cmd.Env = append(os.Environ(), "boot="+boot, "lower="+lower, "dir="+dir, "root="+filepath.Join(dir, "root"))
 	d, err := daemon.Start(cmd, filepath.Join(dir, "boot.log"))
@@ -76,7 +76,7 @@ func Start(t testing.TB) *Machine {
 		if m.pid, err = systemdOf(cmd.Process.Pid); err != nil {
 			return err
 		}
-		// It is up and running, or degraded where a unit of Debian's own cannot work without a machine of metal.
+		// The state is degraded if a unit of Debian does not work in a container.
 		out, err := m.Try(ctx, "systemctl is-system-running")
 		if s := strings.TrimSpace(out); s != "running" && s != "degraded" {
 			return fmt.Errorf("systemd is %q: %w", s, err)
@@ -89,7 +89,8 @@ func Start(t testing.TB) *Machine {
 	return m
 }
 
-// debianRoot makes a Debian, or finds it where it was made before. The test runs in the directory above this one.
+// debianRoot creates a root directory with Debian, unless it exists, and returns it. The test runs in the directory
+// above.
 func debianRoot() (string, error) {
 	cmd := exec.Command(filepath.Join("..", "..", "hack", "debian-root.sh"))
 	cmd.Stderr = os.Stderr
@@ -97,7 +98,7 @@ func debianRoot() (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// systemdOf is the only child of unshare.
+// systemdOf returns the only child process of unshare, and an error if it is not systemd.
 func systemdOf(unshare int) (int, error) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", unshare, unshare))
 	if err != nil {
@@ -114,11 +115,11 @@ func systemdOf(unshare int) (int, error) {
 	return pid, err
 }
 
-// limit is how long one script may take, also where others keep the machine busy.
+// limit is the timeout of a script. It allows for a busy host.
 const limit = 2 * time.Minute
 
-// Run runs a script of bash in the machine as root, and gives what it printed on both of its outputs. The test fails if
-// it fails.
+// Run runs a bash script in the machine as root, and returns its standard output and error. It fails the test if the
+// script fails.
 func (m *Machine) Run(script string) string {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(testkit.Context(m.t), limit)
@@ -130,7 +131,7 @@ func (m *Machine) Run(script string) string {
 	return out
 }
 
-// Try is Run for a script that may fail.
+// Try is [Machine.Run] for a script that may fail.
 func (m *Machine) Try(ctx context.Context, script string) (string, error) {
 	cmd := m.command(ctx, script)
 	out, err := cmd.CombinedOutput()
@@ -142,12 +143,12 @@ func (m *Machine) command(ctx context.Context, script string) *exec.Cmd {
 		"/usr/bin/env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8", "PAGER=cat",
 		"DEBIAN_FRONTEND=noninteractive", "/bin/bash", "-e", "-o", "pipefail", "-c", "cd /root; "+script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// What it has left behind with its outputs open is not waited for.
+	// Do not wait for background processes that keep the output open.
 	cmd.WaitDelay = time.Second
 	return cmd
 }
 
-// Eventually runs a script until it ends well, for a while.
+// Eventually runs a script until it succeeds, and fails the test after a timeout.
 func (m *Machine) Eventually(script string) string {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(testkit.Context(m.t), limit)
@@ -167,7 +168,7 @@ func (m *Machine) Eventually(script string) string {
 	}
 }
 
-// journal is the end of the machine's log.
+// journal returns the end of the machine's journal.
 func (m *Machine) journal() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -201,7 +202,7 @@ func (m *Machine) put(path string, content interface{ Read([]byte) (int, error) 
 	}
 }
 
-// Socket is the path, on the host, of a socket that is in the machine.
+// Socket returns the path on the host of a socket in the machine.
 func (m *Machine) Socket(path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", m.pid, path)
 }

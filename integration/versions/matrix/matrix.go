@@ -1,4 +1,4 @@
-// Package matrix is which containerds imagepin is tested with, and the table of them in RELEASES.md.
+// Package matrix lists the containerds that imagepin is tested with, and formats their table in RELEASES.md.
 package matrix
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Outcome is what a test of a containerd has to find.
+// Outcome is the expected result of the test with a containerd.
 type Outcome string
 
 // The outcomes.
@@ -20,22 +20,22 @@ const (
 	Untested Outcome = "-"
 )
 
-// Containerd is one that imagepin is tested with.
+// Containerd is a containerd that imagepin is tested with.
 type Containerd struct {
-	// Name is its version without the v, or whose it is: Debian's change under the same name.
+	// Name is the version without the v, or the Debian suite, whose containerd changes.
 	Name string
-	// Version is empty where it is not known before it runs.
+	// Version is empty if it is not known before containerd runs.
 	Version string
-	// Dir is where its binaries are, below the directory of all binaries.
+	// Dir is the directory of its binaries, below the directory of all binaries.
 	Dir string
-	// Plugin is for imagepin in it, Serve for imagepin serve beside it.
+	// Plugin is the outcome for imagepin as plugin, Serve that for imagepin serve.
 	Plugin, Serve Outcome
 }
 
 var required = regexp.MustCompile(`(?m)^\s*github\.com/containerd/containerd/v2 (v\S+)`)
 
-// Read gives those of the repository at root, the newest first: the one in go.mod, those of the modules below
-// integration/versions, and Debian's.
+// Read returns the containerds of the repository at root: that of go.mod, those of the modules below
+// integration/versions, and those of Debian. In each group, the newest is first.
 func Read(root string) ([]Containerd, error) {
 	versions := filepath.Join(root, "integration", "versions")
 	modules, err := filepath.Glob(filepath.Join(versions, "*.*", "go.mod"))
@@ -76,7 +76,7 @@ func readDebian(text string) ([]Containerd, error) {
 		}
 		fields := strings.Fields(line)
 		if len(fields) != 2 || fields[1] != string(Works) && fields[1] != string(Refused) {
-			return nil, fmt.Errorf("debian.txt: %q is not a suite and what is expected of it", line)
+			return nil, fmt.Errorf("debian.txt: %q is not a suite and its outcome", line)
 		}
 		all = append(all, Containerd{
 			Name: "Debian " + fields[0], Dir: "containerd-debian-" + fields[0], Plugin: Untested, Serve: Outcome(fields[1]),

@@ -34,16 +34,16 @@ func TestRead(t *testing.T) {
 		{Name: "Debian bookworm", Dir: "containerd-debian-bookworm", Plugin: Untested, Serve: Refused},
 	}
 	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %+v, %v", got, err)
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 	if err := os.WriteFile(filepath.Join(root, "integration/versions/2.7/go.mod"), []byte("module none\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := Read(root); err == nil {
-		t.Errorf("a module without a containerd is read: %+v", got)
+		t.Errorf("got %+v from a module without containerd, want an error", got)
 	}
 	if got, err := readDebian("forky perhaps\n"); err == nil {
-		t.Errorf("what is not known is read: %+v", got)
+		t.Errorf("got %+v from an unknown outcome, want an error", got)
 	}
 }
 
@@ -51,10 +51,10 @@ func TestTable(t *testing.T) {
 	all := []Containerd{{Name: "2.9.1", Plugin: Works, Serve: Works}, {Name: "Debian bookworm", Plugin: Untested, Serve: Refused}}
 	read, err := Parse(Format(all))
 	if err != nil || !slices.Equal(read, all) {
-		t.Errorf("read %+v, %v", read, err)
+		t.Errorf("got %+v, %v, want %+v", read, err, all)
 	}
 	if _, err := Parse([]byte("half\tof it\n")); err == nil {
-		t.Error("half a line is read")
+		t.Error("Parse accepts an incomplete line")
 	}
 
 	const want = "Before.\n\n<!-- make versions-table -->\n" +
@@ -62,14 +62,14 @@ func TestTable(t *testing.T) {
 		"| 2.9.1 | works | works |\n| Debian bookworm | - | refused |\n<!-- end -->\nAfter.\n"
 	got, err := Insert("Before.\n\n"+begin+"| old |\n"+end+"After.\n", Table(read))
 	if err != nil || got != want {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
 	if again, err := Insert(got, Table(read)); err != nil || again != want {
-		t.Errorf("the second time it is %q, %v", again, err)
+		t.Errorf("second Insert: got %q, %v, want %q", again, err, want)
 	}
 	for _, doc := range []string{"no table\n", begin, end + begin} {
 		if got, err := Insert(doc, "table"); err == nil {
-			t.Errorf("%q became %q", doc, got)
+			t.Errorf("Insert into %q: got %q, want an error", doc, got)
 		}
 	}
 }

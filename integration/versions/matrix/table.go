@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// The table is between these lines.
+// begin and end are the lines before and after the table.
 const (
 	begin = "<!-- make versions-table -->\n"
 	end   = "<!-- end -->\n"
 )
 
-// Table is the table of those.
+// Table returns the table of containerds.
 func Table(all []Containerd) string {
 	var b strings.Builder
 	b.WriteString("| containerd | imagepin in it | `imagepin serve` beside it |\n|---|---|---|\n")
@@ -21,17 +21,17 @@ func Table(all []Containerd) string {
 	return b.String()
 }
 
-// Insert gives a document with another table in place of its own.
+// Insert replaces the table in a document.
 func Insert(doc, table string) (string, error) {
 	before, rest, begun := strings.Cut(doc, begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !begun || !ended {
-		return "", fmt.Errorf("the document has no %q and after it %q", strings.TrimSpace(begin), strings.TrimSpace(end))
+		return "", fmt.Errorf("the document has no %q followed by %q", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
 	return before + begin + table + end + after, nil
 }
 
-// Format is the file of what was tested.
+// Format returns the file with the results of the tests.
 func Format(all []Containerd) []byte {
 	var b strings.Builder
 	for _, c := range all {
@@ -46,7 +46,7 @@ func Parse(text []byte) ([]Containerd, error) {
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("%q is no line of results", line)
+			return nil, fmt.Errorf("invalid line of results %q", line)
 		}
 		all = append(all, Containerd{Name: fields[0], Plugin: Outcome(fields[1]), Serve: Outcome(fields[2])})
 	}

@@ -1,5 +1,5 @@
-// Command table writes into RELEASES.md which containerds imagepin is tested with, or checks what is written there: that it is
-// what the tests are made for or, with -results, what they have found.
+// Command table updates or checks the table in RELEASES.md of the containerds that imagepin is tested with. The table
+// has the expected outcomes or, with -results, those of the tests.
 //
 //	table [-check] [-results FILE] ROOT
 package main
@@ -15,8 +15,8 @@ import (
 )
 
 func main() {
-	check := flag.Bool("check", false, "write nothing, and fail where something would be written")
-	results := flag.String("results", "", "what the tests found: the `file` that TestVersions writes")
+	check := flag.Bool("check", false, "fail if the table is out of date, and write nothing")
+	results := flag.String("results", "", "`file` with the outcomes that TestVersions wrote")
 	flag.Parse()
 	if err := run(flag.Arg(0), *results, *check); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "table:", err)
@@ -42,7 +42,7 @@ func run(root, results string, check bool) error {
 		return err
 	}
 	if check {
-		return errors.New("the versions in RELEASES.md are not those of the tests: run make test-versions, then make versions-table")
+		return errors.New("the table in RELEASES.md is out of date: run make test-versions, then make versions-table")
 	}
 	return os.WriteFile(path, []byte(next), 0o644)
 }

@@ -1,8 +1,8 @@
 // Package stockcri models the image handling of containerd's own CRI service. In the simulator it is imagepin's
 // upstream.
 //
-// It follows containerd 2.4.2. Each function names the function that it models. The conformance test in integration
-// runs one script on both.
+// It follows containerd 2.4.2. Each function names the function that it models. The conformance test in
+// integration/stock runs one script on both.
 package stockcri
 
 import (
@@ -31,7 +31,7 @@ const (
 	pinnedValue  = "pinned"
 )
 
-// Image is Image of internal/cri/store/image/image.go.
+// Image models Image of internal/cri/store/image/image.go.
 type Image struct {
 	ID         string
 	References []string
@@ -50,7 +50,7 @@ type Config struct {
 
 // Service is the image side of containerd's CRI.
 type Service struct {
-	config Config
+	config   Config
 	mu       sync.Mutex
 	refs     map[string]string // refCache: reference → image ID
 	images   map[string]*Image
@@ -58,7 +58,7 @@ type Service struct {
 	platform platforms.MatchComparer
 }
 
-// New returns a service without images; see [Service.Recover].
+// New returns a service without images, see [Service.Recover].
 func New(c Config) *Service {
 	return &Service{
 		config: c, refs: make(map[string]string), images: make(map[string]*Image),
@@ -66,7 +66,7 @@ func New(c Config) *Service {
 	}
 }
 
-// Recover is CheckImages of internal/cri/server/images/check.go. It skips images with incomplete content.
+// Recover models CheckImages of internal/cri/server/images/check.go. It skips images with incomplete content.
 func (s *Service) Recover(ctx context.Context) error {
 	all, err := s.config.Images.List(ctx)
 	if err != nil {
@@ -82,9 +82,9 @@ func (s *Service) Recover(ctx context.Context) error {
 	return nil
 }
 
-// UpdateImage is UpdateImage of internal/cri/server/images/image_pull.go. The event monitor
-// (internal/cri/server/events.go, HandleEvent) calls it with the name in an image event. An image that is not managed
-// gets a record of its ID, and then the label.
+// UpdateImage models UpdateImage of internal/cri/server/images/image_pull.go. The event monitor
+// (internal/cri/server/events.go, HandleEvent) calls it with the name in an image event. For an image that is not
+// managed, it creates a record of the image ID and then sets the label.
 func (s *Service) UpdateImage(ctx context.Context, name string) error {
 	img, err := s.config.Images.Get(ctx, name)
 	if errdefs.IsNotFound(err) {
@@ -116,7 +116,7 @@ func (s *Service) UpdateImage(ctx context.Context, name string) error {
 	return s.update(ctx, name)
 }
 
-// labels is getLabels of internal/cri/server/images/image_pull.go.
+// labels models getLabels of internal/cri/server/images/image_pull.go.
 func (s *Service) labels(name string) map[string]string {
 	l := map[string]string{managedLabel: managedValue}
 	if slices.Contains(s.config.PinnedImages, name) {
@@ -125,7 +125,7 @@ func (s *Service) labels(name string) map[string]string {
 	return l
 }
 
-// createOrUpdate is createOrUpdateImageReference of internal/cri/server/images/image_pull.go, with the same steps.
+// createOrUpdate models createOrUpdateImageReference of internal/cri/server/images/image_pull.go, with the same steps.
 func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {
 	img := images.Image{Name: name, Target: target, Labels: labels}
 	_, err := s.config.Images.Create(ctx, img)
@@ -150,8 +150,8 @@ func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispe
 	return err
 }
 
-// update is Store.Update of internal/cri/store/image/image.go. That function holds its lock while it reads, so that no
-// lookup runs meanwhile. Nothing depends on this.
+// update models Store.Update of internal/cri/store/image/image.go. That function holds its lock while it reads, so that no
+// lookup runs at the same time. Nothing depends on this.
 func (s *Service) update(ctx context.Context, ref string) error {
 	i, err := s.config.Images.Get(ctx, ref)
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -191,7 +191,7 @@ func (s *Service) update(ctx context.Context, ref string) error {
 	return nil
 }
 
-// pin is store.pin and store.unpin of internal/cri/store/image/image.go.
+// pin models store.pin and store.unpin of internal/cri/store/image/image.go.
 func (s *Service) pin(id, ref string, pinned bool) {
 	if s.pinned[id] == nil {
 		s.pinned[id] = make(map[string]bool)
@@ -204,7 +204,7 @@ func (s *Service) pin(id, ref string, pinned bool) {
 	s.images[id].Pinned = len(s.pinned[id]) > 0
 }
 
-// drop is store.delete of internal/cri/store/image/image.go.
+// drop models store.delete of internal/cri/store/image/image.go.
 func (s *Service) drop(id, ref string) {
 	img := s.images[id]
 	if img == nil {
@@ -219,7 +219,7 @@ func (s *Service) drop(id, ref string) {
 	s.pin(id, ref, false)
 }
 
-// read is Store.getImage of internal/cri/store/image/image.go.
+// read models Store.getImage of internal/cri/store/image/image.go.
 func (s *Service) read(ctx context.Context, i images.Image) (*Image, error) {
 	desc, err := i.Config(ctx, s.config.Content, s.platform)
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *Service) read(ctx context.Context, i images.Image) (*Image, error) {
 	}, nil
 }
 
-// Resolve is LocalResolve of internal/cri/server/images/service.go.
+// Resolve models LocalResolve of internal/cri/server/images/service.go.
 func (s *Service) Resolve(name string) (Image, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +259,7 @@ func (s *Service) Resolve(name string) (Image, bool) {
 	return c, true
 }
 
-// List is ListImages of internal/cri/server/images/image_list.go.
+// List models ListImages of internal/cri/server/images/image_list.go.
 func (s *Service) List() []Image {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,8 +272,8 @@ func (s *Service) List() []Image {
 	return all
 }
 
-// RemoveImage is RemoveImage of internal/cri/server/images/image_remove.go. It removes all references of the image one
-// after the other, the last one with its garbage.
+// RemoveImage models RemoveImage of internal/cri/server/images/image_remove.go. It removes all references of the image
+// one after the other, and collects garbage with the last one.
 func (s *Service) RemoveImage(ctx context.Context, name string) error {
 	img, ok := s.Resolve(name)
 	if !ok {

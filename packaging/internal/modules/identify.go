@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// known are phrases that a licence has and no other one does, by SPDX
-// identifier. All phrases of one have to be there and none of its exclusions.
+// known are the phrases that identify a license, by SPDX identifier. A text must
+// have all phrases in has and none in not.
 var known = []struct {
 	id       string
 	has, not []string
@@ -25,9 +25,9 @@ var known = []struct {
 
 var blank = regexp.MustCompile(`[\s*#/"“”,;]+`)
 
-// Identify gives the SPDX identifiers of the licences in a text, in order of
-// their names; none if it is none that is known here. What mentions a GNU
-// licence counts as one, except for Mozilla's, which does so to be compatible.
+// Identify returns the sorted SPDX identifiers of the known licenses in a text.
+// A text that mentions a GNU license counts as that license. The exception is
+// Mozilla's license, which mentions them for compatibility.
 func Identify(text string) []string {
 	plain := normalize(text)
 	var ids []string

@@ -12,19 +12,19 @@ func TestIdentify(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"nothing", "All rights reserved.", nil},
-		{"MIT, with line breaks and marks", "// Permission is hereby granted, free of charge,\n// to any person obtaining a copy\n// The above copyright notice and this permission notice shall be included", []string{"MIT"}},
-		{"BSD of two clauses", bsd2, []string{"BSD-2-Clause"}},
-		{"BSD of three clauses", bsd2 + " may be used to endorse or promote products", []string{"BSD-3-Clause"}},
-		{"BSD of four clauses", bsd2 + " All advertising materials mentioning features", nil},
+		{"no known license", "All rights reserved.", nil},
+		{"MIT in Go comments", "// Permission is hereby granted, free of charge,\n// to any person obtaining a copy\n// The above copyright notice and this permission notice shall be included", []string{"MIT"}},
+		{"BSD with two clauses", bsd2, []string{"BSD-2-Clause"}},
+		{"BSD with three clauses", bsd2 + " may be used to endorse or promote products", []string{"BSD-3-Clause"}},
+		{"BSD with four clauses", bsd2 + " All advertising materials mentioning features", nil},
 		{"GPL", "GNU GENERAL PUBLIC LICENSE\n Version 2, June 1991", []string{"GPL"}},
 		{"AGPL", "GNU AFFERO GENERAL PUBLIC LICENSE", []string{"AGPL"}},
-		{"MPL names the GPL", "Mozilla Public License Version 2.0\n1. Definitions\n means either the GNU General Public License, the GNU Lesser General Public License", []string{"MPL-2.0"}},
-		{"two in one file", "Apache License\nVersion 2.0\nUnless required by applicable law or agreed to in writing\n---\n" + bsd2, []string{"Apache-2.0", "BSD-2-Clause"}},
+		{"MPL that mentions the GPL", "Mozilla Public License Version 2.0\n1. Definitions\n means either the GNU General Public License, the GNU Lesser General Public License", []string{"MPL-2.0"}},
+		{"two licenses in one file", "Apache License\nVersion 2.0\nUnless required by applicable law or agreed to in writing\n---\n" + bsd2, []string{"Apache-2.0", "BSD-2-Clause"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := Identify(tc.text); !slices.Equal(got, tc.want) {
-				t.Errorf("%q, want %q", got, tc.want)
+				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
 	}

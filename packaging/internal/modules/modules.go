@@ -1,5 +1,4 @@
-// Package modules tells which modules a binary is built of, and under which
-// licence each of them is.
+// Package modules finds the modules of a binary and their licenses.
 package modules
 
 import (
@@ -19,19 +18,19 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// Go is the name under which the standard library is listed.
+// Go is the module path that stands for the standard library.
 const Go = "std"
 
 // Module is a module at a version. The main module has no version.
 type Module struct {
 	Path, Version string
-	// Sum is the hash of its content as go.sum has it ("h1:…"); empty for the
-	// main module and the standard library.
+	// Sum is the hash of its content as in go.sum ("h1:…"). It is empty for
+	// the main module and the standard library.
 	Sum string
 }
 
-// Of gives the modules that a binary says it is built of, the main one first,
-// the standard library last.
+// Of returns the modules in a binary's build information. The main module is
+// the first and the standard library the last.
 func Of(binary string) ([]Module, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -40,7 +39,7 @@ func Of(binary string) ([]Module, error) {
 	out := []Module{{Path: info.Main.Path}}
 	for _, d := range info.Deps {
 		if d.Replace != nil {
-			return nil, fmt.Errorf("%s: %s is replaced, so that it is not what its version says", binary, d.Path)
+			return nil, fmt.Errorf("%s: module %s is replaced, so its version does not identify its content", binary, d.Path)
 		}
 		if d.Path == info.Main.Path {
 			continue
@@ -50,9 +49,8 @@ func Of(binary string) ([]Module, error) {
 	return append(out, Module{Path: Go, Version: info.GoVersion}), nil
 }
 
-// Linked gives the modules, without the main one and in order of their paths,
-// that main packages are built of in a directory for one of several platforms
-// (GOOS/GOARCH).
+// Linked returns the modules of packages on any of the platforms (GOOS/GOARCH),
+// sorted by path and without the main module. The packages are relative to dir.
 func Linked(dir string, platforms []string, packages ...string) ([]Module, error) {
 	var out []Module
 	for _, p := range platforms {
@@ -88,25 +86,25 @@ func Linked(dir string, platforms []string, packages ...string) ([]Module, error
 	return slices.Compact(out), nil
 }
 
-// Licence is what a module says of how it may be used.
-type Licence struct {
-	// ID is the SPDX licence expression.
+// License is the license of a module.
+type License struct {
+	// ID is the SPDX license expression.
 	ID string
-	// Files are the texts, by name: licences, notices, patent grants.
+	// Files are the texts by file name: licenses, notices, patent grants.
 	Files map[string]string
 }
 
-// Licences finds the licence of a module in the module cache.
-func (m Module) Licences() (Licence, error) {
+// License finds the license of a module in the module cache.
+func (m Module) License() (License, error) {
 	dir, err := m.dir()
 	if err != nil {
-		return Licence{}, err
+		return License{}, err
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return Licence{}, err
+		return License{}, err
 	}
-	l := Licence{Files: make(map[string]string)}
+	l := License{Files: make(map[string]string)}
 	var ids []string
 	for _, e := range entries {
 		if e.IsDir() || !isLegal(e.Name()) {
@@ -114,13 +112,13 @@ func (m Module) Licences() (Licence, error) {
 		}
 		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil {
-			return Licence{}, err
+			return License{}, err
 		}
 		l.Files[e.Name()] = string(text)
-		if isLicence(e.Name()) {
+		if isLicense(e.Name()) {
 			found := Identify(string(text))
 			if len(found) == 0 {
-				return Licence{}, fmt.Errorf("%s@%s: nobody has said which licence the text in %s is", m.Path, m.Version, e.Name())
+				return License{}, fmt.Errorf("%s@%s: unknown license in %s", m.Path, m.Version, e.Name())
 			}
 			ids = append(ids, found...)
 		}
@@ -128,7 +126,7 @@ func (m Module) Licences() (Licence, error) {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	if len(ids) == 0 {
-		return Licence{}, fmt.Errorf("%s@%s has no licence in %s", m.Path, m.Version, dir)
+		return License{}, fmt.Errorf("%s@%s: no license in %s", m.Path, m.Version, dir)
 	}
 	l.ID = strings.Join(ids, " AND ")
 	return l, nil
@@ -161,9 +159,9 @@ func goEnv(name string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// isLicence says whether a file has the licence of code; LICENSE.docs is that
-// of a module's documentation, which is not in a binary.
-func isLicence(name string) bool {
+// isLicense reports whether a file has a license of code. LICENSE.docs is the
+// license of a module's documentation, which is not in a binary.
+func isLicense(name string) bool {
 	name = strings.ToUpper(name)
 	return (strings.HasPrefix(name, "LICENSE") || strings.HasPrefix(name, "LICENCE") || strings.HasPrefix(name, "COPYING")) &&
 		!strings.HasSuffix(name, ".GO") && !strings.HasSuffix(name, ".DOCS")
@@ -171,5 +169,5 @@ func isLicence(name string) bool {
 
 func isLegal(name string) bool {
 	upper := strings.ToUpper(name)
-	return isLicence(name) || strings.HasPrefix(upper, "NOTICE") || strings.HasPrefix(upper, "PATENTS")
+	return isLicense(name) || strings.HasPrefix(upper, "NOTICE") || strings.HasPrefix(upper, "PATENTS")
 }

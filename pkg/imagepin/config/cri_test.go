@@ -22,8 +22,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// imageConfig and runtimeConfig have the shape of containerd's types (internal/cri/config/config.go), which are not
-// public, including the embedded structs. TestKeysExistInContainerd checks that the keys are still containerd's.
+// imageConfig and runtimeConfig have the fields of containerd's internal types (internal/cri/config/config.go),
+// including the embedded structs. TestKeysExistInContainerd compares the keys with those of containerd.
 type (
 	imageConfig struct {
 		Snapshotter                string                   `toml:"snapshotter"`
@@ -109,7 +109,7 @@ func fullConfig() (imageConfig, runtimeConfig) {
 		}}
 }
 
-// read returns the configuration that containerd's types have.
+// read converts containerd's types to a CRI.
 func read(t *testing.T, images imageConfig, runtimes runtimeConfig) CRI {
 	t.Helper()
 	var c CRI
@@ -132,10 +132,10 @@ func TestCRI(t *testing.T) {
 	if got.Snapshotter != "overlayfs" || !got.DisableSnapshotAnnotations || !got.DiscardUnpackedLayers ||
 		got.RuntimePlatforms["arm"] != (Platform{"linux/arm64", "elsewhere"}) || got.ImageDecryption.KeyModel != "node" ||
 		got.MaxConcurrentDownloads != 5 || got.ConcurrentLayerFetchBuffer != 6 || !got.ImagePullWithSyncFS || got.StatsCollectPeriod != 8 {
-		t.Errorf("images: %+v", got)
+		t.Errorf("unexpected image configuration %+v", got)
 	}
 	if d, err := c.ProgressTimeout(); err != nil || d != 7*time.Minute {
-		t.Errorf("progress timeout %s, %v", d, err)
+		t.Errorf("progress timeout: got %s, %v, want 7m", d, err)
 	}
 	want := resolve.RegistryConfig{
 		ConfigPath: []string{"/etc/a", "/etc/b"},
@@ -144,19 +144,19 @@ func TestCRI(t *testing.T) {
 		Auths:      map[string]resolve.Credential{"h": {Username: "u", Password: "p", Auth: "a", IdentityToken: "i"}},
 	}
 	if got := c.Registry(); !reflect.DeepEqual(got, want) {
-		t.Errorf("registry: %v", got)
+		t.Errorf("registry: got %v, want %v", got, want)
 	}
 	if got := c.SandboxImage(); got != "registry.example/pause:3" {
-		t.Errorf("sandbox image %q", got)
+		t.Errorf("sandbox image: got %q, want registry.example/pause:3", got)
 	}
 	if got := c.PinnedImages(); !slices.Equal(got, []string{"Not A Reference", "docker.io/library/busybox:latest", "registry.example/pause:3"}) {
-		t.Errorf("pinned images %v", got)
+		t.Errorf("unexpected pinned images %v", got)
 	}
 	if got := c.WithoutSandboxImage(); !got["arm"] || got["runc"] {
-		t.Errorf("without sandbox image: %v", got)
+		t.Errorf("handlers without a sandbox image: got %v, want arm", got)
 	}
 	if h := c.Runtime.Containerd.Runtimes["runc"]; h.Type != "io.containerd.runc.v2" || h.Options["SystemdCgroup"] != true {
-		t.Errorf("handler %+v", h)
+		t.Errorf("unexpected handler runc: %+v", h)
 	}
 }
 
@@ -169,10 +169,10 @@ func TestHandlers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rt := set.Default(); rt.Handler != "runc" || rt.Target.Snapshotter != "overlayfs" || !rt.Native {
-		t.Errorf("default %+v", rt)
+		t.Errorf("unexpected default handler %+v", rt)
 	}
 	if rt, err := set.Lookup("arm"); err != nil || rt.Target.Snapshotter != "native" || rt.Native == (platforms.DefaultSpec().Architecture != "arm64") {
-		t.Errorf("arm %+v, %v", rt, err)
+		t.Errorf("unexpected handler arm: %+v, %v", rt, err)
 	}
 
 	for name, x := range map[string]struct {
@@ -181,23 +181,23 @@ func TestHandlers(t *testing.T) {
 		want   string
 	}{
 		"default snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "overlayfs" }, `"` + ImagesSection + `"] snapshotter: `},
-		"handler's not loaded":           {func(*CRI, *Settings) {}, func(s string) bool { return s != "native" }, `"` + RuntimeSection + `"] containerd.runtimes.arm.snapshotter: `},
-		"platform of no handler": {func(c *CRI, _ *Settings) {
+		"handler snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "native" }, `"` + RuntimeSection + `"] containerd.runtimes.arm.snapshotter: `},
+		"platform of unknown handler": {func(c *CRI, _ *Settings) {
 			c.Images.RuntimePlatforms = map[string]Platform{"gone": {}}
 		}, all, `"` + ImagesSection + `"] runtime_platforms.gone: `},
-		"isolation of no handler": {func(_ *CRI, s *Settings) {
+		"isolation of unknown handler": {func(_ *CRI, s *Settings) {
 			s.Isolation = map[string]runtimeplatform.Isolation{"gone": ""}
 		}, all, `"` + Section + `"] handlers.gone: `},
-		"isolation off Windows": {func(_ *CRI, s *Settings) {
+		"isolation on Linux": {func(_ *CRI, s *Settings) {
 			s.Isolation = map[string]runtimeplatform.Isolation{"arm": "hypervisor"}
 		}, all, `"` + Section + `"] handlers.arm.isolation: `},
-		"no such isolation": {func(_ *CRI, s *Settings) {
+		"unknown isolation": {func(_ *CRI, s *Settings) {
 			s.Isolation = map[string]runtimeplatform.Isolation{"runc": "thorough"}
 		}, all, `"` + Section + `"] handlers.runc.isolation: `},
-		"no such platform": {func(c *CRI, _ *Settings) {
+		"invalid platform": {func(c *CRI, _ *Settings) {
 			c.Images.RuntimePlatforms = map[string]Platform{"arm": {Platform: "?"}}
 		}, all, `"` + ImagesSection + `"] runtime_platforms.arm.platform: `},
-		"no such default": {func(c *CRI, _ *Settings) { c.Runtime.Containerd.DefaultRuntimeName = "gone" }, all, `"` + RuntimeSection + `"] containerd.default_runtime_name: `},
+		"unknown default handler": {func(c *CRI, _ *Settings) { c.Runtime.Containerd.DefaultRuntimeName = "gone" }, all, `"` + RuntimeSection + `"] containerd.default_runtime_name: `},
 	} {
 		t.Run(name, func(t *testing.T) {
 			changed, own := c, Settings{}
@@ -226,7 +226,7 @@ func TestUnsupportedKeys(t *testing.T) {
 	}
 }
 
-// Every key that is read of containerd's configuration exists in the built-in version of containerd.
+// TestKeysExistInContainerd checks that the built-in version of containerd has every key that imagepin reads.
 func TestKeysExistInContainerd(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
 	if err != nil {
@@ -271,10 +271,10 @@ func TestKeysExistInContainerd(t *testing.T) {
 			want[strings.TrimSuffix(key, ",omitempty")] = true
 		}
 		if !reflect.DeepEqual(keys, want) {
-			t.Errorf("the keys of containerd's %s are %v, imagepin reads %v", name, want, keys)
+			t.Errorf("containerd's %s has the keys %v, imagepin reads %v", name, want, keys)
 		}
 	}
-	// Conversely, every key of containerd's image configuration is read or listed here.
+	// imagepin reads every key of containerd's image configuration, except those listed here.
 	notRead := map[string]bool{"use_local_image_pull": true} // imagepin pulls images itself
 	for key := range containerdKeys["ImageConfig"] {
 		_, read := reflect.TypeFor[Images]().FieldByNameFunc(func(f string) bool {

@@ -80,13 +80,13 @@ func TestInheritFromRunningContainerd(t *testing.T) {
 		running ReportedConfig
 		want    string // snapshotter, discard, path; or the text of the error
 	}{
-		"only defaults":          {"", unreported, "overlayfs false " + defaultConfigPath},
+		"defaults":               {"", unreported, "overlayfs false " + defaultConfigPath},
 		"mirrors, no path":       {inImages("registry.mirrors.'docker.io'.endpoint = ['https://m']"), unreported, "overlayfs false "},
-		"the file":               {inImages("snapshotter = 'erofs'\ndiscard_unpacked_layers = true\nregistry.config_path = '/p'"), unreported, "erofs true /p"},
-		"containerd":             {"", reported, "native true /elsewhere"},
-		"both agree":             {inImages("snapshotter = 'native'\ndiscard_unpacked_layers = true\nregistry.config_path = '/elsewhere'"), reported, "native true /elsewhere"},
+		"set in the file":        {inImages("snapshotter = 'erofs'\ndiscard_unpacked_layers = true\nregistry.config_path = '/p'"), unreported, "erofs true /p"},
+		"reported by containerd": {"", reported, "native true /elsewhere"},
+		"same values":            {inImages("snapshotter = 'native'\ndiscard_unpacked_layers = true\nregistry.config_path = '/elsewhere'"), reported, "native true /elsewhere"},
 		"another snapshotter":    {inImages("snapshotter = 'overlayfs'"), reported, `snapshotter: it is "overlayfs" here, but "native" in the running containerd`},
-		"other discarding":       {inImages("discard_unpacked_layers = false"), reported, `discard_unpacked_layers: it is false here, but true in the running containerd`},
+		"another discard":        {inImages("discard_unpacked_layers = false"), reported, `discard_unpacked_layers: it is false here, but true in the running containerd`},
 		"another path":           {inImages("registry.config_path = '/p'"), reported, `registry.config_path: it is "/p" here, but "/elsewhere" in the running containerd`},
 		"unknown sandbox image":  {"", ReportedConfig{Runtime: runtimes("native")}, "pinned_images.sandbox: is required: handlers use the snapshotters native and overlayfs"},
 		"known sandbox image":    {inImages("pinned_images.sandbox = 'pause'"), ReportedConfig{Runtime: runtimes("native")}, "overlayfs false " + defaultConfigPath},

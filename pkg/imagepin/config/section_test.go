@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// parse decodes a section in the same way as containerd.
+// parse decodes a section as containerd does.
 func parse(t *testing.T, text string) Table {
 	t.Helper()
 	s, err := DefaultTable()
@@ -25,7 +25,7 @@ func parse(t *testing.T, text string) Table {
 	return *s
 }
 
-// The output of `containerd config default` has every key.
+// TestDefaultTableHasEveryKey checks that the defaults, which `containerd config default` prints, have every key.
 func TestDefaultTableHasEveryKey(t *testing.T) {
 	s, err := DefaultTable()
 	if err != nil {
@@ -46,10 +46,10 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := parse(t, string(b)).Check(); err != nil || again.ManifestPullTimeout != time.Minute || again.MaxConcurrentUnpacks != 4 {
-		t.Errorf("%+v, %v", again, err)
+		t.Errorf("parsing the default section: got %+v, %v", again, err)
 	}
 	if _, err := (Table{}).Check(); err != nil {
-		t.Errorf("an empty section: %v", err)
+		t.Errorf("checking an empty section: %v", err)
 	}
 	other, err := DefaultTable()
 	if err != nil {
@@ -67,7 +67,7 @@ func TestSection(t *testing.T) {
 		t.Fatal(err)
 	}
 	if good.ManifestPullTimeout != 90*time.Second || good.MaxConcurrentUnpacks != 1 || good.Isolation["win"] != runtimeplatform.IsolationHypervisor {
-		t.Errorf("%+v", good)
+		t.Errorf("unexpected settings %+v", good)
 	}
 	for text, want := range map[string]string{
 		"no_such_key = 1":                              `unknown key "no_such_key"`,
@@ -97,7 +97,7 @@ func TestSection(t *testing.T) {
 	} {
 		_, err := parse(t, text).Check()
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q is accepted: %v", text, err)
+			t.Errorf("%q: got %v, want an InvalidArgument error", text, err)
 			continue
 		}
 		if !strings.Contains(err.Error(), `[plugins."`+Section+`"]`) || !strings.Contains(err.Error(), want) {

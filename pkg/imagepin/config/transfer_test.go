@@ -10,40 +10,40 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// The limits of imagepin's and of the CRI's sections apply. At their defaults, the limits of the transfer service take
-// precedence.
+// TestLimitsOfTheTransferService checks that the transfer service's limits replace the default limits of imagepin and
+// of the CRI.
 func TestLimitsOfTheTransferService(t *testing.T) {
 	for name, c := range map[string]struct {
-		own, downloads, buffer   int // of imagepin and of the CRI
+		own, downloads, buffer   int // own is imagepin's max_concurrent_unpacks, the others are keys of the CRI
 		transfer                 *Transfer
 		unpacks, fetches, pieces int
 	}{
-		"defaults":                {4, 3, 0, nil, 4, 3, 0},
-		"defaults of the service": {4, 3, 0, new(DefaultTransfer()), 4, 3, 0},
-		"the service":             {4, 3, 0, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6, ConcurrentLayerFetchBuffer: 1024}, 6, 8, 1024},
-		"no limit of the service": {4, 3, 0, &Transfer{MaxConcurrentUnpacks: 1}, 4, 0, 0},
-		"imagepin and the CRI":    {2, 5, 512, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6, ConcurrentLayerFetchBuffer: 1024}, 2, 5, 512},
-		"no limit of the CRI":     {1, 0, 0, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6}, 1, 0, 0},
+		"defaults":                       {4, 3, 0, nil, 4, 3, 0},
+		"service with defaults":          {4, 3, 0, new(DefaultTransfer()), 4, 3, 0},
+		"service":                        {4, 3, 0, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6, ConcurrentLayerFetchBuffer: 1024}, 6, 8, 1024},
+		"service without download limit": {4, 3, 0, &Transfer{MaxConcurrentUnpacks: 1}, 4, 0, 0},
+		"imagepin and the CRI":           {2, 5, 512, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6, ConcurrentLayerFetchBuffer: 1024}, 2, 5, 512},
+		"CRI without download limit":     {1, 0, 0, &Transfer{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: 6}, 1, 0, 0},
 	} {
 		cri := CRI{Images: Images{MaxConcurrentDownloads: c.downloads, ConcurrentLayerFetchBuffer: c.buffer}, Transfer: c.transfer}
 		if got := cri.MaxConcurrentUnpacks(Settings{MaxConcurrentUnpacks: c.own}); got != c.unpacks {
-			t.Errorf("%s: %d layers are unpacked at once, want %d", name, got, c.unpacks)
+			t.Errorf("%s: got %d concurrent unpacks, want %d", name, got, c.unpacks)
 		}
 		if got := cri.MaxConcurrentDownloads(); got != c.fetches {
-			t.Errorf("%s: %d layers are fetched at once, want %d", name, got, c.fetches)
+			t.Errorf("%s: got %d concurrent downloads, want %d", name, got, c.fetches)
 		}
 		if got := cri.ConcurrentLayerFetchBuffer(); got != c.pieces {
-			t.Errorf("%s: parts of %d bytes, want %d", name, got, c.pieces)
+			t.Errorf("%s: got a layer fetch buffer of %d bytes, want %d", name, got, c.pieces)
 		}
 	}
 }
 
-// Every ignored key of the transfer service's section has a warning.
+// TestUnsupportedTransferKeys checks that ignored keys of the transfer service's section cause warnings.
 func TestUnsupportedTransferKeys(t *testing.T) {
 	transfer := DefaultTransfer()
 	c := CRI{Transfer: &transfer}
 	if warnings := c.Unsupported(); len(warnings) > 0 {
-		t.Errorf("warnings about the defaults: %q", warnings)
+		t.Errorf("unexpected warnings about defaults: %q", warnings)
 	}
 	transfer.ConfigPath, transfer.MaxConcurrentUploadedLayers = "/etc/certs", 1
 	warnings := strings.Join(c.Unsupported(), "\n")
@@ -76,35 +76,36 @@ func TestDiffers(t *testing.T) {
 		want     map[string]string
 		warnings []string // one per ignored entry
 	}{
-		"nothing":                     {nil, false, map[string]string{}, nil},
-		"containerd's own":            {byDefault, false, map[string]string{"overlayfs": "walking", "erofs": "erofs"}, nil},
-		"the first wins":              {append([]Unpack{{Platform: "linux/amd64", Snapshotter: "erofs", Differ: "walking"}}, byDefault...), false, map[string]string{"overlayfs": "walking", "erofs": "walking"}, []string{`unpack_config[3].differ is ignored: "walking" already unpacks`}},
+		"empty":                       {nil, false, map[string]string{}, nil},
+		"containerd's default":        {byDefault, false, map[string]string{"overlayfs": "walking", "erofs": "erofs"}, nil},
+		"first entry wins":            {append([]Unpack{{Platform: "linux/amd64", Snapshotter: "erofs", Differ: "walking"}}, byDefault...), false, map[string]string{"overlayfs": "walking", "erofs": "walking"}, []string{`unpack_config[3].differ is ignored: "walking" already unpacks`}},
 		"no differ":                   {[]Unpack{{Platform: "linux/amd64", Snapshotter: "erofs"}}, false, map[string]string{"erofs": ""}, nil},
 		"only the OS matches":         {[]Unpack{{Platform: "linux/s390x", Snapshotter: "native", Differ: "x"}}, false, map[string]string{"native": "x"}, nil},
 		"the platform does not match": {[]Unpack{{Platform: "linux/s390x", Snapshotter: "native", Differ: "x"}}, true, map[string]string{}, []string{`unpack_config[1] is ignored: no runtime handler unpacks linux/s390x in "native"`}},
 		"another OS":                  {[]Unpack{{Platform: "windows/amd64", Snapshotter: "native", Differ: "x"}}, false, map[string]string{}, []string{"no runtime handler"}},
 		"another snapshotter":         {[]Unpack{{Platform: "linux/amd64", Snapshotter: "none", Differ: "x"}, {Platform: "linux/amd64", Snapshotter: "none", Differ: "x", Optional: true}}, false, map[string]string{}, []string{"unpack_config[1]"}},
-		"no platform":                 {[]Unpack{{Platform: "no such thing!", Snapshotter: "native"}}, false, map[string]string{}, []string{"unpack_config[1].platform"}},
+		"invalid platform":            {[]Unpack{{Platform: "no such thing!", Snapshotter: "native"}}, false, map[string]string{}, []string{"unpack_config[1].platform"}},
 		"artifacts":                   {[]Unpack{{Platform: "linux/amd64", Snapshotter: "native", Differ: "x", LayerTypes: []string{"application/x"}}}, false, map[string]string{}, []string{"layer_types"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ignored := CRI{Transfer: &Transfer{Unpack: c.unpack, CheckPlatformSupported: c.check}}.Differs(handlers)
 			if !maps.Equal(got, c.want) {
-				t.Errorf("differs %v, want %v", got, c.want)
+				t.Errorf("got differs %v, want %v", got, c.want)
 			}
 			if len(ignored) != len(c.warnings) {
-				t.Fatalf("ignored %q", ignored)
+				t.Fatalf("got warnings %q, want %q", ignored, c.warnings)
 			}
 			for i, want := range c.warnings {
 				if !strings.Contains(ignored[i], want) || !strings.Contains(ignored[i], TransferSection) {
-					t.Errorf("warning %q, want %q", ignored[i], want)
+					t.Errorf("got warning %q, want %q", ignored[i], want)
 				}
 			}
 		})
 	}
 }
 
-// The section may be in the file of imagepin serve, and is decoded strictly.
+// TestTransferSectionOfAFile checks that the file of imagepin serve can have the section, and that it is decoded
+// strictly.
 func TestTransferSectionOfAFile(t *testing.T) {
 	section := "[plugins.'" + TransferSection + "']\n"
 	b, err := ParseFile([]byte(section + "max_concurrent_unpacks = 6\n[[plugins.'" + TransferSection + "'.unpack_config]]\nplatform = 'linux/amd64'\nsnapshotter = 'erofs'\ndiffer = 'erofs'\n"))
@@ -113,9 +114,9 @@ func TestTransferSectionOfAFile(t *testing.T) {
 	}
 	c, err := b.Inherit(ReportedConfig{})
 	if err != nil || c.MaxConcurrentUnpacks(b.Settings) != 6 || c.MaxConcurrentDownloads() != defaultDownloads || len(c.Transfer.Unpack) != 1 {
-		t.Errorf("%+v, %v", c.Transfer, err)
+		t.Errorf("unexpected section %+v, %v", c.Transfer, err)
 	}
 	if _, err := ParseFile([]byte(section + "max_concurrent_unpack = 6")); err == nil || !strings.Contains(err.Error(), TransferSection) {
-		t.Errorf("an unknown key: %v", err)
+		t.Errorf("unknown key: got %v, want an error", err)
 	}
 }

@@ -33,7 +33,7 @@ func TestSimilarKey(t *testing.T) {
 		{Transfer{}, "unpack_config.diffr", "unpack_config.differ"},
 	} {
 		if got := strings.Join(similarKey(reflect.TypeOf(c.value), strings.Split(c.key, ".")), "."); got != c.want {
-			t.Errorf("%T: similar to %q is %q, want %q", c.value, c.key, got, c.want)
+			t.Errorf("%T: key similar to %q: got %q, want %q", c.value, c.key, got, c.want)
 		}
 	}
 }
@@ -46,7 +46,7 @@ func TestEditDistance(t *testing.T) {
 		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"abc", "abd", 1}, {"abc", "acb", 2}, {"kitten", "sitting", 3},
 	} {
 		if got := editDistance(c.a, c.b); got != c.want {
-			t.Errorf("distance of %q and %q is %d, want %d", c.a, c.b, got, c.want)
+			t.Errorf("distance of %q and %q: got %d, want %d", c.a, c.b, got, c.want)
 		}
 	}
 }

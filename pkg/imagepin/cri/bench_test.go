@@ -31,8 +31,8 @@ func (r plainRecords) Atomically(ctx context.Context, fn func(context.Context, i
 
 func testRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
 
-// newTestService returns a service of a node with count images, each with a tag and a digest. The images have no
-// content, because listing does not read it.
+// newTestService returns a service of a node with count images. Each image has a tag and a digest, and no content,
+// because listing does not read it.
 func newTestService(t testing.TB, count int) *Service {
 	t.Helper()
 	n := ctdtest.New(t, "first")
@@ -81,7 +81,7 @@ func statusOf(t testing.TB, s *Service, i int) func() {
 	return func() {
 		resp, err := s.imageCalls.imageStatus(ctx, r, nil)
 		if err != nil || resp.GetImage() == nil {
-			t.Fatalf("%v, %v", resp, err)
+			t.Fatalf("ImageStatus returns %v, %v, want an image", resp, err)
 		}
 	}
 }
@@ -94,7 +94,8 @@ func listOf(t testing.TB, s *Service, filter *runtime.ImageFilter, want int) fun
 	}
 }
 
-// A listing allocates the same amount for each image that it returns, and nothing for other images.
+// TestListImagesAllocations checks that a list allocates a constant amount for each image that it returns, and nothing
+// for other images.
 func TestListImagesAllocations(t *testing.T) {
 	// The race detector drops pool entries at random, which costs a few more allocations.
 	const (
@@ -113,13 +114,13 @@ func TestListImagesAllocations(t *testing.T) {
 	each := all[0] / float64(counts[0])
 	for i, count := range counts {
 		if most := each*float64(count) + slack; all[i] > most {
-			t.Errorf("a list of %d images takes %v allocations, want at most %v (%v for %d images)", count, all[i], most, all[0], counts[0])
+			t.Errorf("list of %d images: got %v allocations, want at most %v (%v for %d images)", count, all[i], most, all[0], counts[0])
 		}
 		if filtered[i] > filtered[0]+slack {
-			t.Errorf("a list of one of %d images takes %v allocations, of one of %d images %v", count, filtered[i], counts[0], filtered[0])
+			t.Errorf("list of one of %d images: got %v allocations (one of %d images: %v)", count, filtered[i], counts[0], filtered[0])
 		}
 		if status[i] > status[0]+slack {
-			t.Errorf("ImageStatus with %d images takes %v allocations, with %d %v", count, status[i], counts[0], status[0])
+			t.Errorf("ImageStatus with %d images: got %v allocations (%d images: %v)", count, status[i], counts[0], status[0])
 		}
 	}
 }

@@ -38,13 +38,13 @@ func TestToStatus(t *testing.T) {
 		"errdefs class":                 {fmt.Errorf("x: %w", errdefs.ErrNotFound), codes.NotFound, "x: not found", "", ""},
 		"internal":                      {fmt.Errorf("x: %w", errdefs.ErrInternal), codes.Internal, "x: ", "", ""},
 		"no class":                      {errors.New("x"), codes.Unknown, "x", "", ""},
-		"cancelled":                     {fmt.Errorf("x: %w", context.Canceled), codes.Canceled, "x: ", "", ""},
+		"canceled":                      {fmt.Errorf("x: %w", context.Canceled), codes.Canceled, "x: ", "", ""},
 		"timeout of the caller":         {context.DeadlineExceeded, codes.DeadlineExceeded, "context", "", ""},
 		"unknown handler":               {typed(imagepin.UnknownRuntimeHandler, errdefs.ErrInvalidArgument), codes.InvalidArgument, "UnknownRuntimeHandler: r for t", "UnknownRuntimeHandler", "InvalidArgument"},
 		"no platform":                   {typed(imagepin.NoMatchingPlatform, errdefs.ErrNotFound), codes.NotFound, "NoMatchingPlatform: ", "NoMatchingPlatform", "NotFound"},
 		"denied":                        {typed(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied), codes.PermissionDenied, "PullAccessDenied: ", "PullAccessDenied", "PermissionDenied"},
 		"unauthenticated":               {typed(imagepin.PullAccessDenied, errdefs.ErrUnauthenticated), codes.Unauthenticated, "PullAccessDenied: ", "PullAccessDenied", "Unauthenticated"},
-		"no manifest there":             {typed(imagepin.CannotPullImageManifest, errdefs.ErrNotFound), codes.NotFound, "CannotPullImageManifest: ", "CannotPullImageManifest", "NotFound"},
+		"no manifest":                   {typed(imagepin.CannotPullImageManifest, errdefs.ErrNotFound), codes.NotFound, "CannotPullImageManifest: ", "CannotPullImageManifest", "NotFound"},
 		"registry unavailable":          {typed(imagepin.CannotPullImageManifest, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImageManifest: ", "CannotPullImageManifest", "Unavailable"},
 		"registry unavailable later":    {typed(imagepin.CannotPullImage, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImage: ", "CannotPullImage", "Unavailable"},
 		"registry unavailable, wrapped": {fmt.Errorf("pull: %w", typed(imagepin.CannotPullImage, errdefs.ErrUnavailable)), codes.Unknown, unavailable + "pull: ", "CannotPullImage", "Unavailable"},
@@ -57,30 +57,30 @@ func TestToStatus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := status.Convert(toStatus(c.err))
 			if got.Code() != c.code || !strings.HasPrefix(got.Message(), c.text) {
-				t.Errorf("got %s, %q", got.Code(), got.Message())
+				t.Errorf("got %s, %q, want %s, %q", got.Code(), got.Message(), c.code, c.text)
 			}
 			if c.reason == "" {
 				return
 			}
 			if len(got.Details()) != 1 {
-				t.Fatalf("details %v", got.Details())
+				t.Fatalf("got details %v, want one", got.Details())
 			}
 			info := got.Details()[0].(*errdetails.ErrorInfo)
 			if info.GetReason() != c.reason || info.GetMetadata()["class"] != c.class {
-				t.Errorf("details %v", info)
+				t.Errorf("got details %v, want reason %q and class %q", info, c.reason, c.class)
 			}
 		})
 	}
 	if toStatus(nil) != nil {
-		t.Error("nil became an error")
+		t.Error("toStatus(nil) is not nil")
 	}
-	// kubelet compares with these texts.
+	// kubelet recognizes these texts.
 	if unavailable != crierrors.ErrRegistryUnavailable.Error()+": " || signature != crierrors.ErrSignatureValidationFailed.Error()+": " {
 		t.Error("kubelet's texts have changed")
 	}
 }
 
-// However long an error is, the caller gets a bounded text, and its class.
+// TestStatusIsBounded checks that a status has a bounded text and the class of its error, however long the error is.
 func TestStatusIsBounded(t *testing.T) {
 	long := errors.New(strings.Repeat("x", 1<<20))
 	typed := &imagepin.Error{Reason: imagepin.ManifestPullTimeout, Ref: long.Error(), Class: context.DeadlineExceeded, Err: long, Hint: "Do this."}
@@ -91,13 +91,13 @@ func TestStatusIsBounded(t *testing.T) {
 		for which, convert := range map[string]func(error) error{"for kubelet": toStatus, "plain": plainStatus} {
 			s := status.Convert(convert(err))
 			if len(s.Message()) > imagepin.MaxErrorText || !utf8.ValidString(s.Message()) {
-				t.Errorf("%s, %s: %d bytes", name, which, len(s.Message()))
+				t.Errorf("%s, %s: message of %d bytes is too long or is not UTF-8", name, which, len(s.Message()))
 			}
 			if name == "typed" && (!strings.HasSuffix(s.Message(), "\nDo this.") || len(s.Details()) != 1) {
-				t.Errorf("%s: %.200s", which, s.Message())
+				t.Errorf("%s: message without hint or details: %.200s", which, s.Message())
 			}
 			if name == "class" && s.Code() != codes.NotFound {
-				t.Errorf("code %s", s.Code())
+				t.Errorf("got code %s, want NotFound", s.Code())
 			}
 		}
 	}

@@ -30,8 +30,8 @@ import (
 
 var services = []string{"runtime.v1.RuntimeService", "runtime.v1.ImageService"}
 
-// backend is a gRPC server that has every method of the CRI. It echoes the text of a request and records what it
-// received.
+// backend is a gRPC server that has every method of the CRI. It echoes the text of a request and records the method and
+// the metadata.
 type backend struct {
 	mu       sync.Mutex
 	methods  []string
@@ -107,7 +107,7 @@ func textOf(m proto.Message) string {
 	return ""
 }
 
-// dial serves s on an in-process connection.
+// dial serves s in the process and returns a connection to it.
 func dial(t *testing.T, s *grpc.Server) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
@@ -155,7 +155,7 @@ func newProxy(t *testing.T, ready <-chan struct{}, unary map[string]unaryInterce
 	return b, dial(t, front)
 }
 
-func isReady() <-chan struct{} {
+func alwaysReady() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
@@ -210,7 +210,7 @@ func call(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDescr
 }
 
 func TestEveryMethodIsForwarded(t *testing.T) {
-	b, conn := newProxy(t, isReady(), nil, nil)
+	b, conn := newProxy(t, alwaysReady(), nil, nil)
 	all := methods(t)
 	streams := 0
 	for _, m := range all {
@@ -226,29 +226,29 @@ func TestEveryMethodIsForwarded(t *testing.T) {
 			streams++
 			want = append(want, text+" 1", text+" 2")
 			if !slices.Equal(header["x-header"], []string{"h"}) || !slices.Equal(trailer["x-trailer"], []string{"t"}) {
-				t.Errorf("%s: header %v, trailer %v", m.Name(), header, trailer)
+				t.Errorf("%s: got header %v, trailer %v", m.Name(), header, trailer)
 			}
 		}
 		if !slices.Equal(answers, want) {
-			t.Errorf("%s answers %v", m.Name(), answers)
+			t.Errorf("%s: got answers %v, want %v", m.Name(), answers, want)
 		}
 		if got := b.methods[len(b.methods)-1]; got != fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name()) {
-			t.Errorf("%s arrived as %s", m.Name(), got)
+			t.Errorf("%s was forwarded as %s", m.Name(), got)
 		}
 		if !slices.Equal(b.metadata["traceparent"], []string{"trace"}) || !slices.Equal(b.metadata["x-many"], []string{"1", "2"}) {
-			t.Errorf("%s: metadata %v", m.Name(), b.metadata)
+			t.Errorf("%s: metadata was not forwarded: %v", m.Name(), b.metadata)
 		}
 		if len(b.metadata["user-agent"]) != 1 || len(b.metadata["content-type"]) != 1 || len(b.metadata[":authority"]) != 1 {
 			t.Errorf("%s: connection metadata was forwarded: %v", m.Name(), b.metadata)
 		}
 	}
 	if len(b.methods) != len(all) || streams == 0 {
-		t.Errorf("%d calls of %d methods, %d of them streams", len(b.methods), len(all), streams)
+		t.Errorf("forwarded %d calls of %d methods, %d of them streams", len(b.methods), len(all), streams)
 	}
 }
 
 func TestErrorsAreForwardedUnchanged(t *testing.T) {
-	b, conn := newProxy(t, isReady(), nil, nil)
+	b, conn := newProxy(t, alwaysReady(), nil, nil)
 	s, err := status.New(codes.ResourceExhausted, "no room").WithDetails(&errdetails.ErrorInfo{Reason: "R", Domain: "d"})
 	if err != nil {
 		t.Fatal(err)
@@ -258,10 +258,10 @@ func TestErrorsAreForwardedUnchanged(t *testing.T) {
 		answers, _, trailer, err := call(t.Context(), conn, m, "x")
 		got := status.Convert(err)
 		if got.Code() != codes.ResourceExhausted || got.Message() != "no room" || len(got.Details()) != 1 {
-			t.Errorf("%s: %v, details %v", m.Name(), got, got.Details())
+			t.Errorf("%s: got %v, details %v, want the upstream error", m.Name(), got, got.Details())
 		}
 		if m.IsStreamingServer() && (len(answers) != 3 || len(trailer["x-trailer"]) != 1) {
-			t.Errorf("%s: %d answers before the error, trailer %v", m.Name(), len(answers), trailer)
+			t.Errorf("%s: got %d answers before the error, trailer %v, want 3", m.Name(), len(answers), trailer)
 		}
 	}
 }
@@ -269,7 +269,7 @@ func TestErrorsAreForwardedUnchanged(t *testing.T) {
 func TestUnknownMethodIsAnError(t *testing.T) {
 	for _, name := range []string{"runtime.v1.NoService", "runtime.v1.ImageSpec"} {
 		if desc, err := Remote(nil).Service(name); err == nil {
-			t.Errorf("%s is %v", name, desc)
+			t.Errorf("%s: got service %v, want an error", name, desc)
 		}
 	}
 	upstream, err := Remote(nil).Service("runtime.v1.ImageService")
@@ -283,7 +283,7 @@ func TestUnknownMethodIsAnError(t *testing.T) {
 		{unary: map[string]unaryInterceptor{"StreamImages": answer}},
 	} {
 		if _, err := i.apply(upstream); err == nil {
-			t.Errorf("%+v is accepted", i)
+			t.Errorf("%+v: got no error", i)
 		}
 	}
 }
@@ -298,7 +298,7 @@ func TestPanicDoesNotReachContainerd(t *testing.T) {
 	out := logrus.StandardLogger().Out
 	logrus.SetOutput(io.Discard)
 	t.Cleanup(func() { logrus.SetOutput(out) })
-	b, conn := newProxy(t, isReady(),
+	b, conn := newProxy(t, alwaysReady(),
 		map[string]unaryInterceptor{
 			"ListImages": func(context.Context, proto.Message, forward) (proto.Message, error) { panic("mine") },
 			"ImageStatus": intercept(func(ctx context.Context, r *runtime.ImageStatusRequest, next func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
@@ -310,22 +310,22 @@ func TestPanicDoesNotReachContainerd(t *testing.T) {
 	images := runtime.NewImageServiceClient(conn)
 	for range 2 {
 		if _, err := images.ListImages(t.Context(), &runtime.ListImagesRequest{}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "ListImages") {
-			t.Errorf("got %v", err)
+			t.Errorf("ListImages: got %v, want an Internal error", err)
 		}
 		stream, err := images.StreamImages(t.Context(), &runtime.StreamImagesRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := stream.Recv(); status.Code(err) != codes.Internal {
-			t.Errorf("got %v", err)
+			t.Errorf("StreamImages: got %v, want an Internal error", err)
 		}
 	}
 	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
-		t.Errorf("the server stopped: %v", err)
+		t.Errorf("a call after a panic fails: %v", err)
 	}
 	b.fail = status.Error(codes.AlreadyExists, "from upstream")
 	if _, err := images.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); status.Code(err) != codes.AlreadyExists || status.Convert(err).Message() != "from upstream" {
-		t.Errorf("through an interceptor: %v", err)
+		t.Errorf("error through an interceptor: got %v, want the upstream error", err)
 	}
 }
 
@@ -338,7 +338,7 @@ func TestCallsWaitForTheIndex(t *testing.T) {
 	}, nil)
 	images := runtime.NewImageServiceClient(conn)
 
-	// A call that is not intercepted does not wait.
+	// A call without an interceptor does not wait.
 	if _, err := images.ImageFsInfo(t.Context(), &runtime.ImageFsInfoRequest{}); err != nil {
 		t.Error(err)
 	}
@@ -349,7 +349,7 @@ func TestCallsWaitForTheIndex(t *testing.T) {
 	}()
 	select {
 	case err := <-got:
-		t.Fatalf("did not wait: %v", err)
+		t.Fatalf("ListImages did not wait for the index: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	close(ready)
@@ -360,13 +360,13 @@ func TestCallsWaitForTheIndex(t *testing.T) {
 	s := &Service{base: &base{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}}
 	ctx, cancel := context.WithCancel(withoutLogs(t.Context()))
 	cancel()
-	err := s.guard(ctx, "ListImages", func() error { t.Error("was called"); return nil })
+	err := s.guard(ctx, "ListImages", func() error { t.Error("the call ran before the index was ready"); return nil })
 	if status.Code(err) != codes.Unavailable {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an Unavailable error", err)
 	}
 }
 
-// The registered server has every method of the CRI.
+// TestRegister checks that the server has every method of the CRI.
 func TestRegister(t *testing.T) {
 	server := grpc.NewServer()
 	if err := New(Config{Upstream: Remote(nil)}).Register(server); err != nil {
@@ -383,7 +383,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// The upstream stream ends when its client goes away.
+// TestStreamEndsWithItsClient checks that the upstream stream ends when its client cancels.
 func TestStreamEndsWithItsClient(t *testing.T) {
 	ended := make(chan struct{})
 	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
@@ -406,7 +406,7 @@ func TestStreamEndsWithItsClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := stream.Recv(); err != nil || e.GetContainerId() != "c" {
-		t.Errorf("%v, %v", e, err)
+		t.Errorf("got event %v, %v, want container c", e, err)
 	}
 	cancel()
 	select {

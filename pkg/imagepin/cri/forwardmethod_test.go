@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A server that knows no method forwards every call, whatever its messages are.
-func TestPassOn(t *testing.T) {
+// TestForward checks that Forward forwards the calls of every method, and errors.
+func TestForward(t *testing.T) {
 	b := &backend{messages: 3}
 	upstream := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle)))
 	conn := dial(t, grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return Forward(upstream, stream) })))
@@ -22,7 +22,7 @@ func TestPassOn(t *testing.T) {
 			want = append(want, text+" 1", text+" 2")
 		}
 		if answers, _, _, err := call(t.Context(), conn, m, text); err != nil || !slices.Equal(answers, want) {
-			t.Errorf("%s answers %v, %v", m.FullName(), answers, err)
+			t.Errorf("%s: got answers %v, %v, want %v", m.FullName(), answers, err, want)
 		}
 	}
 	failed, err := status.New(codes.ResourceExhausted, "no room").WithDetails(&errdetails.ErrorInfo{Reason: "R", Domain: "d"})
@@ -32,6 +32,6 @@ func TestPassOn(t *testing.T) {
 	b.fail = failed.Err()
 	_, _, _, err = call(t.Context(), conn, methods(t)[0], "x")
 	if got := status.Convert(err); got.Code() != codes.ResourceExhausted || got.Message() != "no room" || len(got.Details()) != 1 {
-		t.Errorf("an error arrives as %v, details %v", got, got.Details())
+		t.Errorf("got %v, details %v, want the upstream error", got, got.Details())
 	}
 }

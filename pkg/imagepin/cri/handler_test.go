@@ -73,13 +73,13 @@ func TestSandboxes(t *testing.T) {
 	byMark := func(want string, known bool, marks ...string) {
 		t.Helper()
 		if got, err := x.byMark(t.Context(), marks); (got != nil) != known || (known && got.handler != want) || err != nil {
-			t.Errorf("marks %v: %v, %v", marks, got, err)
+			t.Errorf("marks %v: got %v, %v, want handler %q (known: %t)", marks, got, err, want, known)
 		}
 	}
 	byID := func(want string, known bool, id string) {
 		t.Helper()
 		if got, err := x.byID(t.Context(), id); (got != nil) != known || (known && got.handler != want) || err != nil {
-			t.Errorf("sandbox %s: %v, %v", id, got, err)
+			t.Errorf("sandbox %s: got %v, %v, want handler %q (known: %t)", id, got, err, want, known)
 		}
 	}
 	byMark("kata", true, "uid pod") // the newest wins, in any order
@@ -89,22 +89,22 @@ func TestSandboxes(t *testing.T) {
 	byID("runc", true, "old")
 	byID("kata", true, "new")
 	if b.lists != 1 {
-		t.Errorf("listed %d times for known sandboxes", b.lists)
+		t.Errorf("listed %d times for known sandboxes, want 1", b.lists)
 	}
 	byMark("", false, "uid none")
 	byID("", false, "none")
 	if b.lists != 3 {
-		t.Errorf("listed %d times", b.lists)
+		t.Errorf("listed %d times after unknown sandboxes, want 3", b.lists)
 	}
 
-	// A sandbox that is being created is known before upstream has it.
-	made := &sandbox{handler: "arm", marks: []string{"uid fresh", "seen now"}}
-	x.add("", made)
+	// A sandbox is known while upstream creates it.
+	created := &sandbox{handler: "arm", marks: []string{"uid fresh", "seen now"}}
+	x.add("", created)
 	byMark("arm", true, "uid fresh")
-	x.add("fresh", made)
+	x.add("fresh", created)
 	byID("arm", true, "fresh")
 	if b.lists != 3 {
-		t.Errorf("listed %d times", b.lists)
+		t.Errorf("listed %d times after a new sandbox, want 3", b.lists)
 	}
 	x.remove("fresh", nil)
 	byMark("", false, "uid fresh")
@@ -126,10 +126,10 @@ func TestSandboxes(t *testing.T) {
 
 	b.err = errors.New("no answer")
 	if _, err := x.byMark(t.Context(), []string{"uid none"}); !errors.Is(err, b.err) {
-		t.Errorf("got %v", err)
+		t.Errorf("byMark: got %v, want %v", err, b.err)
 	}
 	if _, err := x.byID(t.Context(), "none"); !errors.Is(err, b.err) {
-		t.Errorf("got %v", err)
+		t.Errorf("byID: got %v, want %v", err, b.err)
 	}
 }
 
@@ -160,11 +160,11 @@ func TestCallerOf(t *testing.T) {
 		"no spec":                        {nil, nil, "runc", false},
 		"image only":                     {&runtime.ImageSpec{Image: "i"}, nil, "runc", false},
 		"handler":                        {&runtime.ImageSpec{RuntimeHandler: "arm"}, nil, "arm", true},
-		"handler before the sandbox":     {&runtime.ImageSpec{RuntimeHandler: "arm"}, pod("pod", nil), "arm", true},
-		"pod of a sandbox by UID":        {&runtime.ImageSpec{}, pod("pod", nil), "kata", true},
-		"pod of a sandbox by annotation": {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "time")}, nil, "kata", true},
-		"its own sandbox's annotation":   {&runtime.ImageSpec{}, pod("", annotated(configSeenAnnotation, "time")), "kata", true},
-		"sandbox before annotation":      {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "time")}, nil, "kata", true},
+		"handler overrides sandbox":      {&runtime.ImageSpec{RuntimeHandler: "arm"}, pod("pod", nil), "arm", true},
+		"pod by UID":                     {&runtime.ImageSpec{}, pod("pod", nil), "kata", true},
+		"pod by image annotation":        {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "time")}, nil, "kata", true},
+		"pod by sandbox annotation":      {&runtime.ImageSpec{}, pod("", annotated(configSeenAnnotation, "time")), "kata", true},
+		"sandbox overrides annotation":   {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "time")}, nil, "kata", true},
 		"annotation of the image":        {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm")}, nil, "arm", true},
 		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(handlerAnnotation, "arm")), "arm", true},
 		"unrelated annotations":          {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
@@ -182,18 +182,18 @@ func TestCallerOf(t *testing.T) {
 			if c.want == "" {
 				var e *imagepin.Error
 				if !errors.As(err, &e) || e.Reason != imagepin.UnknownRuntimeHandler || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kata") {
-					t.Errorf("got %v", err)
+					t.Errorf("got %v, want an UnknownRuntimeHandler error that lists the handlers", err)
 				}
 				return
 			}
 			if err != nil || got.runtime.Handler != c.want || got.strict != c.strict {
-				t.Errorf("got %q, strict %v, %v", got.runtime.Handler, got.strict, err)
+				t.Errorf("got %q, strict %v, %v, want %q, strict %v", got.runtime.Handler, got.strict, err, c.want, c.strict)
 			}
 		})
 	}
 }
 
-// A sandbox is found, and removed, by a prefix of its ID, as crictl shows it.
+// TestSandboxByShortID checks that a prefix of an ID, as crictl shows it, finds and removes a sandbox.
 func TestSandboxByShortID(t *testing.T) {
 	b := &fakeSandboxes{
 		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
@@ -203,26 +203,26 @@ func TestSandboxByShortID(t *testing.T) {
 	s.sandboxes = newSandboxes(b.list, b.status)
 	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
 		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {
-			t.Errorf("sandbox %s: %v, %v", id, got, err)
+			t.Errorf("sandbox %s: got %v, %v, want handler %s", id, got, err, want)
 		}
 	}
 	if len(s.sandboxes.ids) != 2 {
-		t.Errorf("%d IDs are cached for two sandboxes", len(s.sandboxes.ids))
+		t.Errorf("cached %d IDs for 2 sandboxes", len(s.sandboxes.ids))
 	}
 	calls := b.statuses
 	for _, id := range []string{"", "abcdef0123"} {
 		if _, err := s.sandboxes.byID(t.Context(), id); err != nil || b.statuses != calls {
-			t.Errorf("sandbox %q: upstream was called, %v", id, err)
+			t.Errorf("sandbox %q: called upstream, or failed: %v", id, err)
 		}
 	}
 	removed := ""
-	gone := func(_ context.Context, r *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error) {
+	upstreamRemove := func(_ context.Context, r *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error) {
 		removed = r.GetPodSandboxId()
 		b.sandboxes = nil
 		return &runtime.RemovePodSandboxResponse{}, nil
 	}
-	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, gone); err != nil || removed != "abc" {
-		t.Errorf("removed sandbox %q, %v", removed, err)
+	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "abc"}, upstreamRemove); err != nil || removed != "abc" {
+		t.Errorf("removed sandbox %q, %v, want abc", removed, err)
 	}
 	if got, err := s.sandboxes.byMark(t.Context(), []string{"uid pod"}); got != nil || err != nil {
 		t.Errorf("a removed sandbox is still cached: %v, %v", got, err)
@@ -230,8 +230,8 @@ func TestSandboxByShortID(t *testing.T) {
 	// A sandbox is removed even if upstream cannot resolve its ID.
 	b.err = errors.New("no answer")
 	removed = ""
-	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, gone); err != nil || removed != "x" {
-		t.Errorf("removed sandbox %q, %v", removed, err)
+	if _, err := (&containers{s}).removePodSandbox(t.Context(), &runtime.RemovePodSandboxRequest{PodSandboxId: "x"}, upstreamRemove); err != nil || removed != "x" {
+		t.Errorf("removed sandbox %q, %v, want x", removed, err)
 	}
 }
 
@@ -248,7 +248,7 @@ func TestSandboxHandler(t *testing.T) {
 	}
 }
 
-// The cases are those of getUserFromImage in containerd's internal/cri/server/images/image_status.go.
+// TestUserOf has the cases of getUserFromImage in containerd's internal/cri/server/images/image_status.go.
 func TestUserOf(t *testing.T) {
 	for in, want := range map[string]struct {
 		uid  int64
@@ -272,7 +272,7 @@ func TestUserOf(t *testing.T) {
 	} {
 		uid, name := userOf(in)
 		if (uid != nil) != want.has || uid.GetValue() != want.uid || name != want.name {
-			t.Errorf("%q: %v, %q", in, uid, name)
+			t.Errorf("%q: got %v, %q, want %+v", in, uid, name, want)
 		}
 	}
 }

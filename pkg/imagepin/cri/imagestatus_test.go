@@ -25,7 +25,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// If an image is removed while ImageStatus answers, it is either absent or complete.
+// TestImageStatusDuringRemoval checks that ImageStatus returns a complete image or none while the image is removed.
 func TestImageStatusDuringRemoval(t *testing.T) {
 	s := newTestService(t, 1)
 	ref := testRef(0)
@@ -48,7 +48,7 @@ func TestImageStatusDuringRemoval(t *testing.T) {
 				}
 				resp, err := s.imageCalls.imageStatus(ctx, r, nil)
 				if err != nil || (resp.GetImage() != nil && len(resp.GetImage().GetRepoTags())+len(resp.GetImage().GetRepoDigests()) == 0) {
-					t.Errorf("%v, %v", resp, err)
+					t.Errorf("got %v, %v, want a complete image or none", resp, err)
 					return
 				}
 			}
@@ -73,7 +73,7 @@ func (n namespaceStore) Create(ctx context.Context, name string, labels map[stri
 	return n.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
-// pinnedNode is a service with handlers on two snapshotters, and rules that pin.
+// pinnedNode is a service with pins and with handlers on two snapshotters.
 type pinnedNode struct {
 	*imageCalls
 	t        *testing.T
@@ -131,7 +131,7 @@ func (p *pinnedNode) ctx() context.Context {
 	return namespaces.WithNamespace(p.t.Context(), ctdtest.Namespace)
 }
 
-// put records a version under references for a handler.
+// put records keys of a version for a handler.
 func (p *pinnedNode) put(v version, handler string, refs ...string) {
 	p.t.Helper()
 	rt, err := p.Runtimes().Lookup(handler)
@@ -169,7 +169,7 @@ func (p *pinnedNode) pin(scope policy.Scope, v version, by pin.By) {
 	}
 }
 
-// runSandbox adds a sandbox of a revision, and returns the annotations of its image calls.
+// runSandbox adds a sandbox of a revision and returns the annotations of its image calls.
 func (p *pinnedNode) runSandbox(revision, handler string) map[string]string {
 	s := podSandbox("sandbox-"+revision, handler, "uid-"+revision, "seen-"+revision, int64(len(p.upstream.sandboxes)))
 	s.Metadata.Namespace, s.Labels = "team", map[string]string{"pod-template-hash": revision}
@@ -177,7 +177,7 @@ func (p *pinnedNode) runSandbox(revision, handler string) map[string]string {
 	return s.Annotations
 }
 
-// expectStatus fails the test unless ImageStatus answers with a version; nil means that the image is absent.
+// expectStatus fails the test unless ImageStatus returns a version, or no image if want is nil.
 func (p *pinnedNode) expectStatus(what string, spec *runtime.ImageSpec, want *version) {
 	p.t.Helper()
 	resp, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: spec}, nil)
@@ -195,12 +195,12 @@ func (p *pinnedNode) expectStatus(what string, spec *runtime.ImageSpec, want *ve
 		gotUser = fmt.Sprint(got.GetUid().GetValue())
 	}
 	if got.GetId() != id || gotUser != user {
-		p.t.Errorf("%s: ImageStatus returns %q with user %q, want %q with %q", what, got.GetId(), gotUser, id, user)
+		p.t.Errorf("%s: ImageStatus returns %q with user %q, want %q with user %q", what, got.GetId(), gotUser, id, user)
 	}
 }
 
-// Two revisions of one tag run two images with two users. Each is answered for its own image. kubelet's lookup of the
-// user, which does not identify the pod, is answered with the last answer.
+// TestImageStatusOfPinnedTag runs two revisions of one tag with two images and two users. Each gets its own image.
+// kubelet's lookup of the user does not identify the pod, and gets the image of the last answer.
 func TestImageStatusOfPinnedTag(t *testing.T) {
 	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
 	for _, gate := range []bool{false, true} {
@@ -219,7 +219,7 @@ func TestImageStatusOfPinnedTag(t *testing.T) {
 			}
 			user := &runtime.ImageSpec{Image: pinnedTag}
 			a, b, fresh := p.runSandbox("a", ""), p.runSandbox("b", ""), p.runSandbox("fresh", "")
-			p.expectStatus("no answer before", user, &v2)
+			p.expectStatus("no earlier answer", user, &v2)
 			p.expectStatus("the pinned revision", spec(a), &v1)
 			p.expectStatus("its user", user, &v1)
 			p.expectStatus("the other revision", spec(b), &v2)
@@ -235,23 +235,22 @@ func TestImageStatusOfPinnedTag(t *testing.T) {
 			p.expectStatus("the pinned digest was collected", spec(a), nil)
 			p.expectStatus("the other revision", spec(b), &v2)
 
-			// A pull for the pin makes the digest ready again, and becomes the last answer.
+			// A pull for the pin makes the digest ready again.
 			p.put(v1, "", v1.byDigest)
-			p.expectStatus("the digest is back", spec(a), &v1)
+			p.expectStatus("the digest is ready again", spec(a), &v1)
 			p.put(v2, "other", pinnedTag, v2.byDigest)
 			p.expectStatus("the pinned digest is not ready for a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: a, RuntimeHandler: "other"}, nil)
-			p.expectStatus("the other digest is ready for it", &runtime.ImageSpec{Image: pinnedTag, Annotations: b, RuntimeHandler: "other"}, &v2)
+			p.expectStatus("the other digest is ready for the handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: b, RuntimeHandler: "other"}, &v2)
 
-			// After kubelet restarts, a pod has another mark. With a handler the target is known; without one it is
-			// not.
+			// After kubelet restarts, a pod has another mark. Its target is known only if the call has a handler.
 			again := spec(map[string]string{configSeenAnnotation: "seen-again"})
 			p.expectStatus("an unknown mark", again, &v2)
 		})
 	}
 }
 
-// After kubelet restarts with the feature gate off, nothing identifies a running pod: an image that is ready for any
-// target is present.
+// TestImageStatusWithAnUnknownMark checks calls for a pod after kubelet restarts with the feature gate off. Nothing
+// identifies the pod, so an image that is ready for any target is present.
 func TestImageStatusWithAnUnknownMark(t *testing.T) {
 	v := versionOf("one", "1000")
 	p := newPinnedNode(t, policy.Off)
@@ -266,7 +265,7 @@ func TestImageStatusWithAnUnknownMark(t *testing.T) {
 	p.expectStatus("an unknown mark with the gate on", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown, RuntimeHandler: "other"}, &v)
 }
 
-// A node pin, or an operator's pin where no rule pins, also applies to a call without a known pod.
+// TestImageStatusOfNodePin checks that a node pin, by a rule or by an operator, applies to calls without a known pod.
 func TestImageStatusOfNodePin(t *testing.T) {
 	for name, c := range map[string]struct {
 		consistency policy.Consistency
@@ -292,7 +291,7 @@ func TestImageStatusOfNodePin(t *testing.T) {
 	}
 }
 
-// The cache has only images that were on the node, and it is bounded.
+// TestAnswersAreBounded checks that the cache has only images on the node, and a bounded size.
 func TestAnswersAreBounded(t *testing.T) {
 	v := versionOf("one", "1000")
 	p := newPinnedNode(t, policy.Off)
@@ -301,25 +300,25 @@ func TestAnswersAreBounded(t *testing.T) {
 		p.expectStatus("its user", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i)}, nil)
 	}
 	if n := p.answered.recent.Len(); n != 0 {
-		t.Errorf("%d names are cached for images that never were on the node", n)
+		t.Errorf("cached %d names of images that were never on the node", n)
 	}
 	p.put(v, "", pinnedTag, v.byDigest)
 	p.expectStatus("an image on the node", &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}, &v)
 	p.remove("", pinnedTag, v.byDigest)
 	p.expectStatus("a removed image", &runtime.ImageSpec{Image: pinnedTag}, nil)
 	if n := p.answered.recent.Len(); n != 0 {
-		t.Errorf("%d names are cached for a removed image", n)
+		t.Errorf("cached %d names of a removed image", n)
 	}
 
 	var l lastAnswered
 	for i := range maxAnswered + 10 {
 		l.set(fmt.Sprint(i), imagepin.Entry{ImageID: v.id})
-		if _, ok := l.get("0"); !ok { // it is in use
-			t.Fatalf("a name in use was evicted after %d others", i)
+		if _, ok := l.get("0"); !ok { // get marks it as used
+			t.Fatalf("a used name was evicted after %d others", i)
 		}
 	}
 	if len(l.byName) != maxAnswered || l.recent.Len() != maxAnswered {
-		t.Errorf("%d names are cached", len(l.byName))
+		t.Errorf("cached %d names, want %d", len(l.byName), maxAnswered)
 	}
 	if _, ok := l.get("1"); ok {
 		t.Error("the least recently used name was not evicted")
@@ -330,12 +329,12 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// A name in the log has a bounded length in bytes.
+// TestTruncateName checks that a name in the log has a bounded length.
 func TestTruncateName(t *testing.T) {
 	if got := truncateName(pinnedTag); got != pinnedTag {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want %q", got, pinnedTag)
 	}
 	if got := truncateName(strings.Repeat("ä", maxLoggedName)); len(got) > maxLoggedName+len("...") || strings.ToValidUTF8(got, "") != got {
-		t.Errorf("%d bytes: %q", len(got), got)
+		t.Errorf("got %d bytes, or invalid UTF-8: %q", len(got), got)
 	}
 }

@@ -24,13 +24,13 @@ func (s *imageService) StreamImages(_ *runtime.StreamImagesRequest, stream grpc.
 	return stream.Send(&runtime.StreamImagesResponse{Images: s.list.GetImages()})
 }
 
-// localTo is an in-process upstream. Its connection records the calls that it gets.
-type localTo struct {
+// localUpstream is an in-process upstream with a connection for intercepted calls.
+type localUpstream struct {
 	grpc.ClientConnInterface
 	images *imageService
 }
 
-func (l localTo) Service(string) (*grpc.ServiceDesc, error) {
+func (l localUpstream) Service(string) (*grpc.ServiceDesc, error) {
 	desc := runtime.ImageService_ServiceDesc
 	desc.HandlerType, desc.Methods, desc.Streams = (*any)(nil), slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i, m := range desc.Methods {
@@ -46,12 +46,12 @@ func (l localTo) Service(string) (*grpc.ServiceDesc, error) {
 
 func TestOnlyInterceptedCallsUseTheConnection(t *testing.T) {
 	b := &backend{}
-	l := localTo{
+	l := localUpstream{
 		ClientConnInterface: dial(t, grpc.NewServer(grpc.UnknownServiceHandler(b.handle))),
 		images:              &imageService{list: &runtime.ListImagesResponse{Images: []*runtime.Image{{Id: "its own"}}}},
 	}
 	i := &interceptors{
-		conn: l, guard: (&Service{base: &base{Config: Config{Ready: isReady}}}).guard,
+		conn: l, guard: (&Service{base: &base{Config: Config{Ready: alwaysReady}}}).guard,
 		unary: map[string]unaryInterceptor{
 			"ImageStatus": func(ctx context.Context, req proto.Message, next forward) (proto.Message, error) {
 				return next(ctx, req)
@@ -77,29 +77,29 @@ func TestOnlyInterceptedCallsUseTheConnection(t *testing.T) {
 
 	got, err := client.ListImages(t.Context(), &runtime.ListImagesRequest{})
 	if err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
-		t.Errorf("a forwarded call returns %v, %v", got, err)
+		t.Errorf("a call without an interceptor returns %v, %v", got, err)
 	}
 	stream, err := client.StreamImages(t.Context(), &runtime.StreamImagesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := stream.Recv(); err != nil || len(got.GetImages()) != 1 || got.GetImages()[0].GetId() != "its own" {
-		t.Errorf("a forwarded stream returns %v, %v", got, err)
+		t.Errorf("a stream without an interceptor returns %v, %v", got, err)
 	}
 	if _, err := client.ImageStatus(t.Context(), &runtime.ImageStatusRequest{}); err != nil {
 		t.Error(err)
 	}
 	if want := []string{runtime.ImageService_ImageStatus_FullMethodName}; !slices.Equal(b.methods, want) {
-		t.Errorf("%v use the connection, want %v", b.methods, want)
+		t.Errorf("calls on the connection: got %v, want %v", b.methods, want)
 	}
 	want := []string{runtime.ImageService_ListImages_FullMethodName, runtime.ImageService_ImageStatus_FullMethodName}
 	if !slices.Equal(seen, want) {
-		t.Errorf("the server's interceptor is called with %v, want %v", seen, want)
+		t.Errorf("calls of the server's interceptor: got %v, want %v", seen, want)
 	}
 }
 
-// The generated service descriptions, which in-process calls use, have the same methods as the protobuf descriptors,
-// which the proxy uses.
+// TestServicesMatchDescriptors checks that the generated service descriptions, for in-process calls, and the protobuf
+// descriptors, for the proxy, have the same methods.
 func TestServicesMatchDescriptors(t *testing.T) {
 	generated := map[string]bool{}
 	for _, service := range Services() {
@@ -113,10 +113,10 @@ func TestServicesMatchDescriptors(t *testing.T) {
 	all := methods(t)
 	for _, m := range all {
 		if !generated[string(m.FullName())] {
-			t.Errorf("%s is in no generated service", m.FullName())
+			t.Errorf("no generated service has %s", m.FullName())
 		}
 	}
 	if len(generated) != len(all) {
-		t.Errorf("%d methods are generated, %d described", len(generated), len(all))
+		t.Errorf("generated services have %d methods, descriptors %d", len(generated), len(all))
 	}
 }

@@ -10,7 +10,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hangingSnapshotter hangs in Walk, and ignores its context, until free is closed.
+// hangingSnapshotter blocks in Walk until free is closed. It ignores the context.
 type hangingSnapshotter struct {
 	snapshots.Snapshotter
 	reached, free chan struct{}
@@ -22,9 +22,9 @@ func (s hangingSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string)
 	return nil
 }
 
-// Calls that wait for a hanging cache fill give up when their context ends.
+// TestLocksHonorContext checks that calls that wait for a blocked cache return when their context is canceled.
 func TestLocksHonorContext(t *testing.T) {
-	gone, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	reached, free := make(chan struct{}), make(chan struct{})
 
@@ -39,11 +39,11 @@ func TestLocksHonorContext(t *testing.T) {
 		listed <- err
 	}()
 	<-reached
-	if _, err := x.byID(gone, "another"); !errors.Is(err, context.Canceled) {
-		t.Errorf("the handler of a sandbox: %v", err)
+	if _, err := x.byID(canceled, "another"); !errors.Is(err, context.Canceled) {
+		t.Errorf("byID: got %v, want context.Canceled", err)
 	}
-	if _, err := x.byMark(gone, []string{"a mark"}); !errors.Is(err, context.Canceled) {
-		t.Errorf("the handler of a pod: %v", err)
+	if _, err := x.byMark(canceled, []string{"a mark"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("byMark: got %v, want context.Canceled", err)
 	}
 	close(free)
 	if err := <-listed; err != nil {
@@ -58,8 +58,8 @@ func TestLocksHonorContext(t *testing.T) {
 		measured <- err
 	}()
 	<-sn.reached
-	if _, err := u.of(gone, sn, "another", "/", time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("the usage of a snapshotter: %v", err)
+	if _, err := u.of(canceled, sn, "another", "/", time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("usage: got %v, want context.Canceled", err)
 	}
 	close(sn.free)
 	if err := <-measured; err != nil {

@@ -73,7 +73,7 @@ func statsClient(t *testing.T, m *fakeStats) runtime.RuntimeServiceClient {
 	runtime.RegisterRuntimeServiceServer(upstream, m)
 	front := grpc.NewServer()
 	if err := New(Config{
-		Upstream: Remote(dial(t, upstream)), Runtimes: ctdtest.Always(set), Ready: isReady,
+		Upstream: Remote(dial(t, upstream)), Runtimes: ctdtest.Always(set), Ready: alwaysReady,
 		Settings: ctdtest.Always(&Settings{SnapshotRoot: func(name string) string { return "/" + name }}),
 	}).Register(front); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func windowsPod(containers ...*runtime.WindowsContainerStats) *runtime.PodSandbo
 	return &runtime.PodSandboxStats{Windows: &runtime.WindowsPodSandboxStats{Containers: containers}}
 }
 
-// Every message with container statistics, for Linux or Windows, has the mountpoints filled in.
+// TestEmptyMountpointsAreFilledIn checks every message with container statistics, for Linux and Windows.
 func TestEmptyMountpointsAreFilledIn(t *testing.T) {
 	given := &fakeStats{
 		pods: []*runtime.PodSandboxStats{
@@ -176,7 +176,8 @@ func TestEmptyMountpointsAreFilledIn(t *testing.T) {
 	same("StreamContainerStats", some, &runtime.StreamContainerStatsResponse{ContainerStats: wantContainers})
 }
 
-// If all mountpoints are filled in, as on a node with one snapshotter, upstream gets no further calls.
+// TestCompleteStatsNeedNoExtraCalls checks that upstream gets no further calls if no mountpoint is empty, as on a node
+// with one snapshotter.
 func TestCompleteStatsNeedNoExtraCalls(t *testing.T) {
 	m := &fakeStats{
 		pods: []*runtime.PodSandboxStats{windowsPod(windows("a", "/named"))},
@@ -185,10 +186,10 @@ func TestCompleteStatsNeedNoExtraCalls(t *testing.T) {
 	client := statsClient(t, m)
 	resp, err := client.ListPodSandboxStats(t.Context(), &runtime.ListPodSandboxStatsRequest{})
 	if err != nil || len(resp.GetStats()) != 1 || m.lists != 0 {
-		t.Errorf("%v, %v, listed containers %d times", resp, err, m.lists)
+		t.Errorf("got %v, %v, listed containers %d times, want 0", resp, err, m.lists)
 	}
 	m.pods[0].Windows.Containers[0].WritableLayer.FsId.Mountpoint = ""
 	if _, err := client.ListPodSandboxStats(t.Context(), &runtime.ListPodSandboxStatsRequest{}); err == nil {
-		t.Error("an empty mountpoint was returned although it could not be filled in")
+		t.Error("got no error for an empty mountpoint that cannot be filled in")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// kubelet sends the ID of one image, and a pin selects another.
+// TestCheckImageUser checks calls in which kubelet sends the ID of one image and a pin selects another.
 func TestCheckImageUser(t *testing.T) {
 	one, two := digest.FromString("one"), digest.FromString("two")
 	uid := func(n int64) *runtime.Int64Value { return &runtime.Int64Value{Value: n} }
@@ -29,7 +29,7 @@ func TestCheckImageUser(t *testing.T) {
 		{"root by number", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "0"}, uid(0), "", false},
 		{"the same image", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: one}, uid(0), "", false},
 		{"the pod specifies a user", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(3), "", false},
-		{"no user at all", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, nil, "", false},
+		{"no user", one.String(), imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, nil, "", false},
 		{"by reference", "app:v1", imagepin.Entry{ImageID: one}, imagepin.Entry{ImageID: two, User: "1000"}, uid(0), "", false},
 	} {
 		c := &runtime.ContainerConfig{Linux: &runtime.LinuxContainerConfig{SecurityContext: &runtime.LinuxContainerSecurityContext{
@@ -37,13 +37,13 @@ func TestCheckImageUser(t *testing.T) {
 		}}}
 		err := checkImageUser(c, containerImage{spec: &runtime.ImageSpec{Image: test.given}, entry: test.entry}, test.runs)
 		if test.wantErr && !errdefs.IsUnavailable(err) || !test.wantErr && err != nil {
-			t.Errorf("%s: %v", test.name, err)
+			t.Errorf("%s: got %v, want an Unavailable error: %t", test.name, err, test.wantErr)
 		}
 	}
 }
 
-// A pod gets a new mark several times. It is found by the last one, and nothing of it remains after its sandbox is
-// removed.
+// TestUpdateMark checks that a pod whose mark changes is found by its last mark, and that no mark remains after its
+// sandbox is removed.
 func TestUpdateMark(t *testing.T) {
 	x := newSandboxes(nil, nil)
 	s := &sandbox{handler: "h", marks: podMarks("uid", map[string]string{configSeenAnnotation: "first"})}
@@ -55,20 +55,20 @@ func TestUpdateMark(t *testing.T) {
 			t.Errorf("not found by %s", seen)
 		}
 	}
-	// It is listed again.
+	// A new list has the sandbox again.
 	listed := &sandbox{handler: "h", marks: s.marks}
 	x.add("id", listed)
 	for seen, known := range map[string]bool{"first": true, "second": false, "third": true} {
 		if got := x.findByMark([]string{"seen " + seen}); (got == listed) != known {
-			t.Errorf("by %s: %v", seen, got)
+			t.Errorf("mark %s: got %v, want found: %t", seen, got, known)
 		}
 	}
 	x.remove("id", nil)
 	if len(x.marks) > 0 || len(x.ids) > 0 {
-		t.Errorf("remaining: %v, %v", x.marks, x.ids)
+		t.Errorf("a removed sandbox is still cached: %v, %v", x.marks, x.ids)
 	}
 	x.updateMark(listed, &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: "late"}})
 	if len(x.marks) > 0 {
-		t.Errorf("updated after it was removed: %v", x.marks)
+		t.Errorf("updateMark added a removed sandbox: %v", x.marks)
 	}
 }

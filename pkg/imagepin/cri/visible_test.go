@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// slowUpstream is a CRI service that knows an image only some time after it was recorded.
+// slowUpstream is a CRI service that has an image from a time on.
 type slowUpstream struct {
 	runtime.ImageServiceClient
 	id    digest.Digest
@@ -44,11 +44,11 @@ func TestWaitVisible(t *testing.T) {
 		calls  int
 		want   error
 	}{
-		"at once":            {0, time.Hour, time.Hour, 2, nil},
-		"slow":               {5 * time.Second, time.Hour, time.Hour, 2, nil},
-		"removed":            {time.Minute, time.Hour, time.Second, 0, nil},
-		"timeout":            {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
-		"the caller cancels": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
+		"immediately":      {0, time.Hour, time.Hour, 2, nil},
+		"slow":             {5 * time.Second, time.Hour, time.Hour, 2, nil},
+		"removed":          {time.Minute, time.Hour, time.Second, 0, nil},
+		"timeout":          {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
+		"caller times out": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -63,20 +63,20 @@ func TestWaitVisible(t *testing.T) {
 				}
 				err := Visibility{Images: upstream, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
 				if late := min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
-					t.Errorf("reminded for %q", reminded)
+					t.Errorf("reminded upstream of %q", reminded)
 				}
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
 				var named *imagepin.Error
 				if errors.As(err, &named) != errors.Is(tc.want, errdefs.ErrUnavailable) || named != nil && named.Reason != imagepin.UpstreamNotSynced {
-					t.Errorf("got %v", err)
+					t.Errorf("got %v, want reason UpstreamNotSynced for %v", err, tc.want)
 				}
 				if named != nil && status.Code(toStatus(err)) != codes.Unavailable {
-					t.Errorf("status %v", toStatus(err))
+					t.Errorf("got status %v, want Unavailable", toStatus(err))
 				}
 				if len(upstream.names) != tc.calls {
-					t.Errorf("called with %q", upstream.names)
+					t.Errorf("upstream returned the image for %q, want %d times", upstream.names, tc.calls)
 				}
 			})
 		})

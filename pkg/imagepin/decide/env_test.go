@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -25,20 +26,20 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// The target of the caller in the tests, and another target.
+// ownTarget is the target of the caller in the tests.
 var (
 	ownTarget   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "own"}
 	otherTarget = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "other"}
 )
 
-// roots are the digests of the tag in the tests.
+// roots are the versions of the tag by name.
 var roots = map[string]ocispec.Descriptor{"old": root("old"), "new": root("new")}
 
 func root(text string) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(text), Size: int64(len(text))}
 }
 
-// version returns the name of a root.
+// version returns the name of a version.
 func version(d digest.Digest) string {
 	for name, r := range roots {
 		if r.Digest == d {
@@ -48,11 +49,11 @@ func version(d digest.Digest) string {
 	return d.String()
 }
 
-// fakeRegistry is a registry with one tag, which serves every digest that the tag ever had.
+// fakeRegistry is a registry with one tag. It serves all versions of the tag by digest.
 type fakeRegistry struct {
 	*httptest.Server
-	status   atomic.Int32 // returned instead of an answer
-	tag      atomic.Value // the version that the tag resolves to
+	status   atomic.Int32 // if not 0, the HTTP status of every response
+	tag      atomic.Value // the version that the tag resolves to, or another text for a tag that is gone
 	requests atomic.Int64
 }
 
@@ -76,6 +77,10 @@ func (a *fakeRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, d.Digest.String()) {
 			answer = d
 		}
+	}
+	if answer.Digest == "" {
+		w.WriteHeader(http.StatusNotFound)
+		return
 	}
 	w.Header().Set("Content-Type", answer.MediaType)
 	w.Header().Set("Docker-Content-Digest", answer.Digest.String())
@@ -107,7 +112,7 @@ func (l *imageList) HasProof(proofs ...string) bool {
 type retained struct {
 	roots    map[digest.Digest]bool
 	full     bool
-	reserved int // not released
+	reserved int // reservations that are not released
 	entries  []imagepin.Entry
 	freed    func(digest.Digest) bool
 }
@@ -119,7 +124,7 @@ func (r *retained) HoldsRoot(root digest.Digest) bool { return r.roots[root] }
 func (r *retained) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (func(), error) {
 	r.freed, r.entries = freed, entries
 	if r.full {
-		return nil, &imagepin.Error{Reason: imagepin.RetainLimitReached}
+		return nil, &imagepin.Error{Reason: imagepin.RetainLimitReached, Class: errdefs.ErrResourceExhausted}
 	}
 	r.reserved++
 	return func() { r.reserved-- }, nil
@@ -132,7 +137,7 @@ func (s boltNamespaces) Create(ctx context.Context, name string, labels map[stri
 	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
-// env is a node with a registry: real pins, a real resolver, and a list of images.
+// env is a node with a registry, a real pin store, a real resolver, and a list of images.
 type env struct {
 	*Decider
 	ctx      context.Context
@@ -187,8 +192,8 @@ func (e *env) byDigest(t *testing.T, version string) reference.Canonical {
 	return ref
 }
 
-// put makes a version of the tag ready for a target, under the tag and under its digest. by is the credential that was
-// accepted for it, or nil. at is the order.
+// put makes a version ready for a target, by tag and by digest. by is the credential that the registry accepted for it,
+// or nil. at is the time in seconds.
 func (e *env) put(t *testing.T, version string, target runtimeplatform.Target, source imagepin.Source, by *resolve.Credential, at int) {
 	t.Helper()
 	for _, ref := range []string{e.ref.String(), e.byDigest(t, version).String()} {

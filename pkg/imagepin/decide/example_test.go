@@ -15,7 +15,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// The first pod of a revision pins its tag. Later pods of the revision run the same digest, even if the tag has moved.
+// The first pod of a revision pins its tag. Later pods of the revision run the same digest, even if the tag moves.
 func ExampleDecider_Decide() {
 	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: policy.Workload}, nil, []string{"pod-template-hash"})
 	if err != nil {
@@ -25,7 +25,7 @@ func ExampleDecider_Decide() {
 	registry := &oneTag{root: build("first build")}
 	decider := decide.New(decide.Config{
 		Policy: func() *policy.Policy { return rules }, Pins: pins{}, Images: noImages{}, Proofs: noProofs{},
-		Registry: registry, Retained: nothing{},
+		Registry: registry, Retained: noneRetained{},
 	})
 	ref, err := imagepin.ParseReference("registry.example/shop/cart:v7")
 	if err != nil {
@@ -127,11 +127,11 @@ type noProofs struct{}
 func (noProofs) Of(reference.Named, resolve.Credential, digest.Digest) string     { return "" }
 func (noProofs) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return false }
 
-// nothing retains no content.
-type nothing struct{}
+// noneRetained retains no content.
+type noneRetained struct{}
 
-func (nothing) HoldsRoot(digest.Digest) bool { return false }
+func (noneRetained) HoldsRoot(digest.Digest) bool { return false }
 
-func (nothing) Reserve(func(digest.Digest) bool, ...imagepin.Entry) (func(), error) {
+func (noneRetained) Reserve(func(digest.Digest) bool, ...imagepin.Entry) (func(), error) {
 	return func() {}, nil
 }

@@ -40,10 +40,11 @@ var nodeStates = map[string]func(t *testing.T, e *env){
 	},
 }
 
-// tagHere are the states in which kubelet finds the tag. With IfNotPresent, kubelet looks for the tag before it pulls.
-var tagHere = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
+// tagPresent are the states in which kubelet finds the tag. With IfNotPresent, it looks for the tag before it pulls.
+var tagPresent = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
 
-// registryStates are the answers of a registry, in the order of the outcomes: the old digest, the new one, or a status.
+// registryStates are the answers of the registry, in the order of the outcomes: the old digest, the new one, or a
+// status.
 var registryStates = []struct {
 	tag    string
 	status int
@@ -54,20 +55,20 @@ var registryStates = []struct {
 type outcomes map[string]string
 
 const (
-	asked        = "old new 404 401 503" // the registry decides
-	fallback     = "old new 404 401 old" // the registry decides, or else the image on the node
-	oldAsked     = "old old 404 401 503" // the registry only accepts the caller
-	newAsked     = "new new 404 401 503"
-	oldIfDown    = "old old 404 401 old" // the registry accepts the caller, or is unavailable
-	newIfDown    = "new new 404 401 new"
-	oldNoRequest = "old! old! old! old! old!"
-	newNoRequest = "new! new! new! new! new!"
+	byRegistry    = "old new 404 401 503" // the registry decides
+	fallback      = "old new 404 401 old" // the registry decides; if it is unavailable, the image on the node
+	oldByRegistry = "old old 404 401 503" // the registry only authorizes the caller
+	newByRegistry = "new new 404 401 503"
+	oldIfDown     = "old old 404 401 old" // the registry authorizes the caller, or is unavailable
+	newIfDown     = "new new 404 401 new"
+	oldNoRequest  = "old! old! old! old! old!"
+	newNoRequest  = "new! new! new! new! new!"
 
 	all = "absent pulled other-target split imported-split adopted imported unproved"
 )
 
-// cell is one cell of the matrix: its text in the document, and the outcomes. If the outcomes depend on the pinned
-// digest, other has those of the new digest.
+// cell is a cell of the matrix: its text in the document, and the outcomes. In the last column, want has the outcomes
+// with the old digest pinned, and other those with the new digest.
 type cell struct {
 	text  string
 	want  outcomes
@@ -82,51 +83,51 @@ type row struct {
 	pinned     cell
 }
 
-// here has the outcomes without a pull.
-var here = outcomes{strings.Join(tagHere, " "): oldNoRequest}
+// withoutPull are the outcomes without a pull.
+var withoutPull = outcomes{strings.Join(tagPresent, " "): oldNoRequest}
 
 // matrix is the matrix of docs/digest-policy.md.
 var matrix = []row{
 	{
 		"`Always`", policy.Default,
 		cell{text: "HEAD tag, runs the returned digest; without an answer, the image on the node", want: outcomes{
-			"absent adopted unproved": asked, "pulled other-target split imported-split imported": fallback,
+			"absent adopted unproved": byRegistry, "pulled other-target split imported-split imported": fallback,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "HEAD tag, runs the pinned digest, with or without an answer", want: outcomes{
-			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldIfDown,
+			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldIfDown,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newIfDown,
+			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newIfDown,
 		}},
 	},
 	{
 		"`Always`", policy.Always,
-		cell{text: "HEAD tag, runs the returned digest", want: outcomes{all: asked}},
+		cell{text: "HEAD tag, runs the returned digest", want: outcomes{all: byRegistry}},
 		cell{text: "the same, and pins it"},
-		cell{text: "HEAD tag, runs the pinned digest; fails without an answer", want: outcomes{all: oldAsked}, other: outcomes{all: newAsked}},
+		cell{text: "HEAD tag, runs the pinned digest; fails without an answer", want: outcomes{all: oldByRegistry}, other: outcomes{all: newByRegistry}},
 	},
 	{
 		"`Always`", policy.Once,
 		cell{text: "pulled on this node before: no request, runs that image; else as `always`", want: outcomes{
-			"absent adopted imported": asked, "pulled other-target split": oldNoRequest, "imported-split": newNoRequest, "unproved": oldAsked,
+			"absent adopted imported": byRegistry, "pulled other-target split": oldNoRequest, "imported-split": newNoRequest, "unproved": oldByRegistry,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "the pinned digest was pulled and is on the node: no request; else as `always`", want: outcomes{
-			"absent adopted imported imported-split unproved": oldAsked, "pulled other-target split": oldNoRequest,
+			"absent adopted imported imported-split unproved": oldByRegistry, "pulled other-target split": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newNoRequest,
+			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newNoRequest,
 		}},
 	},
 	{
 		"`Always`", policy.PreferCached,
 		cell{text: "on the node: no request, runs that image; else as `always`", want: outcomes{
-			"absent": asked, "pulled other-target split imported-split imported": oldNoRequest, "adopted unproved": oldAsked,
+			"absent": byRegistry, "pulled other-target split imported-split imported": oldNoRequest, "adopted unproved": oldByRegistry,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "the pinned digest is on the node: no request; else as `always`", want: outcomes{
-			"absent adopted unproved": oldAsked, "pulled other-target split imported-split imported": oldNoRequest,
+			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newAsked, "split imported-split": newNoRequest,
+			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newNoRequest,
 		}},
 	},
 	{
@@ -135,18 +136,18 @@ var matrix = []row{
 	},
 	{
 		"`IfNotPresent`, tag on the node", "",
-		cell{text: "no pull, no request: runs the image on the node", want: here},
+		cell{text: "no pull, no request: runs the image on the node", want: withoutPull},
 		cell{text: "no pull: CreateContainer pins the image on the node"},
 		cell{
-			text: "no pull: CreateContainer runs the pinned digest", want: here,
-			other: outcomes{strings.Join(tagHere, " "): newNoRequest},
+			text: "no pull: CreateContainer runs the pinned digest", want: withoutPull,
+			other: outcomes{strings.Join(tagPresent, " "): newNoRequest},
 		},
 	},
 	{
 		"`Never`", "",
-		cell{text: "no pull, no request; kubelet fails if the tag is not on the node", want: here},
+		cell{text: "no pull, no request; kubelet fails if the tag is not on the node", want: withoutPull},
 		cell{text: "as `IfNotPresent`, tag on the node"},
-		cell{text: "as `IfNotPresent`, tag on the node", want: here, other: outcomes{strings.Join(tagHere, " "): newNoRequest}},
+		cell{text: "as `IfNotPresent`, tag on the node", want: withoutPull, other: outcomes{strings.Join(tagPresent, " "): newNoRequest}},
 	},
 }
 
@@ -196,7 +197,7 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 	}
 	expected := strings.Fields(all)
 	if !pulls {
-		expected = slices.Clone(tagHere)
+		expected = slices.Clone(tagPresent)
 	}
 	slices.Sort(tested)
 	if slices.Sort(expected); len(want) > 0 && !slices.Equal(tested, expected) {
@@ -226,8 +227,8 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 		}
 		run = v.Root.Digest
 	} else {
-		on := e.images.ByRef(e.ref.String())
-		run = on[slices.IndexFunc(on, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
+		present := e.images.ByRef(e.ref.String())
+		run = present[slices.IndexFunc(present, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
 		held, _, err := e.PinForPod(e.ctx, e.ref, policy.Pod{})
 		noError(t, err)
 		if held != nil {
@@ -236,7 +237,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 		used, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots[version(run)])
 		noError(t, err)
 		if used != nil && used.Root.Digest != run {
-			t.Errorf("pinned to %s, but %s runs", version(used.Root.Digest), version(run))
+			t.Errorf("pinned %s, but ran %s", version(used.Root.Digest), version(run))
 		}
 	}
 	if e.registry.requests.Load() == 0 {
@@ -245,8 +246,8 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	return version(run), nil
 }
 
-// checkPin checks the pin after a start: a policy that pins has pinned the version that ran, and an existing pin has
-// not changed.
+// checkPin checks the pin after a start. Unless the consistency is off, the version that ran is pinned. An existing pin
+// does not change.
 func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency, before string) {
 	t.Helper()
 	want := before
@@ -254,7 +255,7 @@ func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency,
 		want = v
 	}
 	if got := e.pinned(policy.NodeScope); got != want {
-		t.Errorf("pinned to %q, want %q", got, want)
+		t.Errorf("pinned %q, want %q", got, want)
 	}
 }
 

@@ -42,7 +42,7 @@ func OfDigest(images interface {
 	return slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
-// onNode returns the image of a reference on the node. This is the pinned digest, or the image for the question's
+// onNode returns the image of a reference on the node. This is the pinned digest, or the image for the request's
 // target, or the image for another target. For a removed image, retained content is enough.
 func (d *Decider) onNode(q Request, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := d.images.ByRef(q.Ref.String())
@@ -60,7 +60,7 @@ func (d *Decider) onNode(q Request, pinned *pin.Pin) (imagepin.Entry, bool) {
 	}, true
 }
 
-// compare orders the images of a reference for several targets, best last: the image for the question's target, then a
+// compare orders the images of a reference for several targets, best last: the image for the request's target, then a
 // pulled one, then the newest. With pull_behavior "once", a pulled image comes before all others.
 func (q Request) compare(a, b imagepin.Entry) int {
 	own := order.Bool(a.Target == q.Target, b.Target == q.Target)

@@ -56,7 +56,7 @@ func (q Request) firstUse() *FirstUse {
 	return &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
 }
 
-// Pinned returns the digest that a question's reference is pinned to, or "".
+// Pinned returns the digest that the reference of a request is pinned to, or "".
 func (d *Decider) Pinned(q Request) digest.Digest {
 	held, ok := d.pins.Get(q.pinID())
 	if !ok || q.Policy.Scope == "" {
@@ -65,7 +65,7 @@ func (d *Decider) Pinned(q Request) digest.Digest {
 	return held.Root.Digest
 }
 
-// pinOf returns the pin for a question, or nil.
+// pinOf returns the pin for a request, or nil.
 func (d *Decider) pinOf(q Request) (*pin.Pin, error) {
 	if q.Policy.Scope == "" {
 		return nil, nil

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The throttle delays a read until all bytes before it are within the rate.
+// TestThrottle checks that a read is delayed until the bytes before it are within the rate.
 func TestThrottle(t *testing.T) {
 	p := throttle{rate: 1 << 20}
 	start := time.Now()
@@ -16,11 +16,11 @@ func TestThrottle(t *testing.T) {
 	}
 	ahead := p.next.Sub(start)
 	if ahead < 4*time.Second {
-		t.Errorf("4 MiB at 1 MiB per second delay the next read by %s", ahead)
+		t.Errorf("4 MiB at 1 MiB per second delay the next read by %s, want 4s", ahead)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := p.wait(ctx, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

@@ -32,7 +32,7 @@ func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	return all
 }
 
-// Two nodes in one process count separately, from zero.
+// TestTwoNodes checks that two nodes in one process have separate counters, which start at zero.
 func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
@@ -63,11 +63,11 @@ func TestTwoNodes(t *testing.T) {
 		got := gather(t, registries[m])
 		for name, value := range want {
 			if v, ok := got[name]; !ok || v != value {
-				t.Errorf("%s: %s is %v (present: %v), want %v", who, name, v, ok, value)
+				t.Errorf("%s: %s: got %v (present: %v), want %v", who, name, v, ok, value)
 			}
 		}
 		if len(got) != len(want) {
-			t.Errorf("%s: %d values, want %d: %v", who, len(got), len(want), got)
+			t.Errorf("%s: got %d values, want %d: %v", who, len(got), len(want), got)
 		}
 	}
 	compare("the other node", other)

@@ -16,15 +16,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// namedApplier is an applier that is identified by its name.
+// namedApplier is an applier with a name.
 type namedApplier string
 
 func (namedApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, errors.New("not called")
 }
 
-// The differ that containerd's transfer service names for a snapshotter unpacks in it. containerd's diff service
-// unpacks in all other snapshotters, and also if that differ does not exist or cannot be selected.
+// TestAppliers checks that the transfer service's differ for a snapshotter unpacks in it. containerd's diff service
+// replaces a differ that does not exist or cannot be selected.
 func TestAppliers(t *testing.T) {
 	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
 		{Name: "runc", Snapshotter: "overlayfs"}, {Name: "vm", Snapshotter: "erofs"}, {Name: "other", Snapshotter: "native"},
@@ -63,8 +63,8 @@ func TestAppliers(t *testing.T) {
 	}
 }
 
-// Layers are unpacked in parallel only if their whiteouts are kept: in overlayfs, whose mounts containerd's unpacker
-// changes for this, and by a differ other than containerd's default one.
+// TestUnpackInParallel checks that layers are unpacked in parallel only if their whiteouts are kept: in overlayfs,
+// whose mounts containerd's unpacker changes, and by differs other than containerd's default differ.
 func TestUnpackInParallel(t *testing.T) {
 	rebase := []string{snapshots.RebaseCap}
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func TestUnpackInParallel(t *testing.T) {
 		{"erofs", "erofs", rebase, nil, true},
 		{"erofs", "erofs", nil, nil, false},
 		{"erofs", "walking", rebase, nil, false},
-		{"erofs", "", rebase, nil, false}, // the diff service may choose the walking one
+		{"erofs", "", rebase, nil, false}, // the diff service may choose the walking differ
 	} {
 		n := &Node{containerd: Containerd{
 			Applier: namedApplier("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
@@ -94,7 +94,7 @@ func TestUnpackInParallel(t *testing.T) {
 			by.Applier = namedApplier(c.differ)
 		}
 		if got := slices.Contains(n.unpackPlatform(a, c.snapshotter, by).SnapshotterCapabilities, snapshots.RebaseCap); got != c.parallel {
-			t.Errorf("%+v: in parallel: %v", c, got)
+			t.Errorf("%+v: got parallel %v, want %v", c, got, c.parallel)
 		}
 	}
 }

@@ -54,11 +54,11 @@ func wantFull(t *testing.T, what string, err error) {
 	t.Helper()
 	var known *imagepin.Error
 	if !errors.As(err, &known) || known.Reason != imagepin.PinLimitReached {
-		t.Errorf("%s: %v", what, err)
+		t.Errorf("%s: got %v, want reason PinLimitReached", what, err)
 	}
 }
 
-// wantPins checks that the pins are those with ids, also after a restart.
+// wantPins checks that exactly these pins exist, also after a restart.
 func (c *capped) wantPins(t *testing.T, ids ...ID) {
 	t.Helper()
 	for range 2 {
@@ -72,8 +72,8 @@ func (c *capped) wantPins(t *testing.T, ids ...ID) {
 	}
 }
 
-// TestEvict makes pins while the cap is full. Unused pins made by use are evicted, least recently used first, and pins
-// that retain last. Pins of an operator and pins in use stay. If there are no others, no pin can be made.
+// TestEvict makes pins while the cap is full. Unused pins made by use are evicted, the least recently used first and
+// retaining pins last. Operator pins and pins in use stay. If only those are left, making a pin fails.
 func TestEvict(t *testing.T) {
 	c := newCapped(t, 4)
 	for _, name := range []string{"operator", "kept", "old", "older"} {
@@ -107,7 +107,7 @@ func TestEvict(t *testing.T) {
 	c.wantPins(t, nodeID("operator"), nodeID("a"), nodeID("b"), nodeID("c"))
 	wantFull(t, "a cap full of pins in use", make("d"))
 	_, err := c.Move(c.ctx, nodeID("d"), root("d"), ByOperator, false)
-	wantFull(t, "the same for an operator", err)
+	wantFull(t, "an operator's pin with a full cap", err)
 	if err := make("a"); err != nil {
 		t.Errorf("an existing pin: %v", err)
 	}
@@ -116,8 +116,8 @@ func TestEvict(t *testing.T) {
 	c.wantPins(t, nodeID("operator"), nodeID("a"), nodeID("c"), nodeID("d"))
 }
 
-// TestEvictOnlyOwn has tenants fill their caps with pins of workloads and of the node scope. They do not take room from
-// other tenants or from the node.
+// TestEvictOnlyOwn checks that a namespace that fills its cap with workload and node pins does not evict pins of other
+// namespaces or of the node.
 func TestEvictOnlyOwn(t *testing.T) {
 	c := newCapped(t, 2)
 	must(t)(c.Make(c.ctx, nodeID("system"), root("system"), ByUse, false))
@@ -130,23 +130,23 @@ func TestEvictOnlyOwn(t *testing.T) {
 	c.wantPins(t, nodeID("system"), nodeID("till"), workloadID("till", "t"), nodeID("shop4"), workloadID("shop", "w4"))
 	c.used[nodeID("shop4")], c.used[workloadID("shop", "w4")] = true, true
 	_, err := c.MakeForNamespace(c.ctx, "shop", nodeID("more"), root("more"), ByUse, false)
-	wantFull(t, "a tenant whose pins are all in use", err)
+	wantFull(t, "a namespace whose pins are all in use", err)
 	must(t)(c.Make(c.ctx, nodeID("more"), root("more"), ByUse, false))
 	p, _ := c.Get(nodeID("shop4"))
 	wantEqual(t, "cap namespace", p.CapNamespace(), "shop")
 	p = must(t)(c.Move(c.ctx, nodeID("shop4"), root("by hand"), ByOperator, false))
-	wantEqual(t, "cap namespace of a pin of an operator", p.CapNamespace(), "")
+	wantEqual(t, "cap namespace of an operator's pin", p.CapNamespace(), "")
 	must(t)(c.MakeForNamespace(c.ctx, "shop", nodeID("another"), root("another"), ByUse, false))
 }
 
-// TestEvictRechecks uses and removes pins while InUse is called without a lock.
+// TestEvictRechecks uses and removes pins during InUse, which is called without a lock.
 func TestEvictRechecks(t *testing.T) {
 	c := newCapped(t, 2)
 	must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false))
 	must(t)(c.Make(c.ctx, nodeID("b"), root("b"), ByUse, false))
 	c.onInUse = func() {
 		c.onInUse = nil
-		must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false)) // used on the day that it was made
+		must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false)) // uses a on the day it was made
 	}
 	must(t)(c.Make(c.ctx, nodeID("c"), root("c"), ByUse, false))
 	c.wantPins(t, nodeID("a"), nodeID("c"))
@@ -167,7 +167,7 @@ func TestEvictRechecks(t *testing.T) {
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 }
 
-// TestCapWithConcurrentMakes makes many pins concurrently. There are never more than the cap allows.
+// TestCapWithConcurrentMakes makes pins concurrently and checks that there are never more than the cap.
 func TestCapWithConcurrentMakes(t *testing.T) {
 	const most, makers = 5, 40
 	e := newEnv(t, most)
@@ -191,7 +191,7 @@ func TestCapWithConcurrentMakes(t *testing.T) {
 				t.Error(err)
 			}
 			if n := len(c.List()); n > most {
-				t.Errorf("%d pins", n)
+				t.Errorf("got %d pins, want at most %d", n, most)
 			}
 		})
 	}
@@ -199,7 +199,7 @@ func TestCapWithConcurrentMakes(t *testing.T) {
 	wantEqual(t, "pins", len(c.List()), most)
 }
 
-// TestExpireRechecks uses a pin after the pins were listed and before it is removed. The pin stays.
+// TestExpireRechecks checks that a pin stays if it is used between the listing of the pins and its removal.
 func TestExpireRechecks(t *testing.T) {
 	for _, use := range []string{"touch", "make", "in use"} {
 		t.Run(use, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestExpireRechecks(t *testing.T) {
 			id := nodeID("a")
 			must(t)(e.Make(e.ctx, id, root("a"), ByUse, false))
 			e.age(t, id, 40*24*time.Hour)
-			// The first call is made with the listed pins, and the second one under the lock of the pin.
+			// The first call is after the listing, and the second call is under the lock of the pin.
 			calls := 0
 			inUse := func(ID) bool {
 				if calls++; calls > 1 {
@@ -227,7 +227,7 @@ func TestExpireRechecks(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, ok := e.Get(id); !ok {
-				t.Error("a pin that is used has expired")
+				t.Error("a used pin has expired")
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// TestCheck checks damaged records of pins, and repairs those of active pins.
+// TestCheck damages records of pins, and checks that Check finds them and Repair repairs those of active pins.
 func TestCheck(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	for _, test := range []struct {
@@ -21,7 +21,7 @@ func TestCheck(t *testing.T) {
 		repair  string
 		done    string
 	}{
-		{name: "nothing"},
+		{name: "no damage"},
 		{
 			"damaged", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelVersion: "one"}) }, true,
 			`pin node/registry.example/team/app:1: version "one": invalid argument; it is ignored, and a new pin with this name replaces it`,
@@ -43,7 +43,7 @@ func TestCheck(t *testing.T) {
 			ignore, Ignored,
 		},
 		{
-			"gone", func(t *testing.T, e *env) {
+			"missing", func(t *testing.T, e *env) {
 				if err := e.node.Images.Delete(namespaced(e.ctx), id.String()); err != nil {
 					t.Fatal(err)
 				}
@@ -57,11 +57,11 @@ func TestCheck(t *testing.T) {
 			}, false, fmt.Sprintf("its record has digest %s, but the active pin has %s", root("two").Digest, root("one").Digest), repairRecord, RecordRepaired,
 		},
 		{
-			"a label", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelRetain: ""}) }, false,
+			"another label", func(t *testing.T, e *env) { e.write(t, id, map[string]string{labelRetain: ""}) }, false,
 			"its record differs from the active pin", repairRecord, RecordRepaired,
 		},
 		{
-			"no image", func(t *testing.T, e *env) {
+			"not an image", func(t *testing.T, e *env) {
 				layer := root("one")
 				layer.MediaType = ocispec.MediaTypeImageLayer
 				if _, err := e.node.Images.Update(namespaced(e.ctx), images.Image{Name: id.String(), Target: layer}, "target"); err != nil {
@@ -93,7 +93,7 @@ func TestCheck(t *testing.T) {
 				return
 			}
 			if len(findings) != 1 {
-				t.Fatalf("the findings are %v", findings)
+				t.Fatalf("got findings %v, want 1", findings)
 			}
 			f := findings[0]
 			wantEqual(t, "record", f.Record, id.String())
@@ -109,7 +109,7 @@ func TestCheck(t *testing.T) {
 				t.Fatal(err)
 			}
 			if repaired := len(findings) == 0; repaired != (test.done == RecordRepaired) {
-				t.Errorf("after the repair: %v", findings)
+				t.Errorf("findings after the repair: %v", findings)
 			}
 			if test.done != RecordRepaired {
 				return

@@ -10,54 +10,54 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// stuck is a containerd call that blocks until free is closed.
-type stuck struct{ reached, free chan struct{} }
+// blockedCall is a containerd call that blocks until free is closed.
+type blockedCall struct{ reached, free chan struct{} }
 
-func newStuck() stuck { return stuck{make(chan struct{}), make(chan struct{})} }
+func newBlockedCall() blockedCall { return blockedCall{make(chan struct{}), make(chan struct{})} }
 
-func (s stuck) wait() {
+func (s blockedCall) wait() {
 	close(s.reached)
 	<-s.free
 }
 
-type stuckImages struct {
+type blockedImages struct {
 	images.Store
-	stuck
+	blockedCall
 }
 
-func (i stuckImages) Create(ctx context.Context, img images.Image) (images.Image, error) {
+func (i blockedImages) Create(ctx context.Context, img images.Image) (images.Image, error) {
 	i.wait()
 	return i.Store.Create(ctx, img)
 }
 
-// TestPinLockHonorsContext blocks the write of a pin.
+// TestPinLockHonorsContext checks that calls that wait for a blocked write return when their context is canceled.
 func TestPinLockHonorsContext(t *testing.T) {
 	e := newEnv(t, 0)
-	hangs := newStuck()
-	e.config.Images = stuckImages{e.config.Images, hangs}
+	blocked := newBlockedCall()
+	e.config.Images = blockedImages{e.config.Images, blocked}
 	id, other := ID{Scope: "node", Ref: ref}, ID{Scope: "node", Ref: "registry.example/team/other:1"}
 	made := make(chan error, 1)
 	go func() {
 		_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
 		made <- err
 	}()
-	<-hangs.reached
-	gone, cancel := context.WithCancel(e.ctx)
+	<-blocked.reached
+	canceled, cancel := context.WithCancel(e.ctx)
 	cancel()
-	if _, err := e.Make(gone, id, root("two"), ByUse, false); !errors.Is(err, context.Canceled) {
-		t.Errorf("Make: %v", err)
+	if _, err := e.Make(canceled, id, root("two"), ByUse, false); !errors.Is(err, context.Canceled) {
+		t.Errorf("Make: got %v, want context.Canceled", err)
 	}
-	if _, err := e.Store.Remove(gone, id); !errors.Is(err, context.Canceled) {
-		t.Errorf("Remove: %v", err)
+	if _, err := e.Store.Remove(canceled, id); !errors.Is(err, context.Canceled) {
+		t.Errorf("Remove: got %v, want context.Canceled", err)
 	}
 	var known *imagepin.Error
 	if _, err := e.Store.Remove(e.ctx, other); !errors.As(err, &known) || known.Reason != imagepin.UnknownPin {
-		t.Errorf("another pin waits for the lock: %v", err)
+		t.Errorf("Remove of another pin: got %v, want reason UnknownPin", err)
 	}
 	if _, ok := e.Get(id); ok || len(e.List()) != 0 {
 		t.Error("a pin is visible before it is written")
 	}
-	close(hangs.free)
+	close(blocked.free)
 	if err := <-made; err != nil {
 		t.Error(err)
 	}

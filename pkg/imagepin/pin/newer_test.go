@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// write changes labels of a pin's record, as another tool or another release does.
+// write changes labels of a pin's record, as another tool or release does.
 func (e *env) write(t *testing.T, id ID, labels map[string]string) {
 	t.Helper()
 	img := images.Image{Name: id.String(), Labels: labels}
@@ -31,15 +31,15 @@ func (e *env) labels(t *testing.T, id ID) map[string]string {
 	return img.Labels
 }
 
-// TestPinOfNewerRelease has a pin of a newer version, which also appears while this release is running. The pin retains
-// its content, and is not overwritten. An operator can remove it.
+// TestPinOfNewerRelease writes a pin of a newer version, before and while this release is running. The pin retains its
+// content and is not overwritten. An operator can remove it.
 func TestPinOfNewerRelease(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
 	e.write(t, id, map[string]string{labelVersion: "2"})
 	if _, err := e.Move(e.ctx, id, root("two"), ByUse, false); !errdefs.IsNotImplemented(err) {
-		t.Errorf("Move of a pin that a newer release has written: %v", err)
+		t.Errorf("Move of a pin of a newer release: got %v, want a NotImplemented error", err)
 	}
 	p, _ := e.Get(id)
 	wantEqual(t, "the pin in memory", p.Root.Digest, root("one").Digest)
@@ -47,7 +47,7 @@ func TestPinOfNewerRelease(t *testing.T) {
 	wantRefused(t, e, id)
 	wantEqual(t, "retains", e.Retains(root("one").Digest), true)
 	if scope, ok := e.Newer(ref, "workload/shop/a=b", policy.NodeScope); !ok || scope != policy.NodeScope {
-		t.Errorf("the newer pin is in scope %q, %t", scope, ok)
+		t.Errorf("the newer pin: got scope %q, %t, want node", scope, ok)
 	}
 	e.notified = nil
 	p = must(t)(e.Remove(e.ctx, id))
@@ -56,13 +56,13 @@ func TestPinOfNewerRelease(t *testing.T) {
 	wantEqual(t, "retains", e.Retains(root("one").Digest), false)
 	wantEqual(t, "unreadable", len(e.Unreadable()), 0)
 	if _, err := e.Remove(e.ctx, id); !errdefs.IsNotFound(err) {
-		t.Errorf("removed twice: %v", err)
+		t.Errorf("second Remove: got %v, want a NotFound error", err)
 	}
 	must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
 }
 
-// TestUnknownLabelsStay writes a pin in all ways. Labels of later releases and other tools stay. Labels of this release
-// that are not valid any more are removed.
+// TestUnknownLabelsStay writes a pin in all ways. Labels of later releases and other tools stay. Obsolete labels of
+// this release are removed.
 func TestUnknownLabelsStay(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -88,17 +88,17 @@ func TestUnknownLabelsStay(t *testing.T) {
 	must(t)(e.Move(e.ctx, id, root("two"), ByOperator, false))
 	wantOthers("a move")
 	labels := e.labels(t, id)
-	for _, gone := range []string{labelDrift, labelRetain, "io.imagepin.proof.mac"} {
-		if value, ok := labels[gone]; ok {
-			t.Errorf("label %s is still there: %q", gone, value)
+	for _, obsolete := range []string{labelDrift, labelRetain, "io.imagepin.proof.mac"} {
+		if value, ok := labels[obsolete]; ok {
+			t.Errorf("obsolete label %s was not removed: %q", obsolete, value)
 		}
 	}
 	before, _ := e.Get(id)
 	e.reload(t)
 	after, _ := e.Get(id)
-	wantEqual(t, "read again", recordOf(t, after), recordOf(t, before))
+	wantEqual(t, "record after a restart", recordOf(t, after), recordOf(t, before))
 
-	// A damaged pin is replaced, and keeps the labels of others.
+	// A new pin replaces a damaged pin and keeps the labels of others.
 	e.write(t, id, map[string]string{labelVersion: "one"})
 	e.reload(t)
 	must(t)(e.Make(e.ctx, id, root("three"), ByUse, false))

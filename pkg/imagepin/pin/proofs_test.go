@@ -7,8 +7,8 @@ import (
 	"github.com/distribution/reference"
 )
 
-// TestProofs adds proofs to a pin that retains. Each proof is written once, and kept over a restart until the pin has
-// another digest or does not retain any more.
+// TestProofs adds proofs to a retaining pin. Each proof is written once, and persists until the pin has another digest
+// or stops retaining.
 func TestProofs(t *testing.T) {
 	e := newEnv(t, 0)
 	repo, err := reference.ParseNamed("registry.example/team/app")
@@ -38,11 +38,11 @@ func TestProofs(t *testing.T) {
 	}
 	prove(other, "one", "alice")
 	prove(repo, "two", "alice")
-	has("of other content", false, false)
+	has("after proofs of other content", false, false)
 	before := e.wrote
 	prove(repo, "one", "alice")
 	prove(repo, "one", "alice")
-	has("proved", true, false)
+	has("after a proof", true, false)
 	wantEqual(t, "writes", e.wrote-before, 1)
 	if err := e.Load(e.ctx); err != nil {
 		t.Fatal(err)
@@ -56,14 +56,14 @@ func TestProofs(t *testing.T) {
 	if _, err := e.Move(e.ctx, retaining, two, ByRefresh, true); err != nil {
 		t.Fatal(err)
 	}
-	has("moved", false, false)
+	has("after a move", false, false)
 	prove(repo, "two", "bob")
-	has("proved again", false, true)
+	has("after another proof", false, true)
 	for range 2 {
 		if _, err := e.Move(e.ctx, retaining, two, ByOperator, false); err != nil {
 			t.Fatal(err)
 		}
-		has("not retaining", false, false)
+		has("of a pin that does not retain", false, false)
 		if err := e.Load(e.ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -78,10 +78,10 @@ func TestProofs(t *testing.T) {
 	}
 	p, _ := e.Get(retaining)
 	wantEqual(t, "proofs", len(p.Proofs), maxProofs)
-	has("rotated", false, false)
+	has("after too many proofs", false, false)
 	if _, err := e.Store.Remove(e.ctx, retaining); err != nil {
 		t.Fatal(err)
 	}
-	wantEqual(t, "the last of them", e.HasProof(fmt.Sprint("rotated ", maxProofs-1)), false)
-	wantEqual(t, "counted", len(e.proofs), 0)
+	wantEqual(t, "last proof of a removed pin", e.HasProof(fmt.Sprint("rotated ", maxProofs-1)), false)
+	wantEqual(t, "proofs in memory", len(e.proofs), 0)
 }

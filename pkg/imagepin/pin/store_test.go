@@ -25,7 +25,7 @@ import (
 
 const ref = "registry.example/team/app:1"
 
-// env is a Store on a real metadata database. It records notifications, and counts writes.
+// env is a Store on a real metadata database. It records notifications and counts writes.
 type env struct {
 	*Store
 	node     *ctdtest.Node
@@ -55,10 +55,10 @@ func (c counting) Update(ctx context.Context, img images.Image, fields ...string
 	return c.Store.Update(ctx, img, fields...)
 }
 
-// spaces creates namespaces in a metadata database.
-type spaces struct{ db *metadata.DB }
+// namespaceStore creates namespaces in a metadata database.
+type namespaceStore struct{ db *metadata.DB }
 
-func (s spaces) Create(ctx context.Context, name string, labels map[string]string) error {
+func (s namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
 	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
@@ -67,7 +67,7 @@ func newEnv(t *testing.T, maxPerNamespace int) *env {
 	e := &env{node: ctdtest.New(t, "first")}
 	e.ctx = e.node.Context(t)
 	e.Store = New(Config{
-		Images: counting{e.node.Images, e}, Namespaces: spaces{e.node.DB}, MaxPerNamespace: ctdtest.Always(maxPerNamespace),
+		Images: counting{e.node.Images, e}, Namespaces: namespaceStore{e.node.DB}, MaxPerNamespace: ctdtest.Always(maxPerNamespace),
 		Notify: func(_ context.Context, ev Event, p Pin, previous digest.Digest) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -115,10 +115,10 @@ func TestScopeTooLongForLabel(t *testing.T) {
 	id := ID{Scope: policy.WorkloadScope("shop", "pod-template-hash", strings.Repeat("x", 64<<10)), Ref: ref}
 	_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "workload/shop/pod-template-hash=x") || len(err.Error()) > 1000 {
-		t.Errorf("a pin in a scope of 64 KiB: %.2000v", err)
+		t.Errorf("pin with a scope of 64 KiB: got %.2000v, want a short InvalidArgument error", err)
 	}
 	if all := e.List(); len(all) != 0 {
-		t.Errorf("there are %d pins", len(all))
+		t.Errorf("got %d pins, want 0", len(all))
 	}
 }
 
@@ -148,7 +148,7 @@ func TestRoundTrip(t *testing.T) {
 		wantEqual(t, "history", len(after.History), 1)
 	}
 	wantEqual(t, "pins", len(e.Scopes(ref)), len(scopes))
-	wantEqual(t, "pins of others", len(e.Scopes("registry.example/other:1")), 0)
+	wantEqual(t, "pins of another reference", len(e.Scopes("registry.example/other:1")), 0)
 	wantEqual(t, "pinned", e.Pinned(ref), true)
 	wantEqual(t, "retains", e.Retains(root("two").Digest), true)
 	wantEqual(t, "retains the old digest", e.Retains(root("one").Digest), false)
@@ -157,13 +157,13 @@ func TestRoundTrip(t *testing.T) {
 	}
 	wantEqual(t, "pinned", e.Pinned(ref), false)
 	if _, err := e.Remove(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}); !errdefs.IsNotFound(err) {
-		t.Errorf("removing a missing pin: %v", err)
+		t.Errorf("removing a missing pin: got %v, want a NotFound error", err)
 	}
 	e.reload(t)
 	wantEqual(t, "pins", len(e.List()), 0)
 }
 
-// TestPinsOutliveGarbageCollection collects garbage. Pins stay although their content does not exist.
+// TestPinsOutliveGarbageCollection checks that pins stay although their content does not exist.
 func TestPinsOutliveGarbageCollection(t *testing.T) {
 	e := newEnv(t, 0)
 	must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, false))
@@ -175,8 +175,8 @@ func TestPinsOutliveGarbageCollection(t *testing.T) {
 	}
 }
 
-// TestDamagedRecords ignores records that cannot be read, and reads records with damaged optional labels. A new pin
-// replaces a damaged record, but not a record of a newer release.
+// TestDamagedRecords checks that unreadable records are ignored, and records with damaged optional labels are read. A
+// new pin replaces a damaged record, but not a record of a newer release.
 func TestDamagedRecords(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	for _, test := range []struct {
@@ -206,7 +206,7 @@ func TestDamagedRecords(t *testing.T) {
 			}
 			e.reload(t)
 			p, ok := e.Get(id)
-			wantEqual(t, "is read", ok, test.class == nil)
+			wantEqual(t, "readable", ok, test.class == nil)
 			img, err := e.node.Images.Get(ctx, id.String())
 			if err != nil {
 				t.Fatal(err)
@@ -214,17 +214,17 @@ func TestDamagedRecords(t *testing.T) {
 			if test.class == nil {
 				wantEqual(t, "root", p.Root.Digest, root("one").Digest)
 				if p.MadeAt.IsZero() || p.UsedAt.IsZero() || p.Drift != nil || len(p.History) > 0 {
-					t.Errorf("the pin is read as %+v", p)
+					t.Errorf("unexpected pin %+v", p)
 				}
 				return
 			}
 			if _, err := read(img); !test.class(err) {
-				t.Errorf("the error is %v", err)
+				t.Errorf("error of another class: %v", err)
 			}
-			wantEqual(t, "the record that is ignored", img.Target.Digest, root("one").Digest)
+			wantEqual(t, "ignored record", img.Target.Digest, root("one").Digest)
 			unreadable := e.Unreadable()
 			if len(unreadable) != 1 || unreadable[0].Record != id.String() || !test.class(unreadable[0].Err) {
-				t.Errorf("listed as unreadable: %v", unreadable)
+				t.Errorf("got unreadable records %v, want %s", unreadable, id)
 			}
 			if test.class(errdefs.ErrNotImplemented) {
 				wantRefused(t, e, id)
@@ -234,13 +234,13 @@ func TestDamagedRecords(t *testing.T) {
 			wantEqual(t, "unreadable", len(e.Unreadable()), 0)
 			e.reload(t)
 			p, ok = e.Get(id)
-			wantEqual(t, "is read", ok, true)
+			wantEqual(t, "readable", ok, true)
 			wantEqual(t, "root", p.Root.Digest, root("two").Digest)
 		})
 	}
 }
 
-// wantRefused checks that this release does not change a pin that a newer release wrote.
+// wantRefused checks that this release does not change a pin of a newer release.
 func wantRefused(t *testing.T, e *env, id ID) {
 	t.Helper()
 	before, err := e.node.Images.Get(namespaced(e.ctx), id.String())
@@ -252,7 +252,7 @@ func wantRefused(t *testing.T, e *env, id ID) {
 	for what, err := range map[string]error{"make": made, "move": moved, "check": e.CheckReadable(id)} {
 		var known *imagepin.Error
 		if !errors.As(err, &known) || known.Reason != imagepin.PinOfNewerRelease || !errdefs.IsNotImplemented(err) || !strings.Contains(known.Hint, "imagepin pin rm") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want reason PinOfNewerRelease", what, err)
 		}
 	}
 	after, err := e.node.Images.Get(namespaced(e.ctx), id.String())
@@ -262,7 +262,7 @@ func wantRefused(t *testing.T, e *env, id ID) {
 	wantEqual(t, "the record", after, before)
 }
 
-// TestMakeRace makes one pin concurrently. The first call decides, and all calls return its pin.
+// TestMakeRace makes one pin concurrently, and checks that all calls return the pin of the first call.
 func TestMakeRace(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -286,7 +286,7 @@ func TestMakeRace(t *testing.T) {
 	wantEqual(t, "after a restart", p.Root.Digest, got[0])
 }
 
-// TestMove keeps a limited number of earlier digests.
+// TestMove checks that a pin keeps a limited number of earlier digests.
 func TestMove(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.WorkloadScope(strings.Repeat("n", 63), "controller-revision-hash", strings.Repeat("v", 63)), Ref: "registry.example/" + strings.Repeat("a", 200) + ":" + strings.Repeat("t", 128)}
@@ -295,7 +295,7 @@ func TestMove(t *testing.T) {
 	}
 	e.reload(t)
 	p, ok := e.Get(id)
-	wantEqual(t, "is there", ok, true)
+	wantEqual(t, "exists", ok, true)
 	wantEqual(t, "root", p.Root.Digest, root("39").Digest)
 	wantEqual(t, "history", len(p.History), maxHistory)
 	wantEqual(t, "last earlier digest", p.History[maxHistory-1].Digest, root("38").Digest)
@@ -308,12 +308,12 @@ func TestMove(t *testing.T) {
 	wantEqual(t, "history", len(p.History), maxHistory)
 	wantEqual(t, "retain", p.Retain, true)
 	if p.Drift != nil || p.By != ByOperator || len(e.notified) != before {
-		t.Errorf("a move to the same digest made %+v, and notified %q", p, e.notified[before:])
+		t.Errorf("move to the same digest: got pin %+v, notifications %q", p, e.notified[before:])
 	}
 }
 
-// TestSaw notes each change of a drift once, and its end.
-func TestSaw(t *testing.T) {
+// TestRecordDrift checks that each change of a drift, and its end, is recorded once.
+func TestRecordDrift(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
 	if err := e.RecordDrift(e.ctx, id, root("two").Digest); err != nil {
@@ -326,7 +326,7 @@ func TestSaw(t *testing.T) {
 		}
 		p, _ := e.Get(id)
 		if drifted := p.Drift != nil; drifted != (tag != "one") || drifted && p.Drift.Digest != root(tag).Digest {
-			t.Errorf("after tag %s the drift is %v", tag, p.Drift)
+			t.Errorf("tag %s: got drift %v", tag, p.Drift)
 		}
 	}
 	wantEqual(t, "notified", e.notified, []string{"made " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref, "drifted " + ref})
@@ -336,7 +336,7 @@ func TestSaw(t *testing.T) {
 	wantEqual(t, "after a restart", p.Drift.Digest, root("two").Digest)
 }
 
-// age makes a pin look as if it was made and last used that long ago.
+// age sets the times at which a pin was made and last used.
 func (e *env) age(t *testing.T, id ID, ago time.Duration) {
 	t.Helper()
 	when := time.Now().Add(-ago).UTC()
@@ -349,7 +349,7 @@ func (e *env) age(t *testing.T, id ID, ago time.Duration) {
 	e.reload(t)
 }
 
-// TestTouch writes at most once a day.
+// TestTouch checks that Touch writes at most once a day.
 func TestTouch(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
@@ -375,7 +375,7 @@ func TestTouch(t *testing.T) {
 	}
 }
 
-// TestExpire removes pins that are unused for a long time and not in use.
+// TestExpire checks that Expire removes pins that are not in use and were not used for a long time.
 func TestExpire(t *testing.T) {
 	e := newEnv(t, 0)
 	pins := map[string]time.Duration{"old": 40 * 24 * time.Hour, "used": 40 * 24 * time.Hour, "new": time.Hour}
@@ -399,16 +399,16 @@ func TestExpire(t *testing.T) {
 	e.reload(t)
 	for name, want := range map[string]bool{"old": false, "used": true, "new": true} {
 		_, ok := e.Get(idOf(name))
-		wantEqual(t, name+" is there", ok, want)
+		wantEqual(t, name+" exists", ok, want)
 	}
-	// Expire has marked the pin in use as used.
+	// The first Expire updated the last use of the pin in use.
 	inUse = nil
 	expire()
 	wantEqual(t, "pins", len(e.List()), 2)
 }
 
-// TestRoom limits the pins of each Kubernetes namespace, and of the node.
-func TestRoom(t *testing.T) {
+// TestPinLimit checks the limit on the pins of each Kubernetes namespace and of the node.
+func TestPinLimit(t *testing.T) {
 	e := newEnv(t, 2)
 	id := func(namespace, name string) ID {
 		scope := policy.NodeScope
@@ -425,7 +425,7 @@ func TestRoom(t *testing.T) {
 			_, err := add(e.ctx, id(namespace, "c"), root("c"), ByUse, false)
 			var known *imagepin.Error
 			if !errors.As(err, &known) || known.Reason != imagepin.PinLimitReached || !errdefs.IsResourceExhausted(err) {
-				t.Errorf("one pin too many in %q: %v", namespace, err)
+				t.Errorf("pin above the limit in %q: got %v, want reason PinLimitReached", namespace, err)
 			}
 		}
 		must(t)(e.Make(e.ctx, id(namespace, "a"), root("other"), ByUse, false))

@@ -70,7 +70,7 @@ func TestOverridesOnlyWhereAllowed(t *testing.T) {
 	}
 	pod.Annotations[BehaviorAnnotation] = "never"
 	if d, ignored := p.Decide("open.io/app:1", pod); d.Behavior != Default || d.Consistency != Node || len(ignored) != 1 {
-		t.Errorf("unknown word: got %+v, ignored %q", d, ignored)
+		t.Errorf("unknown behavior: got %+v, ignored %q", d, ignored)
 	}
 }
 
@@ -111,13 +111,13 @@ func TestGlob(t *testing.T) {
 		}
 		for ref, want := range refs {
 			if g.Match(ref) != want {
-				t.Errorf("%s matches %s: got %t", pattern, ref, !want)
+				t.Errorf("%s matches %s: got %t, want %t", pattern, ref, !want, want)
 			}
 		}
 	}
 	for _, pattern := range []string{"", "busybox", "busybox:*", "library/busybox", "docker.io/", "docker.io/Library/*", "docker.io/a b", "docker.io/library/busybox"} {
 		if _, err := ParseGlob(pattern); err == nil {
-			t.Errorf("%q can never match and is accepted", pattern)
+			t.Errorf("%q: got no error for a pattern that never matches", pattern)
 		}
 	}
 }
@@ -128,15 +128,15 @@ func TestParseScope(t *testing.T) {
 		"workload/shop/pod-template-hash=a": WorkloadScope("shop", "pod-template-hash", "a"),
 	} {
 		if got, err := ParseScope(text); err != nil || got != want {
-			t.Errorf("%q: got %q, %v", text, got, err)
+			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"cluster", "workload", "workload/", "workload/shop", "workload/shop/a", "workload//a=b", "workload/shop/=b", "workload/shop/a="} {
 		if _, err := ParseScope(text); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: got %v", text, err)
+			t.Errorf("%q: got %v, want an InvalidArgument error", text, err)
 		}
 	}
 	if ns := WorkloadScope("shop", "a", "b").Namespace(); ns != "shop" {
-		t.Errorf("namespace %q", ns)
+		t.Errorf("got namespace %q, want shop", ns)
 	}
 }

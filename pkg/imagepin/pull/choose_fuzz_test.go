@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// provider has blobs in memory, because a database is too slow for fuzzing.
+// provider has blobs in memory because a database is too slow for fuzzing.
 type provider ctdtest.Blobs
 
 type blobReader struct {
@@ -43,8 +43,8 @@ func (p provider) ReaderAt(_ context.Context, d ocispec.Descriptor) (content.Rea
 	return blobReader{b}, nil
 }
 
-// For any index, choose terminates without a panic. It returns only a manifest with a matching platform, and no
-// attestation.
+// FuzzChoose checks that choose returns for any index, without a panic, and only a manifest that matches the platform
+// and is not an attestation.
 func FuzzChoose(f *testing.F) {
 	blobs := ctdtest.Blobs{}
 	amd64, arm64 := blobs.Image("linux/amd64", "app", nil).Manifest, blobs.Image("linux/arm64", "app", nil).Manifest
@@ -82,13 +82,13 @@ func FuzzChoose(f *testing.F) {
 			}
 			chosen := path[len(path)-1]
 			if path[0].Digest != root.Digest || !images.IsManifestType(chosen.MediaType) || chosen.Digest.Validate() != nil {
-				t.Fatalf("path %v", path)
+				t.Fatalf("path %v does not lead from the root to a manifest", path)
 			}
 			if chosen.Annotations[attestationAnnotation] != "" {
-				t.Errorf("an attestation is chosen: %v", chosen)
+				t.Errorf("chose an attestation: %v", chosen)
 			}
 			if chosen.Platform != nil && len(path) > 1 && !rt.Matcher.Match(*chosen.Platform) {
-				t.Errorf("%v is chosen for %s", chosen.Platform, rt.Target)
+				t.Errorf("chose platform %v for %s", chosen.Platform, rt.Target)
 			}
 			if chosen.Platform == nil && !(rt.Native && len(path) == 1) {
 				wantConfigPlatform(t, have, chosen, rt)
@@ -106,11 +106,11 @@ func wantConfigPlatform(t *testing.T, have ctdtest.Blobs, manifest ocispec.Descr
 	}
 	p, err := images.ConfigPlatform(t.Context(), provider(have), m.Config)
 	if err != nil || !rt.Matcher.Match(p) {
-		t.Errorf("%v is chosen for %s: %v", p, rt.Target, err)
+		t.Errorf("chose platform %v for %s: %v", p, rt.Target, err)
 	}
 }
 
-// A valid reference has a stable normalized form, and a record name for every digest.
+// FuzzParseReference checks that a valid reference has a stable normalized form and a record name for a digest.
 func FuzzParseReference(f *testing.F) {
 	for _, s := range []string{
 		"busybox", "busybox:1", "docker.io/library/busybox@sha256:" + digest.FromString("x").Encoded(), "localhost:5000/a/b:c", "UPPER",
@@ -124,13 +124,13 @@ func FuzzParseReference(f *testing.F) {
 		if err != nil {
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Reason != imagepin.InvalidReference {
-				t.Errorf("%q: %v", s, err)
+				t.Errorf("%q: got %v, want reason InvalidReference", s, err)
 			}
 			return
 		}
 		again, err := imagepin.ParseReference(ref.String())
 		if err != nil || again.String() != ref.String() {
-			t.Errorf("%q is %s and then %v, %v", s, ref, again, err)
+			t.Errorf("%q parses as %s and then as %v, %v", s, ref, again, err)
 		}
 		name, err := store.RecordName(ref, d)
 		if err != nil {
@@ -138,7 +138,7 @@ func FuzzParseReference(f *testing.F) {
 		}
 		record, err := imagepin.ParseReference(name)
 		if err != nil || record.String() != name || record.Name() != ref.Name() {
-			t.Errorf("%q: record %q reads %v, %v", s, name, record, err)
+			t.Errorf("%q: record %q parses as %v, %v", s, name, record, err)
 		}
 	})
 }

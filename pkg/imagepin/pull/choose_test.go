@@ -17,7 +17,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// runtimes returns the runtimes of an amd64 node. "" is the native one, the others are configured.
+// runtimes returns the runtimes of an amd64 node: the native one, and one for each configured platform.
 func runtimes(t testing.TB, configured ...string) *runtimeplatform.Set {
 	t.Helper()
 	handlers := []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}
@@ -70,29 +70,29 @@ func TestChoose(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		root     ocispec.Descriptor
-		platform string // configured; empty is the node's own
+		platform string // configured; empty for the native one
 		want     ocispec.Descriptor
-		path     int // descriptors from the root to it
+		path     int // number of descriptors from the root to want
 	}{
-		"platform of an index":                           {blobs.Index(arm64, amd64, windows), "", amd64, 2},
-		"another platform of an index":                   {blobs.Index(amd64, arm64), "linux/arm64", arm64, 2},
-		"best match first":                               {blobs.Index(i386, amd64), "", amd64, 2},
-		"386 where there is no amd64":                    {blobs.Index(arm64, i386), "", i386, 2},
-		"best arm variant":                               {blobs.Index(armv6, armv7), "linux/arm/v7", armv7, 2},
-		"older arm variant":                              {blobs.Index(armv6, amd64), "linux/arm/v7", armv6, 2},
-		"arm64 can run arm":                              {blobs.Index(amd64, armv7), "linux/arm64", armv7, 2},
-		"attestation in the index":                       {blobs.Index(attestation, amd64), "", amd64, 2},
-		"nested index":                                   {blobs.Index(blobs.Index(arm64, amd64)), "", amd64, 3},
-		"deeply nested":                                  {deep, "", amd64, 4},
-		"nested index with a platform":                   {blobs.Index(named(onlyArm, "linux/arm64"), named(blobs.Index(amd64), "linux/amd64")), "", amd64, 3},
-		"back from a nested index":                       {blobs.Index(onlyArm, blobs.Index(amd64)), "", amd64, 3},
-		"back from a nested index with a wrong platform": {blobs.Index(named(onlyArm, "linux/amd64"), blobs.Index(amd64)), "", amd64, 3},
-		"back from a nested artifact":                    {blobs.Index(artifact, signature, amd64), "", amd64, 2},
-		"entry without platform":                         {blobs.Index(plain(arm64), plain(amd64)), "", amd64, 2},
-		"entry without platform comes last":              {blobs.Index(plain(amd64), i386), "", i386, 2},
-		"manifest, native":                               {plain(amd64), "", amd64, 1},
-		"manifest of another platform, native":           {plain(arm64), "", arm64, 1},
-		"manifest, configured, match":                    {plain(arm64), "linux/arm64", arm64, 1},
+		"platform of an index":                     {blobs.Index(arm64, amd64, windows), "", amd64, 2},
+		"another platform of an index":             {blobs.Index(amd64, arm64), "linux/arm64", arm64, 2},
+		"best match":                               {blobs.Index(i386, amd64), "", amd64, 2},
+		"386 without amd64":                        {blobs.Index(arm64, i386), "", i386, 2},
+		"best arm variant":                         {blobs.Index(armv6, armv7), "linux/arm/v7", armv7, 2},
+		"older arm variant":                        {blobs.Index(armv6, amd64), "linux/arm/v7", armv6, 2},
+		"arm on arm64":                             {blobs.Index(amd64, armv7), "linux/arm64", armv7, 2},
+		"attestation in the index":                 {blobs.Index(attestation, amd64), "", amd64, 2},
+		"nested index":                             {blobs.Index(blobs.Index(arm64, amd64)), "", amd64, 3},
+		"deeply nested":                            {deep, "", amd64, 4},
+		"nested index with a platform":             {blobs.Index(named(onlyArm, "linux/arm64"), named(blobs.Index(amd64), "linux/amd64")), "", amd64, 3},
+		"nested index without a match first":       {blobs.Index(onlyArm, blobs.Index(amd64)), "", amd64, 3},
+		"nested index with a wrong platform first": {blobs.Index(named(onlyArm, "linux/amd64"), blobs.Index(amd64)), "", amd64, 3},
+		"nested artifact first":                    {blobs.Index(artifact, signature, amd64), "", amd64, 2},
+		"entry without platform":                   {blobs.Index(plain(arm64), plain(amd64)), "", amd64, 2},
+		"entry without platform comes last":        {blobs.Index(plain(amd64), i386), "", i386, 2},
+		"manifest, native":                         {plain(amd64), "", amd64, 1},
+		"manifest of another platform, native":     {plain(arm64), "", arm64, 1},
+		"manifest, configured, match":              {plain(arm64), "linux/arm64", arm64, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t)
@@ -109,14 +109,14 @@ func TestChoose(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(path) != c.path || path[0].Digest != c.root.Digest || path[len(path)-1].Digest != c.want.Digest {
-				t.Errorf("path %v, want %d to %s", path, c.path, c.want.Digest)
+				t.Errorf("got path %v, want %d descriptors to %s", path, c.path, c.want.Digest)
 			}
 			if c.path == 1 && c.platform == "" && opened != 0 {
-				t.Errorf("a native manifest was opened %d times", opened)
+				t.Errorf("opened a native manifest %d times, want 0", opened)
 			}
 			got, err := ChooseLocal(ctx, n.Content, c.root, runtimeOf(t, c.platform))
 			if err != nil || got.Digest != c.want.Digest {
-				t.Errorf("ChooseLocal: %s, %v", got.Digest, err)
+				t.Errorf("ChooseLocal: got %s, %v, want %s", got.Digest, err, c.want.Digest)
 			}
 		})
 	}
@@ -177,7 +177,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The error stays short for an index with many platforms, or with long ones.
+// TestOfferedPlatformsAreBounded checks that the error is short for an index with many or long platforms.
 func TestOfferedPlatformsAreBounded(t *testing.T) {
 	entry := func(architecture string) ocispec.Descriptor {
 		return ocispec.Descriptor{
@@ -210,11 +210,11 @@ func TestOfferedPlatformsAreBounded(t *testing.T) {
 			ch := &chooser{content: n.Content, runtime: runtimeOf(t, ""), ensure: func(context.Context, ocispec.Descriptor) error { return nil }}
 			_, err := ch.choose(ctx, root)
 			if err == nil || len(err.Error()) > imagepin.MaxErrorText {
-				t.Fatalf("got %.300v", err)
+				t.Fatalf("got %.300v, want an error of at most %d bytes", err, imagepin.MaxErrorText)
 			}
 			for _, text := range c.texts {
 				if !strings.Contains(err.Error(), text) {
-					t.Errorf("does not contain %q: %v", text, err)
+					t.Errorf("the error does not contain %q: %v", text, err)
 				}
 			}
 		})
@@ -231,10 +231,10 @@ func TestChooseLocalNeedsTheManifest(t *testing.T) {
 	defer done()
 	n.Write(ctx, t, blobs)
 	if got, err := ChooseLocal(ctx, n.Content, root, runtimeOf(t, "")); err != nil || got.Digest != amd64.Manifest.Digest {
-		t.Errorf("%s, %v", got.Digest, err)
+		t.Errorf("got %s, %v, want %s", got.Digest, err, amd64.Manifest.Digest)
 	}
 	if _, err := ChooseLocal(ctx, n.Content, root, runtimeOf(t, "linux/arm64")); !errdefs.IsNotFound(err) {
-		t.Errorf("missing manifest: %v", err)
+		t.Errorf("missing manifest: got %v, want a NotFound error", err)
 	}
 }
 
@@ -263,27 +263,27 @@ func TestDescribe(t *testing.T) {
 	e, err := Describe(ctx, n.Content, img.Manifest)
 	want := img.Manifest.Size + img.Config.Size + img.Layer.Size
 	if err != nil || e.Manifest != img.Manifest.Digest || e.ImageID != img.Config.Digest || e.ChainID != img.ChainID || e.Size != want {
-		t.Errorf("%+v, %v", e, err)
+		t.Errorf("unexpected entry %+v, %v", e, err)
 	}
 	if e, m, err := DescribeLocal(ctx, n.Content, root, runtimeOf(t, "")); err != nil || m.Digest != img.Manifest.Digest || e.Size != want+root.Size {
-		t.Errorf("local: %+v, %v", e, err)
+		t.Errorf("DescribeLocal: unexpected entry %+v, %v", e, err)
 	}
 	if e, _, err := DescribeLocal(ctx, n.Content, root, runtimeOf(t, "linux/amd64/v2")); err != nil || e.Size != want {
-		t.Errorf("local, of a configured platform: %+v, %v", e, err)
+		t.Errorf("DescribeLocal for a configured platform: unexpected entry %+v, %v", e, err)
 	}
 	if e, err := Describe(ctx, n.Content, noLayers); err != nil || e.ChainID != "" || e.User != "1:2" {
-		t.Errorf("without layers: %+v, %v", e, err)
+		t.Errorf("without layers: unexpected entry %+v, %v", e, err)
 	}
 	if e, err := Describe(ctx, n.Content, artifact); err != nil || e.ChainID != "" || e.ImageID == "" || e.User != "" {
-		t.Errorf("artifact: %+v, %v", e, err)
+		t.Errorf("artifact: unexpected entry %+v, %v", e, err)
 	}
 	for name, d := range map[string]ocispec.Descriptor{"not JSON": notJSON, "damaged": damaged} {
 		var ie *imagepin.Error
 		if _, err := Describe(ctx, n.Content, d); !errors.As(err, &ie) || ie.Reason != imagepin.ContentCorrupt {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v, want reason ContentCorrupt", name, err)
 		}
 	}
 	if _, err := Describe(ctx, n.Content, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("x"), Size: 1}); !errdefs.IsNotFound(err) {
-		t.Errorf("missing: %v", err)
+		t.Errorf("missing: got %v, want a NotFound error", err)
 	}
 }

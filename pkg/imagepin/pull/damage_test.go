@@ -35,7 +35,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// damaged is a node with one image, and a registry that has the image.
+// damaged is a node with one image and a registry that has the image.
 type damaged struct {
 	*ctdtest.Node
 	ctx         context.Context
@@ -50,7 +50,7 @@ type damaged struct {
 	mu       sync.Mutex
 	requests []string
 	blobs    ctdtest.Blobs
-	// during, if set, runs while the registry answers.
+	// during, if set, runs during each request to the registry.
 	during func()
 }
 
@@ -61,7 +61,7 @@ func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context,
 	return fn(ctx, a)
 }
 
-// storeGarbage collects garbage at once, through the store.
+// storeGarbage collects garbage through the store, and never asynchronously.
 type storeGarbage struct{ *store.Store }
 
 func (g storeGarbage) CollectAsync() {}
@@ -96,7 +96,7 @@ func newDamaged(t *testing.T) *damaged {
 	return d
 }
 
-// pull puts an image on the node, in the state that a pull leaves.
+// pull puts an image on the node as a pull does.
 func (d *damaged) pull(t *testing.T, ref string) {
 	t.Helper()
 	d.img = d.blobs.Image("linux/amd64", "app", nil)
@@ -127,7 +127,7 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// ServeHTTP implements the part of a registry that serves blobs by digest.
+// ServeHTTP serves blobs by digest, as a registry does.
 func (d *damaged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -144,21 +144,20 @@ func (d *damaged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(data)
 }
 
-// serve sets the blobs of the registry, and the function that runs while it answers.
+// serve sets the blobs of the registry and the function that runs during requests.
 func (d *damaged) serve(all ctdtest.Blobs, during func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.blobs, d.during = all, during
 }
 
-// requestCount returns the number of requests.
 func (d *damaged) requestCount() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.requests)
 }
 
-// faults are the ways in which a disk damages the file of a blob.
+// faults are the ways to damage the file of a blob.
 var faults = map[string]func(t *testing.T, path string){
 	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
 	"cut": func(t *testing.T, path string) {
@@ -181,7 +180,7 @@ func (d *damaged) parts() map[string]ocispec.Descriptor {
 	}
 }
 
-// labels returns the labels of a blob, without those that have the time of writing.
+// labels returns the labels of a blob.
 func (d *damaged) labels(t *testing.T, desc ocispec.Descriptor) map[string]string {
 	t.Helper()
 	info, err := d.Content.Info(d.ctx, desc.Digest)
@@ -189,7 +188,7 @@ func (d *damaged) labels(t *testing.T, desc ocispec.Descriptor) map[string]strin
 	return info.Labels
 }
 
-// checkIntact checks that all parts of the image exist and survive a collection, and that no lease is left.
+// checkIntact checks that the image is complete after garbage collection, and that no lease is left.
 func (d *damaged) checkIntact(t *testing.T) {
 	t.Helper()
 	d.Collect(t)
@@ -199,10 +198,10 @@ func (d *damaged) checkIntact(t *testing.T) {
 		}
 	}
 	if !d.HasSnapshot(t, "first", d.img.ChainID) {
-		t.Error("the snapshot is gone")
+		t.Error("the snapshot is missing")
 	}
 	if got, ok := d.store.Get(d.entry.Key); !ok || got.Manifest != d.entry.Manifest {
-		t.Errorf("the key: %+v, %v", got, ok)
+		t.Errorf("the key has another manifest or is missing: %+v, %v", got, ok)
 	}
 	d.noLease(t)
 }
@@ -210,31 +209,31 @@ func (d *damaged) checkIntact(t *testing.T) {
 func (d *damaged) noLease(t *testing.T) {
 	t.Helper()
 	if all, err := d.Leases.List(d.ctx); err != nil || len(all) > 0 {
-		t.Errorf("leases are left: %v, %v", all, err)
+		t.Errorf("remaining leases: %v, %v", all, err)
 	}
 	d.Collect(t)
 	if all, err := d.Content.ListStatuses(d.ctx); err != nil || len(all) > 0 {
-		t.Errorf("ingests are left: %v, %v", all, err)
+		t.Errorf("remaining ingests: %v, %v", all, err)
 	}
 }
 
-// Every blob of an image is replaced after any damage, while garbage collection runs. What only its record keeps stays,
-// and its labels do not change.
+// TestReplaceDamagedBlob checks that every blob of an image is replaced after any damage, even if garbage is collected
+// meanwhile, and keeps its labels.
 func TestReplaceDamagedBlob(t *testing.T) {
-	for name, spoil := range faults {
+	for name, damage := range faults {
 		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
 			t.Run(part+" "+name, func(t *testing.T) {
 				d := newDamaged(t)
 				desc := d.parts()[part]
 				before := d.labels(t, desc)
 				d.serve(d.blobs, func() { d.Collect(t) })
-				spoil(t, d.File(desc.Digest))
+				damage(t, d.File(desc.Digest))
 				noError(t, d.maker.RepairBlob(d.ctx, d.entry, desc.Digest))
 				if after := d.labels(t, desc); !maps.Equal(after, before) {
-					t.Errorf("labels %v, before %v", after, before)
+					t.Errorf("got labels %v, want %v", after, before)
 				}
 				if n := d.requestCount(); n != 1 {
-					t.Errorf("%d requests", n)
+					t.Errorf("got %d requests, want 1", n)
 				}
 				d.checkIntact(t)
 			})
@@ -242,7 +241,7 @@ func TestReplaceDamagedBlob(t *testing.T) {
 	}
 }
 
-// Intact content is neither fetched nor written.
+// TestReplaceSkipsIntactBlobs checks that intact content is neither fetched nor written.
 func TestReplaceSkipsIntactBlobs(t *testing.T) {
 	d := newDamaged(t)
 	before := make(map[string]os.FileInfo)
@@ -259,15 +258,15 @@ func TestReplaceSkipsIntactBlobs(t *testing.T) {
 		}
 	}
 	if n := d.requestCount(); n != 0 {
-		t.Errorf("%d requests", n)
+		t.Errorf("got %d requests, want 0", n)
 	}
 	d.checkIntact(t)
 }
 
-// If the registry does not serve the damaged blob, or serves other content, the record stays as it is, and the error
-// reports damage on the node.
+// TestReplaceFailsWithoutRegistry checks that, if the registry has no blob or other content, the error reports damage
+// on the node and the labels do not change.
 func TestReplaceFailsWithoutRegistry(t *testing.T) {
-	for name, spoil := range faults {
+	for name, damage := range faults {
 		for answer, wrong := range map[string]func(ctdtest.Blobs, digest.Digest){
 			"missing":        func(all ctdtest.Blobs, d digest.Digest) { delete(all, d) },
 			"other content":  func(all ctdtest.Blobs, d digest.Digest) { all[d] = []byte(strings.Repeat("x", len(all[d]))) },
@@ -281,14 +280,14 @@ func TestReplaceFailsWithoutRegistry(t *testing.T) {
 				all := maps.Clone(good)
 				wrong(all, config.Digest)
 				d.serve(all, nil)
-				spoil(t, d.File(config.Digest))
+				damage(t, d.File(config.Digest))
 				err := d.maker.RepairBlob(d.ctx, d.entry, config.Digest)
 				var e *imagepin.Error
 				if !errors.As(err, &e) || e.Reason != imagepin.ContentDamaged || !errdefs.IsDataLoss(err) {
-					t.Errorf("%v", err)
+					t.Errorf("got %v, want reason ContentDamaged", err)
 				}
 				if after := d.labels(t, config); !maps.Equal(after, before) {
-					t.Errorf("labels %v, before %v", after, before)
+					t.Errorf("got labels %v, want %v", after, before)
 				}
 				d.noLease(t)
 				d.serve(good, nil)
@@ -306,8 +305,8 @@ func (d *damaged) named(t *testing.T) reference.Named {
 	return ref
 }
 
-// If another containerd namespace has the same damaged content, the content cannot be replaced, and nothing in this
-// namespace is lost.
+// TestReplaceSharedWithAnotherNamespace checks that damaged content that another containerd namespace also has is not
+// replaced, and that this namespace keeps its content.
 func TestReplaceSharedWithAnotherNamespace(t *testing.T) {
 	d := newDamaged(t)
 	other := d.InNamespace(t, "other")
@@ -318,27 +317,27 @@ func TestReplaceSharedWithAnotherNamespace(t *testing.T) {
 	faults["one bit flipped"](t, d.File(desc.Digest))
 	err := d.maker.RepairBlob(d.ctx, d.entry, desc.Digest)
 	if err == nil || !strings.Contains(err.Error(), "another containerd namespace") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want an error about another namespace", err)
 	}
 	if after := d.labels(t, desc); !maps.Equal(after, before) {
-		t.Errorf("labels %v, before %v", after, before)
+		t.Errorf("got labels %v, want %v", after, before)
 	}
 	d.Collect(t)
 	if !d.HasSnapshot(t, "first", d.img.ChainID) {
-		t.Error("the snapshot is gone")
+		t.Error("the snapshot is missing")
 	}
 	d.noLease(t)
 }
 
-// After a kill at any write of a replacement, no incomplete key is ready, and nothing is left behind.
+// TestReplaceKilled checks that after a kill during a replacement no incomplete key is ready and no content is left.
 func TestReplaceKilled(t *testing.T) {
-	for name, spoil := range faults {
+	for name, damage := range faults {
 		for _, part := range []string{"index", "manifest", "configuration", "layer"} {
 			for _, at := range []string{"delete", "commit"} {
 				t.Run(part+" "+name+", killed at "+at, func(t *testing.T) {
 					d := newDamaged(t)
 					desc := d.parts()[part]
-					spoil(t, d.File(desc.Digest))
+					damage(t, d.File(desc.Digest))
 					d.killedAt(t, at, desc)
 					d.restarted(t, desc)
 				})
@@ -385,7 +384,7 @@ func (w killingWriter) Commit(ctx context.Context, size int64, expected digest.D
 // killedAt replaces a blob and stops at a write, without cleanup.
 func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	t.Helper()
-	ctx, _ := d.Lease(t) // nothing deletes it
+	ctx, _ := d.Lease(t) // never deleted, as after a kill
 	ctx = log.WithLogger(ctx, log.G(d.ctx))
 	dead := false
 	config := d.config
@@ -393,7 +392,7 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 	p := New(config)
 	src := p.unpacker.fetcher.sourceOf(ctx, Job{Verdict: decide.Verdict{Ref: d.named(t)}}, func(error) {})
 	if _, err := p.unpacker.fetcher.damage.verify(ctx, src, desc); (err != nil) != dead || dead && !errors.Is(err, errKilled) {
-		t.Fatalf("%v", err)
+		t.Fatalf("got %v, want %v after a kill (killed: %t)", err, errKilled, dead)
 	}
 }
 
@@ -404,7 +403,7 @@ func checkerOf(s *store.Store, c store.Config) *health.Checker {
 	})
 }
 
-// load builds the index as a start does, and returns the lost keys.
+// load builds the index as a start does and returns the lost keys.
 func load(ctx context.Context, s *store.Store, c store.Config) ([]imagepin.Entry, error) {
 	loaded, err := s.Load(ctx, func(ctx context.Context) (func(imagepin.Entry) bool, error) {
 		have, err := checkerOf(s, c).Inventory(ctx)
@@ -416,8 +415,7 @@ func load(ctx context.Context, s *store.Store, c store.Config) ([]imagepin.Entry
 	return loaded.Lost, nil
 }
 
-// restarted simulates a restart: a key is ready with all of its content or not at all, and what is dropped leaves
-// nothing behind.
+// restarted simulates a restart, and checks that the key is ready with all its content or dropped with all of it.
 func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	t.Helper()
 	all, err := d.Leases.List(d.ctx)
@@ -431,7 +429,7 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	noError(t, err)
 	_, ready := s.Get(d.entry.Key)
 	if ready == (len(lost) > 0) {
-		t.Errorf("ready %v, lost %+v", ready, lost)
+		t.Errorf("the key is both ready and lost, or neither: ready %v, lost %+v", ready, lost)
 	}
 	for _, e := range lost {
 		noError(t, s.Drop(d.ctx, e))
@@ -442,25 +440,26 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	}
 	present, err := s.Present(d.ctx, d.entry)
 	if err != nil || !present {
-		t.Errorf("present %v, %v", present, err)
+		t.Errorf("content of a ready key: present %v, %v", present, err)
 	}
 	if !d.HasSnapshot(t, "first", d.img.ChainID) {
-		t.Error("the snapshot is gone")
+		t.Error("the snapshot is missing")
 	}
 	_, err = s.Remove(d.ctx, d.entry.Key)
 	noError(t, err)
 	d.wantNothing(t)
 }
 
+// wantNothing checks that no content, record or lease is left.
 func (d *damaged) wantNothing(t *testing.T) {
 	t.Helper()
 	d.Collect(t)
 	noError(t, d.Content.Walk(d.ctx, func(i content.Info) error {
-		t.Errorf("%s is left", i.Digest)
+		t.Errorf("remaining content: %s", i.Digest)
 		return nil
 	}))
 	if all := d.Records(t); len(all) > 0 {
-		t.Errorf("records are left: %v", all)
+		t.Errorf("remaining records: %v", all)
 	}
 	d.noLease(t)
 }

@@ -51,19 +51,19 @@ func TestPullErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var e *imagepin.Error
 			if err := complete(c.err, imagepin.CannotPullImage, ref, target); !errors.As(err, &e) {
-				t.Fatalf("%v is not typed", err)
+				t.Fatalf("got an untyped error: %v", err)
 			}
 			if e.Reason != c.name || e.Class != c.class || e.Ref != ref || e.Target != target.String() {
-				t.Errorf("got %s, %v: %v", e.Reason, e.Class, e)
+				t.Errorf("got %s, %v: %v, want %s, %v", e.Reason, e.Class, e, c.name, c.class)
 			}
 			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
-				t.Errorf("no hint: %v", e)
+				t.Errorf("the error has no hint: %v", e)
 			}
 		})
 	}
 
 	if err := complete(context.Canceled, imagepin.CannotPullImage, ref, target); err != context.Canceled {
-		t.Errorf("canceled: got %v", err)
+		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 	known := &imagepin.Error{Reason: imagepin.NoMatchingPlatform}
 	if _ = complete(known, imagepin.CannotPullImage, ref, target); known.Ref != "" {
@@ -71,7 +71,7 @@ func TestPullErrors(t *testing.T) {
 	}
 	leaky := complete(errors.New(`Get "https://h/p?sig=hush": EOF`), imagepin.CannotPullImage, ref, target)
 	if strings.Contains(leaky.Error(), "hush") {
-		t.Errorf("contains a signature: %v", leaky)
+		t.Errorf("the error contains a signature: %v", leaky)
 	}
 }
 
@@ -79,16 +79,16 @@ func TestWithCause(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	err := errors.New("consequence")
 	if withCause(ctx, err) != err {
-		t.Error("the error of a context that is not canceled changed")
+		t.Error("withCause changed an error although the context is not canceled")
 	}
 	cancel(errStalled)
 	if got := withCause(ctx, err); !errors.Is(got, errStalled) || !errors.Is(got, err) {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want %v and %v", got, errStalled, err)
 	}
-	left, cancel := context.WithCancelCause(t.Context())
+	canceled, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)
-	if withCause(left, err) != err {
-		t.Error("a caller's cancellation became a stall")
+	if withCause(canceled, err) != err {
+		t.Error("withCause changed the error of a caller's cancellation")
 	}
 }
 
@@ -107,12 +107,12 @@ func TestParseReference(t *testing.T) {
 		if want == "" {
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Reason != imagepin.InvalidReference || !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%q: %v, %v", in, got, err)
+				t.Errorf("%q: got %v, %v, want reason InvalidReference", in, got, err)
 			}
 			continue
 		}
 		if err != nil || got.String() != want {
-			t.Errorf("%q: %v, %v", in, got, err)
+			t.Errorf("%q: got %v, %v, want %s", in, got, err, want)
 		}
 	}
 }

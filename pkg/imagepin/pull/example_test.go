@@ -39,7 +39,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Pull one tag for two runtime handlers with different snapshotters. The second pull fetches nothing.
+// This example pulls a tag for two handlers with different snapshotters. The second pull fetches nothing.
 func ExamplePuller_Pull() {
 	if err := pullTwice(); err != nil {
 		fmt.Println(err)
@@ -131,7 +131,7 @@ func newPuller(db *metadata.DB, handlers *runtimeplatform.Set) (*pull.Puller, er
 	return pull.NewPuller(decider, maker, noObserver{}, prover.Identity), nil
 }
 
-// containerd opens containerd's metadata database, with a content store and two snapshotters.
+// containerd opens a metadata database of containerd with a content store and two snapshotters.
 func containerd(dir string) (*metadata.DB, error) {
 	blobs, err := local.NewStore(filepath.Join(dir, "content"))
 	if err != nil {
@@ -183,7 +183,7 @@ func (u untar) Apply(ctx context.Context, layer ocispec.Descriptor, mounts []mou
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: hash.Digest()}, nil
 }
 
-// noUpstream has every image at once.
+// noUpstream is an upstream that has every image.
 type noUpstream struct{}
 
 func (noUpstream) WaitVisible(context.Context, digest.Digest, []string, func(string) bool) error {
@@ -200,7 +200,7 @@ type noObserver struct{}
 func (noObserver) Pulled(pull.Outcome) {}
 func (noObserver) FallbackUsed()       {}
 
-// newRegistry serves one image under every tag.
+// newRegistry returns a registry in which every tag has the same image.
 func newRegistry() http.Handler {
 	blobs := ctdtest.Blobs{}
 	index := blobs.Index(blobs.Image("linux/amd64", "cart", nil).Manifest)

@@ -28,9 +28,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// layerCache is a snapshotter that has layers by their diff IDs, like containerd's EROFS snapshotter with
-// layer_content_caches. A prepared snapshot then already has the layer and is read-only, and containerd's unpacker
-// neither fetches nor applies the layer.
+// layerCache is a snapshotter that has layers by diff ID, like containerd's EROFS snapshotter with
+// layer_content_caches. Prepare returns a read-only snapshot with the layer, so that containerd's unpacker neither
+// fetches nor applies it.
 type layerCache struct {
 	snapshots.Snapshotter
 	layers map[digest.Digest][]byte
@@ -62,7 +62,7 @@ func (c *layerCache) Prepare(ctx context.Context, key, parent string, opts ...sn
 type noApplier struct{}
 
 func (noApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	return ocispec.Descriptor{}, errors.New("unpacked a layer that is in the cache")
+	return ocispec.Descriptor{}, errors.New("a layer in the cache must not be unpacked")
 }
 
 // nonAtomic is an image store without transactions.
@@ -81,9 +81,8 @@ func (p pinned) Retained() []digest.Digest { return p }
 
 func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
 
-// TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. Nothing
-// reports that as damage: the image is checked, loaded again, retained, and made ready again after its snapshot is
-// removed.
+// TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. The
+// image can be checked, loaded, retained, and unpacked again, and no check reports damage.
 func TestLayerCache(t *testing.T) {
 	n := ctdtest.New(t, "cached")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "cached"}},
@@ -126,7 +125,7 @@ func TestLayerCache(t *testing.T) {
 	done()
 	n.Collect(t)
 	if cache.hits != 1 || n.HasBlob(t, img.Layer.Digest) || !n.HasSnapshot(t, "cached", img.ChainID) {
-		t.Fatalf("the cache was used %d times; the layer is in the content store: %v", cache.hits, n.HasBlob(t, img.Layer.Digest))
+		t.Fatalf("got %d cache hits, layer in the content store: %v, want 1, false", cache.hits, n.HasBlob(t, img.Layer.Digest))
 	}
 
 	ctx = n.Context(t)
@@ -134,21 +133,21 @@ func TestLayerCache(t *testing.T) {
 		t.Helper()
 		lost, err := load(ctx, s, c)
 		if err != nil || len(lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
-			t.Errorf("%s: lost %+v, %v", when, lost, err)
+			t.Errorf("%s: load lost %+v, %v", when, lost, err)
 		}
 		report, err := checkerOf(s, c).Check(ctx)
 		if err != nil || report.Checked != 1 || len(report.Findings) > 0 {
-			t.Errorf("%s: a check finds %+v, %v", when, report.Findings, err)
+			t.Errorf("%s: got findings %+v, %v, want none", when, report.Findings, err)
 		}
 		if lost, err := s.EvictBlob(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
-			t.Errorf("%s: without its layer, %+v is lost, %v", when, lost, err)
+			t.Errorf("%s: evicting the layer lost %+v, %v", when, lost, err)
 		}
 		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
 		if err != nil || len(lack.Parts) > 0 {
-			t.Errorf("%s: missing %+v, %v", when, lack.Parts, err)
+			t.Errorf("%s: got missing parts %+v, %v, want none", when, lack.Parts, err)
 		}
 	}
-	checkIntact("when it was made ready")
+	checkIntact("after the first unpack")
 
 	// A removed snapshot is created again from the cache, without a registry.
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
@@ -156,17 +155,17 @@ func TestLayerCache(t *testing.T) {
 	}
 	lost, err := s.EvictSnapshot(ctx, "cached", img.ChainID.String())
 	if err != nil || len(lost) != 1 {
-		t.Fatalf("lost %+v, %v", lost, err)
+		t.Fatalf("evicting the snapshot lost %+v, %v, want 1 key", lost, err)
 	}
 	if err := p.Unpack(ctx, e, func(ctx context.Context) error {
 		if repaired, err := s.PutIf(ctx, e, e.Record); err != nil || !repaired {
-			t.Errorf("repaired %v, %v", repaired, err)
+			t.Errorf("PutIf: repaired %v, %v", repaired, err)
 		}
 		return nil
 	}); err != nil || cache.hits != 2 {
-		t.Fatalf("the cache was used %d times, %v", cache.hits, err)
+		t.Fatalf("got %d cache hits, %v, want 2", cache.hits, err)
 	}
-	checkIntact("when its snapshot was made again")
+	checkIntact("after the second unpack")
 
 	// Retained content stays when its key is removed.
 	if err := retainer.Sync(ctx, e.Root.Digest); err != nil {
@@ -177,7 +176,7 @@ func TestLayerCache(t *testing.T) {
 	}
 	n.Collect(t)
 	if !retainer.Holds(e) || !n.HasBlob(t, e.Manifest) || !n.HasSnapshot(t, "cached", img.ChainID) {
-		t.Error("retained content is gone")
+		t.Error("retained content is missing")
 	}
 
 	// A layer that is in neither cache nor content store is missing.
@@ -186,6 +185,6 @@ func TestLayerCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.Unpack(ctx, e, func(context.Context) error { return nil }); !errdefs.IsNotFound(err) {
-		t.Errorf("without cache and layer: %v", err)
+		t.Errorf("without cache and layer: got %v, want a NotFound error", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// fakeGarbage records whether CollectAsync was called.
+// fakeGarbage records whether CollectAsync is called.
 type fakeGarbage struct{ later bool }
 
 func (*fakeGarbage) Collect(context.Context) error { return nil }
@@ -23,10 +23,10 @@ func TestFailedPullCollectsGarbage(t *testing.T) {
 			g := &fakeGarbage{}
 			m := New(Config{Leases: n.Leases, Garbage: g})
 			if err := m.withLease(n.Context(t), func(context.Context) error { return fails }); !errors.Is(err, fails) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want %v", err, fails)
 			}
 			if g.later != (fails != nil) {
-				t.Errorf("collected garbage: %v", g.later)
+				t.Errorf("collected garbage: got %v, want %v", g.later, fails != nil)
 			}
 		})
 	}

@@ -68,7 +68,7 @@ type Pulled struct {
 // Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), and the errors of [decide.Decider.Decide] and
 // [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
-	q, err := p.question(ctx, r)
+	q, err := p.decideRequest(ctx, r)
 	if err != nil {
 		return Pulled{}, err
 	}
@@ -78,15 +78,15 @@ func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 // PullDetached is [Puller.Pull] for a caller that will call again: the pull continues when its callers have gone, and a
 // later call joins it.
 func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
-	q, err := p.question(ctx, r)
+	q, err := p.decideRequest(ctx, r)
 	if err != nil {
 		return Pulled{}, err
 	}
 	return p.pulls.DoDetached(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
-// question returns the question that a request asks the decider.
-func (p *Puller) question(ctx context.Context, r Request) (decide.Request, error) {
+// decideRequest returns the input of the decision for a request.
+func (p *Puller) decideRequest(ctx context.Context, r Request) (decide.Request, error) {
 	ref, err := imagepin.ParseReference(r.Ref)
 	if err != nil {
 		return decide.Request{}, err

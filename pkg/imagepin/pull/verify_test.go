@@ -52,7 +52,7 @@ func TestVerify(t *testing.T) {
 			called = nil
 			err := verify(t.Context(), c.verifiers, ref, root)
 			if !slices.Equal(called, c.called) {
-				t.Errorf("called %v", called)
+				t.Errorf("called verifiers %v, want %v", called, c.called)
 			}
 			if c.text == "" {
 				if err != nil {
@@ -62,7 +62,7 @@ func TestVerify(t *testing.T) {
 			}
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Reason != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want reason ImageVerificationFailed with %q", err, c.text)
 			}
 		})
 	}

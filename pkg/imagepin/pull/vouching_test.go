@@ -22,7 +22,7 @@ func named(t *testing.T, ref string) reference.Named {
 	return n
 }
 
-// TestServed checks that blobs are remembered by repository, with the port and without the tag, and only the last ones.
+// TestServed checks that only the last blobs are remembered, by repository with its port.
 func TestServed(t *testing.T) {
 	var s served
 	d := digest.FromString("blob")
@@ -32,7 +32,7 @@ func TestServed(t *testing.T) {
 		"registry.example:1/team/ap:1": false, "other.example:1/team/app:1": false,
 	} {
 		if got := s.has(named(t, ref), d); got != want {
-			t.Errorf("%s has it: %t", ref, got)
+			t.Errorf("%s: got %t, want %t", ref, got, want)
 		}
 	}
 	ref := named(t, "registry.example/many:1")
@@ -41,10 +41,10 @@ func TestServed(t *testing.T) {
 		s.note(ref, digest.FromString(fmt.Sprint(i)))
 	}
 	if len(s.blobs) != maxServed || len(s.order) != maxServed {
-		t.Errorf("got %d blobs, and an order of %d", len(s.blobs), len(s.order))
+		t.Errorf("got %d blobs and an order of %d, want %d", len(s.blobs), len(s.order), maxServed)
 	}
 	if !s.has(ref, digest.FromString(fmt.Sprint(2*maxServed))) || s.has(ref, digest.FromString(fmt.Sprint(2*maxServed-1))) {
-		t.Error("the wrong blobs are remembered")
+		t.Error("the remembered blobs are not the last ones")
 	}
 }
 
@@ -52,8 +52,8 @@ type seekable struct{ *bytes.Reader }
 
 func (seekable) Close() error { return nil }
 
-// TestVerifying checks that a complete and matching body is reported exactly once, for any way of reading, and another
-// body never.
+// TestVerifying checks that a complete and matching body is reported once, for any way to read it, and another body
+// never.
 func TestVerifying(t *testing.T) {
 	text := strings.Repeat("content ", 1000)
 	desc := ocispec.Descriptor{Digest: digest.FromString(text), Size: int64(len(text))}
@@ -80,7 +80,7 @@ func TestVerifying(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if verified != test.want {
-			t.Errorf("%s: %d times verified", name, verified)
+			t.Errorf("%s: reported %d times, want %d", name, verified, test.want)
 		}
 	}
 	// A body that is read from its middle is not hashed.
@@ -90,7 +90,7 @@ func TestVerifying(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := read(body); err != nil || verified != 0 {
-		t.Errorf("from the middle: %d times verified, %v", verified, err)
+		t.Errorf("read from the middle: reported %d times, %v, want 0", verified, err)
 	}
 	if _, err := verifying(io.NopCloser(strings.NewReader(text)), desc, nil).(io.Seeker).Seek(0, io.SeekStart); err == nil {
 		t.Error("Seek succeeded on a body that cannot seek")
@@ -108,7 +108,7 @@ func TestEmbedded(t *testing.T) {
 		want bool
 	}{"good": {good, true}, "none": {none, false}, "long": {long, false}, "wrong": {wrong, false}} {
 		if got := embedded(test.desc); got != test.want {
-			t.Errorf("%s: %t", name, got)
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}
 }

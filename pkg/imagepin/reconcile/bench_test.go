@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// adopted returns a node with adopted images, and their names.
+// adopted returns a reconciler of a node with adopted images, and their names.
 func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	n := ctdtest.New(b, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
@@ -57,7 +57,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 		b.Fatal(err)
 	}
 	if got := len(s.Images()); got != count {
-		b.Fatalf("%d images are adopted, not %d", got, count)
+		b.Fatalf("adopted %d images, want %d", got, count)
 	}
 	return ctx, r, names
 }
@@ -88,7 +88,7 @@ func BenchmarkAdopt(b *testing.B) {
 	ctx, r, names := adopted(b, count)
 	all, err := r.config.Records.List(ctx, "name=="+names[0])
 	if err != nil || len(all) != 1 {
-		b.Fatalf("%v, %v", all, err)
+		b.Fatalf("got records %v, %v, want 1", all, err)
 	}
 	inventory, err := r.config.Checker.Inventory(ctx)
 	if err != nil {

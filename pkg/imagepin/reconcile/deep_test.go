@@ -66,7 +66,7 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// check runs a deep check without a rate limit, and returns the problems.
+// check runs a deep check without a rate limit and returns the problems.
 func (d *deepNode) check(t *testing.T) []string {
 	t.Helper()
 	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
@@ -87,17 +87,18 @@ func (d *deepNode) flip(t *testing.T, dgst digest.Digest) {
 	noError(t, os.WriteFile(d.File(dgst), b, 0o600))
 }
 
-// A deep check reads every blob of every key once, reports its progress, and leaves no leases or snapshots.
+// TestDeepCheckReadsAll checks that a deep check reads every blob of every key once, reports its progress, and leaves
+// no leases or snapshots.
 func TestDeepCheckReadsAll(t *testing.T) {
 	d := newDeepNode(t)
 	var all []health.DeepProgress
 	report, err := d.DeepCheck(d.ctx, health.DeepOptions{Progress: func(p health.DeepProgress) { all = append(all, p) }})
 	if err != nil || len(report.Findings) > 0 || report.Checked != 2 {
-		t.Fatalf("%+v, %v", report, err)
+		t.Fatalf("got report %+v, %v, want 2 checked keys and no findings", report, err)
 	}
 	last := all[len(all)-1]
 	if want := (health.DeepProgress{Blobs: 6, BlobsTotal: 6, Bytes: last.BytesTotal, BytesTotal: last.BytesTotal, Snapshots: 2, SnapshotsTotal: 2}); last != want {
-		t.Errorf("final progress %+v, want %+v", last, want)
+		t.Errorf("got final progress %+v, want %+v", last, want)
 	}
 	if !slices.IsSortedFunc(all, func(a, b health.DeepProgress) int { return int(a.Bytes - b.Bytes) }) {
 		t.Errorf("progress decreases: %+v", all)
@@ -105,21 +106,21 @@ func TestDeepCheckReadsAll(t *testing.T) {
 	d.wantNothingLeft(t)
 }
 
-// wantNothingLeft checks that there are no leases, and only the snapshots of images.
+// wantNothingLeft checks that no leases are left, and only the snapshots of images.
 func (d *deepNode) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	if left, err := d.Leases.List(d.ctx); err != nil || len(left) > 0 {
-		t.Errorf("leases %v, %v", left, err)
+		t.Errorf("remaining leases: %v, %v", left, err)
 	}
 	noError(t, d.Snapshotter("first").Walk(d.ctx, func(_ context.Context, i snapshots.Info) error {
 		if i.Kind != snapshots.KindCommitted {
-			t.Errorf("snapshot %s is left", i.Name)
+			t.Errorf("remaining snapshot: %s", i.Name)
 		}
 		return nil
 	}))
 }
 
-// A deep check finds a flipped bit in any blob. A check that does not read content does not find it.
+// TestDeepCheckFindsAlteredBytes checks that a deep check finds a flipped bit in any blob, which a check does not.
 func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 	for what, of := range map[string]func(ctdtest.Image) digest.Digest{
 		"manifest":      func(i ctdtest.Image) digest.Digest { return i.Manifest.Digest },
@@ -130,17 +131,17 @@ func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 			d := newDeepNode(t)
 			d.flip(t, of(d.images[1]))
 			if r, err := d.Check(d.ctx); err != nil || len(r.Findings) > 0 {
-				t.Errorf("without reading: %+v, %v", r.Findings, err)
+				t.Errorf("check: got findings %+v, %v, want none", r.Findings, err)
 			}
 			problems := d.check(t)
 			if len(problems) != 1 || !strings.HasPrefix(problems[0], "registry.example/b:1 ") || !strings.Contains(problems[0], of(d.images[1]).String()) || !strings.Contains(problems[0], "does not match its digest") {
-				t.Errorf("%q", problems)
+				t.Errorf("deep check: got problems %q, want only the %s of registry.example/b:1", problems, what)
 			}
 		})
 	}
 }
 
-// A blob that was damaged, and is repaired before the end of the deep check, is not reported.
+// TestDeepCheckVerifiesDamageAgain checks that damage that is repaired during a deep check is not reported.
 func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 	d := newDeepNode(t)
 	layer := d.images[0].Layer.Digest
@@ -151,11 +152,11 @@ func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 		}
 	}})
 	if err != nil || len(report.Findings) > 0 {
-		t.Errorf("%+v, %v", report.Findings, err)
+		t.Errorf("got findings %+v, %v, want none", report.Findings, err)
 	}
 }
 
-// A deep check also reads content that only a pin retains.
+// TestDeepCheckOfRetained checks that a deep check also reads content that only a pin retains.
 func TestDeepCheckOfRetained(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -175,11 +176,12 @@ func TestDeepCheckOfRetained(t *testing.T) {
 	d.flip(t, img.Layer.Digest)
 	problems := d.check(t)
 	if len(problems) != 1 || !strings.HasPrefix(problems[0], img.Layer.Digest.String()+": a pin retains it") {
-		t.Errorf("%q", problems)
+		t.Errorf("got problems %q, want only the retained layer", problems)
 	}
 }
 
-// A deep check finds a snapshot whose directory is gone. RemoveHollow removes it unless a container uses it.
+// TestDeepCheckOfSnapshots checks that a deep check finds a snapshot without its directory, and that
+// RemoveWithoutDirectory removes the snapshot unless a container uses it.
 func TestDeepCheckOfSnapshots(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -192,33 +194,34 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 	noError(t, sn.Remove(ctx, "look"))
 	d.Collect(t)
 	if len(mounts) == 0 || len(view) != 1 || !strings.HasPrefix(view[0].Source, d.Dir) {
-		t.Fatalf("mounts %v, %v", mounts, view)
+		t.Fatalf("unexpected mounts %v, %v", mounts, view)
 	}
 	noError(t, os.Rename(view[0].Source, filepath.Join(d.Dir, "away")))
 	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
 	if err != nil || len(report.Findings) != 1 || !strings.Contains(report.Findings[0].Problem, view[0].Source) {
-		t.Fatalf("%+v, %v", report.Findings, err)
+		t.Fatalf("got findings %+v, %v, want only %s", report.Findings, err, view[0].Source)
 	}
 	e := d.store.ByID(img.Config.Digest)[0]
 	if err := d.config.Checker.RemoveWithoutDirectory(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
-		t.Errorf("with a container: %v", err)
+		t.Errorf("with a container: got %v, want a FailedPrecondition error and the snapshot", err)
 	}
 	noError(t, sn.Remove(ctx, "container"))
 	noError(t, d.config.Checker.RemoveWithoutDirectory(ctx, e))
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
-		t.Error("the snapshot was not removed, or another one was")
+		t.Error("the snapshot was not removed, or another snapshot was")
 	}
 	done()
 	d.wantNothingLeft(t)
 }
 
-// A deep check with a rate limit ends when its context does, and leaves no leases or snapshots.
+// TestDeepCheckCancelled checks that a deep check with a rate limit ends when its context is canceled, and leaves no
+// leases or snapshots.
 func TestDeepCheckCancelled(t *testing.T) {
 	d := newDeepNode(t)
 	ctx, cancel := context.WithCancel(d.ctx)
 	_, err := d.DeepCheck(ctx, health.DeepOptions{BytesPerSecond: 1, Progress: func(health.DeepProgress) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want context.Canceled", err)
 	}
 	d.wantNothingLeft(t)
 }

@@ -32,8 +32,8 @@ func (r records) Atomically(ctx context.Context, fn func(context.Context, images
 	return fn(ctx, r)
 }
 
-// An image that cannot be read does not block the adoption of others. An image whose user is too long for a label is
-// adopted, and its user is known after a restart.
+// TestAdoptionSkipsUnreadableImages checks that an unreadable image does not block the adoption of others. An image
+// whose user is too long for a label is adopted, and its user is known after a restart.
 func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
@@ -65,17 +65,17 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	loaded, err := r.load(ctx)
 	if err != nil || len(loaded.unaccounted) != 3 {
-		t.Fatalf("%v, %v", loaded, err)
+		t.Fatalf("got load result %v, %v, want 3 unaccounted records", loaded, err)
 	}
 	if err := r.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		if len(s.ByRef(goodRef)) != 1 || len(s.ByRef(badRef)) != 0 {
-			t.Errorf("images %+v", s.Images())
+			t.Errorf("got images %+v, want good and not bad", s.Images())
 		}
 		if got := s.ByRef(longRef); len(got) != 1 || got[0].User != user {
-			t.Errorf("the image with a long user is %+v", got)
+			t.Errorf("image with a long user: got %+v", got)
 		}
 		if _, err := r.load(ctx); err != nil {
 			t.Fatal(err)
@@ -102,7 +102,8 @@ func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 	return r
 }
 
-// A check reports for each image of another tool without a key why it has none. A repair ignores these findings.
+// TestCheckReportsUnadoptedImages checks that a check reports why an image of another tool has no key, and that a
+// repair ignores these findings.
 func TestCheckReportsUnadoptedImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -159,27 +160,27 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 	got := make(map[string]string)
 	for _, f := range report.Findings {
 		if repair, err := r.Repair(ctx, f); repair != Ignored || err != nil {
-			t.Errorf("%s: %q, %v", f.Subject, repair, err)
+			t.Errorf("%s: got repair %q, %v, want %q", f.Subject, repair, err, Ignored)
 		}
 		got[f.Subject] = f.Problem
 	}
 	if after := fmt.Sprint(n.Records(t)); after != before {
-		t.Errorf("the records are %s, and were %s", after, before)
+		t.Errorf("got records %s, want %s", after, before)
 	}
 	reasons["registry.example/newer-label:1"] = "version 99 is newer than 1"
 	for name, why := range reasons {
 		if problem, found := got[name]; found != (why != "") || !strings.Contains(problem, why) {
-			t.Errorf("%s: the check finds %q, not %q", name, problem, why)
+			t.Errorf("%s: got problem %q, want %q", name, problem, why)
 		}
 		delete(got, name)
 	}
 	if len(got) > 0 {
-		t.Errorf("the check has other findings: %v", got)
+		t.Errorf("unexpected findings: %v", got)
 	}
 }
 
-// TestRecordCreatedAgain creates the record of a reference again after it was removed with the record of the image ID,
-// as containerd's CRI does. The image is listed and can be removed.
+// TestRecordCreatedAgain creates the record of a reference without that of its image ID, as containerd's CRI does after
+// it removed both. The image is listed if the record is managed, and can be removed.
 func TestRecordCreatedAgain(t *testing.T) {
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
@@ -206,11 +207,11 @@ func TestRecordCreatedAgain(t *testing.T) {
 			}
 		}
 		if _, listed := s.FindUntagged(id.String()); listed != want {
-			t.Errorf("marked %q: listed %v", labels, listed)
+			t.Errorf("label %q: got listed %v, want %v", labels, listed, want)
 		}
 		removed, err := s.RemoveRecords(ctx, id, name)
 		if left := n.Records(t); err != nil || !removed || len(left) > 0 {
-			t.Errorf("marked %q: removed %v, %v, and left %v", labels, removed, err, left)
+			t.Errorf("label %q: removed %v, %v, remaining records %v", labels, removed, err, left)
 		}
 	}
 }

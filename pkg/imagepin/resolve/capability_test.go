@@ -12,7 +12,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// pullOnly returns a hosts.toml with a mirror that has the capability pull only, and a registry.
+// pullOnly returns a hosts.toml with a mirror that has only the capability pull, and a registry.
 func pullOnly(mirror, origin *registry) string {
 	return server(origin) + fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\"]\n", mirror.URL)
 }
@@ -26,7 +26,8 @@ func byDigest(t *testing.T, r *registry) reference.Canonical {
 	return d
 }
 
-// A mirror with the capability pull only does not prove credentials, but serves content.
+// TestPullOnlyMirrorProvesNothing checks that a mirror with only the capability pull serves content but does not prove
+// credentials.
 func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		origin func(http.ResponseWriter, *http.Request) bool
@@ -47,15 +48,15 @@ func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 
 			granted, err := r.Authorize(quiet(t), d, Credential{})
 			if errdefs.Resolve(err) != c.class && c.class != nil || c.class == nil && (err != nil || !granted.Proves || granted.Host != hostOf(origin)) {
-				t.Errorf("authorize: %v, %+v", err, granted)
+				t.Errorf("authorize: got %v, %+v, want %v", err, granted, c.class)
 			}
 			if seen := mirror.seen(); len(seen) != 0 {
-				t.Errorf("the mirror was asked to authorize: %v", seen)
+				t.Errorf("authorize sent requests to the mirror: %v", seen)
 			}
 
 			found, err := r.Resolve(quiet(t), d, Credential{})
 			if err != nil || found.Proves || found.Host != hostOf(mirror) || found.Root.Digest != origin.root.Digest {
-				t.Errorf("resolve: %v, %+v", err, found)
+				t.Errorf("resolve: got %v, %+v, want the mirror without a proof", err, found)
 			}
 			for _, s := range []*Session{granted.Session, found.Session} {
 				if s == nil {
@@ -74,35 +75,36 @@ func TestPullOnlyMirrorProvesNothing(t *testing.T) {
 	}
 }
 
-// If a mirror with the capability pull only does not have a digest, the answer comes from the registry and is a proof.
+// TestPullOnlyMirrorWithoutTheDigest checks that a digest that such a mirror does not have comes from the registry and
+// proves the credential.
 func TestPullOnlyMirrorWithoutTheDigest(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	mirror.answer = status(404)
 	found, err := newResolver(t, pullOnly(mirror, origin)).Resolve(quiet(t), byDigest(t, origin), Credential{})
 	if err != nil || !found.Proves || found.Host != hostOf(origin) {
-		t.Errorf("%v, %+v", err, found)
+		t.Errorf("got %v, %+v, want the registry with a proof", err, found)
 	}
 }
 
-// A host with the capability pull only does not resolve tags.
+// TestNoHostMayResolve checks that a host with only the capability pull does not resolve tags.
 func TestNoHostMayResolve(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a)+"capabilities = [\"pull\"]\n")
-	ask := map[string]func() (Resolved, error){
+	calls := map[string]func() (Resolved, error){
 		"tag":       func() (Resolved, error) { return r.Resolve(quiet(t), named(t, ref), Credential{}) },
 		"authorize": func() (Resolved, error) { return r.Authorize(quiet(t), byDigest(t, a), Credential{}) },
 	}
-	for name, ask := range ask {
-		_, err := ask()
+	for name, call := range calls {
+		_, err := call()
 		var e *imagepin.Error
 		if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImageManifest || e.Class != errdefs.ErrFailedPrecondition {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v, want reason CannotPullImageManifest", name, err)
 		}
 	}
 	if seen := a.seen(); len(seen) != 0 {
 		t.Errorf("unexpected requests: %v", seen)
 	}
 	if found, err := r.Resolve(quiet(t), byDigest(t, a), Credential{}); err != nil || found.Proves {
-		t.Errorf("by digest: %v, %+v", err, found)
+		t.Errorf("by digest: got %v, %+v, want no proof", err, found)
 	}
 }

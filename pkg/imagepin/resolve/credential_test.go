@@ -11,7 +11,7 @@ const secret = "hush-hush"
 
 func basic(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 
-// The cases are those of ParseAuth in containerd's internal/cri/server/images/image_pull_test.go, and some more.
+// TestCredentialFor has the cases of ParseAuth in containerd's internal/cri/server/images/image_pull_test.go, and more.
 func TestCredentialFor(t *testing.T) {
 	for name, c := range map[string]struct {
 		credential   Credential
@@ -30,8 +30,8 @@ func TestCredentialFor(t *testing.T) {
 		"auth without colon":             {Credential{Auth: basic(secret)}, "h", "", "", true},
 		"auth is not base64":             {Credential{Auth: secret + "!"}, "h", "", "", true},
 		"auth base64 without padding":    {Credential{Auth: strings.TrimRight(basic("u:"+secret), "=")}, "h", "", "", true},
-		"user before token and auth":     {Credential{Username: "u", Password: secret, IdentityToken: "t", Auth: basic("x:y")}, "h", "u", secret, false},
-		"token before auth":              {Credential{IdentityToken: secret, Auth: basic("x:y")}, "h", "", secret, false},
+		"user overrides token and auth":  {Credential{Username: "u", Password: secret, IdentityToken: "t", Auth: basic("x:y")}, "h", "u", secret, false},
+		"token overrides auth":           {Credential{IdentityToken: secret, Auth: basic("x:y")}, "h", "", secret, false},
 		"server":                         {Credential{Username: "u", Password: secret, ServerAddress: "https://registry.example"}, "registry.example", "u", secret, false},
 		"server with path":               {Credential{Username: "u", Password: secret, ServerAddress: "https://registry.example/v1/"}, "registry.example", "u", secret, false},
 		"server with port":               {Credential{Username: "u", Password: secret, ServerAddress: "http://registry.example:5000"}, "registry.example:5000", "u", secret, false},
@@ -39,14 +39,14 @@ func TestCredentialFor(t *testing.T) {
 		"another server":                 {Credential{Username: "u", Password: secret, ServerAddress: "https://registry.example"}, "evil.example", "", "", false},
 		"another server, without scheme": {Credential{Username: "u", Password: secret, ServerAddress: "registry.example"}, "evil.example", "", "", false},
 		"another port":                   {Credential{Username: "u", Password: secret, ServerAddress: "registry.example:1"}, "registry.example:2", "", "", false},
-		"server with another as prefix":  {Credential{Username: "u", Password: secret, ServerAddress: "registry.example"}, "registry.example.evil", "", "", false},
+		"server name as prefix":          {Credential{Username: "u", Password: secret, ServerAddress: "registry.example"}, "registry.example.evil", "", "", false},
 		"server in user information":     {Credential{Username: "u", Password: secret, ServerAddress: "https://evil.example@registry.example"}, "evil.example", "", "", false},
 		"server is not a URL":            {Credential{Username: "u", Password: secret, ServerAddress: "https://u:" + secret + "@%zz"}, "h", "", "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			user, got, err := c.credential.For(c.host)
 			if (err != nil) != c.fails || user != c.user || got != c.secret {
-				t.Errorf("got %q, %q, %v", user, got, err)
+				t.Errorf("got %q, %q, %v, want %q, %q", user, got, err, c.user, c.secret)
 			}
 			if err != nil && strings.Contains(err.Error(), secret) {
 				t.Errorf("the error contains the secret: %v", err)
@@ -61,14 +61,14 @@ func TestCredentialIsNotPrinted(t *testing.T) {
 	for _, v := range []any{c, &c, request{c}, []Credential{c}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 			if text := fmt.Sprintf(verb, v); strings.Contains(text, secret) {
-				t.Errorf("%s of a %T: %s", verb, v, text)
+				t.Errorf("%s of a %T contains the secret: %s", verb, v, text)
 			}
 		}
 	}
 	if (Credential{}).String() == c.String() {
-		t.Error("a credential and no credential have the same text")
+		t.Error("a credential and an empty credential have the same text")
 	}
 	if !(Credential{ServerAddress: "h"}).Empty() || (Credential{IdentityToken: "t"}).Empty() {
-		t.Error("Empty returned a wrong result")
+		t.Error("Empty is wrong")
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// If one host does not have the content and another is unavailable, the content may exist: the error is not "not
-// found".
+// TestFetchWithUnavailableHost checks that the error is not NotFound if one host does not have the content and another
+// is unavailable, because the content may exist.
 func TestFetchWithUnavailableHost(t *testing.T) {
 	for name, other := range map[string]func(http.ResponseWriter, *http.Request) bool{
 		"503": status(503), "429": status(429), "cut": func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) },
@@ -37,18 +37,18 @@ func TestFetchWithUnavailableHost(t *testing.T) {
 				}
 				_, err = fetch(quiet(t), f, absent.image.Layer)
 				if err == nil || errdefs.IsNotFound(err) {
-					t.Errorf("got %v", err)
+					t.Errorf("got %v, want an error other than NotFound", err)
 				}
 				var e *imagepin.Error
 				if !first && (!errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable) {
-					t.Errorf("got %v", err)
+					t.Errorf("got %v, want reason CannotPullImage and class Unavailable", err)
 				}
 			})
 		}
 	}
 }
 
-// The connection is interrupted at every attempt to resume.
+// TestFetchInterrupted interrupts the connection at every attempt to resume.
 func TestFetchInterrupted(t *testing.T) {
 	a := newRegistry(t)
 	layer := a.blobs[a.image.Layer.Digest]
@@ -65,11 +65,11 @@ func TestFetchInterrupted(t *testing.T) {
 	_, err = fetch(quiet(t), f, a.image.Layer)
 	var e *imagepin.Error
 	if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want reason CannotPullImage and class Unavailable", err)
 	}
 }
 
-// Seek resumes a download.
+// TestFetchSeeks checks that Seek resumes a download.
 func TestFetchSeeks(t *testing.T) {
 	a := newRegistry(t)
 	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
@@ -84,18 +84,18 @@ func TestFetchSeeks(t *testing.T) {
 	defer func() { _ = rc.Close() }()
 	const offset = 100
 	if n, err := rc.(io.Seeker).Seek(offset, io.SeekStart); n != offset || err != nil {
-		t.Fatalf("%d, %v", n, err)
+		t.Fatalf("Seek: got %d, %v, want %d", n, err, offset)
 	}
 	rest, err := io.ReadAll(rc)
 	if err != nil || digest.FromBytes(rest) != digest.FromBytes(layer[offset:]) {
-		t.Errorf("%d bytes, %v", len(rest), err)
+		t.Errorf("got %d other bytes, %v, want %d", len(rest), err, len(layer)-offset)
 	}
 	if _, err := (&fetched{ReadCloser: io.NopCloser(strings.NewReader(""))}).Seek(0, io.SeekStart); !errdefs.IsNotImplemented(err) {
-		t.Errorf("a body that cannot seek: %v", err)
+		t.Errorf("a body that cannot seek: got %v, want a NotImplemented error", err)
 	}
 }
 
-// An invalid registry configuration fails fetches and resolves.
+// TestInvalidConfiguration checks that an invalid registry configuration fails fetches and resolves.
 func TestInvalidConfiguration(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, name), nil, 0o600); err != nil {
@@ -104,17 +104,17 @@ func TestInvalidConfiguration(t *testing.T) {
 	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}})
 	want := "configuration of registry " + name
 	if _, err := r.Session(named(t, ref), Credential{}).Fetcher(quiet(t)); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("fetcher: %v", err)
+		t.Errorf("fetcher: got %v, want %q", err, want)
 	}
 	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), want) || errdefs.IsNotFound(err) {
-		t.Errorf("resolve: %v", err)
+		t.Errorf("resolve: got %v, want %q", err, want)
 	}
 	if _, err := r.Authorize(quiet(t), byDigest(t, newRegistry(t)), Credential{}); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("authorize: %v", err)
+		t.Errorf("authorize: got %v, want %q", err, want)
 	}
 }
 
-// The headers of a host are sent to it and its token service, and to no other host.
+// TestHostHeaders checks that the headers of a host are sent only to the host and its token service.
 func TestHostHeaders(t *testing.T) {
 	mirror, origin := newRegistry(t), newRegistry(t)
 	tokens(mirror)
@@ -127,20 +127,20 @@ func TestHostHeaders(t *testing.T) {
 	}
 	for _, h := range mirror.headers {
 		if h.Get("X-Key") != "k" || h.Get("X-Node") != "n1" {
-			t.Errorf("headers at the mirror: %v", h)
+			t.Errorf("unexpected headers to the mirror: %v", h)
 		}
 	}
 	for _, h := range origin.headers {
 		if h.Get("X-Key") != "" || h.Get("X-Node") != "n1" {
-			t.Errorf("headers at the registry: %v", h)
+			t.Errorf("unexpected headers to the registry: %v", h)
 		}
 	}
 	if len(mirror.headers) < 2 || len(origin.headers) == 0 {
-		t.Errorf("%d and %d requests", len(mirror.headers), len(origin.headers))
+		t.Errorf("got %d requests to the mirror and %d to the registry", len(mirror.headers), len(origin.headers))
 	}
 }
 
-// An untrusted certificate is not a denied access.
+// TestUntrustedCertificate checks that an untrusted certificate is not reported as denied access.
 func TestUntrustedCertificate(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(token))
 	t.Cleanup(s.Close)
@@ -155,12 +155,12 @@ func TestUntrustedCertificate(t *testing.T) {
 		_, err := newResolver(t, hosts).Resolve(quiet(t), named(t, ref), Credential{})
 		var e *imagepin.Error
 		if !errors.As(err, &e) || e.Class != errdefs.ErrUnavailable || !strings.Contains(e.Hint, "certificate") || !Unavailable(err) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want class Unavailable and a hint about certificates", what, err)
 		}
 	}
 }
 
-// realm replaces the token service in challenges.
+// realm is a ResponseWriter that replaces the token service in challenges.
 type realm struct {
 	http.ResponseWriter
 	to string

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// resolveOnce resolves ref. The test fails if that fails.
+// resolveOnce resolves ref and fails the test on an error.
 func resolveOnce(t *testing.T, r *Resolver) Resolved {
 	t.Helper()
 	resolved, err := r.Resolve(quiet(t), named(t, ref), Credential{})
@@ -31,10 +31,10 @@ func TestSeveralConfigPaths(t *testing.T) {
 	writeHosts(t, second, server(inSecond))
 	r := withConfig(t, RegistryConfig{ConfigPath: []string{first, second}})
 	if got := resolveOnce(t, r); got.Host != hostOf(inSecond) || got.Root.Digest != inSecond.root.Digest {
-		t.Errorf("%s resolved to %s", got.Host, got.Root.Digest)
+		t.Errorf("%s resolved %s, want the host in the second root", got.Host, got.Root.Digest)
 	}
 
-	// A root that comes first takes precedence as soon as it has the registry.
+	// An earlier root takes precedence as soon as it has the registry.
 	inFirst := newRegistry(t)
 	writeHosts(t, first, server(inFirst))
 	if got := resolveOnce(t, r); got.Host != hostOf(inFirst) {
@@ -50,19 +50,20 @@ func TestHostsFileChanges(t *testing.T) {
 	resolveOnce(t, r)
 	writeHosts(t, root, "# moved\n"+server(b))
 	if got := resolveOnce(t, r); got.Host != hostOf(b) {
-		t.Errorf("resolved by %s after the file changed", got.Host)
+		t.Errorf("resolved by %s after the file changed, want %s", got.Host, hostOf(b))
 	}
 	if err := os.WriteFile(filepath.Join(root, name, "hosts.toml"), []byte("not = [toml"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), name) {
-		t.Errorf("invalid file: %v", err)
+		t.Errorf("invalid file: got %v, want an error with the registry", err)
 	}
 	writeHosts(t, root, server(a))
 	resolveOnce(t, r)
 }
 
-// Files that hosts.toml references can change without it.
+// TestHostsExpire checks that hosts are read again after some time, because files that hosts.toml references can
+// change.
 func TestHostsExpire(t *testing.T) {
 	a := newRegistry(t)
 	root := t.TempDir()
@@ -72,7 +73,7 @@ func TestHostsExpire(t *testing.T) {
 		t.Helper()
 		found, err := h.lookup(t.Context(), name)
 		if err != nil || len(found) != 1 {
-			t.Fatalf("%v, %v", found, err)
+			t.Fatalf("got hosts %v, %v, want 1", found, err)
 		}
 		return found[0].Client
 	}
@@ -88,7 +89,8 @@ func TestHostsExpire(t *testing.T) {
 	}
 }
 
-// Registries that do not exist are removed from the known ones. Registries in use are not.
+// TestKnownHostsAreBounded checks that the number of known registries is bounded, and that registries in use stay
+// known.
 func TestKnownHostsAreBounded(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
@@ -96,17 +98,17 @@ func TestKnownHostsAreBounded(t *testing.T) {
 	client := r.hosts.known[name].hosts[0].Client
 	for n := range 10 * maxKnownHosts {
 		if _, err := r.Resolve(quiet(t), named(t, fmt.Sprintf("127.%d.%d.1:1/app", n/250, n%250)), Credential{}); err == nil {
-			t.Fatal("a registry that does not exist was resolved")
+			t.Fatal("got no error for a registry that does not exist")
 		}
 		if n%50 == 0 {
 			resolveOnce(t, r)
 		}
 		if known := len(r.hosts.known); known > maxKnownHosts {
-			t.Fatalf("%d known registries after %d lookups", known, n)
+			t.Fatalf("got %d known registries after %d lookups, want at most %d", known, n, maxKnownHosts)
 		}
 	}
 	if r.hosts.known[name].hosts[0].Client != client || a.tcp() != 1 {
-		t.Errorf("the registry in use was removed; it has %d connections", a.tcp())
+		t.Errorf("the registry in use was removed, or got %d connections, want 1", a.tcp())
 	}
 	// A removed registry is read again.
 	for n := range maxKnownHosts {
@@ -131,7 +133,7 @@ func TestNoConfiguration(t *testing.T) {
 	h := hosts{}
 	found, err := h.lookup(t.Context(), "docker.io")
 	if err != nil || len(found) != 1 || found[0].Host != "registry-1.docker.io" || found[0].Scheme != "https" {
-		t.Errorf("%+v, %v", found, err)
+		t.Errorf("got hosts %+v, %v, want https://registry-1.docker.io", found, err)
 	}
 }
 
@@ -157,17 +159,17 @@ func TestMirrorsConfiguration(t *testing.T) {
 		for _, f := range found {
 			got = append(got, f.Scheme+"://"+f.Host+f.Path)
 			if f.Capabilities != all || f.Client == nil {
-				t.Errorf("%s: %+v", registry, f)
+				t.Errorf("%s: unexpected host %+v", registry, f)
 			}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", registry, got, want)
+			t.Errorf("%s: got hosts %v, want %v", registry, got, want)
 		}
 	}
 
 	h = hosts{config: RegistryConfig{Mirrors: map[string][]string{"*": {"https://u:hush@h\x7f"}}}}
 	if _, err := h.lookup(t.Context(), name); err == nil || strings.Contains(err.Error(), "hush") {
-		t.Errorf("endpoint is not a URL: %v", err)
+		t.Errorf("invalid endpoint: got %v, want an error without the password", err)
 	}
 
 	// config_path takes precedence over mirrors, as in containerd.
@@ -182,6 +184,6 @@ func TestMirrorsAreUsed(t *testing.T) {
 	a := newRegistry(t)
 	r := withConfig(t, RegistryConfig{Mirrors: map[string][]string{name: {a.URL}}})
 	if got := resolveOnce(t, r); got.Host != hostOf(a) {
-		t.Errorf("resolved by %s", got.Host)
+		t.Errorf("resolved by %s, want %s", got.Host, hostOf(a))
 	}
 }

@@ -31,7 +31,7 @@ var formats = map[string]func() logrus.Formatter{
 // logfmt matches a line of the text format.
 var logfmt = regexp.MustCompile(`^(?:[\w.-]+=(?:"(?:[^"\\]|\\.)*"|[^\s"=]*) ?)+$`)
 
-// wellFormed checks that all lines of a log match its format, and returns them.
+// wellFormed checks that all lines of a log match its format and returns the lines.
 func wellFormed(t *testing.T, format, text string) []string {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
@@ -39,66 +39,66 @@ func wellFormed(t *testing.T, format, text string) []string {
 		var fields map[string]any
 		if format == "json" {
 			if err := json.Unmarshal([]byte(line), &fields); err != nil {
-				t.Errorf("not JSON: %v\n%s", err, line)
+				t.Errorf("line is not JSON: %v\n%s", err, line)
 			}
 		} else if !logfmt.MatchString(line) {
-			t.Errorf("not in the text format:\n%s", line)
+			t.Errorf("line is not in the text format:\n%s", line)
 		}
 	}
 	return lines
 }
 
-// If a registry redirects to a signed URL that cannot be reached, neither the error nor the log of containerd's
-// resolver contains the signature.
+// TestErrorsAndLogsHaveNoSignatures checks that, if a registry redirects to an unreachable signed URL, neither the
+// error nor the log of containerd's resolver contains the signature.
 func TestErrorsAndLogsHaveNoSignatures(t *testing.T) {
 	for name, f := range formats {
 		t.Run(name, func(t *testing.T) {
 			mirror, origin := newRegistry(t), newRegistry(t)
-			away := func(w http.ResponseWriter, req *http.Request) bool {
+			redirect := func(w http.ResponseWriter, req *http.Request) bool {
 				http.Redirect(w, req, "http://user:hush@127.0.0.1:1/blob?sig=hush&token=hush", http.StatusTemporaryRedirect)
 				return true
 			}
-			mirror.answer, origin.answer = away, away
+			mirror.answer, origin.answer = redirect, redirect
 			r := newResolver(t, mirrors(mirror, origin))
 			ctx, text := logged(t, f())
 			_, err := r.Resolve(ctx, named(t, ref), Credential{Username: "u", Password: "hush"})
 			if err == nil || strings.Contains(err.Error(), "hush") {
-				t.Errorf("error: %v", err)
+				t.Errorf("resolve: got %v, want an error without the signature", err)
 			}
 			fetcher, ferr := r.Session(named(t, ref), Credential{}).Fetcher(ctx)
 			if ferr != nil {
 				t.Fatal(ferr)
 			}
 			if _, err := fetch(ctx, fetcher, origin.image.Layer); err == nil || strings.Contains(err.Error(), "hush") {
-				t.Errorf("fetch: %v", err)
+				t.Errorf("fetch: got %v, want an error without the signature", err)
 			}
 			got := text()
 			if strings.Contains(got, "hush") || !strings.Contains(got, "127.0.0.1:1") || !strings.Contains(got, "field") {
-				t.Errorf("log:\n%s", got)
+				t.Errorf("the log has a signature, or lacks the host or the fields:\n%s", got)
 			}
 			wellFormed(t, name, got)
 		})
 	}
 }
 
-// The resolver logs the error of a canceled request, which has a URL in quotes.
+// TestLogOfCanceledResolve checks the log of a canceled request, whose error has a URL in quotes.
 func TestLogOfCanceledResolve(t *testing.T) {
 	for name, f := range formats {
 		t.Run(name, func(t *testing.T) {
-			r, asked := hanging(t)
+			r, requested := hanging(t)
 			ctx, text := logged(t, f())
 			ctx, cancel := context.WithCancel(ctx)
 			go func() {
-				<-asked
+				<-requested
 				cancel()
 			}()
 			if _, err := r.Resolve(ctx, named(t, ref), Credential{}); !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want context.Canceled", err)
 			}
 			got := text()
 			wellFormed(t, name, got)
 			if !strings.Contains(got, `/v2/team/app/manifests/1\": no caller is left`) {
-				t.Errorf("log:\n%s", got)
+				t.Errorf("the log does not have the error:\n%s", got)
 			}
 		})
 	}
@@ -108,7 +108,7 @@ type stringer struct{ text string }
 
 func (n stringer) String() string { return n.text }
 
-// Values of all types are redacted before they are formatted.
+// TestLoggedValues checks that values of all types are redacted before they are formatted.
 func TestLoggedValues(t *testing.T) {
 	u, err := url.Parse("https://user:hush@h/p?sig=hush#hush")
 	if err != nil {
@@ -124,7 +124,7 @@ func TestLoggedValues(t *testing.T) {
 				}).Warnf("the answer was %q", u.String())
 			got := text()
 			if strings.Contains(got, "hush") || strings.Count(got, "https://h/p") != 6 {
-				t.Errorf("log:\n%s", got)
+				t.Errorf("the log has a secret, or not 6 URLs:\n%s", got)
 			}
 			lines := wellFormed(t, name, got)
 			if name != "json" || len(lines) != 1 {
@@ -146,7 +146,7 @@ func TestLoggedValues(t *testing.T) {
 	}
 }
 
-// countHook records the entries that it is called with, and the last context.
+// countHook records the entries that it is called with.
 type countHook struct {
 	mu      sync.Mutex
 	entries []*logrus.Entry
@@ -162,7 +162,8 @@ func (h *countHook) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// The context's logger keeps its level, its hooks and its caller reports. Its own entries are not changed.
+// TestContextLoggerIsUnchanged checks that a redacted log keeps the level, the hooks and the caller reports of the
+// context's logger, and that the logger's own entries do not change.
 func TestContextLoggerIsUnchanged(t *testing.T) {
 	ctx, text := logged(t, formats["json"]())
 	to := log.G(ctx).Logger
@@ -182,22 +183,23 @@ func TestContextLoggerIsUnchanged(t *testing.T) {
 
 	lines := wellFormed(t, "json", text())
 	if len(lines) != 3 || strings.Contains(lines[0], "hush") || !strings.Contains(lines[2], "sig=kept") {
-		t.Errorf("logged:\n%s", text())
+		t.Errorf("unexpected log:\n%s", text())
 	}
 	for _, line := range lines {
 		if !strings.Contains(line, "log_test.go") {
-			t.Errorf("no caller:\n%s", line)
+			t.Errorf("line without a caller:\n%s", line)
 		}
 	}
 	if len(h.entries) != 2 || h.entries[0].Message != "at https://h/" || h.entries[0].Context.Value(key{}) != "value" {
-		t.Errorf("entries of the hook: %+v", h.entries)
+		t.Errorf("unexpected entries of the hook: %+v", h.entries)
 	}
 	if to.Formatter != formatter || len(to.Hooks[logrus.InfoLevel]) != 1 {
 		t.Error("the logger of the context changed")
 	}
 }
 
-// The logger of the context changes while the resolver logs. Run this test with the race detector.
+// TestContextLoggerChangesConcurrently changes the context's logger while redacted logs use it. Run it with the race
+// detector.
 func TestContextLoggerChangesConcurrently(t *testing.T) {
 	ctx, text := logged(t, formats["json"]())
 	to := log.G(ctx).Logger
@@ -220,11 +222,11 @@ func TestContextLoggerChangesConcurrently(t *testing.T) {
 	})
 	wg.Wait()
 	if lines := wellFormed(t, "json", text()); len(lines) != 8*50+50 || strings.Contains(text(), "hush") {
-		t.Errorf("%d lines", len(lines))
+		t.Errorf("got %d lines, want %d, or the log has a secret", len(lines), 8*50+50)
 	}
 }
 
-// Answers of a registry do not flood the log.
+// TestLogIsBounded checks that large answers of a registry are cut in the log.
 func TestLogIsBounded(t *testing.T) {
 	a := newRegistry(t)
 	a.answer = func(w http.ResponseWriter, _ *http.Request) bool {
@@ -241,16 +243,16 @@ func TestLogIsBounded(t *testing.T) {
 			ctx, text := logged(t, f())
 			_, err := newResolver(t, server(a)).Resolve(ctx, named(t, ref), Credential{})
 			if err == nil || len(err.Error()) > imagepin.MaxErrorText {
-				t.Errorf("error: %.200v", err)
+				t.Errorf("got %.200v, want an error of at most %d bytes", err, imagepin.MaxErrorText)
 			}
 			got := text()
 			for _, line := range wellFormed(t, name, got) {
 				if len(line) > 4<<10 {
-					t.Errorf("a line of %d bytes: %.200s", len(line), line)
+					t.Errorf("line of %d bytes is too long: %.200s", len(line), line)
 				}
 			}
 			if !strings.Contains(got, cutField) || !strings.Contains(got, "bytes cut") || !strings.Contains(got, "401") {
-				t.Errorf("log:\n%.2000s", got)
+				t.Errorf("the log lacks the status or the cut fields:\n%.2000s", got)
 			}
 		})
 	}

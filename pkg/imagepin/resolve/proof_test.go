@@ -44,20 +44,20 @@ func TestProofs(t *testing.T) {
 		"own, another node's key":              {accepts(otherKey, ref, c, d, own), false},
 	} {
 		if x.got != x.want {
-			t.Errorf("%s: accepted %v", name, x.got)
+			t.Errorf("%s: got accepted %v, want %v", name, x.got, x.want)
 		}
 	}
 
 	if own == anonymous || strings.Contains(own, secret) || len(own) > 40 {
-		t.Errorf("proofs: %s, %s", own, anonymous)
+		t.Errorf("unexpected proofs %s, %s", own, anonymous)
 	}
 	if r.config.Prover.Identity(c) == r.config.Prover.Identity(Credential{}) || r.config.Prover.Identity(c) == own {
 		t.Error("different credentials have the same identity")
 	}
-	// A caller cannot obtain the proof of callers without a credential by sending the combined credentials of the node
-	// as its own auth.
+	// A caller that sends the combined credentials of the node as its own auth does not get the proof of callers
+	// without a credential.
 	if accepts(r, ref, r.anonymous, other, anonymous) {
-		t.Error("another digest is accepted")
+		t.Error("accepted the proof for another digest")
 	}
 }
 
@@ -77,13 +77,13 @@ func TestLoadProver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info.Mode().Perm() != 0o600 || info.Size() != nodeKeySize {
-		t.Errorf("%s: mode %v, %d bytes", path, info.Mode(), info.Size())
+		t.Errorf("%s: got mode %v, %d bytes, want 0600, %d", path, info.Mode(), info.Size(), nodeKeySize)
 	}
 	if dir, err := os.Stat(filepath.Dir(path)); err != nil || dir.Mode().Perm() != 0o700 {
-		t.Errorf("directory: %v, %v", dir, err)
+		t.Errorf("directory: got %v, %v, want mode 0700", dir, err)
 	}
 	if load() != first {
-		t.Error("the key changed")
+		t.Error("the second load returns another key")
 	}
 	for _, damaged := range [][]byte{nil, []byte("short"), make([]byte, nodeKeySize+1)} {
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
@@ -91,20 +91,20 @@ func TestLoadProver(t *testing.T) {
 		}
 		made := load()
 		if made == first || load() != made {
-			t.Errorf("%d bytes: no new key was created", len(damaged))
+			t.Errorf("key of %d bytes: did not create a new key", len(damaged))
 		}
 	}
 
 	if _, err := LoadProver(filepath.Dir(path)); err == nil {
-		t.Error("a directory was accepted as a key")
+		t.Error("a directory: got no error")
 	}
 	if err := os.WriteFile(filepath.Join(t.TempDir(), "f"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := LoadProver(filepath.Join(path, "below", "a-file")); err == nil {
-		t.Error("created a key that cannot be stored")
+		t.Error("a key that cannot be stored: got no error")
 	}
 	if _, err := NewProver([]byte("short")); err == nil {
-		t.Error("a short key was accepted")
+		t.Error("a short key: got no error")
 	}
 }

@@ -41,15 +41,15 @@ func TestRedact(t *testing.T) {
 
 func TestRedactError(t *testing.T) {
 	if RedactError(nil) != nil {
-		t.Error("nil became an error")
+		t.Error("RedactError(nil) is not nil")
 	}
 	if clean := errors.New("clean"); RedactError(clean) != clean {
-		t.Error("a clean error is wrapped")
+		t.Error("RedactError changed an error without a secret")
 	}
 	inner := &url.Error{Op: "Get", URL: "https://h/p?sig=hush", Err: io.ErrUnexpectedEOF}
 	err := RedactError(fmt.Errorf("fetch: %w", inner))
 	if strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "https://h/p") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want https://h/p without the signature", err)
 	}
 	var u *url.Error
 	if !errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &u) {
@@ -60,6 +60,6 @@ func TestRedactError(t *testing.T) {
 func TestRedactErrorIsBounded(t *testing.T) {
 	long := errors.New("https://u:hush@h/p: " + strings.Repeat("x", 1<<20))
 	if text := RedactError(long).Error(); len(text) > imagepin.MaxErrorText || strings.Contains(text, "hush") || !strings.Contains(text, "bytes cut") {
-		t.Errorf("%d bytes: %.100s", len(text), text)
+		t.Errorf("text of %d bytes is not cut or not redacted: %.100s", len(text), text)
 	}
 }

@@ -29,7 +29,7 @@ const (
 	ref  = name + "/team/app:1"
 )
 
-// registry serves one image in the repository team/app under the tag 1. answer can replace its answers.
+// registry serves one image, with the tag 1, in the repository team/app.
 type registry struct {
 	*httptest.Server
 	root  ocispec.Descriptor
@@ -114,7 +114,7 @@ func (r *registry) tcp() int {
 	return r.connections
 }
 
-// status answers every request with a status.
+// status returns a function that answers every request with a status code.
 func status(code int) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, _ *http.Request) bool {
 		if code == http.StatusUnauthorized {
@@ -125,7 +125,7 @@ func status(code int) func(http.ResponseWriter, *http.Request) bool {
 	}
 }
 
-// writeHosts writes a hosts.toml for the registry with the name name.
+// writeHosts writes a hosts.toml for the registry [name].
 func writeHosts(t *testing.T, root, text string) {
 	t.Helper()
 	dir := filepath.Join(root, name)
@@ -149,7 +149,7 @@ func mirrors(all ...*registry) string {
 	return text
 }
 
-// newResolver returns the resolver of a node whose registry has this hosts.toml.
+// newResolver returns a resolver with a hosts.toml for the registry [name].
 func newResolver(t *testing.T, hostsTOML string) *Resolver {
 	t.Helper()
 	root := t.TempDir()
@@ -175,7 +175,7 @@ func named(t *testing.T, s string) reference.Named {
 	return n
 }
 
-// logged returns a context that logs to memory, and a function that returns the log.
+// logged returns a context that logs to memory and a function that returns the log.
 func logged(t *testing.T, f logrus.Formatter) (context.Context, func() string) {
 	t.Helper()
 	var (

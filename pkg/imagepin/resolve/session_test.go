@@ -28,10 +28,10 @@ func TestResolveAndFetch(t *testing.T) {
 	r := withConfig(t, RegistryConfig{ConfigPath: []string{root}, Headers: http.Header{"X-Node": {"n1"}}})
 	got := resolveOnce(t, r)
 	if got.Root.Digest != a.root.Digest || got.Root.MediaType != a.root.MediaType || got.Root.Size != a.root.Size || got.Host != hostOf(a) {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want root %+v from %s", got, a.root, hostOf(a))
 	}
 	if h := a.headers[0].Get("X-Node"); h != "n1" {
-		t.Errorf("the configured header is %q", h)
+		t.Errorf("got header X-Node %q, want n1", h)
 	}
 	f, err := got.Session.Fetcher(quiet(t))
 	if err != nil {
@@ -50,13 +50,13 @@ func TestResolveAndFetch(t *testing.T) {
 	}
 	want := []string{"HEAD /v2/team/app/manifests/1", "GET /v2/team/app/blobs/" + a.image.Layer.Digest.String()}
 	if seen := a.seen(); !slices.Equal(seen, want) {
-		t.Errorf("requests %v, want %v", seen, want)
+		t.Errorf("got requests %v, want %v", seen, want)
 	}
 	if got.Session.Bytes() < int64(len(b)) {
-		t.Errorf("counted %d bytes of %d", got.Session.Bytes(), len(b))
+		t.Errorf("session has %d bytes, want at least %d", got.Session.Bytes(), len(b))
 	}
 	if n := got.Session.traffic.active.Load(); n != 0 {
-		t.Errorf("%d open requests after all are done", n)
+		t.Errorf("got %d open requests after the end, want 0", n)
 	}
 }
 
@@ -83,11 +83,11 @@ func TestConnectionsAreReused(t *testing.T) {
 	session(Credential{Username: "u", Password: "p"})
 	session(Credential{})
 	if n := a.tcp(); n != 1 {
-		t.Errorf("three sessions made %d connections", n)
+		t.Errorf("three sessions made %d connections, want 1", n)
 	}
 }
 
-// tokens makes a registry require a token, which it issues to user u with password p.
+// tokens makes a registry require a token, which the registry issues to user u with password p.
 func tokens(r *registry) {
 	r.answer = func(w http.ResponseWriter, req *http.Request) bool {
 		if req.URL.Path == "/token" {
@@ -131,17 +131,17 @@ func TestToken(t *testing.T) {
 		t.Errorf("the fetch authenticated again: %v", seen)
 	}
 	if n := resolved.Session.traffic.active.Load(); n != 0 {
-		t.Errorf("%d open requests after all are done", n)
+		t.Errorf("got %d open requests after the end, want 0", n)
 	}
 	if _, refused := resolved.Session.traffic.refused(); refused {
-		t.Error("the challenge counted as a refusal")
+		t.Error("the challenge counts as a refusal")
 	}
 
 	for name, c := range map[string]Credential{"wrong": {Username: "u", Password: "guess"}, "none": {}, "for another": {Username: "u", Password: "p", ServerAddress: "other.example"}} {
 		_, err := r.Resolve(quiet(t), named(t, ref), c)
 		var e *imagepin.Error
 		if !errors.As(err, &e) || e.Reason != imagepin.PullAccessDenied || !errdefs.IsUnauthorized(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v, want reason PullAccessDenied", name, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "guess") {
 			t.Errorf("the error contains the secret: %v", err)
@@ -158,11 +158,11 @@ func TestNodeCredential(t *testing.T) {
 	resolveOnce(t, r)
 	// The node's credential does not replace the caller's.
 	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "guess"}); !errdefs.IsUnauthorized(err) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an Unauthenticated error", err)
 	}
 }
 
-// Every host in the list answers with a status; 0 is the image.
+// TestRefusingMirrors resolves with lists of hosts that answer with a status code. 0 stands for the image.
 func TestRefusingMirrors(t *testing.T) {
 	const (
 		ok          = imagepin.Reason("")
@@ -219,7 +219,7 @@ func TestRefusingMirrors(t *testing.T) {
 			resolved, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 			if c.name == ok {
 				if err != nil || resolved.Host != hostOf(all[len(all)-1]) {
-					t.Errorf("%q, %v", resolved.Host, err)
+					t.Errorf("resolved by %q, %v, want the last host", resolved.Host, err)
 				}
 				return
 			}
@@ -231,7 +231,7 @@ func TestRefusingMirrors(t *testing.T) {
 	}
 }
 
-// One server can be several hosts in a list, each with its own path.
+// TestServerWithSeveralPaths checks a list in which one server is several hosts with different paths.
 func TestServerWithSeveralPaths(t *testing.T) {
 	a := newRegistry(t)
 	a.answer = func(w http.ResponseWriter, req *http.Request) bool {
@@ -245,7 +245,7 @@ func TestServerWithSeveralPaths(t *testing.T) {
 	r := newResolver(t, fmt.Sprintf("server = \"%[1]s/public\"\n[host.\"%[1]s/private\"]\ncapabilities = [\"pull\", \"resolve\"]\noverride_path = true\n", a.URL))
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 	if !errdefs.IsPermissionDenied(err) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want a PermissionDenied error", err)
 	}
 }
 
@@ -268,12 +268,12 @@ func TestFetchRefused(t *testing.T) {
 		a.answer = status(code)
 		_, err = fetch(quiet(t), f, a.image.Layer)
 		if errdefs.Resolve(err) != want {
-			t.Errorf("%d: got %v, %v", code, errdefs.Resolve(err), err)
+			t.Errorf("%d: got %v, %v, want %v", code, errdefs.Resolve(err), err, want)
 		}
 	}
 }
 
-// An interrupted download is resumed where it ended.
+// TestFetchResumed checks that an interrupted download is resumed where it ended.
 func TestFetchResumed(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
@@ -298,10 +298,10 @@ func TestFetchResumed(t *testing.T) {
 	a.answer = cut
 	b, err := fetch(quiet(t), f, a.image.Layer)
 	if err != nil || digest.FromBytes(b) != a.image.Layer.Digest {
-		t.Errorf("%d bytes, %v", len(b), err)
+		t.Errorf("got %d bytes, %v, want the layer", len(b), err)
 	}
 	if len(ranges) != 2 || ranges[1] != "bytes=100-" {
-		t.Errorf("ranges %q", ranges)
+		t.Errorf("got ranges %q, want the second to be bytes=100-", ranges)
 	}
 }
 
@@ -332,24 +332,24 @@ func TestResolveNotAnImage(t *testing.T) {
 			_, err := newResolver(t, server(a)).Resolve(quiet(t), named(t, ref), Credential{})
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Reason != imagepin.ContentCorrupt || !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want reason ContentCorrupt", err)
 			}
 		})
 	}
 }
 
-// hanging returns a resolver whose registry does not answer. It sends to asked when it gets a request.
-func hanging(t *testing.T) (r *Resolver, asked chan struct{}) {
+// hanging returns a resolver whose registry does not answer. The registry sends to requested for each request.
+func hanging(t *testing.T) (r *Resolver, requested chan struct{}) {
 	a := newRegistry(t)
 	release := make(chan struct{})
-	asked = make(chan struct{}, 10)
+	requested = make(chan struct{}, 10)
 	a.answer = func(http.ResponseWriter, *http.Request) bool {
-		asked <- struct{}{}
+		requested <- struct{}{}
 		<-release
 		return false
 	}
 	t.Cleanup(func() { close(release) })
-	return newResolver(t, server(a)), asked
+	return newResolver(t, server(a)), requested
 }
 
 func TestResolveTimeout(t *testing.T) {
@@ -358,25 +358,25 @@ func TestResolveTimeout(t *testing.T) {
 	_, err := r.Resolve(quiet(t), named(t, ref), Credential{})
 	var e *imagepin.Error
 	if !errors.As(err, &e) || e.Reason != imagepin.ManifestPullTimeout || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want reason ManifestPullTimeout", err)
 	}
 }
 
 func TestResolveCanceled(t *testing.T) {
-	r, asked := hanging(t)
+	r, requested := hanging(t)
 	r.config.Timeout = time.Hour
-	gone := errors.New("the caller is gone")
+	cause := errors.New("canceled by the caller")
 	ctx, cancel := context.WithCancelCause(quiet(t))
 	go func() {
-		<-asked
-		cancel(gone)
+		<-requested
+		cancel(cause)
 	}()
-	if _, err := r.Resolve(ctx, named(t, ref), Credential{}); !errors.Is(err, gone) {
-		t.Errorf("got %v", err)
+	if _, err := r.Resolve(ctx, named(t, ref), Credential{}); !errors.Is(err, cause) {
+		t.Errorf("got %v, want %v", err, cause)
 	}
 }
 
-// waited is a context that reports when something waits for its end.
+// waited is a context that calls waiting when something waits for its end.
 type waited struct {
 	context.Context
 	once    sync.Once
@@ -415,6 +415,6 @@ func TestConcurrentResolvesAreMerged(t *testing.T) {
 	close(release)
 	callers.Wait()
 	if seen := a.seen(); len(seen) != 2 {
-		t.Errorf("two credentials made %d requests", len(seen))
+		t.Errorf("two credentials made %d requests, want 2", len(seen))
 	}
 }

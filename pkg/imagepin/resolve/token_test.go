@@ -35,7 +35,7 @@ func token(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, map[string]any{"token": "t", "access_token": "t", "expires_in": 300})
 }
 
-// statusOnly answers with a status.
+// statusOnly returns a handler that answers with a status code.
 func statusOnly(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 }
@@ -45,8 +45,8 @@ func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 var tokenServices = []struct {
 	name    string
-	service http.HandlerFunc // nil means that it does not listen
-	error   imagepin.Reason  // of a resolve; "" means none
+	service http.HandlerFunc // nil if the service does not listen
+	error   imagepin.Reason  // of Resolve, or ""
 	class   error
 }{
 	{"issues tokens", token, "", nil},
@@ -58,7 +58,7 @@ var tokenServices = []struct {
 	{"429", statusOnly(429), imagepin.CannotPullImageManifest, errdefs.ErrUnavailable},
 	{"401", statusOnly(401), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"403", statusOnly(403), imagepin.PullAccessDenied, errdefs.ErrPermissionDenied},
-	// A request that it does not understand is not authorized.
+	// Other errors of the service mean that the request is not authorized.
 	{"400", statusOnly(400), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"404", statusOnly(404), imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
 	{"no token", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, struct{}{}) }, imagepin.PullAccessDenied, errdefs.ErrUnauthenticated},
@@ -66,8 +66,8 @@ var tokenServices = []struct {
 
 var tokenCredentials = map[string]Credential{"nobody": {}, "user": {Username: "u", Password: "hush"}, "identity token": {IdentityToken: "hush"}}
 
-// An unavailable token service counts as an unavailable registry, and a token service that denies access as a registry
-// that denies access.
+// TestTokenServices checks that an unavailable token service counts as an unavailable registry, and a token service
+// that denies access as a registry that denies access.
 func TestTokenServices(t *testing.T) {
 	for _, c := range tokenServices {
 		for who, credential := range tokenCredentials {
@@ -81,7 +81,7 @@ func TestTokenServices(t *testing.T) {
 				_, err := r.Resolve(quiet(t), named(t, ref), credential)
 				checkError(t, err, c.error, c.class)
 				if unavailable := c.class == errdefs.ErrUnavailable; Unavailable(err) != unavailable {
-					t.Errorf("unavailable: %v", !unavailable)
+					t.Errorf("Unavailable: got %v, want %v", !unavailable, unavailable)
 				}
 				tokens := strings.TrimPrefix(s.URL, "http://")
 				if text := fmt.Sprintf("%s (the token service of %s) answered %s", tokens, hostOf(a), c.name); len(c.name) == 3 && c.name != "400" && c.name != "404" &&
@@ -111,7 +111,7 @@ func checkError(t *testing.T, err error, name imagepin.Reason, class error) {
 	var e *imagepin.Error
 	switch {
 	case name == "" && err != nil:
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want no error", err)
 	case name != "" && (!errors.As(err, &e) || e.Reason != name || e.Class != class):
 		t.Errorf("got %v\nwant %s, %v", err, name, class)
 	case err != nil && strings.Contains(err.Error(), "hush"):
@@ -119,7 +119,7 @@ func checkError(t *testing.T, err error, name imagepin.Reason, class error) {
 	}
 }
 
-// The answer of a token service counts as the answer of its host.
+// TestTokenServicesOfMirrors checks that the answer of a token service counts as the answer of its host.
 func TestTokenServicesOfMirrors(t *testing.T) {
 	const (
 		ok    = imagepin.Reason("")
@@ -128,8 +128,8 @@ func TestTokenServicesOfMirrors(t *testing.T) {
 		absnt = http.StatusNotFound
 	)
 	for _, c := range []struct {
-		token int // answer of the first host's token service; 0 means none
-		other int // answer of the second host; 0 is the image
+		token int // status code of the first host's token service, 0 for no answer
+		other int // status code of the second host, 0 for the image
 		name  imagepin.Reason
 		class error
 	}{
@@ -161,15 +161,15 @@ func TestTokenServicesOfMirrors(t *testing.T) {
 				_, err := newResolver(t, list).Resolve(quiet(t), named(t, ref), Credential{})
 				checkError(t, err, c.name, c.class)
 				if errdefs.IsNotFound(err) {
-					t.Errorf("counted as not found: %v", err)
+					t.Errorf("got a NotFound error: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// A host that requests a token or a password has not denied access: its answer to the next request counts, even if
-// there is none.
+// TestChallengeIsNoRefusal checks that a challenge of a host is not a denied access. The result of the next request
+// counts.
 func TestChallengeIsNoRefusal(t *testing.T) {
 	hang := func(_ http.ResponseWriter, req *http.Request) bool { <-req.Context().Done(); return true }
 	abort := func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }
@@ -198,7 +198,7 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 				service := token
 				if c.then == nil { // the token service hangs
 					service = func(_ http.ResponseWriter, req *http.Request) {
-						_ = req.ParseForm() // the end of a request is noticed only after its body has been read
+						_ = req.ParseForm() // the server notices the end of a request only after reading its body
 						<-req.Context().Done()
 					}
 				}
@@ -220,7 +220,7 @@ func TestChallengeIsNoRefusal(t *testing.T) {
 				_, err := r.Resolve(quiet(t), named(t, ref), Credential{Username: "u", Password: "hush"})
 				var e *imagepin.Error
 				if !errors.As(err, &e) || e.Reason != c.name || c.class != nil && e.Class != c.class {
-					t.Errorf("got %v", err)
+					t.Errorf("got %v, want %s, %v", err, c.name, c.class)
 				}
 			})
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answers is a transport that returns a body for every request.
+// answers returns a transport that returns a body for every request.
 func answers(body func() io.ReadCloser) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: body(), Request: req}, nil
@@ -29,7 +29,7 @@ func TestStalled(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		// run is what happens during the watch. It takes longer than the timeout.
+		// run makes requests during the watch. It takes longer than the timeout.
 		run  func(*testing.T, *http.Client)
 		want bool
 	}{
@@ -81,7 +81,7 @@ func TestStalled(t *testing.T) {
 				stalled := tr.stalled(timeout, stop)
 				c.run(t, client)
 				if got := closed(stalled); got != c.want {
-					t.Errorf("stalled: %v", got)
+					t.Errorf("stalled: got %v, want %v", got, c.want)
 				}
 				close(h.release)
 				close(stop)
@@ -90,7 +90,7 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// holding is a transport that can hold a request, or fail it.
+// holding is a transport that can hold or fail a request.
 type holding struct {
 	http.RoundTripper
 	watch   func(http.RoundTripper) http.RoundTripper

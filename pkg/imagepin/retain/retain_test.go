@@ -44,7 +44,7 @@ type env struct {
 	images   *store.Store
 	maxBytes int64
 	released int
-	killed   bool // the process ends before pins are synced
+	killed   bool // simulates a kill before pins are synced
 	removed  bool // all images are removed during a sync
 }
 
@@ -55,7 +55,7 @@ func (n namespaces) Create(ctx context.Context, name string, labels map[string]s
 	return n.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
-// records are image records without transactions.
+// records is an image store without transactions.
 type records struct{ images.Store }
 
 func (r records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
@@ -70,7 +70,7 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
-// restart replaces the retainer, the pins and the images with new ones that load the recorded state.
+// restart replaces the retainer, the pins and the images with new ones, which load the recorded state.
 func (e *env) restart() {
 	e.t.Helper()
 	e.killed = false
@@ -149,7 +149,7 @@ func (e *env) remove(entries ...imagepin.Entry) {
 
 func id(name string) pin.ID { return pin.ID{Scope: policy.NodeScope, Ref: repo + ":" + name} }
 
-// pin pins a tag to the root of an entry, and retains it.
+// pin pins a tag to the root of an entry and retains it.
 func (e *env) pin(name string, entry imagepin.Entry) {
 	e.t.Helper()
 	if _, err := e.pins.Make(e.ctx, id(name), entry.Root, pin.ByOperator, true); err != nil {
@@ -164,15 +164,16 @@ func (e *env) unpin(name string) {
 	}
 }
 
-// wantThere checks that either all content and the snapshot of an entry exist, or none of it.
-func (e *env) wantThere(what string, entry imagepin.Entry, there bool) {
+// wantPresent checks that the content and the snapshot of an entry are all present, or all absent.
+func (e *env) wantPresent(what string, entry imagepin.Entry, present bool) {
 	e.t.Helper()
 	wantEqual(e.t, what, []bool{
 		e.node.HasBlob(e.t, entry.Root.Digest), e.node.HasBlob(e.t, entry.Manifest), e.node.HasBlob(e.t, entry.ImageID),
 		e.node.HasSnapshot(e.t, entry.Target.Snapshotter, entry.ChainID),
-	}, []bool{there, there, there, there})
+	}, []bool{present, present, present, present})
 }
 
+// wantHeld checks whether an entry and its root are retained.
 func (e *env) wantHeld(what string, entry imagepin.Entry, held bool) {
 	e.t.Helper()
 	wantEqual(e.t, what, []bool{e.Holds(entry), e.HoldsRoot(entry.Root.Digest)}, []bool{held, held})
@@ -189,12 +190,12 @@ func wantFull(t *testing.T, what string, err error) {
 	t.Helper()
 	var known *imagepin.Error
 	if !errors.As(err, &known) || known.Reason != imagepin.RetainLimitReached || !errdefs.IsResourceExhausted(err) {
-		t.Errorf("%s: %v", what, err)
+		t.Errorf("%s: got %v, want reason RetainLimitReached", what, err)
 	}
 }
 
-// TestRetain retains an image without records through garbage collection and a restart, until its pin is removed. An
-// image that becomes ready after its digest was pinned is retained by the next Sync.
+// TestRetain checks that an image without records is retained through garbage collection and a restart, until its pin
+// is removed. The next Sync retains an image that becomes ready after its digest was pinned.
 func TestRetain(t *testing.T) {
 	e := newEnv(t)
 	kept, lost := e.image("kept", first), e.image("lost", first)
@@ -208,24 +209,24 @@ func TestRetain(t *testing.T) {
 	wantEqual(t, "bytes", e.Bytes(), 1000)
 	e.remove(kept, keptToo, lost)
 	for _, when := range []string{"", " after a restart"} {
-		e.wantThere("an image that is retained"+when, kept, true)
-		e.wantThere("the same for another target"+when, keptToo, true)
-		e.wantThere("an image that is not"+when, lost, false)
-		e.wantHeld("an image that is retained"+when, kept, true)
-		e.wantHeld("an image that is not"+when, lost, false)
+		e.wantPresent("retained image"+when, kept, true)
+		e.wantPresent("retained image for another target"+when, keptToo, true)
+		e.wantPresent("image that is not retained"+when, lost, false)
+		e.wantHeld("retained image"+when, kept, true)
+		e.wantHeld("image that is not retained"+when, lost, false)
 		e.restart()
 		e.node.Collect(t)
 	}
 	wantEqual(t, "bytes after a restart", e.Bytes(), 1000)
 	e.unpin("kept")
 	e.node.Collect(t)
-	e.wantThere("an image that was released", kept, false)
-	e.wantThere("the same for another target", keptToo, false)
-	e.wantHeld("an image that was released", kept, false)
+	e.wantPresent("released image", kept, false)
+	e.wantPresent("released image for another target", keptToo, false)
+	e.wantHeld("released image", kept, false)
 	wantEqual(t, "bytes, releases", []any{e.Bytes(), e.released}, []any{0, 1})
 }
 
-// TestSyncAfterKill restarts after pins and images were written but not synced.
+// TestSyncAfterKill checks that a restart syncs pins that were written but not synced before a kill.
 func TestSyncAfterKill(t *testing.T) {
 	e := newEnv(t)
 	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
@@ -234,8 +235,8 @@ func TestSyncAfterKill(t *testing.T) {
 	e.killed = true
 	e.unpin("a")
 	e.pin("c", c)
-	e.wantHeld("an image whose pin was removed", a, true)
-	e.wantHeld("an image that was pinned", c, false)
+	e.wantHeld("image whose pin was removed", a, true)
+	e.wantHeld("image that was pinned", c, false)
 	e.restart()
 	for _, w := range []struct {
 		name  string
@@ -245,13 +246,13 @@ func TestSyncAfterKill(t *testing.T) {
 		e.wantHeld(w.name, w.entry, w.held)
 	}
 	e.remove(a, b, c)
-	e.wantThere("a", a, false)
-	e.wantThere("b", b, true)
-	e.wantThere("c", c, true)
+	e.wantPresent("a", a, false)
+	e.wantPresent("b", b, true)
+	e.wantPresent("c", c, true)
 }
 
-// TestLimit pins more than max_retained_bytes. An image without room is not retained and has no lease. The first Sync
-// with enough room retains it.
+// TestLimit pins more than max_retained_bytes. An image above the limit is not retained and has no lease. The first
+// Sync with enough free bytes retains it.
 func TestLimit(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
@@ -284,47 +285,47 @@ func TestLimit(t *testing.T) {
 	wantHeld(" without a limit", true, true, true)
 }
 
-// TestReserve reserves room for images that are about to be retained. Content that is about to be released counts as
-// room.
+// TestReserve reserves bytes for images that are about to be retained. Content that is about to be released counts as
+// free.
 func TestReserve(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
 	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
 	e.pin("a", a)
 	_, err := e.Reserve(nil, b, c)
-	wantFull(t, "two images, and one is held", err)
+	wantFull(t, "two images above the limit", err)
 	release, err := e.Reserve(nil, a, b, b)
 	if err != nil {
-		t.Fatalf("one image, and one that is held: %v", err)
+		t.Fatalf("reserving for one image and a retained one: %v", err)
 	}
 	_, err = e.Reserve(nil, c)
-	wantFull(t, "one more image", err)
+	wantFull(t, "an image besides the reserved one", err)
 	e.pin("c", c)
-	e.wantHeld("an image without room besides the reserved one", c, false)
+	e.wantHeld("the image without a reservation", c, false)
 	e.pin("b", b)
-	e.wantHeld("the image with reserved room", b, true)
+	e.wantHeld("the image with a reservation", b, true)
 	release()
 	_, err = e.Reserve(nil, c)
-	wantFull(t, "an image without room besides the held one", err)
+	wantFull(t, "an image besides two retained ones", err)
 
 	freed := func(root digest.Digest) bool { return root == a.Root.Digest }
 	if release, err = e.Reserve(freed, c); err != nil {
-		t.Fatalf("room of an image that is released: %v", err)
+		t.Fatalf("reserving the bytes of an image to release: %v", err)
 	}
 	e.unpin("a")
 	if err := e.Sync(e.ctx, c.Root.Digest); err != nil {
 		t.Fatal(err)
 	}
 	release()
-	e.wantHeld("the image in the room of a released one", c, true)
+	e.wantHeld("the image that replaces a released one", c, true)
 	wantEqual(t, "bytes", e.Bytes(), 2000)
 	e.maxBytes = 0
 	if _, err := e.Reserve(nil, a, b, c); err != nil {
-		t.Errorf("without a limit: %v", err)
+		t.Errorf("reserving without a limit: %v", err)
 	}
 }
 
-// TestDiscardedLayers retains an image whose layers are not on the node.
+// TestDiscardedLayers checks that an image whose layers are not on the node is retained.
 func TestDiscardedLayers(t *testing.T) {
 	e := newEnv(t)
 	blobs := ctdtest.Blobs{}
@@ -344,7 +345,7 @@ func TestDiscardedLayers(t *testing.T) {
 	done()
 	e.pin("discarded", entry)
 	e.remove(entry)
-	e.wantThere("the retained image", entry, true)
+	e.wantPresent("the retained image", entry, true)
 }
 
 // removedImages are images that were removed after their entries were read.
@@ -352,7 +353,7 @@ type removedImages struct{ retain.Images }
 
 func (removedImages) AddToLease(context.Context, ...imagepin.Entry) error { return errdefs.ErrNotFound }
 
-// TestSyncOfRemovedImage skips an image that is removed during a Sync.
+// TestSyncOfRemovedImage checks that Sync skips an image that is removed meanwhile.
 func TestSyncOfRemovedImage(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("a", first)
@@ -362,7 +363,7 @@ func TestSyncOfRemovedImage(t *testing.T) {
 	e.wantHeld("a", entry, false)
 }
 
-// TestTwoRootsOfOneManifest pins two indexes with the same manifest. Each pin retains it.
+// TestTwoRootsOfOneManifest checks that two pins of indexes with the same manifest each retain it.
 func TestTwoRootsOfOneManifest(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("shared", first)
@@ -387,12 +388,12 @@ func TestTwoRootsOfOneManifest(t *testing.T) {
 	e.remove(entry, other)
 	e.unpin("one")
 	e.node.Collect(t)
-	e.wantHeld("the one", entry, false)
-	e.wantHeld("the other", other, true)
-	e.wantThere("the other", other, true)
+	e.wantHeld("the unpinned index", entry, false)
+	e.wantHeld("the pinned index", other, true)
+	e.wantPresent("the pinned index", other, true)
 }
 
-// TestProofs adds the proofs of an image to the pin that retains it.
+// TestProofs checks that a pin that retains an image gets its proofs.
 func TestProofs(t *testing.T) {
 	e := newEnv(t)
 	entry := e.image("a", first)
@@ -404,7 +405,7 @@ func TestProofs(t *testing.T) {
 	}
 	proofs := e.images.Proofs(entry.Record)
 	if len(proofs) != 1 {
-		t.Fatalf("the record has the proofs %v", proofs)
+		t.Fatalf("got proofs %v of the record, want 1", proofs)
 	}
 	e.pin("a", entry)
 	e.remove(entry)
@@ -413,35 +414,35 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// stuckLeases block deletions until free is closed.
-type stuckLeases struct {
+// blockedLeases blocks deletions until free is closed.
+type blockedLeases struct {
 	leases.Manager
 	reached, free chan struct{}
 }
 
-func (l stuckLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
+func (l blockedLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
 	close(l.reached)
 	<-l.free
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestLeaseDeletionHangs blocks the deletion of a lease, as a snapshotter that hangs does. Methods that only use memory
-// still return.
+// TestLeaseDeletionHangs blocks the deletion of a lease, as a snapshotter that hangs does, and checks that methods that
+// only use memory return.
 func TestLeaseDeletionHangs(t *testing.T) {
 	e := newEnv(t)
 	e.maxBytes = 2500
 	a, b := e.image("a", first), e.image("b", first)
 	e.pin("a", a)
 	e.pin("b", b)
-	stuck := stuckLeases{e.leases, make(chan struct{}), make(chan struct{})}
-	e.leases = stuck
+	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{})}
+	e.leases = blocked
 	e.restart()
 	removed := make(chan error, 1)
 	go func() {
 		_, err := e.pins.Remove(e.ctx, id("a"))
 		removed <- err
 	}()
-	<-stuck.reached
+	<-blocked.reached
 	release, err := e.Reserve(nil, b)
 	if err != nil {
 		t.Fatal(err)
@@ -449,8 +450,8 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	release()
 	wantEqual(t, "bytes", e.Bytes(), 2000)
 	wantEqual(t, "pins", len(slices.DeleteFunc(e.pins.List(), func(p pin.Pin) bool { return p.ID != id("b") })), 1)
-	e.wantHeld("another", b, true)
-	close(stuck.free)
+	e.wantHeld("another image", b, true)
+	close(blocked.free)
 	if err := <-removed; err != nil {
 		t.Error(err)
 	}

@@ -17,7 +17,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// fakeCRI is a CRI service that returns its name, and whose event stream does not end.
+// fakeCRI is a CRI service that returns its name. Its event stream does not end.
 type fakeCRI struct {
 	runtime.UnimplementedRuntimeServiceServer
 	name    string
@@ -81,7 +81,7 @@ func TestDispatcher(t *testing.T) {
 	}
 
 	if _, err := version(""); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin: not connected") {
-		t.Errorf("without a backend: %v", err)
+		t.Errorf("without a backend: got %v, want an Unavailable error", err)
 	}
 	first := &fakeCRI{name: "first", entered: make(chan struct{}), release: make(chan struct{})}
 	x.connect(testBackend(first))
@@ -90,7 +90,7 @@ func TestDispatcher(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := events.Recv(); err != nil || e.GetContainerId() != "first" {
-		t.Fatalf("%v, %v", e, err)
+		t.Fatalf("got event %v, %v, want first", e, err)
 	}
 	slow := make(chan string, 1)
 	go func() {
@@ -102,17 +102,17 @@ func TestDispatcher(t *testing.T) {
 	second := &fakeCRI{name: "second", entered: make(chan struct{}), release: make(chan struct{})}
 	x.connect(testBackend(second))
 	if name, err := version(""); name != "second" || err != nil {
-		t.Errorf("a new call is answered by %q, %v", name, err)
+		t.Errorf("new call: got %q, %v, want second", name, err)
 	}
 	close(first.release)
 	if got := <-slow; got != "firstOK" {
-		t.Errorf("a call in progress is answered by %s", got)
+		t.Errorf("call in progress: got %s, want firstOK", got)
 	}
 	if err := conn.Invoke(t.Context(), "/runtime.v9.New/Method", &runtime.VersionRequest{}, &runtime.VersionResponse{}); status.Code(err) != codes.DataLoss {
-		t.Errorf("an unknown method: %v", err)
+		t.Errorf("unknown method: got %v, want it forwarded", err)
 	}
 	if err := conn.Invoke(t.Context(), "/other/Method", &runtime.VersionRequest{}, &runtime.VersionResponse{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a method of another service: %v", err)
+		t.Errorf("method of another service: got %v, want an Unimplemented error", err)
 	}
 
 	go func() {
@@ -122,15 +122,15 @@ func TestDispatcher(t *testing.T) {
 	<-second.entered
 	streams()
 	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "imagepin is stopping") {
-		t.Errorf("the stream ends with %v", err)
+		t.Errorf("stream: got %v, want an Unavailable error", err)
 	}
 	select {
 	case got := <-slow:
-		t.Errorf("a call ended with the streams: %s", got)
+		t.Errorf("a unary call ended with the streams: %s", got)
 	default:
 	}
 	all()
 	if got := <-slow; got != codes.Unavailable.String() {
-		t.Errorf("the last call ends with %s", got)
+		t.Errorf("last call: got %s, want Unavailable", got)
 	}
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/containerd/typeurl/v2"
 )
 
-// lateEvents is an event service whose subscriptions start some time after the call, as over a socket.
+// lateEvents is an event service whose subscriptions start after the call returns, as over a socket.
 type lateEvents struct {
 	*ctdexchange.Exchange
 	begin chan struct{}
 	fails error
-	lost  chan struct{} // receives for each event that is published before the subscription has started
+	lost  chan struct{} // receives for each event that is published before the subscription starts
 }
 
 func (l *lateEvents) Publish(ctx context.Context, topic string, event events.Event) error {
@@ -71,7 +71,7 @@ func TestSubscribeReturnsWhenStarted(t *testing.T) {
 	for range 3 {
 		select {
 		case <-subscribed:
-			t.Fatal("Subscribe returned before the subscription had started")
+			t.Fatal("Subscribe returned before the subscription started")
 		case <-late.lost: // an event that Subscribe published
 		}
 	}
@@ -99,18 +99,18 @@ func TestSubscribeReturnsWhenStarted(t *testing.T) {
 }
 
 func TestSubscribeFails(t *testing.T) {
-	gone := errors.New("gone")
+	unavailable := errors.New("unavailable")
 	ctx := namespaces.WithNamespace(t.Context(), "k8s.io")
 	begun := make(chan struct{})
 	close(begun)
-	_, failed := eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), begin: begun, fails: gone}}.Subscribe(ctx)
-	if err := <-failed; !errors.Is(err, gone) {
-		t.Errorf("got %v", err)
+	_, failed := eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), begin: begun, fails: unavailable}}.Subscribe(ctx)
+	if err := <-failed; !errors.Is(err, unavailable) {
+		t.Errorf("got %v, want %v", err, unavailable)
 	}
-	cut, cancel := context.WithCancel(ctx)
+	canceled, cancel := context.WithCancel(ctx)
 	cancel()
-	_, failed = eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), begin: make(chan struct{})}}.Subscribe(cut)
+	_, failed = eventService{&lateEvents{Exchange: ctdexchange.NewExchange(), begin: make(chan struct{})}}.Subscribe(canceled)
 	if err := <-failed; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

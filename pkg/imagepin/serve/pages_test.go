@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// limitedStore is an image store that fails like gRPC if a list has too many images.
+// limitedStore is an image store that fails as gRPC does if a list has too many images.
 type limitedStore struct {
 	images.Store
 	max   int
@@ -44,7 +44,7 @@ func imageNames(all []images.Image) []string {
 	return names
 }
 
-// TestPages lists names of many shapes in parts, from containerd's own metadata store and with its filters.
+// TestPages lists names of many forms in parts, with containerd's own metadata store and its filters.
 func TestPages(t *testing.T) {
 	n := ctdtest.New(t)
 	var names []string
@@ -89,12 +89,12 @@ func TestPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(imageNames(got), imageNames(want)) {
-			t.Errorf("%d per message, filters %q: %d images in parts, %d at once", test.max, test.filters, len(got), len(want))
+			t.Errorf("%d per message, filters %q: got %d images in parts, want %d", test.max, test.filters, len(got), len(want))
 		}
 		t.Logf("%d images, %d per message, filters %q: %d lists", len(got), test.max, test.filters, b.lists)
 	}
 	if got, err := n.Images.List(n.Context(t)); err != nil || !slices.Equal(imageNames(got), names) {
-		t.Errorf("%d images, %v", len(got), err)
+		t.Errorf("list without parts: got %d images, %v, want %d", len(got), err, len(names))
 	}
 }
 
@@ -110,12 +110,12 @@ func (f *failingStore) List(context.Context, ...string) ([]images.Image, error) 
 	return nil, f.err
 }
 
-// A list is read in parts only if it is too large.
+// TestOtherErrorsAreNotPaged checks that a list is read in parts only if it is too large.
 func TestOtherErrorsAreNotPaged(t *testing.T) {
 	for _, err := range []error{errdefs.ErrUnavailable, fmt.Errorf("too many requests: %w", errdefs.ErrResourceExhausted)} {
 		f := &failingStore{err: err}
 		if _, got := (pagedImages{f}).List(t.Context()); got == nil || f.lists != 1 || !strings.Contains(got.Error(), err.Error()) {
-			t.Errorf("%v after %d lists", got, f.lists)
+			t.Errorf("got %v after %d lists, want %v after 1", got, f.lists, err)
 		}
 	}
 }

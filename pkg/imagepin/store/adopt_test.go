@@ -11,17 +11,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// TestAdoptSkipsMovedTag adopts two images. The tag of one was moved or deleted after it was listed, so only the other
-// is adopted.
+// TestAdoptSkipsMovedTag adopts two images. The tag of one was moved or deleted after the listing, so only the other is
+// adopted.
 func TestAdoptSkipsMovedTag(t *testing.T) {
 	for what, move := range map[string]func(*env, image, image){
-		"by a pull": func(e *env, _, newer image) { e.pull(t, tag, newer, native, 100, "") },
-		"by another tool": func(e *env, _, newer image) {
+		"moved by a pull": func(e *env, _, newer image) { e.pull(t, tag, newer, native, 100, "") },
+		"moved by another tool": func(e *env, _, newer image) {
 			if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: newer.root}, "target"); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"away": func(e *env, _, _ image) {
+		"deleted": func(e *env, _, _ image) {
 			if err := e.Images.Delete(e.ctx, tag); err != nil {
 				t.Fatal(err)
 			}
@@ -49,22 +49,22 @@ func TestAdoptSkipsMovedTag(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := e.store.ByRef(repo + ":other"); len(got) != 1 || got[0].Root.Digest != other.root.Digest {
-				t.Errorf("the other image is adopted as %v", got)
+				t.Errorf("the other image: got %v, want %s", got, other.root.Digest)
 			}
 			for _, got := range e.store.ByRef(tag) {
 				if got.Root.Digest != newer.root.Digest {
-					t.Errorf("the tag is adopted as %v", got)
+					t.Errorf("the moved tag: got %v, want %s", got, newer.root.Digest)
 				}
 			}
 			if img := e.Records(t)[tag]; img.Target.Digest == older.root.Digest {
-				t.Error("the record of the tag was moved back")
+				t.Error("the record of the tag has the older digest again")
 			}
 		})
 	}
 }
 
-// TestAdoptSkipsLaterPull pulls a tag for another platform after another tool has written the tag's record. Such a pull
-// does not write the record of the tag.
+// TestAdoptSkipsLaterPull pulls a tag for another platform after another tool wrote the tag's record. The pull does not
+// write that record.
 func TestAdoptSkipsLaterPull(t *testing.T) {
 	e := newEnv(t)
 	older, newer := e.image("a"), e.image("b")
@@ -82,6 +82,6 @@ func TestAdoptSkipsLaterPull(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign}); !ok || got.Root.Digest != newer.root.Digest {
-		t.Errorf("the entry of the tag is %v", got)
+		t.Errorf("tag: got %v, want %s", got, newer.root.Digest)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// inMemory puts the test's directories into memory, where syncs cost nothing.
+// inMemory puts the benchmark's directories into memory, where syncs take no time.
 func inMemory(b *testing.B) {
 	const shm = "/dev/shm"
 	if _, err := os.Stat(shm); err == nil {
@@ -24,8 +24,8 @@ func inMemory(b *testing.B) {
 
 func benchRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
 
-// fillAtOnce is fill with hundreds of images in one transaction. Nothing else uses the databases, so content and
-// snapshots may be changed in it.
+// fillAtOnce is fill with hundreds of images in each transaction. A transaction may also change content and snapshots
+// because nothing else uses the databases.
 func (e *env) fillAtOnce(b *testing.B, count int) {
 	b.Helper()
 	const batch = 500
@@ -72,7 +72,7 @@ func BenchmarkLoad(b *testing.B) {
 				}
 			}
 			if got := len(e.store.Images()); got != count {
-				b.Fatalf("%d images", got)
+				b.Fatalf("got %d images, want %d", got, count)
 			}
 		})
 	}
@@ -109,7 +109,7 @@ func BenchmarkFind(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if found := e.store.Find(name); (len(found) == 0) != (what == "unknown") {
-					b.Fatalf("%d entries", len(found))
+					b.Fatalf("%s: got %d entries", what, len(found))
 				}
 			}
 		})
@@ -125,7 +125,7 @@ func BenchmarkImages(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if got := len(e.store.Images()); got != count {
-			b.Fatalf("%d images", got)
+			b.Fatalf("got %d images, want %d", got, count)
 		}
 	}
 }

@@ -4,9 +4,9 @@ import (
 	"testing"
 )
 
-// Another tool deletes the records of an image one by one. The second record is already gone when the event of the
-// first is handled, and must not be created again.
-func TestSyncDoesNotRestoreDeletedRecords(t *testing.T) {
+// TestSyncDoesNotRecreateDeletedRecords deletes all records of an image before the first event is handled. Sync must
+// not create the others again.
+func TestSyncDoesNotRecreateDeletedRecords(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
@@ -24,6 +24,6 @@ func TestSyncDoesNotRestoreDeletedRecords(t *testing.T) {
 	}
 	e.wantEmpty(t)
 	if left := e.store.Images(); len(left) > 0 {
-		t.Errorf("keys are left: %v", left)
+		t.Errorf("remaining keys: %v", left)
 	}
 }

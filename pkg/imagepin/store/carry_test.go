@@ -9,15 +9,15 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// The record of a digest carries the keys of its first tags, and the records of further tags carry their own keys. A
-// start reads both, and a removal removes both.
+// TestTagsBeyondTheLimitCarryTheirOwnKeys checks that the record of a digest carries the keys of its first tags, and
+// further tags carry their own keys. A start reads both, and a removal removes both.
 func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	const count = MaxKeysPerRecord + 4
 	e := newEnv(t)
 	of := e.tagsOf(t, count)
 	record := of(0)[0].Record
 	if got := len(e.keyLabels(t, record)); got != MaxKeysPerRecord {
-		t.Errorf("the record of the digest carries %d keys, not %d", got, MaxKeysPerRecord)
+		t.Errorf("record of the digest: got %d keys, want %d", got, MaxKeysPerRecord)
 	}
 	for i := range count {
 		var want []string
@@ -29,7 +29,7 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	keys := e.keys()
 	e.restart()
 	if unknown := e.load(t); len(unknown) > 0 {
-		t.Errorf("unexplained: %q", unknown)
+		t.Errorf("unaccounted records: %q", unknown)
 	}
 	wantEqual(t, "keys after a start", e.keys(), keys)
 	e.records.writes = 0
@@ -39,7 +39,7 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 		}
 	}
 	if e.records.writes != 0 {
-		t.Errorf("recording the same keys again wrote %d times", e.records.writes)
+		t.Errorf("recording the same keys again wrote %d times, want 0", e.records.writes)
 	}
 	e.wantSound(t)
 	for i := range count {
@@ -48,8 +48,8 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	e.wantEmpty(t)
 }
 
-// A tag that carries keys of two targets moves with the pull for one of them. Then the record of the digest carries the
-// key of the other target.
+// TestMoveOfTagThatCarriesKeys pulls a tag that carries keys of two targets for one of them, and the tag moves. Then
+// the record of the old digest carries the key of the other target.
 func TestMoveOfTagThatCarriesKeys(t *testing.T) {
 	e := newEnv(t)
 	e.maxKeys = 1
@@ -62,8 +62,8 @@ func TestMoveOfTagThatCarriesKeys(t *testing.T) {
 
 	e.pull(t, tag, after, native, 2, "")
 	moved := entries(tag, after, native, 2)
-	wantEqual(t, "keys on the tag that has moved", e.keyLabels(t, tag), texts(moved[1].Key))
-	wantEqual(t, "keys on the digest that it had", e.keyLabels(t, old[0].Record),
+	wantEqual(t, "keys on the moved tag", e.keyLabels(t, tag), texts(moved[1].Key))
+	wantEqual(t, "keys on the old digest", e.keyLabels(t, old[0].Record),
 		texts(entries(tag, before, native, 0)[0].Key, old[0].Key, old[1].Key))
 	e.wantRecords(t, map[string]digest.Digest{
 		tag: after.root.Digest, moved[0].Record: after.root.Digest, after.amd64.Config.Digest.String(): after.root.Digest,
@@ -73,7 +73,7 @@ func TestMoveOfTagThatCarriesKeys(t *testing.T) {
 	keys := e.keys()
 	e.restart()
 	if unknown := e.load(t); len(unknown) > 0 {
-		t.Errorf("unexplained: %q", unknown)
+		t.Errorf("unaccounted records: %q", unknown)
 	}
 	wantEqual(t, "keys after a start", e.keys(), keys)
 }

@@ -6,14 +6,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// A check finds a label that was damaged after the index was built.
+// TestCheckOfDamagedLabels checks that a check finds labels that were damaged after the index was built.
 func TestCheckOfDamagedLabels(t *testing.T) {
 	e := newEnv(t)
 	a := e.image("a")
 	e.pull(t, tag, a, native, 1, "")
 	e.pull(t, tag, a, nativeToo, 1, "")
 	if r, err := newChecker(e.store).Check(e.ctx); err != nil || r.Checked != 4 || len(r.Findings) != 0 {
-		t.Fatalf("without damage: %+v, %v", r, err)
+		t.Fatalf("without damage: got %+v, %v, want 4 checked keys and no findings", r, err)
 	}
 	record := repo + "@" + a.root.Digest.String()
 	label := imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native})
@@ -23,7 +23,7 @@ func TestCheckOfDamagedLabels(t *testing.T) {
 		e.label(t, record, label, value)
 		r, err := newChecker(e.store).Check(e.ctx)
 		if err != nil || len(r.Findings) != 1 || r.Findings[0].Subject != record {
-			t.Errorf("a label that is %s: %+v, %v", what, r.Findings, err)
+			t.Errorf("%s label: got findings %+v, %v, want 1", what, r.Findings, err)
 		}
 	}
 }

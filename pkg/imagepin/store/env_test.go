@@ -31,7 +31,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// The targets of the test node are its own platform and another one, in two snapshotters.
+// The targets of the test node: its own platform and another one, each in two snapshotters.
 var (
 	native      = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "first"}
 	nativeToo   = runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "second"}
@@ -46,15 +46,15 @@ const (
 	when = 1_700_000_000
 )
 
-// records is an image store without transactions, like the one over containerd's socket. Writes before an error stay.
-// It counts writes, and can fail after a number of them.
+// records is an image store without transactions, like the one over containerd's socket. It counts writes and can fail
+// after a number of them. Writes before the failure stay.
 type records struct {
 	images.Store
 	writes int
 	allow  int // number of writes before all further writes fail, negative for no limit
 }
 
-var errStopped = errors.New("process is dead")
+var errStopped = errors.New("the process is killed")
 
 func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
 	return fn(ctx, r)
@@ -161,12 +161,12 @@ func entries(ref string, i image, t runtimeplatform.Target, at int) []imagepin.E
 		recordTarget = img.Manifest
 		recordTarget.Platform = nil
 	}
-	digested := func(d digest.Digest) string { return reference.TrimNamed(named).String() + "@" + d.String() }
+	byDigest := func(d digest.Digest) string { return reference.TrimNamed(named).String() + "@" + d.String() }
 	one := imagepin.Entry{
-		Key:  imagepin.Key{Ref: digested(i.root.Digest), Target: t},
+		Key:  imagepin.Key{Ref: byDigest(i.root.Digest), Target: t},
 		Root: i.root, Manifest: img.Manifest.Digest, ImageID: img.Config.Digest, ChainID: img.ChainID,
 		ReadyAt: time.Unix(when+int64(at), 0).UTC(), Source: imagepin.SourcePull,
-		Record: digested(recordTarget.Digest), RecordTarget: recordTarget,
+		Record: byDigest(recordTarget.Digest), RecordTarget: recordTarget,
 	}
 	all := []imagepin.Entry{one}
 	if ref != one.Ref {
@@ -189,7 +189,7 @@ func (e *env) place(ctx context.Context, t testing.TB, i image, target runtimepl
 	e.Unpack(ctx, t, img, target.Snapshotter)
 }
 
-// pull makes an image ready for a target, and runs a garbage collection.
+// pull makes an image ready for a target and runs a garbage collection.
 func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Target, at int, proof string) Change {
 	t.Helper()
 	ctx, done := e.Lease(t)
@@ -344,7 +344,7 @@ func (e *env) wantRecords(t *testing.T, want map[string]digest.Digest) {
 		got[name] = img.Target.Digest
 	}
 	if !maps.Equal(got, want) {
-		t.Errorf("records:\n%s\nwant:\n%s", lines(got), lines(want))
+		t.Errorf("got records:\n%s\nwant:\n%s", lines(got), lines(want))
 	}
 }
 
@@ -356,7 +356,7 @@ func lines[V any](m map[string]V) string {
 	return b.String()
 }
 
-// keyLabels returns the keys whose labels a record carries.
+// keyLabels returns the keys that a record carries.
 func (e *env) keyLabels(t *testing.T, record string) []string {
 	t.Helper()
 	var found []string
@@ -389,38 +389,38 @@ func (e *env) wantSound(t *testing.T) {
 		for _, k := range img.Entries {
 			switch {
 			case !e.HasBlob(t, k.Manifest):
-				t.Errorf("%s: manifest is gone", k.Key)
+				t.Errorf("%s: manifest is missing", k.Key)
 			case !e.HasBlob(t, k.ImageID):
-				t.Errorf("%s: configuration is gone", k.Key)
+				t.Errorf("%s: configuration is missing", k.Key)
 			case !e.HasSnapshot(t, k.Target.Snapshotter, k.ChainID):
-				t.Errorf("%s: snapshot is gone", k.Key)
+				t.Errorf("%s: snapshot is missing", k.Key)
 			}
 		}
 	}
 }
 
-// wantEmpty checks that nothing is left on the node.
+// wantEmpty checks that the node has no records, content, snapshots or leases.
 func (e *env) wantEmpty(t *testing.T) {
 	t.Helper()
 	e.Collect(t)
 	if all := e.Records(t); len(all) > 0 {
-		t.Errorf("records are left:\n%s", lines(all))
+		t.Errorf("remaining records:\n%s", lines(all))
 	}
 	if err := e.Content.Walk(e.ctx, func(i content.Info) error {
-		t.Errorf("blob %s is left", i.Digest)
+		t.Errorf("remaining blob: %s", i.Digest)
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range e.store.Configuration().Runtimes().Snapshotters() {
 		if err := e.Snapshotter(name).Walk(e.ctx, func(_ context.Context, i snapshots.Info) error {
-			t.Errorf("snapshot %s is left in %s", i.Name, name)
+			t.Errorf("remaining snapshot: %s in %s", i.Name, name)
 			return nil
 		}); err != nil && !errdefs.IsNotFound(err) {
 			t.Fatal(err)
 		}
 	}
 	if all, err := e.Leases.List(e.ctx); err != nil || len(all) > 0 {
-		t.Errorf("leases are left: %v, %v", all, err)
+		t.Errorf("remaining leases: %v, %v", all, err)
 	}
 }

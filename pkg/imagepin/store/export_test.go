@@ -6,7 +6,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Tests outside the package use these. They use package health, which imports this package.
+// Tests in package store_test use these. They are not in this package because they use package health, which imports it.
 const (
 	MaxKeysPerRecord   = maxKeysPerRecord
 	MaxProofsPerRecord = maxProofsPerRecord
@@ -21,7 +21,7 @@ var ProofsOn = proofsOn
 // Forget removes a key from the index.
 func (s *Store) Forget(e imagepin.Entry) { s.index.replace([]imagepin.Entry{e}, nil) }
 
-// Configuration returns the configuration of a store, which tests change.
+// Configuration returns the configuration of a store, so that tests can change it.
 func (s *Store) Configuration() *Config { return &s.config }
 
 // Lock makes the caller the only writer.

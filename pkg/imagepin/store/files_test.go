@@ -13,7 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// damages are changes to the file of a blob that keep containerd's record of it.
+// damages are changes to the file of a blob that containerd's metadata does not show.
 var damages = map[string]func(t *testing.T, path string){
 	"gone": func(t *testing.T, path string) { noError(t, os.Remove(path)) },
 	"cut": func(t *testing.T, path string) {
@@ -37,8 +37,8 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// A key with a missing or damaged file is not ready after a start, and a check finds it. A key with a damaged layer
-// file is ready, and a check finds the layer.
+// TestFilesOfBlobs checks that a key with a damaged file is not ready after a start, except for a layer, and that a
+// check finds the file.
 func TestFilesOfBlobs(t *testing.T) {
 	for damage, do := range damages {
 		for what, of := range map[string]func(image) digest.Digest{
@@ -60,7 +60,7 @@ func TestFilesOfBlobs(t *testing.T) {
 				if what == "layer" {
 					wantFindings(t, r, "layer "+of(a).String(), lost[1:])
 					e.restart()
-					wantEqual(t, "unexplained", e.load(t), nil)
+					wantEqual(t, "unaccounted records", e.load(t), nil)
 					wantEqual(t, "keys", e.keys(), texts(slices.Concat(lost, stay)...))
 					return
 				}
@@ -76,20 +76,20 @@ func TestFilesOfBlobs(t *testing.T) {
 	}
 }
 
-// wantLost checks that a start reports keys as lost because of a blob, and drops them.
+// wantLost checks that a start reports keys as lost because of a blob, and drops these keys.
 func (e *env) wantLost(t *testing.T, about digest.Digest, keys []imagepin.Key) {
 	t.Helper()
 	loaded, err := e.loadFor(e.ctx)
 	noError(t, err)
 	if len(loaded.Lost) != len(keys) {
-		t.Errorf("%d keys are lost", len(loaded.Lost))
+		t.Errorf("got %d lost keys, want %d", len(loaded.Lost), len(keys))
 	}
 	for _, l := range loaded.Lost {
 		if l.Unpackable || l.Unknown || !slices.Contains(keys, l.Entry.Key) || !strings.Contains(l.Reason, about.String()) {
-			t.Errorf("%+v", l)
+			t.Errorf("unexpected loss %+v", l)
 		}
 		if present, err := e.store.Present(e.ctx, l.Entry); err != nil || present {
-			t.Errorf("present: %v, %v", present, err)
+			t.Errorf("content of a lost key: present %v, %v, want false", present, err)
 		}
 		noError(t, e.store.Drop(e.ctx, l.Entry))
 	}
@@ -102,16 +102,17 @@ func wantFindings(t *testing.T, r health.Report, about string, keys []imagepin.K
 	for _, f := range r.Findings {
 		found = append(found, f.Subject)
 		if !strings.Contains(f.Problem, about) {
-			t.Errorf("%s: %s", f.Subject, f.Problem)
+			t.Errorf("%s: got problem %q, want it to name %q", f.Subject, f.Problem, about)
 		}
 	}
 	slices.Sort(found)
 	if want := texts(keys...); !slices.Equal(found, want) {
-		t.Errorf("found %q, want %q", found, want)
+		t.Errorf("got findings about %q, want %q", found, want)
 	}
 }
 
-// A blob that is being replaced is not lost while it has no record. It is lost if it does not exist afterwards.
+// TestReplacing checks that a key is not lost while its blob is being replaced, and is lost if the blob does not exist
+// afterwards.
 func TestReplacing(t *testing.T) {
 	e := newEnv(t)
 	a := e.image("a")
@@ -120,7 +121,7 @@ func TestReplacing(t *testing.T) {
 	done := e.store.BeginReplace(config)
 	e.deleteBlob(t, config)
 	if lost, err := e.store.EvictBlob(e.ctx, config); err != nil || len(lost) > 0 || len(e.keys()) != 2 {
-		t.Errorf("%+v, %v, keys %q", lost, err, e.keys())
+		t.Errorf("while replacing: lost %+v, %v, keys %q, want 2 keys", lost, err, e.keys())
 	}
 	noError(t, done(e.ctx))
 	wantEqual(t, "keys", e.keys(), nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// An operation that is interrupted after any number of writes leaves no key without its content. If it is repeated, its
-// result is the same as without the interruption.
+// TestInterruptedOperations interrupts operations after any number of writes. No key is left without its content, and
+// repeating the operation has the same result as without the interruption.
 func TestInterruptedOperations(t *testing.T) {
 	type operation func(*testing.T, *env, image, image) error
 	put := func(target runtimeplatform.Target, second bool, at int) operation {
@@ -38,15 +38,15 @@ func TestInterruptedOperations(t *testing.T) {
 		before []operation
 		do     operation
 	}{
-		"first pull":                         {nil, put(native, false, 0)},
-		"first pull of another platform":     {nil, put(foreign, false, 0)},
-		"pull for a second snapshotter":      {[]operation{put(native, false, 0)}, put(nativeToo, false, 1)},
-		"pull of a tag that moved":           {[]operation{put(native, false, 0)}, put(native, true, 1)},
-		"foreign pull of a tag that moved":   {[]operation{put(foreign, false, 0)}, put(foreign, true, 1)},
-		"removal":                            {[]operation{put(native, false, 0)}, remove(native)},
-		"removal of another platform":        {[]operation{put(foreign, false, 0)}, remove(foreign)},
-		"removal for one snapshotter":        {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
-		"removal of a moved tag's old image": {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
+		"first pull":                        {nil, put(native, false, 0)},
+		"first pull of another platform":    {nil, put(foreign, false, 0)},
+		"pull for a second snapshotter":     {[]operation{put(native, false, 0)}, put(nativeToo, false, 1)},
+		"pull of a tag that moved":          {[]operation{put(native, false, 0)}, put(native, true, 1)},
+		"foreign pull of a tag that moved":  {[]operation{put(foreign, false, 0)}, put(foreign, true, 1)},
+		"removal":                           {[]operation{put(native, false, 0)}, remove(native)},
+		"removal of another platform":       {[]operation{put(foreign, false, 0)}, remove(foreign)},
+		"removal for one snapshotter":       {[]operation{put(native, false, 0), put(nativeToo, false, 1)}, remove(native)},
+		"removal of the old image of a tag": {[]operation{put(native, false, 0), put(nativeToo, true, 1)}, remove(native)},
 		"pull for one snapshotter of a tag that moved": {
 			[]operation{put(native, false, 0), put(nativeToo, false, 1)}, put(native, true, 2),
 		},
@@ -82,7 +82,7 @@ func TestInterruptedOperations(t *testing.T) {
 					e, a, b := prepare()
 					e.records.allow = n
 					if err := c.do(t, e, a, b); !errors.Is(err, errStopped) {
-						t.Fatalf("after %d of %d writes: %v", n, writes, err)
+						t.Fatalf("after %d of %d writes: got %v, want %v", n, writes, err, errStopped)
 					}
 					e.Collect(t)
 					if how.crash {
@@ -93,11 +93,11 @@ func TestInterruptedOperations(t *testing.T) {
 						e.records.allow = -1
 					}
 					if err := c.do(t, e, a, b); err != nil {
-						t.Fatalf("again after %d of %d writes: %v", n, writes, err)
+						t.Fatalf("repeating after %d of %d writes: %v", n, writes, err)
 					}
 					e.wantSound(t)
 					if got := lines(e.state(t)); got != want {
-						t.Errorf("after %d of %d writes and the operation again:\n%swant\n%s", n, writes, got, want)
+						t.Errorf("repeating after %d of %d writes: got\n%swant\n%s", n, writes, got, want)
 					}
 				}
 			})

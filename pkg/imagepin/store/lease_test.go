@@ -9,16 +9,16 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// TestAddToLease keeps the content and snapshot of keys in a lease while every record is removed. It checks the error
-// for keys that were already collected.
+// TestAddToLease checks that a lease keeps the content and snapshots of keys without records, and that keys whose
+// content was collected are an error.
 func TestAddToLease(t *testing.T) {
 	e := newEnv(t)
-	i, gone := e.image("a"), e.image("b")
+	i, removed := e.image("a"), e.image("b")
 	e.pull(t, tag, i, native, 0, "")
-	e.pull(t, repo+":gone", gone, native, 0, "")
+	e.pull(t, repo+":removed", removed, native, 0, "")
 	known := entries(tag, i, native, 0)
 	if err := e.store.AddToLease(e.ctx, known...); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("without a lease: %v", err)
+		t.Errorf("without a lease: got %v, want a FailedPrecondition error", err)
 	}
 	ctx, done := e.Lease(t)
 	for range 2 {
@@ -27,14 +27,14 @@ func TestAddToLease(t *testing.T) {
 		}
 	}
 	e.remove(t, keysOf(known)...)
-	e.remove(t, keysOf(entries(repo+":gone", gone, native, 0))...)
+	e.remove(t, keysOf(entries(repo+":removed", removed, native, 0))...)
 	if ok, err := e.store.Present(e.ctx, known[0]); err != nil || !ok {
-		t.Errorf("content in the lease: present %v, %v", ok, err)
+		t.Errorf("content in the lease: present %v, %v, want true", ok, err)
 	}
-	if err := e.store.AddToLease(ctx, entries(repo+":gone", gone, native, 0)...); !errdefs.IsNotFound(err) {
-		t.Errorf("after collection: %v", err)
+	if err := e.store.AddToLease(ctx, entries(repo+":removed", removed, native, 0)...); !errdefs.IsNotFound(err) {
+		t.Errorf("after collection: got %v, want a NotFound error", err)
 	}
-	// The removal has removed the label that keeps the snapshot. Put sets it again.
+	// The removal deleted the label that keeps the snapshot. Put sets it again.
 	if _, err := e.store.Put(ctx, "", known...); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestAddToLease(t *testing.T) {
 	e.wantSound(t)
 }
 
-// hangingLeases block deletions that wait for a garbage collection.
+// hangingLeases blocks synchronous deletions until free is closed.
 type hangingLeases struct {
 	leases.Manager
 	reached, free chan struct{}
@@ -61,8 +61,8 @@ func (l hangingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...l
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestWritersDoNotWaitForCollection blocks a garbage collection, as a snapshotter that hangs does. Other writes succeed
-// meanwhile.
+// TestWritersDoNotWaitForCollection checks that writes succeed while a garbage collection is blocked, for example by a
+// snapshotter that hangs.
 func TestWritersDoNotWaitForCollection(t *testing.T) {
 	for what, begin := range map[string]func(*env, image) error{
 		"Collect": func(e *env, i image) error {

@@ -25,13 +25,13 @@ func TestLoad(t *testing.T) {
 	before := e.state(t)
 
 	e.restart()
-	wantEqual(t, "unexplained", e.load(t), nil)
+	wantEqual(t, "unaccounted records", e.load(t), nil)
 	wantEqual(t, "keys", e.keys(), want)
 	if !e.store.HasProof("p") {
-		t.Error("the proof is lost")
+		t.Error("the proof is missing")
 	}
 	if e.records.writes != 0 || lines(e.state(t)) != lines(before) {
-		t.Errorf("Load wrote %d times", e.records.writes)
+		t.Errorf("Load wrote %d times, want 0, or changed the records", e.records.writes)
 	}
 	got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign})
 	wanted := entries(tag, a, foreign, 2)[1]
@@ -41,13 +41,13 @@ func TestLoad(t *testing.T) {
 }
 
 func TestLoadSkipsLostKeys(t *testing.T) {
-	digested := func(i image) string { return repo + "@" + i.root.Digest.String() }
+	byDigest := func(i image) string { return repo + "@" + i.root.Digest.String() }
 	for name, c := range map[string]struct {
-		spoil func(*testing.T, *env, image)
+		damage func(*testing.T, *env, image)
 		lost  bool // the native key is lost
 		both  bool // the key of the second snapshotter is lost too
 	}{
-		"nothing":       {func(*testing.T, *env, image) {}, false, false},
+		"no change":     {func(*testing.T, *env, image) {}, false, false},
 		"manifest":      {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Manifest.Digest) }, true, true},
 		"configuration": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Config.Digest) }, true, true},
 		"snapshot": {func(t *testing.T, e *env, i image) {
@@ -66,7 +66,7 @@ func TestLoadSkipsLostKeys(t *testing.T) {
 		}, true, false},
 		"layer (can be discarded)": {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Layer.Digest) }, false, false},
 		"damaged label": {func(t *testing.T, e *env, i image) {
-			e.label(t, digested(i), imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native}), "{")
+			e.label(t, byDigest(i), imagepin.KeyLabelName(imagepin.Key{Ref: tag, Target: native}), "{")
 		}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,14 +74,14 @@ func TestLoadSkipsLostKeys(t *testing.T) {
 			i := e.image("a")
 			e.pull(t, tag, i, native, 0, "")
 			e.pull(t, tag, i, nativeToo, 1, "")
-			c.spoil(t, e, i)
+			c.damage(t, e, i)
 			e.restart()
 			e.load(t)
 			if _, ok := e.store.Get(imagepin.Key{Ref: tag, Target: native}); ok == c.lost {
-				t.Errorf("native key: %v", ok)
+				t.Errorf("native key: got ready %v, want %v", ok, !c.lost)
 			}
 			if _, ok := e.store.Get(imagepin.Key{Ref: tag, Target: nativeToo}); ok == c.both {
-				t.Errorf("key of the second snapshotter: %v", ok)
+				t.Errorf("key of the second snapshotter: got ready %v, want %v", ok, !c.both)
 			}
 		})
 	}
@@ -94,23 +94,23 @@ func (e *env) deleteBlob(t *testing.T, d digest.Digest) {
 	}
 }
 
-func TestLoadSkipsTargetsOfNoHandler(t *testing.T) {
+func TestLoadSkipsTargetsWithoutHandler(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
-	gone := entries(tag, i, native, 0)[1]
-	gone.Target.Snapshotter = "third"
-	label, value, err := imagepin.EncodeKeyLabel(gone)
+	removed := entries(tag, i, native, 0)[1]
+	removed.Target.Snapshotter = "third"
+	label, value, err := imagepin.EncodeKeyLabel(removed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.label(t, gone.Record, label, value)
+	e.label(t, removed.Record, label, value)
 	e.restart()
 	e.load(t)
 	wantEqual(t, "keys", e.keys(), texts(keysOf(entries(tag, i, native, 0))...))
 }
 
-// A crash between the writes of a tag that moves leaves its key on two records.
+// TestLoadUsesLaterOfTwoLabels checks a key on two records, which a crash between the writes of a moving tag leaves.
 func TestLoadUsesLaterOfTwoLabels(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -125,14 +125,15 @@ func TestLoadUsesLaterOfTwoLabels(t *testing.T) {
 	e.restart()
 	e.load(t)
 	if got, _ := e.store.Get(old.Key); got.Root.Digest != b.root.Digest {
-		t.Errorf("the tag has digest %s", got.Root.Digest)
+		t.Errorf("tag: got digest %s, want %s", got.Root.Digest, b.root.Digest)
 	}
 	wantEqual(t, "keys on the old record", e.keyLabels(t, old.Record), texts(imagepin.Key{Ref: old.Record, Target: native}))
 	e.remove(t, append(keysOf(entries(tag, b, native, 1)), entries(tag, a, native, 0)[0].Key)...)
 	e.wantEmpty(t)
 }
 
-// A tag that was deleted while imagepin was not running is gone after a start, same as in Sync.
+// TestLoadRemovesKeysOfDeletedTag checks that a start removes the key of a tag that was deleted meanwhile, as Sync
+// does.
 func TestLoadRemovesKeysOfDeletedTag(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -159,13 +160,13 @@ func TestLoadReturnsUnaccountedRecords(t *testing.T) {
 		}
 	}
 	e.restart()
-	wantEqual(t, "unexplained", e.load(t), []string{repo + ":other", repo + "@" + b.root.Digest.String(), b.amd64.Config.Digest.String()})
+	wantEqual(t, "unaccounted records", e.load(t), []string{repo + ":other", repo + "@" + b.root.Digest.String(), b.amd64.Config.Digest.String()})
 
-	// A tag that another tool has moved is unaccounted too.
+	// A tag that another tool moved is also unaccounted.
 	e.move(t, tag, b)
 	e.restart()
 	if got := e.load(t); !slices.Contains(got, tag) {
-		t.Errorf("unexplained: %v", got)
+		t.Errorf("got unaccounted records %v, want %s", got, tag)
 	}
 }
 
@@ -175,7 +176,7 @@ func (brokenSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string) er
 	return errors.New("unavailable")
 }
 
-// A snapshotter that fails does not affect the images of others.
+// TestLoadWithUnavailableSnapshotter checks that a failing snapshotter does not affect the images of others.
 func TestLoadWithUnavailableSnapshotter(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")

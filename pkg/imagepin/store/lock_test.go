@@ -11,26 +11,26 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 )
 
-// stuckRecords is an image store whose List blocks until free is closed.
-type stuckRecords struct {
+// blockedRecords is an image store whose List blocks until free is closed.
+type blockedRecords struct {
 	Records
 	reached, free chan struct{}
 }
 
-func (r stuckRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+func (r blockedRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
 	close(r.reached)
 	<-r.free
 	return r.Records.List(ctx, filters...)
 }
 
-// TestLockHonorsContext blocks containerd under a writer. All other writers return when their context ends, and readers
-// do not wait.
+// TestLockHonorsContext blocks a writer in a call of containerd. Other writers return when their context is canceled,
+// and readers do not wait.
 func TestLockHonorsContext(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
 	entries := entries(tag, i, native, 1)
-	records := stuckRecords{e.store.Configuration().Records, make(chan struct{}), make(chan struct{})}
+	records := blockedRecords{e.store.Configuration().Records, make(chan struct{}), make(chan struct{})}
 	e.store.Configuration().Records = records
 	loaded := make(chan error, 1)
 	go func() {
@@ -38,36 +38,36 @@ func TestLockHonorsContext(t *testing.T) {
 		loaded <- err
 	}()
 	<-records.reached
-	gone, cancel := context.WithCancel(e.ctx)
+	canceled, cancel := context.WithCancel(e.ctx)
 	cancel()
 	held, done := e.Lease(t)
 	defer done()
 	leased, cancel := context.WithCancel(held)
 	cancel()
 	for what, write := range map[string]func() error{
-		"Put":            func() error { _, err := e.store.Put(gone, "proof", entries...); return err },
-		"Remove":         func() error { _, err := e.store.Remove(gone, entries[0].Key); return err },
-		"Sync":           func() error { _, err := e.store.Sync(gone, tag); return err },
-		"Drop":           func() error { return e.store.Drop(gone, entries[0]) },
+		"Put":            func() error { _, err := e.store.Put(canceled, "proof", entries...); return err },
+		"Remove":         func() error { _, err := e.store.Remove(canceled, entries[0].Key); return err },
+		"Sync":           func() error { _, err := e.store.Sync(canceled, tag); return err },
+		"Drop":           func() error { return e.store.Drop(canceled, entries[0]) },
 		"PutIf":          func() error { _, err := e.store.PutIf(leased, entries[0], tag); return err },
-		"Adopt":          func() error { _, err := e.store.Adopt(gone, Adoption{Entries: entries}); return err },
-		"RepairRecords":  func() error { return e.store.RepairRecords(gone, entries[0]) },
-		"Load":           func() error { _, err := e.loadFor(gone); return err },
-		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(gone, nil) },
-		"EvictBlob":      func() error { _, err := e.store.EvictBlob(gone, entries[0].Manifest); return err },
+		"Adopt":          func() error { _, err := e.store.Adopt(canceled, Adoption{Entries: entries}); return err },
+		"RepairRecords":  func() error { return e.store.RepairRecords(canceled, entries[0]) },
+		"Load":           func() error { _, err := e.loadFor(canceled); return err },
+		"ReleaseOrphans": func() error { return e.store.ReleaseOrphans(canceled, nil) },
+		"EvictBlob":      func() error { _, err := e.store.EvictBlob(canceled, entries[0].Manifest); return err },
 		"RemoveUntagged": func() error {
-			_, err := e.store.RemoveUntagged(gone, entries[0].ImageID, time.Now())
+			_, err := e.store.RemoveUntagged(canceled, entries[0].ImageID, time.Now())
 			return err
 		},
-		"CreateIDRecord": func() error { return e.store.CreateIDRecord(gone, images.Image{Name: tag}, entries[0].ImageID) },
+		"CreateIDRecord": func() error { return e.store.CreateIDRecord(canceled, images.Image{Name: tag}, entries[0].ImageID) },
 		"RemoveRecords": func() error {
-			_, err := e.store.RemoveRecords(gone, entries[0].ImageID, tag)
+			_, err := e.store.RemoveRecords(canceled, entries[0].ImageID, tag)
 			return err
 		},
-		"End": func() error { return e.store.Shutdown(gone) },
+		"Shutdown": func() error { return e.store.Shutdown(canceled) },
 	} {
 		if err := write(); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want context.Canceled", what, err)
 		}
 	}
 	if len(e.store.ByRef(tag)) != 1 || len(e.store.Images()) != 1 {

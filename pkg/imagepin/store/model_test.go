@@ -35,11 +35,12 @@ var (
 	modelRefs    = []string{tag, repo + ":2", "registry.example/other:1"}
 )
 
-// After any sequence of pulls, removals, starts, crashes between two writes, and changes by other tools, all keys are
-// ready, and the keys are those of the model. In the end all keys can be removed, and nothing is left.
+// TestAnySequenceKeepsTheInvariants runs sequences of pulls, removals, starts, crashes between two writes, and changes
+// by other tools. After each step all keys are ready and are those of the model. In the end all keys can be removed,
+// and nothing is left.
 //
-// The seeds are fixed, and include those that have failed before. IMAGEPIN_MODEL_HISTORIES adds that many random seeds
-// (make soak), and IMAGEPIN_MODEL_SEED runs a single seed.
+// The seeds are fixed and include those that failed before. IMAGEPIN_MODEL_HISTORIES adds that many random seeds (make
+// soak), and IMAGEPIN_MODEL_SEED runs a single seed.
 func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	const histories, length = 16, 20
 	seeds := []uint64{1795268755208666484, 1795268786735584731, 1795269017991299814}
@@ -112,7 +113,7 @@ func (h *history) step() string {
 	}
 }
 
-// pullRandom makes an image ready. The process dies after allow writes.
+// pullRandom makes an image ready. The process is killed after allow writes, or never if allow is negative.
 func (h *history) pullRandom(allow int) {
 	ref, img, target := pick(h.Rand, modelRefs), pick(h.Rand, h.images), pick(h.Rand, modelTargets)
 	ctx, done := h.Lease(h.t)
@@ -128,7 +129,7 @@ func (h *history) pullRandom(allow int) {
 	})
 }
 
-// removeRandom removes some keys. The process dies after allow writes.
+// removeRandom removes some keys. The process is killed after allow writes, or never if allow is negative.
 func (h *history) removeRandom(allow int) {
 	keys := h.keysAtRandom()
 	h.records.allow = allow
@@ -162,8 +163,8 @@ func (h *history) sorted() []imagepin.Key {
 	return keys
 }
 
-// finish applies a change to the model. If the process died during the change, each key is in its state before or after
-// it.
+// finish applies a change to the model. If the process was killed meanwhile, each key has its state before or after the
+// change.
 func (h *history) finish(err error, change func(model)) {
 	h.t.Helper()
 	h.records.allow = -1
@@ -182,18 +183,18 @@ func (h *history) finish(err error, change func(model)) {
 	now := h.known()
 	for k, d := range now {
 		if d != before[k] && d != h.model[k] {
-			h.t.Errorf("after a crash %s has digest %s, neither %s nor %s", k, d, before[k], h.model[k])
+			h.t.Errorf("after a crash: %s: got digest %s, want %s or %s", k, d, before[k], h.model[k])
 		}
 	}
 	for k, d := range before {
 		if now[k] == "" && h.model[k] == d {
-			h.t.Errorf("after a crash %s is lost although it was not removed", k)
+			h.t.Errorf("after a crash: %s is missing but was not removed", k)
 		}
 	}
 	h.model = now
 }
 
-// removeRandomRecord deletes a record as another tool does, and syncs the store.
+// removeRandomRecord deletes a record as another tool does and syncs the store.
 func (h *history) removeRandomRecord() string {
 	var names []string
 	for name := range h.Records(h.t) {
@@ -219,19 +220,19 @@ func (h *history) removeRandomRecord() string {
 	now := h.known()
 	for k, d := range h.model {
 		if now[k] != d && !may[k] {
-			h.t.Errorf("%s is gone after the removal of record %s, which it does not depend on", k, name)
+			h.t.Errorf("%s is missing after the removal of record %s, which it does not depend on", k, name)
 		}
 	}
 	for k := range now {
 		if _, ok := h.model[k]; !ok {
-			h.t.Errorf("%s appeared after the removal of record %s", k, name)
+			h.t.Errorf("%s is new after the removal of record %s", k, name)
 		}
 	}
 	h.model = now
 	return name
 }
 
-// start does what a start does, without adoption.
+// start simulates a start without adoption.
 func (h *history) start() {
 	h.t.Helper()
 	h.restart()
@@ -247,8 +248,8 @@ func (h *history) start() {
 	if err := h.store.ReleaseOrphans(h.ctx, loaded.Have.Unpacked(), loaded.entries()...); err != nil {
 		h.t.Fatal(err)
 	}
-	// Delete the records that adoption would handle, which were written before those of a key. A tag that moved ahead
-	// of its keys stays, as it does if the adoption of its new image fails.
+	// Delete the records that adoption would handle, which were written before those of a key. A tag that moved before
+	// its keys stays, as after a failed adoption of its new image.
 	for _, img := range loaded.Unaccounted {
 		if len(h.store.ByRef(img.Name)) > 0 {
 			continue
@@ -275,12 +276,12 @@ func (h *history) compare(what string) {
 	now := h.known()
 	for k, d := range h.model {
 		if now[k] != d {
-			h.t.Errorf("after %s %s has digest %q, not %q", what, k, now[k], d)
+			h.t.Errorf("after %s: %s: got digest %q, want %q", what, k, now[k], d)
 		}
 	}
 	for k := range now {
 		if h.model[k] == "" {
-			h.t.Errorf("after %s there is unexpected key %s", what, k)
+			h.t.Errorf("after %s: unexpected key %s", what, k)
 		}
 	}
 	report, err := newChecker(h.store).Check(h.ctx)
@@ -292,7 +293,7 @@ func (h *history) compare(what string) {
 	}
 }
 
-// clear removes everything.
+// clear removes all keys.
 func (h *history) clear() {
 	h.t.Helper()
 	h.start()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asUnprivileged runs the named test again in a process that is subject to file permissions. It reports whether this is
-// that process.
+// asUnprivileged runs a test again in a process that is subject to file permissions. It reports whether this is that
+// process.
 func asUnprivileged(t *testing.T, name string) bool {
 	t.Helper()
 	const mark = "IMAGEPIN_TEST_UNPRIVILEGED"
@@ -24,7 +24,7 @@ func asUnprivileged(t *testing.T, name string) bool {
 	var out []byte
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked, because the thread must not be used again after it drops capabilities
+		runtime.LockOSThread() // never unlocked, so that the thread ends without its capabilities
 		for _, c := range []uintptr{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH} {
 			// A process that may not drop a capability does not have it.
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EPERM) {
@@ -37,12 +37,13 @@ func asUnprivileged(t *testing.T, name string) bool {
 		failed <- err
 	}()
 	if err := <-failed; err != nil || !strings.Contains(string(out), "--- PASS: "+name) {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("%s in another process: %v\n%s", name, err, out)
 	}
 	return false
 }
 
-// The state of a file that cannot be opened is unknown. Its keys are neither ready nor dropped, and are checked again.
+// TestFilePermissionDenied checks that keys with a file that cannot be opened are neither ready nor dropped, and are
+// checked again.
 func TestFilePermissionDenied(t *testing.T) {
 	if !asUnprivileged(t, "TestFilePermissionDenied") {
 		return
@@ -58,17 +59,17 @@ func TestFilePermissionDenied(t *testing.T) {
 	wantEqual(t, "keys", e.keys(), nil)
 	for _, l := range loaded.Lost {
 		if !l.Unknown || l.Unpackable || !strings.Contains(l.Reason, "permission denied") {
-			t.Errorf("%+v", l)
+			t.Errorf("unexpected loss %+v", l)
 		}
 	}
 	if len(loaded.Lost) != 2 {
-		t.Errorf("%d are lost", len(loaded.Lost))
+		t.Errorf("got %d lost keys, want 2", len(loaded.Lost))
 	}
 	r, err := newChecker(e.store).Check(e.ctx)
 	noError(t, err)
 	for _, f := range r.Findings {
 		if f.RepairHint() != "wait until it can be read" {
-			t.Errorf("%+v: %s", f, f.RepairHint())
+			t.Errorf("%+v: got hint %q, want to wait", f, f.RepairHint())
 		}
 	}
 	noError(t, os.Chmod(config, 0o400))
@@ -76,7 +77,7 @@ func TestFilePermissionDenied(t *testing.T) {
 	noError(t, err)
 	for _, l := range loaded.Lost {
 		if loss, lost := newChecker(e.store).Lost(l.Entry, have); lost {
-			t.Errorf("lost although the file is readable again: %+v", loss)
+			t.Errorf("lost after the file is readable again: %+v", loss)
 		}
 	}
 }

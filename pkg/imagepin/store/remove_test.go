@@ -19,34 +19,34 @@ func TestRemoveFreesOneSnapshotter(t *testing.T) {
 	// Another key needs the snapshot, so nothing is freed.
 	e.remove(t, imagepin.Key{Ref: tag, Target: native})
 	if !e.HasSnapshot(t, "first", chain) || e.Records(t)[tag].Name == "" {
-		t.Error("content of another key was removed")
+		t.Error("the removal freed content of another key")
 	}
 	e.remove(t, imagepin.Key{Ref: repo + "@" + i.root.Digest.String(), Target: native})
 	if e.HasSnapshot(t, "first", chain) || !e.HasSnapshot(t, "second", chain) {
-		t.Errorf("snapshots: first %v, second %v", e.HasSnapshot(t, "first", chain), e.HasSnapshot(t, "second", chain))
+		t.Errorf("got snapshots: first %v, second %v, want only the second", e.HasSnapshot(t, "first", chain), e.HasSnapshot(t, "second", chain))
 	}
 	info, err := e.Content.Info(e.ctx, config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if info.Labels[snapshotKey+"first"] != "" || info.Labels[snapshotKey+"second"] != chain.String() {
-		t.Errorf("labels of the configuration: %v", info.Labels)
+		t.Errorf("labels of the configuration: got %v, want only the second snapshotter", info.Labels)
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...)
 	e.wantEmpty(t)
-	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // removing again does nothing
+	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // a second removal has no effect
 }
 
-func TestRemoveOfNothing(t *testing.T) {
+func TestRemoveUnknownKey(t *testing.T) {
 	e := newEnv(t)
 	change, err := e.store.Remove(e.ctx, imagepin.Key{Ref: tag, Target: native})
 	if err != nil || change.Wrote || e.records.writes != 0 {
-		t.Errorf("%+v, %v, %d writes", change, err, e.records.writes)
+		t.Errorf("got change %+v, %v, %d writes, want none", change, err, e.records.writes)
 	}
 }
 
-// A removal does not delete a tag that another tool has moved.
+// TestRemoveKeepsMovedTag checks that a removal does not delete a tag that another tool moved.
 func TestRemoveKeepsMovedTag(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -60,6 +60,6 @@ func TestRemoveKeepsMovedTag(t *testing.T) {
 	e.remove(t, keysOf(entries(tag, a, native, 0))...)
 	e.wantRecords(t, map[string]digest.Digest{tag: b.root.Digest})
 	if !e.HasBlob(t, b.amd64.Manifest.Digest) || e.HasBlob(t, a.amd64.Manifest.Digest) {
-		t.Error("the content is not that of the tag")
+		t.Error("the node does not have exactly the content of the tag")
 	}
 }

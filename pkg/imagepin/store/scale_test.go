@@ -19,8 +19,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// calls counts the calls and writes of a start to containerd's stores. Methods that are not counted panic, because the
-// embedded stores are nil.
+// calls counts the calls of a start to containerd's stores. Methods that are not counted panic because the embedded
+// stores are nil.
 type calls struct {
 	lists, contentWalks, snapshotWalks, writes, single int
 }
@@ -44,12 +44,12 @@ type countedContent struct {
 	content.Store // nil
 	real          content.Store
 	n             *calls
-	looks         *sync.Map // *atomic.Int32 by digest, because files are checked concurrently
+	checks        *sync.Map // *atomic.Int32 by digest, because files are checked concurrently
 }
 
 // Check implements blobs.Checker.
 func (c countedContent) Check(ctx context.Context, d digest.Digest, size int64) error {
-	n, _ := c.looks.LoadOrStore(d, new(atomic.Int32))
+	n, _ := c.checks.LoadOrStore(d, new(atomic.Int32))
 	n.(*atomic.Int32).Add(1)
 	return blobs.Check(ctx, c.real, d, size)
 }
@@ -70,12 +70,12 @@ func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filte
 	return s.real.Walk(ctx, fn, filters...)
 }
 
-// counted returns a new store that counts its calls.
-func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
+// counted returns a new store whose calls to containerd's stores are counted.
+func (e *env) counted(n *calls, walks *atomic.Int32, checks *sync.Map) *Store {
 	e.restart()
 	c := *e.store.Configuration()
 	c.Records = countedRecords{e.records, n}
-	c.Content = countedContent{real: e.Content, n: n, looks: looks}
+	c.Content = countedContent{real: e.Content, n: n, checks: checks}
 	of := map[string]snapshots.Snapshotter{}
 	for _, name := range c.Runtimes().Snapshotters() {
 		of[name] = countedSnapshots{real: e.Snapshotter(name), walks: walks}
@@ -84,7 +84,7 @@ func (e *env) counted(n *calls, walks *atomic.Int32, looks *sync.Map) *Store {
 	return New(c)
 }
 
-// fill pulls images of the node's platform, alternately for two snapshotters. Each image has a layer of its own.
+// fill pulls images of the node's platform, alternately for two snapshotters. No images share a layer.
 func (e *env) fill(t testing.TB, count int) {
 	t.Helper()
 	ctx, done := e.Lease(t)
@@ -100,19 +100,19 @@ func (e *env) fill(t testing.TB, count int) {
 	done()
 }
 
-// A start without lost keys writes nothing. The number of its calls does not depend on the number of images, except for
-// one check of the file of each blob that is not a layer.
+// TestStartCallsDoNotGrowWithImages checks that a start without lost keys writes nothing, and that its number of calls
+// does not depend on the number of images, except for one check of the file of each blob that is not a layer.
 func TestStartCallsDoNotGrowWithImages(t *testing.T) {
 	for _, count := range []int{1, 200} {
 		e := newEnv(t)
 		e.fill(t, count)
 		var (
-			n     calls
-			walks atomic.Int32
-			looks sync.Map
+			n      calls
+			walks  atomic.Int32
+			checks sync.Map
 		)
 		e.Collect(t) // frees the content of other platforms
-		s := e.counted(&n, &walks, &looks)
+		s := e.counted(&n, &walks, &checks)
 		loaded, err := load(e.ctx, s)
 		if err != nil {
 			t.Fatal(err)
@@ -121,21 +121,21 @@ func TestStartCallsDoNotGrowWithImages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := len(s.Images()); got != count || len(loaded.Lost) > 0 || len(loaded.Unaccounted) > 0 {
-			t.Errorf("%d images: %d are loaded, %d lost, %d unaccounted", count, got, len(loaded.Lost), len(loaded.Unaccounted))
+			t.Errorf("%d images: got %d loaded, %d lost, %d unaccounted", count, got, len(loaded.Lost), len(loaded.Unaccounted))
 		}
 		n.writes, n.snapshotWalks = e.records.writes, int(walks.Load())
 		if want := (calls{lists: 1, contentWalks: 1, snapshotWalks: len(e.store.Configuration().Runtimes().Snapshotters())}); n != want {
-			t.Errorf("%d images: a start made calls %+v, want %+v", count, n, want)
+			t.Errorf("%d images: got calls %+v, want %+v", count, n, want)
 		}
 		files := 0
-		looks.Range(func(d, times any) bool {
+		checks.Range(func(d, times any) bool {
 			if files++; times.(*atomic.Int32).Load() != 1 {
-				t.Errorf("the file of %s was checked %d times", d, times.(*atomic.Int32).Load())
+				t.Errorf("checked the file of %s %d times, want 1", d, times.(*atomic.Int32).Load())
 			}
 			return true
 		})
 		if want := 3 * count; files != want { // index, manifest, configuration
-			t.Errorf("%d images: a start checked %d files, not %d", count, files, want)
+			t.Errorf("%d images: checked %d files, want %d", count, files, want)
 		}
 	}
 }

@@ -31,10 +31,10 @@ func TestRecordsOfANativeImage(t *testing.T) {
 	wantEqual(t, "keys on the tag", e.keyLabels(t, tag), nil)
 	wantEqual(t, "keys on the ID", e.keyLabels(t, i.amd64.Config.Digest.String()), nil)
 	slices.Sort(change.Names)
-	wantEqual(t, "names that are new", change.Names, []string{tag, record, i.amd64.Config.Digest.String()})
+	wantEqual(t, "new names", change.Names, []string{tag, record, i.amd64.Config.Digest.String()})
 	for name, img := range e.Records(t) {
 		if img.Labels[CRIManagedLabel] != CRIManagedValue || img.Labels[CRIPinnedLabel] != "" {
-			t.Errorf("%s has labels %v", name, img.Labels)
+			t.Errorf("%s: unexpected labels %v", name, img.Labels)
 		}
 	}
 	if e.HasBlob(t, i.arm.Manifest.Digest) {
@@ -57,7 +57,7 @@ func TestRecordsOfAForeignImage(t *testing.T) {
 	wantEqual(t, "keys on the manifest's record", e.keyLabels(t, record), texts(keysOf(es)...))
 	e.wantSound(t)
 
-	// The same tag for the node's own platform has records of its own.
+	// The same tag for the node's platform has other records.
 	e.pull(t, tag, i, native, 1, "")
 	e.wantRecords(t, map[string]digest.Digest{
 		record: i.arm.Manifest.Digest, i.arm.Config.Digest.String(): i.arm.Manifest.Digest,
@@ -79,17 +79,17 @@ func TestSecondSnapshotterAddsLabelsOnly(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "")
 	before := e.Records(t)
 	if change := e.pull(t, tag, i, nativeToo, 1, ""); len(change.Names) != 0 || !change.Wrote {
-		t.Errorf("change is %+v", change)
+		t.Errorf("got change %+v, want a write without new names", change)
 	}
 	record := repo + "@" + i.root.Digest.String()
 	after := e.Records(t)
 	if len(after) != len(before) {
-		t.Errorf("records: %s\nbefore: %s", lines(after), lines(before))
+		t.Errorf("got records %s\nwant the names of %s", lines(after), lines(before))
 	}
 	for name, img := range after {
 		added := len(img.Labels) - len(before[name].Labels)
 		if img.Target.Digest != before[name].Target.Digest || (name != record && added != 0) || (name == record && added != 2) {
-			t.Errorf("%s: %d labels were added", name, added)
+			t.Errorf("%s: %d labels were added, or the target changed", name, added)
 		}
 	}
 	e.wantSound(t)
@@ -101,7 +101,7 @@ func TestTagMoves(t *testing.T) {
 	e.pull(t, tag, a, native, 0, "")
 	change := e.pull(t, tag, b, native, 1, "")
 	if !slices.Contains(change.Names, tag) {
-		t.Errorf("the moved tag is not in the names that the CRI has to see: %v", change.Names)
+		t.Errorf("got names %v, want the moved tag among them", change.Names)
 	}
 	oldRecord, newRecord := repo+"@"+a.root.Digest.String(), repo+"@"+b.root.Digest.String()
 	e.wantRecords(t, map[string]digest.Digest{
@@ -111,18 +111,18 @@ func TestTagMoves(t *testing.T) {
 	wantEqual(t, "keys on the old record", e.keyLabels(t, oldRecord), texts(imagepin.Key{Ref: oldRecord, Target: native}))
 	wantEqual(t, "keys on the new record", e.keyLabels(t, newRecord), texts(keysOf(entries(tag, b, native, 1))...))
 	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != b.root.Digest {
-		t.Errorf("the tag has digest %s", got.Root.Digest)
+		t.Errorf("tag: got digest %s, want %s", got.Root.Digest, b.root.Digest)
 	}
 	e.wantSound(t)
 
 	e.restart()
-	wantEqual(t, "unexplained", e.load(t), nil)
+	wantEqual(t, "unaccounted records", e.load(t), nil)
 	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != b.root.Digest {
-		t.Errorf("after a start the tag has digest %s", got.Root.Digest)
+		t.Errorf("tag after a start: got digest %s, want %s", got.Root.Digest, b.root.Digest)
 	}
 }
 
-// The tag moves for one target only. The tag's record follows the key that was made ready last.
+// TestTagMovesForOneTarget checks that the tag's record follows the key that was made ready last.
 func TestTagMovesForOneTarget(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -130,15 +130,16 @@ func TestTagMovesForOneTarget(t *testing.T) {
 	e.pull(t, tag, a, nativeToo, 1, "")
 	e.pull(t, tag, b, nativeToo, 2, "")
 	if got := e.Records(t)[tag].Target.Digest; got != b.root.Digest {
-		t.Errorf("the tag's record targets %s", got)
+		t.Errorf("record of the tag: got target %s, want %s", got, b.root.Digest)
 	}
 	e.remove(t, imagepin.Key{Ref: tag, Target: nativeToo}, imagepin.Key{Ref: repo + "@" + b.root.Digest.String(), Target: nativeToo})
 	if got := e.Records(t)[tag].Target.Digest; got != a.root.Digest {
-		t.Errorf("the tag's record targets %s, which has no key", got)
+		t.Errorf("record of the tag after the removal: got target %s, want %s", got, a.root.Digest)
 	}
 	e.wantSound(t)
 }
 
+// TestPutOfTheSameWritesNothing checks that Put of known entries writes nothing.
 func TestPutOfTheSameWritesNothing(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -155,19 +156,19 @@ func TestPutOfTheSameWritesNothing(t *testing.T) {
 		for _, target := range []runtimeplatform.Target{native, nativeToo, foreign, foreignToo} {
 			change, err := e.store.Put(e.ctx, "proof", entries(tag, i, target, 100)...)
 			if err != nil || change.Wrote || len(change.Names) > 0 {
-				t.Errorf("restart %v: %s: %+v, %v", restart, target, change, err)
+				t.Errorf("restart %v: %s: got change %+v, %v, want none", restart, target, change, err)
 			}
 		}
 		if e.records.writes != 0 {
-			t.Errorf("restart %v: wrote %d times", restart, e.records.writes)
+			t.Errorf("restart %v: wrote %d times, want 0", restart, e.records.writes)
 		}
 		if after, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); !after.ReadyAt.Equal(before.ReadyAt) {
-			t.Errorf("restart %v: the ready time of the key has changed", restart)
+			t.Errorf("restart %v: the ready time of the key changed", restart)
 		}
 	}
 }
 
-// Two manifests can share a configuration, for example gzip and zstd variants of one build.
+// TestManifestsThatShareAConfiguration checks manifests with one configuration, for example gzip and zstd variants.
 func TestManifestsThatShareAConfiguration(t *testing.T) {
 	e := newEnv(t)
 	of := func(compression string) image {
@@ -182,14 +183,14 @@ func TestManifestsThatShareAConfiguration(t *testing.T) {
 	e.pull(t, repo+":gzip", gzip, native, 0, "")
 	e.pull(t, repo+":zstd", zstd, native, 1, "")
 	if got := e.Records(t)[id].Target.Digest; got != gzip.root.Digest {
-		t.Errorf("the ID was retargeted to %s without need", got)
+		t.Errorf("record of the ID: got target %s, want %s", got, gzip.root.Digest)
 	}
 	e.remove(t, keysOf(entries(repo+":gzip", gzip, native, 0))...)
 	e.wantRecords(t, map[string]digest.Digest{
 		id: zstd.root.Digest, repo + ":zstd": zstd.root.Digest, repo + "@" + zstd.root.Digest.String(): zstd.root.Digest,
 	})
 	if e.HasBlob(t, gzip.amd64.Manifest.Digest) {
-		t.Error("the ID keeps the manifest that was removed")
+		t.Error("the record of the ID keeps a removed manifest")
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(repo+":zstd", zstd, native, 1))...)
@@ -227,11 +228,11 @@ func TestLabelsOfOthersStay(t *testing.T) {
 		for _, name := range labelled {
 			labels := e.Records(t)[name].Labels
 			if labels["tool.example/owner"] != "somebody" || labels[imagepin.LabelPrefix+"later"] == "" {
-				t.Errorf("after %s %s has labels %v", after, name, labels)
+				t.Errorf("after %s: %s lacks labels of others: %v", after, name, labels)
 			}
 		}
 		if e.Records(t)[record].Labels[newer] == "" {
-			t.Errorf("after %s the key of a newer release is gone", after)
+			t.Errorf("after %s: the key of a newer release is missing", after)
 		}
 	}
 	e.pull(t, tag, a, nativeToo, 1, "proof")
@@ -239,7 +240,7 @@ func TestLabelsOfOthersStay(t *testing.T) {
 	e.remove(t, keysOf(entries(tag, a, native, 0))...)
 	check("a removal for one snapshotter")
 	e.pull(t, tag, b, nativeToo, 2, "")
-	check("the tag moved")
+	check("a move of the tag")
 	if _, err := e.store.Sync(e.ctx, record); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +259,7 @@ func TestPinnedImages(t *testing.T) {
 			want = CRIPinnedValue
 		}
 		if img.Labels[CRIPinnedLabel] != want {
-			t.Errorf("%s: pinned is %q, not %q", name, img.Labels[CRIPinnedLabel], want)
+			t.Errorf("%s: got pinned label %q, want %q", name, img.Labels[CRIPinnedLabel], want)
 		}
 	}
 }
@@ -276,7 +277,7 @@ func TestProofs(t *testing.T) {
 	wantEqual(t, "proofs on the digest's record", on(record), []string{"p0"})
 	wantEqual(t, "proofs on the tag", on(tag), nil)
 	if !e.store.HasProof("other", "p0") || e.store.HasProof("other") || e.store.HasProof() {
-		t.Error("HasProof reports wrong proofs")
+		t.Error("HasProof is wrong")
 	}
 
 	// A full record drops its oldest proof, so give each proof its own time.
@@ -284,12 +285,12 @@ func TestProofs(t *testing.T) {
 	for n := 1; n < MaxProofsPerRecord; n++ {
 		proof := fmt.Sprintf("p%d", n)
 		if change, err := e.store.Put(e.ctx, proof, entries(tag, i, native, 0)...); err != nil || !change.Wrote {
-			t.Fatalf("%+v, %v", change, err)
+			t.Fatalf("got change %+v, %v, want a write", change, err)
 		}
 		e.label(t, record, imagepin.ProofLabelPrefix+proof, fmt.Sprintf("2026-01-02T00:00:%02dZ", n))
 	}
 	if got := on(record); len(got) != MaxProofsPerRecord {
-		t.Errorf("%d proofs: %v", len(got), got)
+		t.Errorf("got %d proofs %v, want %d", len(got), got, MaxProofsPerRecord)
 	}
 	for _, restart := range []bool{false, true} {
 		if restart {
@@ -301,23 +302,24 @@ func TestProofs(t *testing.T) {
 		if _, err := e.store.Put(e.ctx, next, entries(tag, i, native, 0)...); err != nil {
 			t.Fatal(err)
 		}
-		gone := map[bool]string{false: "p0", true: "p1"}[restart]
-		if got := on(record); len(got) != MaxProofsPerRecord || slices.Contains(got, gone) || !slices.Contains(got, next) {
-			t.Errorf("restart %v: proofs are %v", restart, got)
+		dropped := map[bool]string{false: "p0", true: "p1"}[restart]
+		if got := on(record); len(got) != MaxProofsPerRecord || slices.Contains(got, dropped) || !slices.Contains(got, next) {
+			t.Errorf("restart %v: got proofs %v, want %s instead of %s", restart, got, next, dropped)
 		}
-		if e.store.HasProof(gone) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
+		if e.store.HasProof(dropped) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
 			t.Errorf("restart %v: the proofs of the store differ from those of the record", restart)
 		}
 	}
 
-	// A proof does not outlive the records that carry it.
+	// A proof is removed with the records that carry it.
 	e.remove(t, keysOf(entries(tag, i, native, 0))...)
 	if e.store.HasProof("p2", "next-false", "next-true") {
-		t.Error("a proof outlives its image")
+		t.Error("the store has proofs of a removed image")
 	}
 }
 
-// A pull replaces the key of an adopted image. The key moves from the tag's record to the record of the digest.
+// TestPullOfAnAdoptedImage checks that a pull moves the key of an adopted image from the tag's record to the record of
+// the digest.
 func TestPullOfAnAdoptedImage(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -327,7 +329,7 @@ func TestPullOfAnAdoptedImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
-	wantEqual(t, "unaccounted", e.load(t), []string{tag})
+	wantEqual(t, "unaccounted records", e.load(t), []string{tag})
 	adopted := entries(tag, i, native, 0)[1]
 	adopted.Source, adopted.Record = imagepin.SourceAdopted, tag
 	if _, err := e.store.Put(e.ctx, "", adopted); err != nil {
@@ -340,7 +342,7 @@ func TestPullOfAnAdoptedImage(t *testing.T) {
 	wantEqual(t, "keys on the tag after a pull", e.keyLabels(t, tag), nil)
 	wantEqual(t, "keys on the digest's record", e.keyLabels(t, repo+"@"+i.root.Digest.String()), texts(keysOf(entries(tag, i, native, 1))...))
 	if e.Records(t)[tag].Labels["a"] != "b" {
-		t.Error("a label of the other tool is gone")
+		t.Error("a label of the other tool is missing")
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, native, 0))...)
@@ -380,28 +382,29 @@ func TestFind(t *testing.T) {
 		var got digest.Digest
 		for _, entry := range e.store.Find(name) {
 			if got != "" && got != entry.ImageID {
-				t.Errorf("%q finds several images", name)
+				t.Errorf("Find(%q) returns several images", name)
 			}
 			got = entry.ImageID
 		}
 		if got != want {
-			t.Errorf("%q finds %q, not %q", name, got, want)
+			t.Errorf("Find(%q): got %q, want %q", name, got, want)
 		}
 	}
 
 	// A prefix of several IDs finds none of them.
 	if es := e.store.Find("sha256:"); len(es) > 0 {
-		t.Errorf("an ambiguous prefix finds %v", keysOf(es))
+		t.Errorf("Find of an ambiguous prefix: got %v, want nothing", keysOf(es))
 	}
 	e.remove(t, keysOf(entries("docker.io/library/busybox:latest", busybox, native, 0))...)
 	for _, name := range []string{"busybox", id.String(), id.Encoded()[:12]} {
 		if es := e.store.Find(name); len(es) > 0 {
-			t.Errorf("%q still finds %v", name, keysOf(es))
+			t.Errorf("Find(%q) after the removal: got %v, want nothing", name, keysOf(es))
 		}
 	}
 }
 
-// A removal that fails after its records were written leaves a snapshot that no key needs. The next start releases it.
+// TestReleaseOrphans checks that a start releases a snapshot that no key needs, which a removal that failed after its
+// writes left.
 func TestReleaseOrphans(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -410,11 +413,11 @@ func TestReleaseOrphans(t *testing.T) {
 	cause := errors.New("no space")
 	e.store.Configuration().Content = failingContent{e.Content, cause}
 	if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); !errors.Is(err, cause) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want %v", err, cause)
 	}
 	e.Collect(t)
 	if !e.HasSnapshot(t, "first", i.amd64.ChainID) {
-		t.Fatal("there is no orphaned snapshot to release")
+		t.Fatal("the failed removal left no orphaned snapshot")
 	}
 	e.restart()
 	e.load(t)
@@ -428,7 +431,7 @@ func TestReleaseOrphans(t *testing.T) {
 		}
 	}
 	if e.HasSnapshot(t, "first", i.amd64.ChainID) || !e.HasSnapshot(t, "second", i.amd64.ChainID) {
-		t.Error("the snapshots are not those of the keys")
+		t.Error("the node does not have exactly the snapshots of the keys")
 	}
 	e.wantSound(t)
 
@@ -439,7 +442,7 @@ func TestReleaseOrphans(t *testing.T) {
 	}
 	e.store.Configuration().Content = failingContent{e.Content, cause}
 	if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
-		t.Errorf("ReleaseOrphans without orphans writes: %v", err)
+		t.Errorf("ReleaseOrphans wrote without orphans: %v", err)
 	}
 }
 
@@ -471,7 +474,7 @@ func TestConcurrentWriters(t *testing.T) {
 	wg.Wait()
 	done()
 	if got := len(e.keys()); got != len(all) {
-		t.Errorf("%d keys, want two for every second image", got)
+		t.Errorf("got %d keys, want %d, two for every second image", got, len(all))
 	}
 	e.wantSound(t)
 
@@ -483,6 +486,6 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 	defer unlock()
 	if _, err := e.store.Put(stopped, "", entries(tag, all[0], native, 0)...); !errors.Is(err, errStopped) {
-		t.Errorf("Put waits for the lock after its context has ended: %v", err)
+		t.Errorf("Put with a canceled context: got %v, want %v", err, errStopped)
 	}
 }

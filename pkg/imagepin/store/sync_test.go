@@ -16,17 +16,17 @@ import (
 func TestSync(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(*env, *testing.T, image, image)
-		look      string // "tag", "digest" or "ID"
-		keys      int    // keys that are left
+		sync      string // "tag", "digest", "ID" or "other"
+		keys      int    // remaining keys
 		unknown   bool
 	}{
-		"nothing":                       {func(*env, *testing.T, image, image) {}, "digest", 2, false},
-		"nothing with the ID":           {func(*env, *testing.T, image, image) {}, "ID", 2, false},
+		"no change":                     {func(*env, *testing.T, image, image) {}, "digest", 2, false},
+		"no change, by ID":              {func(*env, *testing.T, image, image) {}, "ID", 2, false},
 		"tag was deleted":               {(*env).deleteTag, "tag", 1, false},
 		"record with keys was deleted":  {(*env).deleteDigest, "digest", 1, false},
 		"tag was moved":                 {(*env).moveTag, "tag", 2, true},
 		"record with keys was moved":    {(*env).moveDigest, "digest", 1, true},
-		"labels of the record wiped":    {(*env).wipeDigest, "digest", 2, false},
+		"labels were removed":           {(*env).wipeDigest, "digest", 2, false},
 		"an unknown record was created": {(*env).createOther, "other", 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -38,36 +38,36 @@ func TestSync(t *testing.T) {
 			e.place(ctx, t, b, native)
 			before := e.state(t)
 			c.meanwhile(e, t, a, b)
-			look := map[string]string{
+			synced := map[string]string{
 				"tag": tag, "digest": repo + "@" + a.root.Digest.String(), "ID": a.amd64.Config.Digest.String(), "other": repo + ":other",
-			}[c.look]
-			unknown, err := e.store.Sync(e.ctx, look)
+			}[c.sync]
+			unknown, err := e.store.Sync(e.ctx, synced)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if (unknown != nil) != c.unknown || (unknown != nil && unknown.Name != look) {
-				t.Errorf("for adoption: %v", unknown)
+			if (unknown != nil) != c.unknown || (unknown != nil && unknown.Name != synced) {
+				t.Errorf("Sync returns %v for adoption, want a record: %v", unknown, c.unknown)
 			}
 			if got := e.keys(); len(got) != c.keys {
-				t.Errorf("keys are %v", got)
+				t.Errorf("got keys %v, want %d", got, c.keys)
 			}
 			e.wantSound(t)
 			if strings.HasPrefix(name, "labels") && lines(e.state(t)) != lines(before) {
-				t.Errorf("labels were not restored:\n%s", lines(e.state(t)))
+				t.Errorf("labels were not repaired:\n%s", lines(e.state(t)))
 			}
-			if strings.HasPrefix(name, "nothing") && e.records.writes != 3 {
-				t.Errorf("wrote %d times", e.records.writes-3)
+			if strings.HasPrefix(name, "no change") && e.records.writes != 3 {
+				t.Errorf("Sync wrote %d times, want 0", e.records.writes-3)
 			}
 			after := e.state(t)
-			if _, err := e.store.Sync(e.ctx, look); err != nil || lines(e.state(t)) != lines(after) {
-				t.Errorf("the second Sync changes something: %v", err)
+			if _, err := e.store.Sync(e.ctx, synced); err != nil || lines(e.state(t)) != lines(after) {
+				t.Errorf("the second Sync changed records: %v", err)
 			}
 		})
 	}
 }
 
-// TestSyncOfALostImage drops the keys of an image one by one. Events of their record arrive in between, while its
-// snapshot is not collected yet. The record must not be returned for adoption.
+// TestSyncOfALostImage drops the keys of an image one by one, and syncs their record after each while its snapshot is
+// not collected yet. Sync must not return the record for adoption.
 func TestSyncOfALostImage(t *testing.T) {
 	for other, target := range map[string]runtimeplatform.Target{"second": native, "first": foreign} {
 		t.Run(target.String(), func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestSyncOfALostImage(t *testing.T) {
 			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: other})
 			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
-				t.Fatalf("lost are %v, %v", loaded, err)
+				t.Fatalf("got load result %v, %v, want 2 lost keys", loaded, err)
 			}
 			held, done := e.Lease(t) // as before a collection
 			e.place(held, t, i, target)
@@ -86,7 +86,7 @@ func TestSyncOfALostImage(t *testing.T) {
 					t.Fatal(err)
 				}
 				if unknown, err := e.store.Sync(e.ctx, l.Entry.Record); err != nil || unknown != nil {
-					t.Errorf("for adoption: %v, %v", unknown, err)
+					t.Errorf("Sync returns %v for adoption, %v, want nothing", unknown, err)
 				}
 			}
 			done()

@@ -25,7 +25,7 @@ func (e *env) tagsOf(t testing.TB, count int) func(i int) []imagepin.Entry {
 	return of
 }
 
-// BenchmarkPutTag measures the recording of one more tag of a digest with many tags, and the handling of its events.
+// BenchmarkPutTag measures recording one more tag of a digest with many tags, and handling its events.
 func BenchmarkPutTag(b *testing.B) {
 	for _, count := range []int{1, 100, 400, 1_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {

@@ -43,8 +43,8 @@ func (r countingRecords) Update(ctx context.Context, img images.Image, fields ..
 	return r.Records.Update(ctx, img, fields...)
 }
 
-// putOneMore records one more tag of a digest with count tags, and syncs the records that were written. It returns the
-// requests to containerd, and the memory that was allocated in bytes.
+// putOneMore records one more tag of a digest with count tags and syncs the written records. It returns the requests to
+// containerd and the allocated bytes.
 func putOneMore(t *testing.T, count int) (requests, uint64) {
 	t.Helper()
 	e := newEnv(t)
@@ -66,26 +66,26 @@ func putOneMore(t *testing.T, count int) (requests, uint64) {
 	return n, after.TotalAlloc - before.TotalAlloc
 }
 
-// One more tag of a digest reads and writes the same number of records, however many tags there are. Its memory grows
-// with the number of the image's entries, not with its square.
+// TestCostOfOneMoreTag checks that one more tag of a digest needs the same number of requests, however many tags there
+// are, and memory in proportion to their number, not to its square.
 func TestCostOfOneMoreTag(t *testing.T) {
 	const few, many = 50, 400
 	wanted, small := putOneMore(t, few)
 	got, big := putOneMore(t, many)
 	if got != wanted {
-		t.Errorf("requests to containerd with %d tags are %+v, with %d tags %+v", few, wanted, many, got)
+		t.Errorf("requests to containerd with %d tags: %+v, with %d tags: %+v", few, wanted, many, got)
 	}
 	if want := (requests{reads: 13, writes: 1}); got != want {
-		t.Errorf("requests to containerd are %+v, not %+v", got, want)
+		t.Errorf("got requests to containerd %+v, want %+v", got, want)
 	}
 	if limit := 2 * small * many / few; big > limit {
-		t.Errorf("memory with %d tags is %d bytes, with %d tags %d bytes, more than %d", few, small, many, big, limit)
+		t.Errorf("memory with %d tags: %d bytes, with %d tags: got %d bytes, want at most %d", few, small, many, big, limit)
 	}
 	t.Logf("%d tags: %d bytes, %d tags: %d bytes", few, small, many, big)
 }
 
-// Another tool removes the labels of a record with many tags. Sync writes all of them again, and does not change the
-// records of the tags.
+// TestRepairOfManyTags checks that Sync repairs the labels of a record with many tags, and does not change the records
+// of the tags.
 func TestRepairOfManyTags(t *testing.T) {
 	const count = 20
 	e := newEnv(t)
@@ -106,23 +106,23 @@ func TestRepairOfManyTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e.records.writes != 1 || lines(e.state(t)) != lines(before) {
-		t.Errorf("after %d writes the records are\n%s", e.records.writes, lines(e.state(t)))
+		t.Errorf("got %d writes, want 1, and records\n%s", e.records.writes, lines(e.state(t)))
 	}
 	e.restart()
 	if unknown := e.load(t); len(unknown) > 0 {
-		t.Errorf("unexplained: %q", unknown)
+		t.Errorf("unaccounted records: %q", unknown)
 	}
-	// The digest has one key, independent of the tag that it was pulled by.
+	// The digest has one key for all its tags.
 	keys := map[imagepin.Key]bool{}
 	for _, k := range want {
 		keys[k] = true
 	}
 	if got := e.keys(); len(got) != len(keys) || len(keys) != count+1 {
-		t.Errorf("%d keys, not %d", len(got), count+1)
+		t.Errorf("got %d keys, want %d", len(got), count+1)
 	}
 }
 
-// A tag that another tool has moved is not moved back when another tag of its old digest is written.
+// TestMovedTagIsNotMovedBack checks that a Sync of the old digest does not move back a tag that another tool moved.
 func TestMovedTagIsNotMovedBack(t *testing.T) {
 	e := newEnv(t)
 	of := e.tagsOf(t, 2)
@@ -135,6 +135,6 @@ func TestMovedTagIsNotMovedBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := e.Records(t)[of(0)[1].Ref].Target.Digest; got != other.root.Digest {
-		t.Errorf("the tag was moved back to %s", got)
+		t.Errorf("tag: got digest %s, want %s", got, other.root.Digest)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 )
 
-// TestUnsynced checks which records a caller has to wait for. A record is unsynced after a write, until it is marked as
-// seen, changed again, or removed.
+// TestUnsynced checks which records are unsynced. A record is unsynced after a write, until it is marked as synced,
+// changed again, or removed.
 func TestUnsynced(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
@@ -20,40 +20,40 @@ func TestUnsynced(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(at)
 		if !slices.Equal(got, at) {
-			t.Errorf("%s: %q, not %q", when, got, at)
+			t.Errorf("%s: got unsynced records %q, want %q", when, got, at)
 		}
 	}
-	id, digested := a.amd64.Config.Digest.String(), repo+"@"+a.root.Digest.String()
-	want("written", a, []string{tag, digested, id})
-	e.store.MarkSynced(digested)
-	want("one is seen", a, []string{tag, id})
+	id, byDigest := a.amd64.Config.Digest.String(), repo+"@"+a.root.Digest.String()
+	want("after the write", a, []string{tag, byDigest, id})
+	e.store.MarkSynced(byDigest)
+	want("after one is marked as synced", a, []string{tag, id})
 	if got := e.store.Unsynced(entries(tag, a, foreign, 0)[1]); slices.Contains(got, tag) {
-		t.Errorf("a tag of another platform is unsynced: %q", got)
+		t.Errorf("another platform: got unsynced records %q, want none of the tag", got)
 	}
 	e.pull(t, tag, a, nativeToo, 1, "")
-	want("labels do not count", a, []string{tag, id})
+	want("after a change of labels", a, []string{tag, id})
 	if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: b.root}, "target"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := e.store.Sync(e.ctx, tag); err != nil {
 		t.Fatal(err)
 	}
-	want("another tool has moved the tag", a, []string{id})
+	want("after another tool moved the tag", a, []string{id})
 	if err := e.Images.Delete(e.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := e.store.Sync(e.ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	want("another tool has removed the ID, which is written again", a, []string{id})
+	want("after another tool removed the record of the ID and Sync wrote it again", a, []string{id})
 	if got := e.Records(t)[tag].Target.Digest; got != b.root.Digest {
-		t.Errorf("the tag is moved back to %s", got)
+		t.Errorf("tag: got digest %s, want %s", got, b.root.Digest)
 	}
 	e.store.MarkUnsynced(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
-	want("another tool has written it", a, []string{tag, id})
+	want("after MarkUnsynced", a, []string{tag, id})
 }
 
-// TestReleaseUnpacked releases a snapshot that a failed pull has unpacked, but not a snapshot that a key needs.
+// TestReleaseUnpacked checks that a snapshot of a failed pull is released, but not a snapshot that a key needs.
 func TestReleaseUnpacked(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")
@@ -70,11 +70,11 @@ func TestReleaseUnpacked(t *testing.T) {
 	}
 	e.Collect(t)
 	if !e.HasSnapshot(t, "first", i.amd64.ChainID) || e.HasSnapshot(t, "second", i.amd64.ChainID) {
-		t.Error("the snapshots are not those of the keys")
+		t.Error("the node does not have exactly the snapshots of the keys")
 	}
 	e.wantSound(t)
-	gone := e.image("b")
-	if err := e.store.ReleaseUnpacked(e.ctx, gone.amd64.Config.Digest, "first"); err != nil {
-		t.Errorf("release of a missing image: %v", err)
+	missing := e.image("b")
+	if err := e.store.ReleaseUnpacked(e.ctx, missing.amd64.Config.Digest, "first"); err != nil {
+		t.Errorf("releasing a missing image: %v", err)
 	}
 }

@@ -24,8 +24,8 @@ func (e *env) idRecord(t *testing.T, i image) images.Image {
 	return img
 }
 
-// TestLateRecordOfAnImageID writes the record of an image ID after the image was removed, or its lost keys were
-// dropped, as containerd's CRI does. The record is removed when its event is handled.
+// TestLateRecordOfAnImageID checks that Sync removes the record of an image ID that containerd's CRI writes after the
+// image was removed or its lost keys were dropped.
 func TestLateRecordOfAnImageID(t *testing.T) {
 	for name, remove := range map[string]func(*env, *testing.T, image){
 		"removed": func(e *env, t *testing.T, i image) {
@@ -37,7 +37,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
 			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
-				t.Fatalf("lost are %v, %v", loaded, err)
+				t.Fatalf("got load result %v, %v, want 2 lost keys", loaded, err)
 			}
 			for _, l := range loaded.Lost {
 				if err := e.store.Drop(e.ctx, l.Entry); err != nil {
@@ -51,20 +51,20 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			i := e.image("a")
 			e.pull(t, tag, i, native, 0, "")
 			ctx, done := e.Lease(t)
-			e.place(ctx, t, i, native) // it exists until it is collected
+			e.place(ctx, t, i, native) // the content exists until the lease is deleted
 			remove(e, t, i)
 			e.idRecord(t, i)
 			done()
 			img, err := e.store.Sync(e.ctx, i.amd64.Config.Digest.String())
 			if err != nil || img != nil {
-				t.Errorf("got %v, %v", img, err)
+				t.Errorf("Sync returns %v, %v, want nothing", img, err)
 			}
 			e.wantEmpty(t)
 		})
 	}
 }
 
-// TestUntagged has records of image IDs without keys. They are listed until the image gets a key or the record is
+// TestUntagged checks records of image IDs without keys. They are listed until the image has a key or the record is
 // removed. They are removed after a grace period, unless another record has the same target.
 func TestUntagged(t *testing.T) {
 	e := newEnv(t)
@@ -75,7 +75,7 @@ func TestUntagged(t *testing.T) {
 		e.place(ctx, t, i, native)
 		img := e.idRecord(t, i)
 		if unknown, err := e.store.Sync(e.ctx, img.Name); err != nil || unknown == nil {
-			t.Fatalf("got %v, %v", unknown, err)
+			t.Fatalf("Sync returns %v, %v, want the record", unknown, err)
 		}
 		e.store.NoteUntagged(Untagged{Entry: imagepin.Entry{ImageID: i.amd64.Config.Digest}})
 	}
@@ -83,11 +83,11 @@ func TestUntagged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := e.store.FindUntagged(pulled.amd64.Config.Digest.String()); !ok || len(e.store.Untagged()) != 3 {
-		t.Errorf("listed are %v", e.store.Untagged())
+		t.Errorf("got untagged images %v, want 3", e.store.Untagged())
 	}
 	e.pull(t, tag, pulled, native, 1, "")
 	if _, ok := e.store.FindUntagged(pulled.amd64.Config.Digest.String()); ok || len(e.store.Untagged()) != 2 {
-		t.Errorf("listed with a key are %v", e.store.Untagged())
+		t.Errorf("got untagged images %v, want 2 without the pulled image", e.store.Untagged())
 	}
 	for _, c := range []struct {
 		name  string
@@ -97,13 +97,13 @@ func TestUntagged(t *testing.T) {
 	}{
 		{"within the grace period", alone, time.Hour, false},
 		{"after the grace period", alone, 0, true},
-		{"that was removed", alone, 0, false},
+		{"after its removal", alone, 0, false},
 		{"with another name", named, 0, false},
 		{"with a key", pulled, 0, false},
 	} {
 		got, err := e.store.RemoveUntagged(e.ctx, c.image.amd64.Config.Digest, time.Now().Add(-c.age))
 		if err != nil || got != c.want {
-			t.Errorf("%s: removed %v, %v", c.name, got, err)
+			t.Errorf("%s: got removed %v, %v, want %v", c.name, got, err, c.want)
 		}
 	}
 	if err := e.Images.Delete(e.ctx, named.amd64.Config.Digest.String()); err != nil {
@@ -113,12 +113,12 @@ func TestUntagged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all := e.store.Untagged(); len(all) != 0 {
-		t.Errorf("listed are still %v", all)
+		t.Errorf("got untagged images %v, want none", all)
 	}
 }
 
-// TestRemoveRecords removes the records of images by one of their names. This includes all records without keys, and
-// records that containerd's CRI writes late.
+// TestRemoveRecords checks that the records of an image without keys are removed by one of their names, including those
+// that containerd's CRI writes later.
 func TestRemoveRecords(t *testing.T) {
 	e := newEnv(t)
 	alone, pulled := e.image("a"), e.image("b")
@@ -146,15 +146,15 @@ func TestRemoveRecords(t *testing.T) {
 		{alone, []string{tag}, false},
 	} {
 		if got, err := e.store.RemoveRecords(e.ctx, c.image.amd64.Config.Digest, c.names...); err != nil || got != c.want {
-			t.Errorf("removed by %v: %v, %v", c.names, got, err)
+			t.Errorf("names %v: got removed %v, %v, want %v", c.names, got, err, c.want)
 		}
 	}
 	e.idRecord(t, alone)
 	if img, err := e.store.Sync(e.ctx, alone.amd64.Config.Digest.String()); err != nil || img != nil {
-		t.Errorf("the late record of the ID: %v, %v", img, err)
+		t.Errorf("late record of the ID: Sync returns %v, %v, want nothing", img, err)
 	}
 	if len(e.store.ByRef(other)) != 1 {
-		t.Error("the image that has keys is gone")
+		t.Error("the image with keys is missing")
 	}
 	if _, err := e.store.Remove(e.ctx, keysOf(entries(other, pulled, native, 1))...); err != nil {
 		t.Fatal(err)
@@ -163,8 +163,7 @@ func TestRemoveRecords(t *testing.T) {
 	e.wantEmpty(t)
 }
 
-// TestHasKeys queries an image whose keys are ready, lost, dropped, or of another image that its record targeted
-// before.
+// TestHasKeys checks an image whose keys are ready, lost, dropped, or of another image that its record targeted before.
 func TestHasKeys(t *testing.T) {
 	e := newEnv(t)
 	i, later := e.image("a"), e.image("b")
@@ -172,7 +171,7 @@ func TestHasKeys(t *testing.T) {
 		t.Helper()
 		for _, name := range []string{tag, i.amd64.Config.Digest.String()} {
 			if got, err := e.store.HasKeys(e.ctx, name); err != nil || got != want {
-				t.Errorf("%s, %s: %v, %v", when, name, got, err)
+				t.Errorf("%s, %s: got %v, %v, want %v", when, name, got, err, want)
 			}
 		}
 	}
@@ -204,7 +203,7 @@ func TestHasKeys(t *testing.T) {
 	want("dropped", false)
 }
 
-// TestCreateIDRecord creates the record of an image ID only if a record of the image still needs it.
+// TestCreateIDRecord checks that the record of an image ID is created only if a record of the image still needs it.
 func TestCreateIDRecord(t *testing.T) {
 	managed := map[string]string{CRIManagedLabel: CRIManagedValue}
 	for name, c := range map[string]struct {
@@ -213,7 +212,7 @@ func TestCreateIDRecord(t *testing.T) {
 	}{
 		"managed":     {&images.Image{Name: "not a reference", Labels: managed}, true},
 		"not managed": {&images.Image{Name: "not a reference"}, false},
-		"gone":        {nil, false},
+		"removed":     {nil, false},
 		"moved":       {&images.Image{Name: "not a reference", Labels: managed}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -236,7 +235,7 @@ func TestCreateIDRecord(t *testing.T) {
 			}
 			img, err := e.Images.Get(e.ctx, i.amd64.Config.Digest.String())
 			if (err == nil) != c.want || c.want && (img.Target.Digest != i.root.Digest || !Managed(img)) {
-				t.Errorf("got %+v, %v", img, err)
+				t.Errorf("got record of the ID %+v, %v, want it: %v", img, err, c.want)
 			}
 		})
 	}

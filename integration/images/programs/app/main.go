@@ -1,8 +1,8 @@
-// Command app is the entrypoint of the test images: it says which image it was started from, then waits to be told to stop.
+// Command app is the entrypoint of the test images. It prints the facts of its image and waits for a signal to stop.
 //
-// It is built for the node that runs the tests and put into images of every platform, so that a container of a "foreign"
-// platform runs without emulation and still tells whose image it is. The facts come from two places, the image's config (as
-// an environment variable) and the root filesystem (as a file), because a container may wrongly mix the two.
+// It is built for the machine that runs the tests, and is in images of every platform. So a container of another
+// platform runs without emulation and still identifies its image. The facts are in two places, the image's config (an
+// environment variable) and the root filesystem (a file), because a container may wrongly mix the two.
 package main
 
 import (
@@ -32,7 +32,7 @@ func rootfs() string {
 	return strings.TrimSpace(string(b))
 }
 
-// command runs one of the small tools that tests start by arguments, and returns the exit code.
+// command runs the command in the arguments and returns the exit code.
 func command(name string, args []string) int {
 	switch name {
 	case "cat":

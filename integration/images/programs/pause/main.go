@@ -1,5 +1,5 @@
-// Command pause is the entrypoint of the sandbox image of the tests: it holds the pod's namespaces, reaps what is orphaned
-// in them, and ends when it is told to.
+// Command pause is the entrypoint of the sandbox image of the tests. It holds the pod's namespaces, reaps orphaned
+// processes in them, and exits on SIGTERM or SIGINT.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command containerd is containerd 2.2 with all of its own plugins and imagepin.
+// Command containerd is containerd 2.2 with its own plugins and imagepin.
 package main
 
 import (

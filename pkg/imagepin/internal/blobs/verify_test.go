@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Verify compares the content of a file with its digest.
+// TestVerify checks that Verify compares the content of a file with its digest.
 func TestVerify(t *testing.T) {
 	e := ctdtest.New(t)
 	all := ctdtest.Blobs{}
@@ -26,10 +26,10 @@ func TestVerify(t *testing.T) {
 		var read int64
 		err := blobs.Verify(ctx, e.Content, d.digest, d.size, func(n int64) error { read += n; return nil })
 		if err != nil || read != d.size {
-			t.Errorf("%d bytes of %d: %v", read, d.size, err)
+			t.Errorf("read %d of %d bytes: %v", read, d.size, err)
 		}
 		for name, err := range map[string]error{
-			"look": blobs.Check(ctx, e.Content, d.digest, d.size), "remote": blobs.CheckRemote(ctx, e.Content, d.digest, d.size),
+			"check": blobs.Check(ctx, e.Content, d.digest, d.size), "remote": blobs.CheckRemote(ctx, e.Content, d.digest, d.size),
 		} {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -38,7 +38,7 @@ func TestVerify(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, func(int64) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("stopped: %v", err)
+		t.Errorf("stopped: got %v, want %v", err, stop)
 	}
 	path := e.File(big.Digest)
 	noError(t, os.Chmod(path, 0o600))
@@ -48,19 +48,19 @@ func TestVerify(t *testing.T) {
 	noError(t, os.WriteFile(path, b, 0o600))
 	damage := new(blobs.Damage)
 	if err := blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil); !errors.As(err, &damage) || damage.Missing {
-		t.Errorf("one bit differs: %v", err)
+		t.Errorf("one bit differs: got %v, want damage", err)
 	}
 	noError(t, os.Truncate(path, 5))
 	if err := blobs.CheckRemote(ctx, e.Content, big.Digest, big.Size); !errors.As(err, &damage) || damage.Missing {
-		t.Errorf("cut: %v", err)
+		t.Errorf("cut: got %v, want damage", err)
 	}
 	noError(t, os.Remove(path))
 	for name, err := range map[string]error{
-		"look": blobs.Check(ctx, e.Content, big.Digest, big.Size), "remote": blobs.CheckRemote(ctx, e.Content, big.Digest, big.Size),
+		"check": blobs.Check(ctx, e.Content, big.Digest, big.Size), "remote": blobs.CheckRemote(ctx, e.Content, big.Digest, big.Size),
 		"verify": blobs.Verify(ctx, e.Content, big.Digest, big.Size, nil),
 	} {
 		if !errors.As(err, &damage) || !damage.Missing {
-			t.Errorf("%s of a missing file: %v", name, err)
+			t.Errorf("%s of a missing file: got %v, want missing", name, err)
 		}
 	}
 }

@@ -34,7 +34,7 @@ func TestConcurrentCallsShareOneRun(t *testing.T) {
 		close(hold)
 		wg.Wait()
 		if runs.Load() != 1 {
-			t.Errorf("ran %d times", runs.Load())
+			t.Errorf("work ran %d times, want 1", runs.Load())
 		}
 		if len(g.calls) != 0 {
 			t.Error("the key remains after use")
@@ -62,17 +62,17 @@ func TestWorkEndsWithItsLastCaller(t *testing.T) {
 		synctest.Wait()
 		ca1()
 		if err := <-one; !errors.Is(err, context.Canceled) {
-			t.Errorf("first caller got %v", err)
+			t.Errorf("first caller: got %v, want context.Canceled", err)
 		}
 		if synctest.Wait(); cause != nil {
-			t.Fatal("the work ended before its last caller had gone")
+			t.Fatal("the work was canceled while a caller was waiting")
 		}
 		ca2()
 		if err := <-two; !errors.Is(err, context.Canceled) {
-			t.Errorf("second caller got %v", err)
+			t.Errorf("second caller: got %v, want context.Canceled", err)
 		}
 		if !errors.Is(cause, ErrAbandoned) {
-			t.Errorf("the work ended with %v before its caller returned", cause)
+			t.Errorf("the work ended with %v, want %v", cause, ErrAbandoned)
 		}
 	})
 }
@@ -96,11 +96,11 @@ func TestDetachedWorkIsJoinedLater(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := g.DoDetached(ctx, "k", work); !errors.Is(err, context.Canceled) {
-			t.Fatalf("got %v", err)
+			t.Fatalf("got %v, want context.Canceled", err)
 		}
 		go func() { synctest.Wait(); close(hold) }()
 		if v, err := g.DoDetached(t.Context(), "k", work); v != 7 || err != nil || runs != 1 {
-			t.Errorf("got %d, %v after %d runs", v, err, runs)
+			t.Errorf("got %d, %v after %d runs, want 7 after 1", v, err, runs)
 		}
 	})
 }
@@ -109,11 +109,11 @@ func TestPanicIsAnError(t *testing.T) {
 	var g Group[int]
 	_, err := g.Do(t.Context(), "k", func(context.Context) (int, error) { panic("boom") })
 	if err == nil || !strings.Contains(err.Error(), "boom") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the text of the panic", err)
 	}
 }
 
-func TestEndStopsDetachedWork(t *testing.T) {
+func TestShutdownStopsDetachedWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			g     Group[int]
@@ -122,38 +122,38 @@ func TestEndStopsDetachedWork(t *testing.T) {
 			hold  = make(chan struct{})
 			why   = errors.New("ended")
 		)
-		gone, cancel := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := g.DoDetached(gone, "detached", func(ctx context.Context) (int, error) {
+		if _, err := g.DoDetached(canceled, "detached", func(ctx context.Context) (int, error) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			<-hold
 			over = true
 			return 0, cause
 		}); !errors.Is(err, context.Canceled) {
-			t.Fatalf("got %v", err)
+			t.Fatalf("got %v, want context.Canceled", err)
 		}
-		if err := g.Shutdown(gone, why); !errors.Is(err, context.Canceled) || over {
-			t.Errorf("canceled End: %v", err)
+		if err := g.Shutdown(canceled, why); !errors.Is(err, context.Canceled) || over {
+			t.Errorf("canceled Shutdown: got %v, work is over: %t", err, over)
 		}
 		go func() { synctest.Wait(); close(hold) }()
 		if err := g.Shutdown(t.Context(), why); err != nil || !over {
-			t.Errorf("got %v, work is over: %t", err, over)
+			t.Errorf("Shutdown: got %v, work is over: %t", err, over)
 		}
 		if !errors.Is(cause, why) {
-			t.Errorf("the work ended with %v", cause)
+			t.Errorf("the work ended with %v, want %v", cause, why)
 		}
 		_, err := g.Do(t.Context(), "later", func(context.Context) (int, error) {
-			t.Error("work started after End")
+			t.Error("work started after Shutdown")
 			return 0, nil
 		})
 		if !errors.Is(err, why) {
-			t.Errorf("a later call got %v", err)
+			t.Errorf("a later call: got %v, want %v", err, why)
 		}
 	})
 }
 
-// A caller that joins work stops waiting when its context ends.
+// TestJoinHonorsContext checks that a caller that joins work returns when its context is canceled.
 func TestJoinHonorsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group[int]
@@ -167,7 +167,7 @@ func TestJoinHonorsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := g.Do(ctx, "k", nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want context.Canceled", err)
 		}
 		close(hold)
 		if err := <-first; err != nil {

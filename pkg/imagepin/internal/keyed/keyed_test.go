@@ -44,11 +44,11 @@ func TestMutexHonorsContext(t *testing.T) {
 		t.Fatalf("got %v, want canceled", err)
 	}
 	if err := m.Lock(t.Context(), "b"); err != nil {
-		t.Fatalf("another key: %v", err)
+		t.Fatalf("locking another key: %v", err)
 	}
 	m.Unlock("a")
 	if err := m.Lock(t.Context(), "a"); err != nil {
-		t.Fatalf("after unlock: %v", err)
+		t.Fatalf("locking after Unlock: %v", err)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestRWMutex(t *testing.T) {
 		}
 		r2, err := m.RLock(ctx, "a")
 		if err != nil {
-			t.Fatalf("a waiting writer blocks a reader: %v", err)
+			t.Fatalf("reader while a writer waits: %v", err)
 		}
 		r2()
 		r2() // the second call has no effect
@@ -131,7 +131,7 @@ func TestRWMutexWaitsWithoutHolding(t *testing.T) {
 		synctest.Wait()
 		free, err := m.Lock(ctx, "a")
 		if err != nil {
-			t.Fatalf("a waiting writer holds a key: %v", err)
+			t.Fatalf("locking a free key of a waiting writer: %v", err)
 		}
 		busy()
 		if synctest.Wait(); locked {

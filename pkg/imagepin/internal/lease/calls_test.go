@@ -15,10 +15,10 @@ import (
 // unreachable is a lease manager that returns errors while down is set.
 type unreachable struct {
 	leases.Manager
-	down, succeeds bool // succeeds means that the request is executed, and only its answer is lost
+	down, succeeds bool // succeeds means that Create succeeds and only its answer is lost
 }
 
-var errUnreachable = errors.New("gone")
+var errUnreachable = errors.New("unreachable")
 
 func (u *unreachable) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
 	if u.down && !u.succeeds {
@@ -68,68 +68,69 @@ func TestRetry(t *testing.T) {
 	m.down = true
 	for _, id := range []string{"over", "kept"} {
 		if err := u.Delete(ctx, leases.Lease{ID: id}); !errors.Is(err, errUnreachable) {
-			t.Fatalf("delete %s: %v", id, err)
+			t.Fatalf("delete %s: got %v, want %v", id, err, errUnreachable)
 		}
 	}
 	m.succeeds = true
 	if err := create("answer lost", "pull"); !errors.Is(err, errUnreachable) {
-		t.Fatalf("create: %v", err)
+		t.Fatalf("create: got %v, want %v", err, errUnreachable)
 	}
 	m.succeeds = false
-	if err := create("never made", "collect"); !errors.Is(err, errUnreachable) {
-		t.Fatalf("create: %v", err)
+	if err := create("not created", "collect"); !errors.Is(err, errUnreachable) {
+		t.Fatalf("create: got %v, want %v", err, errUnreachable)
 	}
 	if err := u.Retry(ctx); !errors.Is(err, errUnreachable) {
-		t.Errorf("retry while it is down: %v", err)
+		t.Errorf("retry while containerd is down: got %v, want %v", err, errUnreachable)
 	}
 	if got := left(); !slices.Equal(got, []string{"answer lost", "kept", "over", "running"}) {
-		t.Fatalf("before: %q", got)
+		t.Fatalf("leases before the retry: %q", got)
 	}
 	m.down = false
 	if err := u.Retry(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// The lease of a running call stays, and so does a lease with another purpose.
+	// Leases of running calls and leases with other purposes stay.
 	if got := left(); !slices.Equal(got, []string{"kept", "running"}) {
-		t.Errorf("after: %q", got)
+		t.Errorf("leases after the retry: %q", got)
 	}
 	if err := u.Delete(ctx, leases.Lease{ID: "running"}); err != nil || len(u.calls) != 0 {
-		t.Errorf("%v, remembered: %v", err, u.calls)
+		t.Errorf("delete: %v, remembered leases %v, want none", err, u.calls)
 	}
 }
 
-// leaving is a lease manager whose caller goes away before the answer, as over a connection. The lease is created.
-type leaving struct {
+// canceling is a lease manager that creates a lease and cancels the caller before it answers.
+type canceling struct {
 	leases.Manager
-	leave context.CancelFunc
+	cancel context.CancelFunc
 }
 
-func (l *leaving) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
+func (l *canceling) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
 	made, err := l.Manager.Create(context.WithoutCancel(ctx), opts...)
-	l.leave()
+	l.cancel()
 	if ctx.Err() != nil {
 		return leases.Lease{}, ctx.Err()
 	}
 	return made, err
 }
 
-// A caller that goes away during Create gets the lease, to delete it. A caller that has gone before gets none.
+// TestCreateForCanceledCaller checks that Create returns the lease to a caller that is canceled during the call, and no
+// lease to a caller that was canceled before.
 func TestCreateForCanceledCaller(t *testing.T) {
 	n := ctdtest.New(t)
 	ctx, cancel := context.WithCancel(n.Context(t))
-	u := NewCalls(&leaving{n.Leases, cancel})
+	u := NewCalls(&canceling{n.Leases, cancel})
 	l, err := u.Create(ctx, leases.WithID("late"), leases.WithLabel(imagepin.LeaseLabel, "pull"))
 	if err != nil || l.ID != "late" {
-		t.Fatalf("%+v, %v", l, err)
+		t.Fatalf("canceled during Create: got %+v, %v, want lease late", l, err)
 	}
 	if _, err := u.Create(ctx, leases.WithID("none"), leases.WithLabel(imagepin.LeaseLabel, "pull")); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("canceled before Create: got %v, want context.Canceled", err)
 	}
 	all, err := n.Leases.List(n.Context(t))
 	if err != nil || len(all) != 1 {
-		t.Errorf("leases %v, %v", all, err)
+		t.Errorf("got leases %v, %v, want 1", all, err)
 	}
 	if err := u.Delete(n.Context(t), l); err != nil || len(u.calls) != 0 {
-		t.Errorf("%v, remembered: %v", err, u.calls)
+		t.Errorf("delete: %v, remembered leases %v, want none", err, u.calls)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// syncLeases records which leases were deleted synchronously.
+// syncLeases records which leases are deleted synchronously.
 type syncLeases struct {
 	leases.Manager
 	sync    []bool
@@ -32,7 +32,7 @@ func (l *syncLeases) Delete(ctx context.Context, lease leases.Lease, opts ...lea
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
-// TestWith checks that the lease is deleted after success and failure, even if the caller has gone.
+// TestWith checks that the lease is deleted after success and failure, even if the caller is canceled.
 func TestWith(t *testing.T) {
 	for name, fails := range map[string]error{"success": nil, "failure": errors.New("no")} {
 		t.Run(name, func(t *testing.T) {
@@ -45,29 +45,29 @@ func TestWith(t *testing.T) {
 				n.Write(ctx, t, blobs)
 				n.Collect(t)
 				if !n.HasBlob(t, img.Layer.Digest) {
-					t.Error("the lease does not hold content that is fetched under it")
+					t.Error("the lease does not protect its content")
 				}
 				all, err := m.List(ctx)
 				if err != nil || len(all) != 1 || all[0].Labels[imagepin.LeaseLabel] != "pull" || all[0].Labels["containerd.io/gc.expire"] == "" {
-					t.Errorf("leases %+v, %v", all, err)
+					t.Errorf("got leases %+v, %v, want one with its label and an expiry", all, err)
 				}
 				cancel() // cleanup does not depend on the caller
 				return fails
 			})
 			if !errors.Is(err, fails) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want %v", err, fails)
 			}
 			if all, err := m.List(n.Context(t)); err != nil || len(all) != 0 {
 				t.Errorf("leftover leases: %v, %v", all, err)
 			}
 			if len(m.sync) != 1 || m.sync[0] {
-				t.Errorf("deleted synchronously: %v", m.sync)
+				t.Errorf("deletions were synchronous: got %v, want [false]", m.sync)
 			}
 		})
 	}
 }
 
-// TestWithFailedDelete checks that a failure to delete the lease does not fail the call: the lease expires.
+// TestWithFailedDelete checks that a failure to delete the lease, which expires, does not fail the call.
 func TestWithFailedDelete(t *testing.T) {
 	n := ctdtest.New(t)
 	m := &syncLeases{Manager: n.Leases, failing: errors.New("no")}
@@ -110,7 +110,7 @@ func TestDeleteLeftovers(t *testing.T) {
 		left[l.ID] = true
 	}
 	if len(left) != 3 || !left["retain"] || !left["pullover"] || !left["foreign"] {
-		t.Errorf("remaining leases: %v", left)
+		t.Errorf("remaining leases: got %v, want retain, pullover and foreign", left)
 	}
 	if n.HasBlob(t, img.Layer.Digest) || !n.HasBlob(t, kept.Layer.Digest) {
 		t.Error("the content does not match the remaining leases")
@@ -119,6 +119,6 @@ func TestDeleteLeftovers(t *testing.T) {
 		t.Error(err)
 	}
 	if len(m.sync) != 4 {
-		t.Errorf("deleted %d leases", len(m.sync))
+		t.Errorf("deleted %d leases, want 4", len(m.sync))
 	}
 }

@@ -9,7 +9,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pieces are bounded in messages and in bytes, and together contain every message once and in order.
+// TestPieces checks that pieces are bounded in messages and bytes, and have every message once and in order.
 func TestPieces(t *testing.T) {
 	const large = Bytes / 3
 	for name, sizes := range map[string][]int{
@@ -24,12 +24,12 @@ func TestPieces(t *testing.T) {
 		for batch := range Split(all) {
 			messages++
 			if n := proto.Size(&runtime.StreamImagesResponse{Images: batch}); len(batch) == 0 || len(batch) > Count || (n > Bytes+4*Count && len(batch) > 1) {
-				t.Errorf("%s: a message has %d images of %d bytes", name, len(batch), n)
+				t.Errorf("%s: a piece has %d images of %d bytes", name, len(batch), n)
 			}
 			got = append(got, batch...)
 		}
 		if len(got) != len(all) {
-			t.Fatalf("%s: %d of %d images in %d messages", name, len(got), len(all), messages)
+			t.Fatalf("%s: got %d of %d images in %d pieces", name, len(got), len(all), messages)
 		}
 		for i := range all {
 			if got[i] != all[i] {

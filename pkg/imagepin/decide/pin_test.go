@@ -1,0 +1,250 @@
+package decide
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// node is the policy of a reference that is pinned for the node.
+var node = policy.Decision{Rule: policy.Rule{Behavior: policy.Default, Consistency: policy.Node}, Scope: policy.NodeScope}
+
+// wantMoved fails the test unless err is a MovedError with the verdict for a pinned version.
+func wantMoved(t *testing.T, err error, to string) {
+	t.Helper()
+	var moved *MovedError
+	if !errors.As(err, &moved) {
+		t.Fatalf("got %v, want a MovedError", err)
+	}
+	v := moved.Verdict
+	if version(v.Root.Digest) != to || v.Pin == nil || v.Pin.Root.Digest != v.Root.Digest || v.FirstUse != nil {
+		t.Errorf("got verdict %+v, want that of the pin to %s", v, to)
+	}
+	if want := v.Ref.String() + " was pinned to " + v.Root.Digest.String() + " during the pull"; err.Error() != want {
+		t.Errorf("got error %q, want %q", err, want)
+	}
+}
+
+// TestPinned returns the pinned digest only if the policy pins the reference.
+func TestPinned(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	q := Request{Ref: e.ref, Policy: node}
+	wantEqual(t, "without a pin", e.Pinned(q), "")
+	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	e.make(t, "", "old", pin.ByUse, false)
+	wantEqual(t, "with a pin", e.Pinned(q), roots["old"].Digest)
+	q.Policy.Scope = ""
+	wantEqual(t, "without a scope", e.Pinned(q), "")
+}
+
+// TestReserve reserves space for the image of a verdict whose pin retains it.
+func TestReserve(t *testing.T) {
+	image := imagepin.Entry{Root: roots["old"]}
+	for name, test := range map[string]struct {
+		verdict Verdict
+		want    int
+	}{
+		"no pin":                       {Verdict{}, 0},
+		"first use":                    {Verdict{FirstUse: &FirstUse{}}, 0},
+		"first use that retains":       {Verdict{FirstUse: &FirstUse{Retain: true}}, 1},
+		"pin":                          {Verdict{Pin: &pin.Pin{}}, 0},
+		"pin that retains":             {Verdict{Pin: &pin.Pin{Retain: true}}, 1},
+		"pin that retains, first use":  {Verdict{Pin: &pin.Pin{Retain: true}, FirstUse: &FirstUse{}}, 1},
+		"pin, first use that retains":  {Verdict{Pin: &pin.Pin{}, FirstUse: &FirstUse{Retain: true}}, 1},
+		"neither the pin nor this use": {Verdict{Pin: &pin.Pin{}, FirstUse: &FirstUse{}}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			release, err := e.Reserve(test.verdict, image)
+			noError(t, err)
+			wantEqual(t, "reserved", e.retained.reserved, test.want)
+			wantEqual(t, "images", len(e.retained.entries), test.want)
+			release()
+			wantEqual(t, "after the release", e.retained.reserved, 0)
+			e.retained.full = true
+			if _, err = e.Reserve(test.verdict, image); (err != nil) != (test.want > 0) {
+				t.Errorf("without space: got %v", err)
+			}
+		})
+	}
+}
+
+// TestPinFirstUse makes a pin at the first use. A later use of another digest gets the verdict of the pin.
+func TestPinFirstUse(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	q := Request{Ref: e.ref, Policy: node}
+	q.Policy.Namespace, q.Policy.Retain = "shop", true
+	first, err := e.Decide(e.ctx, q)
+	noError(t, err)
+	e.registry.tag.Store("new")
+	second, err := e.Decide(e.ctx, q)
+	noError(t, err)
+	if first.FirstUse == nil || first.Pin != nil {
+		t.Fatalf("got verdict %+v, want a first use", first)
+	}
+
+	v, err := e.PinFirstUse(e.ctx, first)
+	noError(t, err)
+	held, _ := e.pins.Get(e.id(policy.NodeScope))
+	if v.Pin == nil || v.Pin.ID != held.ID || v.FirstUse != nil {
+		t.Errorf("got verdict %+v, want that of the pin", v)
+	}
+	wantEqual(t, "pin", e.pinned(policy.NodeScope), "old")
+	wantEqual(t, "by", held.By, pin.ByUse)
+	wantEqual(t, "namespace", held.For, "shop")
+	wantEqual(t, "retain", held.Retain, true)
+
+	v, err = e.PinFirstUse(e.ctx, second)
+	wantMoved(t, err, "old")
+	wantEqual(t, "verdict of a use that was not first", version(v.Root.Digest), "new")
+	again, err := e.PinFirstUse(e.ctx, first)
+	noError(t, err)
+	wantEqual(t, "the same digest again", again.Pin.ID, held.ID)
+}
+
+// TestPinFirstUseFails returns the error of the pin store.
+func TestPinFirstUseFails(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	e.pins = pin.New(pin.Config{Images: e.node.Images, Namespaces: boltNamespaces{e.node.DB}, MaxPerNamespace: func() int { return 1 }})
+	noError(t, e.pins.Load(e.ctx))
+	e.Decider.pins = e.pins
+	_, err := e.pins.MakeForNamespace(e.ctx, "shop", pin.ID{Scope: policy.NodeScope, Ref: "registry.example/other:1"}, roots["old"], pin.ByUse, false)
+	noError(t, err)
+	q := Request{Ref: e.ref, Policy: node}
+	q.Policy.Namespace = "shop"
+	v, err := e.Decide(e.ctx, q)
+	noError(t, err)
+	v, err = e.PinFirstUse(e.ctx, v)
+	wantError(t, err, imagepin.PinLimitReached, errdefs.ErrResourceExhausted)
+	wantEqual(t, "digest", version(v.Root.Digest), "old")
+	wantEqual(t, "pin", e.pinned(policy.NodeScope), "")
+
+	_, err = e.PinUse(e.ctx, e.ref, policy.Pod{Namespace: "shop"}, roots["old"])
+	wantError(t, err, imagepin.PinLimitReached, errdefs.ErrResourceExhausted)
+}
+
+// TestCheckPin fails if the pin of a verdict has moved, and only then.
+func TestCheckPin(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	held := e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	v := Verdict{Ref: e.ref, Root: roots["old"], Pin: &held}
+	noError(t, e.CheckPin(v))
+	noError(t, e.CheckPin(Verdict{Ref: e.ref, Root: roots["new"]}))
+
+	e.make(t, policy.NodeScope, "new", pin.ByRefresh, false)
+	wantMoved(t, e.CheckPin(v), "new")
+	v.Ref = e.byDigest(t, "old")
+	noError(t, e.CheckPin(v)) // a refresh pulls by digest, and moves the pin after that
+
+	v.Ref = e.ref
+	_, err := e.pins.Remove(e.ctx, held.ID)
+	noError(t, err)
+	noError(t, e.CheckPin(v))
+}
+
+// TestMovesTag reports which verdicts decide what a tag resolves to on the node.
+func TestMovesTag(t *testing.T) {
+	inWorkload := &pin.Pin{ID: pin.ID{Scope: workload}}
+	inNode := &pin.Pin{ID: pin.ID{Scope: policy.NodeScope}}
+	oldRoot, newRoot := roots["old"], roots["new"]
+	for name, test := range map[string]struct {
+		node    string // the version that the node is pinned to
+		verdict Verdict
+		want    bool
+	}{
+		"no pin":                               {"", Verdict{Root: oldRoot}, true},
+		"the pin of the node":                  {"old", Verdict{Root: oldRoot}, true},
+		"another digest than the node's":       {"old", Verdict{Root: newRoot}, false},
+		"a pin of the node that was removed":   {"", Verdict{Root: oldRoot, Pin: inNode}, true},
+		"a workload, no answer":                {"", Verdict{Root: oldRoot, Pin: inWorkload}, false},
+		"a workload, the registry agrees":      {"", Verdict{Root: oldRoot, Pin: inWorkload, Registry: &oldRoot}, true},
+		"a workload, the registry does not":    {"", Verdict{Root: oldRoot, Pin: inWorkload, Registry: &newRoot}, false},
+		"a workload with the node's digest":    {"old", Verdict{Root: oldRoot, Pin: inWorkload}, true},
+		"a workload with another digest":       {"new", Verdict{Root: oldRoot, Pin: inWorkload, Registry: &oldRoot}, false},
+		"no pin of the workload, another here": {"new", Verdict{Root: oldRoot, Registry: &oldRoot}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			if test.node != "" {
+				e.make(t, policy.NodeScope, test.node, pin.ByUse, false)
+			}
+			test.verdict.Ref = e.ref
+			wantEqual(t, "moves the tag", e.MovesTag(test.verdict), test.want)
+		})
+	}
+}
+
+// TestPinUse pins what a container without a pull runs.
+func TestPinUse(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node, Retain: true})
+	pod := policy.Pod{Namespace: "shop"}
+	e.put(t, "old", ownTarget, imagepin.SourcePull, nil, 1)
+
+	e.retained.full = true
+	_, err := e.PinUse(e.ctx, e.ref, pod, roots["old"])
+	wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
+	wantEqual(t, "pin without space", e.pinned(policy.NodeScope), "")
+
+	e.retained.full = false
+	held, err := e.PinUse(e.ctx, e.ref, pod, roots["old"])
+	noError(t, err)
+	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
+	wantEqual(t, "by", held.By, pin.ByUse)
+	wantEqual(t, "namespace", held.For, "shop")
+	wantEqual(t, "retain", held.Retain, true)
+	wantEqual(t, "reserved images", len(e.retained.entries), 2)
+	wantEqual(t, "reservations that are not released", e.retained.reserved, 0)
+
+	// The first use wins. It has reserved the space, so that no use after it does.
+	e.retained.full = true
+	before := held.UsedAt
+	time.Sleep(time.Millisecond)
+	held, err = e.PinUse(e.ctx, e.ref, pod, roots["new"])
+	noError(t, err)
+	wantEqual(t, "digest of the second use", held.Root.Digest, roots["old"].Digest)
+	now, _ := e.pins.Get(held.ID)
+	if !now.UsedAt.After(before) {
+		t.Errorf("got last use %s, want after %s", now.UsedAt, before)
+	}
+}
+
+// TestPinUseWithoutPolicy pins nothing.
+func TestPinUseWithoutPolicy(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+	held, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots["old"])
+	noError(t, err)
+	if held != nil || len(e.pins.List()) != 0 {
+		t.Errorf("got pin %+v, want none", held)
+	}
+}
+
+// TestPinForPod returns the pin of the pod's scope, and whether the policy pins the reference.
+func TestPinForPod(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, policy.Rule{Match: "**/team/*", Consistency: policy.Workload})
+	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
+	held, scoped, err := e.PinForPod(e.ctx, e.ref, pod)
+	noError(t, err)
+	if held != nil || !scoped {
+		t.Errorf("without a pin: got %v, %t, want none in a scope", held, scoped)
+	}
+	e.make(t, workload, "old", pin.ByUse, false)
+	held, scoped, err = e.PinForPod(e.ctx, e.ref, pod)
+	noError(t, err)
+	if held == nil || held.Scope != workload || !scoped {
+		t.Errorf("with a pin: got %v, %t", held, scoped)
+	}
+	other, err := reference.ParseNormalizedNamed("registry.example/other:1")
+	noError(t, err)
+	held, scoped, err = e.PinForPod(e.ctx, other, pod)
+	noError(t, err)
+	if held != nil || scoped {
+		t.Errorf("without a policy: got %v, %t, want none", held, scoped)
+	}
+}
