@@ -42,9 +42,8 @@ func wantRunning(r *testkit.Rig, c *node.Container, since int64) {
 	}
 }
 
-// TestSwitchAndUninstall switches a node with running pods from stock to imagepin, back, and to imagepin again, and
-// then uninstalls imagepin. The containers keep running, no image is lost, the registry gets no request, and nothing of
-// imagepin is left.
+// TestSwitchAndUninstall switches a node with running pods from stock to imagepin, back and again, and uninstalls
+// imagepin. Containers keep running, no image is lost, the registry gets no request, and nothing of imagepin is left.
 func TestSwitchAndUninstall(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{

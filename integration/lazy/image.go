@@ -16,8 +16,7 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 )
 
-// Stargz converts an image to eStargz. Tools that read gzip layers can read it, and a lazy snapshotter can read single
-// files.
+// Stargz converts an image to eStargz: gzip tools can read its layers, and a lazy snapshotter can read single files.
 func Stargz(img v1.Image) (v1.Image, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -31,8 +30,7 @@ func Stargz(img v1.Image) (v1.Image, error) {
 		}
 		out, err = mutate.Append(out, mutate.Addendum{
 			Layer: s,
-			// The snapshotter verifies what it reads with this digest. A layer without it is not eStargz to the
-			// snapshotter.
+			// The snapshotter verifies what it reads with this digest. It does not read layers without it lazily.
 			Annotations: map[string]string{estargz.TOCJSONDigestAnnotation: toc},
 		})
 		if err != nil {

@@ -8,8 +8,7 @@ import (
 )
 
 // TestSideBySide runs pods of one image on overlayfs and on the lazy snapshotter, in both orders, with layers kept and
-// discarded. Then it removes the image for one handler after the other, and checks that its snapshots are removed.
-// Stock fails most of these cases.
+// discarded. A removal for one handler removes only its snapshots. Stock fails most of these cases.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
@@ -142,8 +141,7 @@ func TestRestarts(t *testing.T) {
 			r.wantHere(ref, id)
 			r.runBoth(ref, opts.Line(0))
 
-			// Kill the snapshotter alone, while a pod runs. The other handler still works, and the lazy one after a
-			// restart.
+			// Kill only the snapshotter: eager pods still work, and lazy pods work again after its restart.
 			if err := r.sn.Kill9(); err != nil {
 				t.Fatal(err)
 			}

@@ -10,8 +10,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestObservabilityIsDocumented checks that docs/observability.md documents every metric of a node, with its labels and
-// their values.
+// TestObservabilityIsDocumented checks that docs/observability.md has every metric of a node, with labels and values.
 func TestObservabilityIsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {

@@ -13,8 +13,7 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 )
 
-// TestStandalonePackage installs the deb beside stock containerd, starts its units, runs a pull and a pod, and purges
-// it.
+// TestStandalonePackage installs the deb beside stock containerd, starts its units, runs a pod, and purges the deb.
 func TestStandalonePackage(t *testing.T) {
 	t.Parallel()
 	n := newStockNode(t)

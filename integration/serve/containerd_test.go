@@ -29,9 +29,8 @@ func TestStartBeforeContainerd(t *testing.T) {
 	r.pull(ref, "")
 }
 
-// TestContainerdIsKilled kills containerd during a pull and restarts it. imagepin refuses calls meanwhile. After the
-// restart, images are available without the registry, imagepin handles events again, and nothing is left of the
-// interrupted pull.
+// TestContainerdIsKilled kills containerd during a pull and restarts it. imagepin refuses calls meanwhile. Then it has
+// its images without registry requests, handles events again, and has nothing left of the interrupted pull.
 func TestContainerdIsKilled(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}}})
@@ -111,8 +110,7 @@ func (r *serveRig) wantNoProblems(when string, opts checker.Options) {
 }
 
 // TestContainerdChanges restarts containerd with a new handler, which imagepin serves without a restart. Then
-// containerd restarts without the handler, although imagepin's configuration has it: imagepin refuses calls with the
-// name of the key until the key is removed.
+// containerd loses the handler: imagepin refuses calls and names the configured key until the key is removed.
 func TestContainerdChanges(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})

@@ -139,8 +139,7 @@ func TestStreamImages(t *testing.T) {
 	}
 }
 
-// TestImagesMatchStock pulls the same images with stock and with imagepin, and compares the results of ListImages and
-// ImageStatus.
+// TestImagesMatchStock pulls the same images with stock and with imagepin, and compares ListImages and ImageStatus.
 func TestImagesMatchStock(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})

@@ -75,8 +75,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFormats runs images of every media type and compression that the kit builds, and of indexes that are nested or
-// have an attestation.
+// TestFormats runs images of every media type and compression that the kit builds, and of nested and attested indexes.
 func TestFormats(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		ctx := testkit.Context(t)

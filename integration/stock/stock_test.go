@@ -226,8 +226,7 @@ func TestRegistryFailures(t *testing.T) {
 	})
 }
 
-// TestTruncatedLayer closes the connection in the middle of a layer. containerd requests the rest and the pull
-// succeeds.
+// TestTruncatedLayer closes the connection within a layer. containerd requests the rest and the pull succeeds.
 func TestTruncatedLayer(t *testing.T) {
 	testkit.OnBoth(t, func(t *testing.T, binary string) {
 		reg := testkit.Registry(t)
@@ -427,8 +426,7 @@ func TestStockIgnoresHandlerPlatform(t *testing.T) {
 	}
 }
 
-// TestStockIgnoresMirrorsOfTwoRoots documents that stock ignores hosts.toml if config_path has two directories, as its
-// default has.
+// TestStockIgnoresMirrorsOfTwoRoots documents that stock ignores hosts.toml if config_path has two roots, the default.
 func TestStockIgnoresMirrorsOfTwoRoots(t *testing.T) {
 	ctx := testkit.Context(t)
 	upstream, mirror := testkit.Registry(t), testkit.Registry(t)

@@ -1,5 +1,5 @@
-// Package testkit is the thin layer between tests and the kit: it starts what a test needs, ends it with the test, and turns
-// errors into failures. What it does can be done without a testing.TB with the packages below it.
+// Package testkit has the rig of the integration tests, and functions that start nodes and registries for a test, stop them
+// at its end, and turn errors into failures. The packages node, registry and images do the same without a testing.TB.
 package testkit
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
-// PauseRef is where [PushPause] puts the sandbox image.
+// PauseRef is the reference of the sandbox image that [PushPause] pushes.
 const PauseRef = "pause:3.10"
 
 // Main runs the tests of a package and fails if goroutines are left after them. Use it as TestMain.
@@ -27,8 +27,8 @@ func Main(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// Context returns a context that ends with the test, or a little before the test binary's deadline so that there is time to
-// say what it waited for and to clean up.
+// Context returns a context that ends with the test, or 20 seconds before the deadline of the test binary, so that the test
+// can report its failure and clean up.
 func Context(t testing.TB) context.Context {
 	t.Helper()
 	ctx := t.Context()
@@ -42,8 +42,8 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Node starts a containerd for the test. When the test failed, the end of its log is shown, and the whole log is kept where
-// IMAGEPIN_KEEP_LOGS names a directory.
+// Node starts a containerd for the test. If the test fails, the end of containerd's log is printed. If IMAGEPIN_KEEP_LOGS
+// names a directory, the whole log is kept there.
 func Node(t testing.TB, opts node.Options) *node.Node {
 	t.Helper()
 	n := NewNode(t, opts)
@@ -58,7 +58,7 @@ func NewNode(t testing.TB, opts node.Options) *node.Node {
 	t.Helper()
 	n, err := node.New(opts)
 	if err != nil {
-		t.Fatalf("making a node: %v", err)
+		t.Fatalf("creating a node: %v", err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -93,7 +93,7 @@ func Registry(t testing.TB) *registry.Registry {
 	return r
 }
 
-// Push puts an image or index into the registry under "repo:tag" and returns its digest.
+// Push pushes an image or index to the registry under "repo:tag" and returns its digest.
 func Push(t testing.TB, r *registry.Registry, ref string, content remote.Taggable) v1.Hash {
 	t.Helper()
 	h, err := r.Push(ref, content)
@@ -103,7 +103,7 @@ func Push(t testing.TB, r *registry.Registry, ref string, content remote.Taggabl
 	return h
 }
 
-// PushPause puts the sandbox image into the registry and returns its full reference.
+// PushPause pushes the sandbox image to the registry and returns its full reference.
 func PushPause(t testing.TB, r *registry.Registry) string {
 	t.Helper()
 	idx, err := images.PauseIndex(Context(t))
@@ -114,7 +114,7 @@ func PushPause(t testing.TB, r *registry.Registry) string {
 	return r.Ref(PauseRef)
 }
 
-// App builds an image; see [images.App].
+// App builds an image, see [images.App].
 func App(t testing.TB, opts images.Options) v1.Image {
 	t.Helper()
 	img, err := images.App(Context(t), opts)
@@ -124,7 +124,7 @@ func App(t testing.TB, opts images.Options) v1.Image {
 	return img
 }
 
-// AppIndex builds an index; see [images.AppIndex].
+// AppIndex builds an index, see [images.AppIndex].
 func AppIndex(t testing.TB, opts images.Options, platforms ...string) v1.ImageIndex {
 	t.Helper()
 	idx, err := images.AppIndex(Context(t), opts, platforms...)
@@ -134,7 +134,7 @@ func AppIndex(t testing.TB, opts images.Options, platforms ...string) v1.ImageIn
 	return idx
 }
 
-// State reads the node's state.
+// State returns the state of a node.
 func State(t testing.TB, n *node.Node) *node.State {
 	t.Helper()
 	s, err := n.State(Context(t))
@@ -144,25 +144,25 @@ func State(t testing.TB, n *node.Node) *node.State {
 	return s
 }
 
-// NoLeaks collects garbage and fails the test if the node's state is not again what it was before.
+// NoLeaks collects garbage and fails the test unless the node has the same state as before.
 func NoLeaks(t testing.TB, n *node.Node, before *node.State) {
 	t.Helper()
 	if err := n.GC(Context(t)); err != nil {
 		t.Fatalf("collecting garbage: %v", err)
 	}
 	if d := node.Diff(before, State(t, n)); d != "" {
-		t.Errorf("the node's state is not what it was before (+ is leaked, - is lost):\n%s", d)
+		t.Errorf("the node's state differs from before (+ is leaked, - is lost):\n%s", d)
 	}
 }
 
-// Eventually waits until the condition holds: it is asked again every few milliseconds, at most for ten seconds. An error
-// ends the wait; the string is what a failure says.
+// Eventually waits until a condition holds. It checks the condition every few milliseconds for at most ten seconds. An error
+// ends the wait. what describes the condition in a failure.
 func Eventually(t testing.TB, what string, condition func(context.Context) (bool, error)) {
 	t.Helper()
 	EventuallyIn(t, 10*time.Second, what, condition)
 }
 
-// EventuallyIn is [Eventually] with another bound.
+// EventuallyIn is [Eventually] with another time limit.
 func EventuallyIn(t testing.TB, bound time.Duration, what string, condition func(context.Context) (bool, error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(Context(t), bound)

@@ -49,7 +49,7 @@ func (v Verifier) CheckAsked(what string, questions ...string) {
 		v.T.Fatal(err)
 	}
 	if got, want := strings.TrimSpace(string(b)), strings.Join(questions, "\n"); got != want {
-		v.T.Errorf("%s: the verifier was asked\n%s\nnot\n%s", what, got, want)
+		v.T.Errorf("%s: the verifier was called\n%s\nnot\n%s", what, got, want)
 	}
 	if err := os.WriteFile(v.Node.Path("asked"), nil, 0o644); err != nil {
 		v.T.Fatal(err)

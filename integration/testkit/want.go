@@ -106,7 +106,7 @@ func (r *Rig) WantRequests(why string, want ...string) {
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		r.T.Errorf("%s asked the registry %q, not %q:\n%s", why, got, want, r.Reg.Dump())
+		r.T.Errorf("%s: got registry requests %q, want %q:\n%s", why, got, want, r.Reg.Dump())
 	}
 	r.Reg.Reset()
 }

@@ -89,8 +89,7 @@ func Start(t testing.TB) *Machine {
 	return m
 }
 
-// debianRoot creates a root directory with Debian, unless it exists, and returns it. The test runs in the directory
-// above.
+// debianRoot returns a root directory with Debian, and creates it if needed. The test runs in the directory above.
 func debianRoot() (string, error) {
 	cmd := exec.Command(filepath.Join("..", "..", "hack", "debian-root.sh"))
 	cmd.Stderr = os.Stderr

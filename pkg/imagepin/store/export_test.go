@@ -6,7 +6,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// Tests in package store_test use these. They are not in this package because they use package health, which imports it.
+// Tests in package store_test use these. They are not in this package because they use health, which imports it.
 const (
 	MaxKeysPerRecord   = maxKeysPerRecord
 	MaxProofsPerRecord = maxProofsPerRecord

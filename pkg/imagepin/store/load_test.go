@@ -44,8 +44,8 @@ func TestLoadSkipsLostKeys(t *testing.T) {
 	byDigest := func(i image) string { return repo + "@" + i.root.Digest.String() }
 	for name, c := range map[string]struct {
 		damage func(*testing.T, *env, image)
-		lost  bool // the native key is lost
-		both  bool // the key of the second snapshotter is lost too
+		lost   bool // the native key is lost
+		both   bool // the key of the second snapshotter is lost too
 	}{
 		"no change":     {func(*testing.T, *env, image) {}, false, false},
 		"manifest":      {func(t *testing.T, e *env, i image) { e.deleteBlob(t, i.amd64.Manifest.Digest) }, true, true},
