@@ -180,7 +180,7 @@ func TestListenersAreSeen(t *testing.T) {
 	n.Run(`printf '[metrics]\naddress = "127.0.0.1:0"\n' >>/etc/imagepin/config.toml && systemctl start imagepin.service`)
 	l := n.listeners("imagepin.service")
 	if len(l) != 1 || !strings.HasPrefix(l[0], "0100007F:") {
-		t.Errorf("got listeners %q, want the metrics address", l)
+		t.Fatalf("got listeners %q, want the metrics address", l)
 	}
 	if port, err := strconv.ParseUint(l[0][9:], 16, 16); err != nil || port == 0 {
 		t.Errorf("got listener %q, %v, want a port", l[0], err)
