@@ -25,7 +25,7 @@ type Finding struct {
 
 const (
 	repairRecord = "repair its record"
-	ignore     = "ignore it"
+	ignore       = "ignore it"
 	// RecordRepaired is the result of [Store.Repair] if it has written the record.
 	RecordRepaired = "record repaired"
 	// Ignored is the result of [Store.Repair] if it has done nothing.

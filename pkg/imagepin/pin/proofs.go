@@ -79,7 +79,7 @@ func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Dige
 }
 
 // retaining returns the pins that retain a digest of ref's repository.
-func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
+func (s *table) retaining(ref reference.Named, root digest.Digest) []ID {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.retained[root] == 0 {
@@ -99,7 +99,7 @@ func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
 }
 
 // HasProof reports whether any pin has any of the given proofs.
-func (s *Store) HasProof(macs ...string) bool {
+func (s *table) HasProof(macs ...string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.ContainsFunc(macs, func(mac string) bool { return s.proofs[mac] > 0 })

@@ -64,10 +64,14 @@ type Config struct {
 // Store has the pins of a node. It keeps every pin in memory, because this process is the only one that writes them. It
 // is safe for concurrent use.
 type Store struct {
+	*table
 	config Config
 	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
 	makers keyed.Mutex // by cap namespace, locked after write, makes counting and writing a new pin one step
+}
 
+// table has the pins in memory.
+type table struct {
 	mu           sync.RWMutex
 	pins         map[ID]Pin
 	byRef        map[string]map[ID]struct{}
@@ -75,6 +79,13 @@ type Store struct {
 	proofs       map[string]int        // number of pins with each proof
 	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
 	ignored      map[string]Unreadable // unreadable records, by name
+}
+
+func newTable() *table {
+	return &table{
+		pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}), retained: make(map[digest.Digest]int),
+		proofs: make(map[string]int), perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
+	}
 }
 
 // New returns an empty store. [Store.Load] fills it.
@@ -88,11 +99,7 @@ func New(c Config) *Store {
 	if c.Changed == nil {
 		c.Changed = func(context.Context, ...digest.Digest) error { return nil }
 	}
-	return &Store{
-		config: c, pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}),
-		retained: make(map[digest.Digest]int), proofs: make(map[string]int),
-		perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
-	}
+	return &Store{table: newTable(), config: c}
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
@@ -129,7 +136,7 @@ func (s *Store) Load(ctx context.Context) error {
 }
 
 // Get returns a pin.
-func (s *Store) Get(id ID) (Pin, bool) {
+func (s *table) Get(id ID) (Pin, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	p, ok := s.pins[id]
@@ -137,14 +144,14 @@ func (s *Store) Get(id ID) (Pin, bool) {
 }
 
 // Pinned reports whether a reference has a pin in any scope.
-func (s *Store) Pinned(ref string) bool {
+func (s *table) Pinned(ref string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return len(s.byRef[ref]) > 0
 }
 
 // List returns all pins, ordered by reference and scope.
-func (s *Store) List() []Pin {
+func (s *table) List() []Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.SortedFunc(maps.Values(s.pins), func(a, b Pin) int {
@@ -153,7 +160,7 @@ func (s *Store) List() []Pin {
 }
 
 // Scopes returns the pins of a reference, ordered by scope.
-func (s *Store) Scopes(ref string) []Pin {
+func (s *table) Scopes(ref string) []Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var pins []Pin
@@ -165,14 +172,14 @@ func (s *Store) Scopes(ref string) []Pin {
 }
 
 // Retained returns the digests that pins retain.
-func (s *Store) Retained() []digest.Digest {
+func (s *table) Retained() []digest.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.Sorted(maps.Keys(s.retained))
 }
 
 // Retains reports whether a pin retains a digest.
-func (s *Store) Retains(root digest.Digest) bool {
+func (s *table) Retains(root digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.retained[root] > 0
@@ -405,7 +412,7 @@ func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (
 	return was, *want, nil
 }
 
-func (s *Store) set(id ID, p *Pin) {
+func (s *table) set(id ID, p *Pin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old, had := s.pins[id]; had {
@@ -418,7 +425,7 @@ func (s *Store) set(id ID, p *Pin) {
 }
 
 // add adds a new pin. The caller holds the lock.
-func (s *Store) add(p Pin) {
+func (s *table) add(p Pin) {
 	s.pins[p.ID] = p
 	if s.byRef[p.Ref] == nil {
 		s.byRef[p.Ref] = make(map[ID]struct{})
@@ -434,7 +441,7 @@ func (s *Store) add(p Pin) {
 }
 
 // drop removes a pin. The caller holds the lock.
-func (s *Store) drop(p Pin) {
+func (s *table) drop(p Pin) {
 	delete(s.pins, p.ID)
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)

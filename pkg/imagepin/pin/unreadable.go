@@ -28,7 +28,7 @@ type Unreadable struct {
 }
 
 // Unreadable returns the unreadable records, ordered by name.
-func (s *Store) Unreadable() []Unreadable {
+func (s *table) Unreadable() []Unreadable {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	all := make([]Unreadable, 0, len(s.ignored))
@@ -41,7 +41,7 @@ func (s *Store) Unreadable() []Unreadable {
 
 // CheckReadable returns [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin. Its digest
 // is unknown, and it must not be overwritten.
-func (s *Store) CheckReadable(id ID) error {
+func (s *table) CheckReadable(id ID) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if u, ok := s.ignored[id.String()]; ok && errdefs.IsNotImplemented(u.Err) {
@@ -59,7 +59,7 @@ func newerError(id ID, err error) error {
 }
 
 // ignore adds an unreadable record. Its target stays retained. The caller holds the lock.
-func (s *Store) ignore(img images.Image, err error) {
+func (s *table) ignore(img images.Image, err error) {
 	u := Unreadable{
 		Record: img.Name, Err: err, target: plain(img.Target),
 		retains: img.Labels[labelRetain] == "true",
@@ -71,7 +71,7 @@ func (s *Store) ignore(img images.Image, err error) {
 }
 
 // clearIgnored removes an unreadable record from memory. The caller holds the lock.
-func (s *Store) clearIgnored(record string) {
+func (s *table) clearIgnored(record string) {
 	u, ok := s.ignored[record]
 	if !ok {
 		return
@@ -104,7 +104,7 @@ func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin
 }
 
 // Newer returns the first of the given scopes in which a newer release wrote the pin of a reference.
-func (s *Store) Newer(ref string, scopes ...policy.Scope) (policy.Scope, bool) {
+func (s *table) Newer(ref string, scopes ...policy.Scope) (policy.Scope, bool) {
 	for _, scope := range scopes {
 		if s.CheckReadable(ID{Scope: scope, Ref: ref}) != nil {
 			return scope, true

@@ -41,7 +41,7 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 }
 
 // notPulledSince returns the entries of adoptions without those that a pull has recorded since.
-func (s *Store) notPulledSince(adoptions []Adoption) []imagepin.Entry {
+func (s *reader) notPulledSince(adoptions []Adoption) []imagepin.Entry {
 	var entries []imagepin.Entry
 	for _, a := range adoptions {
 		for _, e := range a.Entries {

@@ -16,7 +16,7 @@ const maxKeysPerRecord = 16
 
 // chooseRecords sets the record that carries the label of each entry. This is the record of the digest or, if that is
 // full, the record of the tag. A key of another platform's image has no record of a tag.
-func (s *Store) chooseRecords(entries []imagepin.Entry) {
+func (s *presence) chooseRecords(entries []imagepin.Entry) {
 	limit := s.config.KeysARecord
 	if limit == 0 {
 		limit = maxKeysPerRecord
@@ -39,7 +39,7 @@ func (s *Store) chooseRecords(entries []imagepin.Entry) {
 
 // displaced returns the keys that have to leave the records of tags, because entries give these tags another digest.
 // before are the keys as they are, and after are the same keys on the records of their digests.
-func (s *Store) displaced(entries []imagepin.Entry) (before, after []imagepin.Entry, _ error) {
+func (s *presence) displaced(entries []imagepin.Entry) (before, after []imagepin.Entry, _ error) {
 	for _, e := range entries {
 		if !s.native(e) || strings.Contains(e.Ref, "@") {
 			continue

@@ -16,7 +16,7 @@ import (
 // already holds them.
 //
 // It returns ErrNotFound if content or a snapshot is missing, and ErrFailedPrecondition if ctx has no lease.
-func (s *Store) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
+func (s *presence) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return fmt.Errorf("add %d keys to lease: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)

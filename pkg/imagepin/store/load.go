@@ -114,7 +114,7 @@ func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 }
 
 // removeLabels removes the labels of keys from their records.
-func (s *Store) removeLabels(ctx context.Context, stale []imagepin.Entry) error {
+func (s *writer) removeLabels(ctx context.Context, stale []imagepin.Entry) error {
 	for _, e := range stale {
 		failpoint.Reach("start.unlabel")
 		label := imagepin.KeyLabelName(e.Key)
@@ -129,7 +129,7 @@ func (s *Store) removeLabels(ctx context.Context, stale []imagepin.Entry) error 
 }
 
 // createIDRecords creates the missing records of image IDs. The caller holds the lock.
-func (s *Store) createIDRecords(ctx context.Context, targets map[string]digest.Digest) error {
+func (s *writer) createIDRecords(ctx context.Context, targets map[string]digest.Digest) error {
 	var nameless []imagepin.Entry
 	s.index.mu.RLock()
 	for id, entries := range s.index.byID {
@@ -163,7 +163,7 @@ func compareRecorded(a, b imagepin.Entry) int {
 
 // recordedSince reports whether a call has recorded an entry since the index had the entries in before. An inventory of
 // that time does not have its content and snapshot.
-func (s *Store) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry) bool {
+func (s *reader) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	now := s.index.byKey[e.Key]
@@ -178,7 +178,7 @@ func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
 	return s.Collect(ctx)
 }
 
-func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
+func (s *writer) drop(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (s *Store) drop(ctx context.Context, e imagepin.Entry) error {
 
 // otherLost returns the other keys on an entry's record that are not in the index. These are dropped or repaired
 // separately. If their record was removed now, neither they nor the records of their tags would be known after a crash.
-func (s *Store) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
+func (s *presence) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
 	img, err := s.config.Records.Get(ctx, e.Record)
 	if errdefs.IsNotFound(err) {
 		return nil, nil
@@ -217,7 +217,7 @@ func (s *Store) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Ent
 
 // carriesLost reports whether a record carries a key that is not in the index and whose image it targets. Such a key
 // was lost, and is about to be repaired or dropped.
-func (s *Store) carriesLost(img images.Image) bool {
+func (s *presence) carriesLost(img images.Image) bool {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
 			continue
@@ -234,13 +234,13 @@ func (s *Store) carriesLost(img images.Image) bool {
 }
 
 // hasTagRecord reports whether an entry has a record of its tag besides the record that carries its label.
-func (s *Store) hasTagRecord(e imagepin.Entry) bool {
+func (s *presence) hasTagRecord(e imagepin.Entry) bool {
 	return s.native(e) && e.Record != e.Ref && !strings.Contains(e.Ref, "@")
 }
 
 // Accounted reports whether a record belongs to keys in the index. It either carries keys, or it is the image ID or the
 // tag of an image with keys. Adoption handles all other records.
-func (s *Store) Accounted(img images.Image) bool {
+func (s *presence) Accounted(img images.Image) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	if len(s.index.byRecord[img.Name]) > 0 {

@@ -67,7 +67,7 @@ func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entr
 
 // HasContent reports whether the index, the manifest and the configuration of an entry exist. It does not check the
 // snapshot and the layers.
-func (s *Store) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) {
+func (s *presence) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) {
 	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
 		if here, err := s.hasBlob(ctx, d); err != nil || !here {
 			return false, err
@@ -76,13 +76,13 @@ func (s *Store) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) 
 	return true, nil
 }
 
-func (s *Store) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
+func (s *presence) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
 	return blobs.Exists(ctx, s.config.Content, d)
 }
 
 // HasSnapshot reports whether chainID is committed in a snapshotter. It reports true for an empty chainID, because an
 // image without layers needs no snapshot.
-func (s *Store) HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error) {
+func (s *presence) HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error) {
 	if chainID == "" {
 		return true, nil
 	}
@@ -141,7 +141,7 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 
 // tagMatches reports whether the record of an entry's tag exists and agrees with the keys. It reports true for an entry
 // without such a record.
-func (s *Store) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) {
+func (s *presence) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if !s.hasTagRecord(e) {
 		return true, nil
 	}
@@ -157,7 +157,7 @@ func (s *Store) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) 
 
 // Adopted reports whether all keys of a reference are for an image that another tool put on the node, and at least one
 // target has no key.
-func (s *Store) Adopted(ref string) bool {
+func (s *presence) Adopted(ref string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	g := s.index.byRef[ref]
@@ -166,7 +166,7 @@ func (s *Store) Adopted(ref string) bool {
 }
 
 // Present reports whether all content and the snapshot that an entry needs exist.
-func (s *Store) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
+func (s *presence) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if whole, err := s.HasContent(ctx, e); err != nil || !whole {
 		return false, err
 	}

@@ -56,21 +56,21 @@ func (x *index) noteProofs(img images.Image) {
 }
 
 // HasProof reports whether a record of the node carries any of the given proofs.
-func (s *Store) HasProof(candidates ...string) bool {
+func (s *reader) HasProof(candidates ...string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return slices.ContainsFunc(candidates, func(proof string) bool { return s.index.proofs.count[proof] > 0 })
 }
 
 // Proofs returns the proofs on a record.
-func (s *Store) Proofs(record string) []string {
+func (s *reader) Proofs(record string) []string {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return slices.Clone(s.index.proofs.byRecord[record])
 }
 
 // hasProofOn reports whether a record carries a proof. It reports true for an empty proof.
-func (s *Store) hasProofOn(record, proof string) bool {
+func (s *reader) hasProofOn(record, proof string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return proof == "" || slices.Contains(s.index.proofs.byRecord[record], proof)

@@ -8,7 +8,7 @@ import (
 )
 
 // Get returns the entry of a key. It reports false if the key is not ready.
-func (s *Store) Get(k imagepin.Key) (imagepin.Entry, bool) {
+func (s *reader) Get(k imagepin.Key) (imagepin.Entry, bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	if e := s.index.byKey[k]; e != nil {
@@ -18,28 +18,28 @@ func (s *Store) Get(k imagepin.Key) (imagepin.Entry, bool) {
 }
 
 // ByRef returns the entries of a normalized reference, one per target.
-func (s *Store) ByRef(ref string) []imagepin.Entry {
+func (s *reader) ByRef(ref string) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRef[ref].values()
 }
 
 // ByID returns the entries of an image ID, for all references and targets.
-func (s *Store) ByID(id digest.Digest) []imagepin.Entry {
+func (s *reader) ByID(id digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byID[id].values()
 }
 
 // ByRecord returns the entries whose labels a record carries.
-func (s *Store) ByRecord(name string) []imagepin.Entry {
+func (s *reader) ByRecord(name string) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRecord[name].values()
 }
 
 // ByRoot returns the entries of a root digest, for all repositories and targets.
-func (s *Store) ByRoot(root digest.Digest) []imagepin.Entry {
+func (s *reader) ByRoot(root digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byRoot[root].values()
@@ -48,7 +48,7 @@ func (s *Store) ByRoot(root digest.Digest) []imagepin.Entry {
 // Find returns the entries for an image name in a CRI request. The name is an image ID, a prefix of an image ID, or a
 // reference in any form that users write. Find follows containerd's CRI (LocalResolve in
 // internal/cri/server/images/service.go). It returns nil for an unknown image.
-func (s *Store) Find(name string) []imagepin.Entry {
+func (s *reader) Find(name string) []imagepin.Entry {
 	if id, err := digest.Parse(name); err == nil {
 		return s.ByID(id)
 	}
@@ -71,7 +71,7 @@ func (s *Store) Find(name string) []imagepin.Entry {
 
 // byManifest finds an image of another platform by the digest of its manifest. The image was pulled by the digest of
 // the index, but its record has the name with the manifest digest.
-func (s *Store) byManifest(ref reference.Named) []imagepin.Entry {
+func (s *reader) byManifest(ref reference.Named) []imagepin.Entry {
 	if _, ok := ref.(reference.Digested); !ok {
 		return nil
 	}
@@ -85,7 +85,7 @@ type Image struct {
 }
 
 // Images returns all images of the node, in no particular order.
-func (s *Store) Images() []Image {
+func (s *reader) Images() []Image {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	all := make([]Image, 0, len(s.index.byID))

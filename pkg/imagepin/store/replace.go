@@ -37,7 +37,7 @@ func (s *Store) BeginReplace(d digest.Digest) (done func(context.Context) error)
 	}
 }
 
-func (s *Store) isBeingReplaced(d digest.Digest) bool {
+func (s *presence) isBeingReplaced(d digest.Digest) bool {
 	s.replacing.mu.Lock()
 	defer s.replacing.mu.Unlock()
 	return s.replacing.now[d] > 0

@@ -20,7 +20,7 @@ const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
 // releaseSnapshots removes the reference from an image's configuration to its snapshot in each snapshotter for which
 // the image has no keys any more. These snapshots are then freed, and other snapshotters keep theirs.
-func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
+func (s *writer) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) error {
 	seen := make(map[Unpacked]bool)
 	for _, e := range removed {
 		u := Unpacked{e.ImageID, e.Target.Snapshotter}
@@ -38,11 +38,11 @@ func (s *Store) releaseSnapshots(ctx context.Context, removed []imagepin.Entry) 
 }
 
 // isNeeded reports whether a key needs an image to be unpacked in a snapshotter.
-func (s *Store) isNeeded(u Unpacked) bool {
+func (s *reader) isNeeded(u Unpacked) bool {
 	return slices.ContainsFunc(s.ByID(u.ImageID), func(e imagepin.Entry) bool { return e.Target.Snapshotter == u.Snapshotter })
 }
 
-func (s *Store) release(ctx context.Context, u Unpacked) error {
+func (s *presence) release(ctx context.Context, u Unpacked) error {
 	label := snapshotRefPrefix + u.Snapshotter
 	_, err := s.config.Content.Update(ctx, content.Info{
 		Digest: u.ImageID,
@@ -90,7 +90,7 @@ func (s *Store) ReleaseOrphans(ctx context.Context, all []Unpacked, lost ...imag
 	return s.Collect(ctx)
 }
 
-func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []imagepin.Entry) (released bool, _ error) {
+func (s *writer) releaseOrphans(ctx context.Context, all []Unpacked, lost []imagepin.Entry) (released bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return false, err
@@ -114,12 +114,12 @@ func (s *Store) releaseOrphans(ctx context.Context, all []Unpacked, lost []image
 }
 
 // Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
-func (s *Store) Unclaimed(u Unpacked) bool { return !s.isNeeded(u) }
+func (s *reader) Unclaimed(u Unpacked) bool { return !s.isNeeded(u) }
 
 // keepSnapshot adds the reference from an image's configuration to its snapshot. Unpacking adds it as its last step, so
 // it may be missing while another tool unpacks the image. A removal may also have released it while the image was made
 // ready again. The caller holds the lock.
-func (s *Store) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
+func (s *presence) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil
 	}
@@ -144,7 +144,7 @@ type Snapshot struct {
 }
 
 // Snapshots returns the snapshots that keys need, in a stable order.
-func (s *Store) Snapshots() []Snapshot {
+func (s *reader) Snapshots() []Snapshot {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	all := make([]Snapshot, 0, len(s.index.bySnapshot))
@@ -161,7 +161,7 @@ func (s *Store) Snapshots() []Snapshot {
 
 // ReleaseSnapshot removes the references to a snapshot from the configurations of the images that need it. Then only
 // its child snapshots keep it, until the images are unpacked again.
-func (s *Store) ReleaseSnapshot(ctx context.Context, sn Snapshot) error {
+func (s *presence) ReleaseSnapshot(ctx context.Context, sn Snapshot) error {
 	s.index.mu.RLock()
 	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()
 	s.index.mu.RUnlock()

@@ -51,23 +51,36 @@ type Config struct {
 }
 
 // Store holds the keys of a node. It is safe for concurrent use.
-type Store struct {
-	config Config
-	index  *index
-	write  *semaphore.Weighted // allows one writer at a time, see lock
-	ended  bool                // guarded by write
-	// removed is the time at which the last key of each image was removed. It is guarded by write.
-	removed map[digest.Digest]time.Time
+type Store struct{ *writer }
 
-	replacing replacing
-}
+type (
+	// reader answers from the index.
+	reader struct{ index *index }
+
+	// presence finds what exists on the node.
+	presence struct {
+		*reader
+		config    Config
+		replacing replacing
+	}
+
+	// writer changes records and the index.
+	writer struct {
+		*presence
+		write *semaphore.Weighted // allows one writer at a time, see lock
+		ended bool                // guarded by write
+		// removed is the time at which the last key of each image was removed. It is guarded by write.
+		removed map[digest.Digest]time.Time
+	}
+)
 
 // New returns a store with an empty index. [Store.Load] fills it.
 func New(c Config) *Store {
 	if c.PinnedImages == nil {
 		c.PinnedImages = func() []string { return nil }
 	}
-	return &Store{config: c, write: semaphore.NewWeighted(1), index: newIndex(), removed: make(map[digest.Digest]time.Time)}
+	found := &presence{reader: &reader{newIndex()}, config: c}
+	return &Store{&writer{presence: found, write: semaphore.NewWeighted(1), removed: make(map[digest.Digest]time.Time)}}
 }
 
 // Change is the result of a write.
@@ -79,7 +92,7 @@ type Change struct {
 }
 
 // lock makes the caller the only writer until it calls the returned function.
-func (s *Store) lock(ctx context.Context) (func(), error) {
+func (s *writer) lock(ctx context.Context) (func(), error) {
 	if err := s.write.Acquire(ctx, 1); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -91,7 +104,7 @@ func (s *Store) lock(ctx context.Context) (func(), error) {
 }
 
 // Shutdown makes every later write fail with ErrFailedPrecondition.
-func (s *Store) Shutdown(ctx context.Context) error {
+func (s *writer) Shutdown(ctx context.Context) error {
 	unlock, err := s.lock(ctx)
 	if errdefs.IsFailedPrecondition(err) {
 		return nil // Shutdown was called before
@@ -119,7 +132,7 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 }
 
 // put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
-func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
+func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
 	entries, replaced, changed := s.diffEntries(proof, entries)
 	if !changed {
 		return Change{}, nil
@@ -140,14 +153,14 @@ func (s *Store) put(ctx context.Context, proof string, entries []imagepin.Entry,
 }
 
 // Recorded reports whether Put has nothing to write.
-func (s *Store) Recorded(proof string, entries ...imagepin.Entry) bool {
+func (s *presence) Recorded(proof string, entries ...imagepin.Entry) bool {
 	_, _, changed := s.diffEntries(proof, entries)
 	return !changed
 }
 
 // diffEntries returns entries as they are to be recorded, and the current entries that they replace. changed is false
 // if all of them and the proof are already recorded.
-func (s *Store) diffEntries(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, changed bool) {
+func (s *presence) diffEntries(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, changed bool) {
 	wanted = slices.Clone(entries)
 	s.chooseRecords(wanted)
 	for i, e := range wanted {
@@ -212,7 +225,7 @@ func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 }
 
 // sync is Sync for one record. removed reports whether it has removed the record.
-func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed bool, _ error) {
+func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, removed bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return nil, false, err
@@ -259,7 +272,7 @@ func (s *Store) sync(ctx context.Context, name string) (_ *images.Image, removed
 
 // repairRecord writes what is missing on the record called name, which carries entries, and creates missing records of
 // their image IDs. It does not repair the records of their tags, because these have events of their own.
-func (s *Store) repairRecord(ctx context.Context, name string, entries []imagepin.Entry) error {
+func (s *writer) repairRecord(ctx context.Context, name string, entries []imagepin.Entry) error {
 	names := []string{name}
 	for _, e := range entries {
 		if id := e.ImageID.String(); !slices.Contains(names, id) {
@@ -272,7 +285,7 @@ func (s *Store) repairRecord(ctx context.Context, name string, entries []imagepi
 
 // repairIDRecord creates the record of an image ID again if another tool has removed it and the image has keys. CRI
 // creates containers by image ID.
-func (s *Store) repairIDRecord(ctx context.Context, name string) error {
+func (s *writer) repairIDRecord(ctx context.Context, name string) error {
 	id, err := digest.Parse(name)
 	if err != nil {
 		return nil
@@ -286,7 +299,7 @@ func (s *Store) repairIDRecord(ctx context.Context, name string) error {
 
 // detach removes keys from a record that was deleted or now targets another image. If the record of a key's tag still
 // targets the key's image, the key moves to that record, which also keeps the image. All other keys are removed.
-func (s *Store) detach(ctx context.Context, entries []imagepin.Entry) error {
+func (s *writer) detach(ctx context.Context, entries []imagepin.Entry) error {
 	var moved []imagepin.Entry
 	for _, e := range entries {
 		if e.Ref == e.Record || !s.native(e) {
@@ -315,7 +328,7 @@ func (s *Store) detach(ctx context.Context, entries []imagepin.Entry) error {
 }
 
 // forget removes keys whose record another tool has deleted or changed.
-func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
+func (s *writer) forget(ctx context.Context, entries []imagepin.Entry) error {
 	if len(entries) == 0 {
 		return nil
 	}
@@ -327,7 +340,7 @@ func (s *Store) forget(ctx context.Context, entries []imagepin.Entry) error {
 }
 
 // apply changes the set of entries and updates all affected records. The caller holds the lock.
-func (s *Store) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
+func (s *writer) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
 	return s.applyKeeping(ctx, nil, removed, added, proof)
 }
 
@@ -338,12 +351,12 @@ func creatorFor(added []imagepin.Entry) creator {
 }
 
 // applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
-func (s *Store) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
+func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
 	return s.commit(ctx, recorded, removed, added, proof, creatorFor(added), nil)
 }
 
 // commit writes the affected records, and then updates the index.
-func (s *Store) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, pre precondition) (Change, error) {
+func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, pre precondition) (Change, error) {
 	p := plan{
 		view:         s.view(removed, added, recorded),
 		names:        affected(removed, added),
@@ -366,7 +379,7 @@ func (s *Store) commit(ctx context.Context, recorded, removed, added []imagepin.
 }
 
 // writePlan makes the changes of a plan, and returns them.
-func (s *Store) writePlan(ctx context.Context, p plan) ([]change, error) {
+func (s *writer) writePlan(ctx context.Context, p plan) ([]change, error) {
 	// A transaction costs a sync to disk even if it writes nothing.
 	changes, err := p.changes(ctx, s.config.Records)
 	if err != nil {
@@ -409,7 +422,7 @@ func summarize(changes []change) Change {
 }
 
 // view returns the entries as they are after a change. recorded are keys that are not in the index.
-func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
+func (s *presence) view(removed, added, recorded []imagepin.Entry) view {
 	about := s.index.related(removed, added)
 	for _, e := range removed {
 		// Another record that carries the same key keeps it.
@@ -437,7 +450,7 @@ func (s *Store) view(removed, added, recorded []imagepin.Entry) view {
 	return v
 }
 
-func (s *Store) native(e imagepin.Entry) bool {
+func (s *presence) native(e imagepin.Entry) bool {
 	rt, ok := s.config.Runtimes().ForTarget(e.Target)
 	return ok && rt.Native
 }
@@ -486,7 +499,7 @@ func affected(removed, added []imagepin.Entry) []string {
 
 // Collect runs containerd's garbage collection and waits for it. Removing a label does not trigger a collection, so
 // Collect creates a lease and deletes it synchronously.
-func (s *Store) Collect(ctx context.Context) error {
+func (s *writer) Collect(ctx context.Context) error {
 	// A collection does not end while a snapshotter hangs.
 	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 
 // Unsynced returns the names of an entry's records whose current state containerd's CRI may not know yet. The CRI follows
 // the events of image records.
-func (s *Store) Unsynced(e imagepin.Entry) []string {
+func (s *reader) Unsynced(e imagepin.Entry) []string {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	var names []string
@@ -27,7 +27,7 @@ func (s *Store) Unsynced(e imagepin.Entry) []string {
 }
 
 // MarkSynced notes that containerd's CRI knows an entry's image by names, or does not have to.
-func (s *Store) MarkSynced(names ...string) {
+func (s *reader) MarkSynced(names ...string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	for _, name := range names {
@@ -36,7 +36,7 @@ func (s *Store) MarkSynced(names ...string) {
 }
 
 // MarkUnsynced notes that another tool has just written the record of an image that is about to be adopted.
-func (s *Store) MarkUnsynced(img images.Image, entries ...imagepin.Entry) {
+func (s *presence) MarkUnsynced(img images.Image, entries ...imagepin.Entry) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	s.index.unsynced[img.Name] = img.Target.Digest

@@ -28,14 +28,14 @@ type Untagged struct {
 
 // NoteUntagged adds an image that has a record of its ID but no key. It is forgotten when the record is removed, see
 // [Store.Sync].
-func (s *Store) NoteUntagged(u Untagged) {
+func (s *reader) NoteUntagged(u Untagged) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	s.index.untagged[u.ImageID] = u
 }
 
 // Untagged returns the images that have a record of their ID but no key, in no particular order.
-func (s *Store) Untagged() []Untagged {
+func (s *reader) Untagged() []Untagged {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	var all []Untagged
@@ -48,7 +48,7 @@ func (s *Store) Untagged() []Untagged {
 }
 
 // FindUntagged returns the image without a key that has the given ID.
-func (s *Store) FindUntagged(name string) (Untagged, bool) {
+func (s *reader) FindUntagged(name string) (Untagged, bool) {
 	id, err := digest.Parse(name)
 	if err != nil {
 		return Untagged{}, false
@@ -60,7 +60,7 @@ func (s *Store) FindUntagged(name string) (Untagged, bool) {
 }
 
 // forgetUntagged notes that the record of an image ID is gone.
-func (s *Store) forgetUntagged(name string) {
+func (s *reader) forgetUntagged(name string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	delete(s.index.untagged, digest.Digest(name))
@@ -168,7 +168,7 @@ func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 
 // removeUnaccounted removes the record of an image ID, unless the image has a key or another record. The caller holds
 // the lock.
-func (s *Store) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
+func (s *writer) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
 	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[criManagedLabel] != criManagedValue {
 		return false, nil
 	}
@@ -220,7 +220,7 @@ func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.
 
 // noteRemoved notes the images whose last keys were removed, because containerd's CRI may still write the record of
 // their ID. The caller holds the lock.
-func (s *Store) noteRemoved(entries []imagepin.Entry) {
+func (s *writer) noteRemoved(entries []imagepin.Entry) {
 	now := time.Now()
 	for id, at := range s.removed {
 		if now.Sub(at) > lateRecordWindow {
@@ -236,7 +236,7 @@ func (s *Store) noteRemoved(entries []imagepin.Entry) {
 
 // removeLateRecord removes a record that containerd's CRI wrote for an image after its removal. The caller holds the
 // lock.
-func (s *Store) removeLateRecord(ctx context.Context, img images.Image) (removed bool, _ error) {
+func (s *writer) removeLateRecord(ctx context.Context, img images.Image) (removed bool, _ error) {
 	at, ok := s.removed[digest.Digest(img.Name)]
 	if !ok || time.Since(at) > lateRecordWindow {
 		return false, nil

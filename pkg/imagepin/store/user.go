@@ -13,7 +13,7 @@ import (
 
 // withUser reads the user of an entry whose label has no room for it. If the configuration cannot be read, the user
 // stays unknown, as for an image that names none.
-func (s *Store) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
+func (s *presence) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
 	if !e.UserOmitted || e.User != "" {
 		return &e
 	}

@@ -17,7 +17,7 @@ var ErrAbandoned = errors.New("no caller is left")
 type Group[T any] struct {
 	mu    sync.Mutex
 	calls map[string]*call[T]
-	ended error          // the error of every call after End
+	ended error          // the error of every call after Shutdown
 	works sync.WaitGroup // running work, also without callers
 }
 
