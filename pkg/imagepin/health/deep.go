@@ -69,7 +69,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 		}
 	}
 	for sn, why := range missing {
-		have.AddMissingDirectory(sn.Snapshotter, sn.ChainID, why)
+		have.addMissingDirectory(sn.Snapshotter, sn.ChainID, why)
 	}
 	report, err := c.checkAgainst(ctx, have)
 	if err != nil {

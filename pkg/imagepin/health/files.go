@@ -154,7 +154,7 @@ func (inv *Inventory) Add(damage ...*blobs.Damage) {
 	}
 }
 
-// AddMissingDirectory adds a snapshot whose directory is gone. why describes the problem.
-func (inv *Inventory) AddMissingDirectory(snapshotter string, chainID digest.Digest, why string) {
+// addMissingDirectory adds a snapshot whose directory is gone. why describes the problem.
+func (inv *Inventory) addMissingDirectory(snapshotter string, chainID digest.Digest, why string) {
 	inv.files.noDirectory[store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}] = why
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// CapNamespace returns the Kubernetes namespace whose cap a pin counts against. This is the namespace of its scope or, in the
+// capNamespace returns the Kubernetes namespace whose cap a pin counts against. This is the namespace of its scope or, in the
 // node scope, that of the pod that made it. It returns "" for pins that count against the cap of the node: pins of the
 // node scope that an operator has set, or that were made without a pod.
-func (p Pin) CapNamespace() string { return cmp.Or(p.Scope.Namespace(), p.For) }
+func (p Pin) capNamespace() string { return cmp.Or(p.Scope.Namespace(), p.For) }
 
 // madeFor returns the For field of a pin that is made or moved. Pins of an operator do not count against a tenant.
 func madeFor(id ID, namespace string, by By) string {
@@ -87,7 +87,7 @@ func (s *Store) evictable(namespace string) (_ []Pin, room bool) {
 	defer s.mu.RUnlock()
 	var pins []Pin
 	for _, p := range s.pins {
-		if p.CapNamespace() == namespace && p.By != ByOperator {
+		if p.capNamespace() == namespace && p.By != ByOperator {
 			pins = append(pins, p)
 		}
 	}
@@ -107,7 +107,7 @@ func (s *Store) evictable(namespace string) (_ []Pin, room bool) {
 // pin that counts against the same namespace. reserve returns [imagepin.PinLimitReached] (ErrResourceExhausted) if
 // there is no room.
 func (s *Store) reserve(ctx context.Context, p Pin) (release func(), _ error) {
-	namespace := p.CapNamespace()
+	namespace := p.capNamespace()
 	if err := s.makers.Lock(ctx, namespace); err != nil {
 		return nil, err
 	}

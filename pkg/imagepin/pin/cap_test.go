@@ -133,9 +133,9 @@ func TestEvictOnlyOwn(t *testing.T) {
 	wantFull(t, "a namespace whose pins are all in use", err)
 	must(t)(c.Make(c.ctx, nodeID("more"), root("more"), ByUse, false))
 	p, _ := c.Get(nodeID("shop4"))
-	wantEqual(t, "cap namespace", p.CapNamespace(), "shop")
+	wantEqual(t, "cap namespace", p.capNamespace(), "shop")
 	p = must(t)(c.Move(c.ctx, nodeID("shop4"), root("by hand"), ByOperator, false))
-	wantEqual(t, "cap namespace of an operator's pin", p.CapNamespace(), "")
+	wantEqual(t, "cap namespace of an operator's pin", p.capNamespace(), "")
 	must(t)(c.MakeForNamespace(c.ctx, "shop", nodeID("another"), root("another"), ByUse, false))
 }
 

@@ -69,7 +69,7 @@ type Pin struct {
 	// UsedAt is when the pin was last used. Its record only has the day.
 	UsedAt time.Time
 	// For is the Kubernetes namespace of the pod that made a pin of the node scope. It is empty without a pod, and in
-	// other scopes. See [Pin.CapNamespace].
+	// other scopes.
 	For string
 	// Retain reports whether the pin retains the content of its digest.
 	Retain bool

@@ -48,7 +48,7 @@ type Config struct {
 	Images     images.Store
 	Namespaces Namespaces
 	// MaxPerNamespace returns how many pins a Kubernetes namespace or the node may have. Zero means no limit, and so
-	// does a nil function. See [Pin.CapNamespace].
+	// does a nil function.
 	MaxPerNamespace func() int
 	// InUse returns the pins that containers on the node use. It is called without locks when a namespace has no room.
 	// If it is nil, no pin is evicted.
@@ -431,7 +431,7 @@ func (s *table) add(p Pin) {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
-	count(s.perNamespace, p.CapNamespace(), 1)
+	count(s.perNamespace, p.capNamespace(), 1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -446,7 +446,7 @@ func (s *table) drop(p Pin) {
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
-	count(s.perNamespace, p.CapNamespace(), -1)
+	count(s.perNamespace, p.capNamespace(), -1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}

@@ -41,7 +41,7 @@ func (c *Calls) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, e
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 	made, err := c.Manager.Create(ctx, func(to *leases.Lease) error { *to = l; return nil })
-	if OfCall(l) && !errdefs.IsAlreadyExists(err) {
+	if ofCall(l) && !errdefs.IsAlreadyExists(err) {
 		c.mu.Lock()
 		c.calls[l.ID] = err != nil
 		c.mu.Unlock()

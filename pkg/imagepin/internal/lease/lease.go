@@ -27,8 +27,8 @@ const (
 	Collect Purpose = "collect"
 )
 
-// OfCall reports whether a lease exists only during a call.
-func OfCall(l leases.Lease) bool {
+// ofCall reports whether a lease exists only during a call.
+func ofCall(l leases.Lease) bool {
 	switch Purpose(l.Labels[imagepin.LeaseLabel]) {
 	case Pull, Use, Collect:
 		return true
