@@ -98,7 +98,7 @@ func TestSwitchAndUninstall(t *testing.T) {
 	to(node.Ours)
 
 	out, ok := r.Command("uninstall")
-	if ok || !strings.Contains(out, "Nothing was changed") || !strings.Contains(out, "1 pins") {
+	if ok || !strings.Contains(out, "Nothing was changed") || !strings.Contains(out, "1 pin") {
 		t.Errorf("uninstall without --yes: %s", out)
 	}
 	before := r.ImagesByID()

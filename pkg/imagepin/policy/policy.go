@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,12 +67,9 @@ type Policy struct {
 // preference. Empty fields of a rule are those of the defaults. Errors are of type *[Error].
 func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) {
 	defaults.Match = ""
-	if err := defaults.check(); err != nil {
-		return nil, err
-	}
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
-	if defaults.Consistency == Workload && len(workloadLabels) == 0 {
-		return nil, &Error{Key: "workload_labels", Err: fmt.Errorf("must name a label if version_consistency is %q", Workload)}
+	if err := p.check(defaults); err != nil {
+		return nil, err
 	}
 	for i, r := range rules {
 		if r.Number == 0 {
@@ -83,7 +81,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		if r.Consistency == "" {
 			r.Consistency = defaults.Consistency
 		}
-		if err := r.check(); err != nil {
+		if err := p.check(r); err != nil {
 			err.Rule = r.Number
 			return nil, err
 		}
@@ -97,7 +95,8 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 	return p, nil
 }
 
-func (r Rule) check() *Error {
+// check checks the values of a rule.
+func (p *Policy) check(r Rule) *Error {
 	if !slices.Contains([]Behavior{Default, Always, Once, PreferCached}, r.Behavior) {
 		return &Error{Key: "pull_behavior", Value: string(r.Behavior),
 			Err: fmt.Errorf("must be one of %q, %q, %q, %q", Default, Always, Once, PreferCached)}
@@ -105,6 +104,9 @@ func (r Rule) check() *Error {
 	if !slices.Contains([]Consistency{Off, Node, Workload}, r.Consistency) {
 		return &Error{Key: "version_consistency", Value: string(r.Consistency),
 			Err: fmt.Errorf("must be one of %q, %q, %q", Off, Node, Workload)}
+	}
+	if r.Consistency == Workload && len(p.labels) == 0 {
+		return &Error{Key: "version_consistency", Value: string(r.Consistency), Err: errors.New("needs a label in workload_labels")}
 	}
 	return nil
 }
@@ -164,12 +166,12 @@ func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
 	if b, ok := pod.Annotations[BehaviorAnnotation]; ok {
 		override := d.Rule
 		override.Behavior = Behavior(b)
-		d.Rule, ignored = d.overridden(override, BehaviorAnnotation, ignored)
+		d.Rule, ignored = p.overridden(d.Rule, override, BehaviorAnnotation, ignored)
 	}
 	if c, ok := pod.Annotations[ConsistencyAnnotation]; ok {
 		override := d.Rule
 		override.Consistency = Consistency(c)
-		d.Rule, ignored = d.overridden(override, ConsistencyAnnotation, ignored)
+		d.Rule, ignored = p.overridden(d.Rule, override, ConsistencyAnnotation, ignored)
 	}
 	if !strings.Contains(ref, "@") {
 		d.Scope = p.scope(d.Consistency, pod)
@@ -177,9 +179,11 @@ func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
 	return d, ignored
 }
 
-func (d Decision) overridden(by Rule, annotation string, ignored []string) (Rule, []string) {
-	if !d.AllowPodOverride || by.check() != nil {
-		return d.Rule, append(ignored, annotation)
+// overridden returns by if the rule allows it and it is valid. Otherwise it returns the rule, and adds the annotation to
+// ignored.
+func (p *Policy) overridden(rule, by Rule, annotation string, ignored []string) (Rule, []string) {
+	if !rule.AllowPodOverride || p.check(by) != nil {
+		return rule, append(ignored, annotation)
 	}
 	return by, ignored
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,18 @@ func TestOverridesOnlyWhereAllowed(t *testing.T) {
 	}
 }
 
+// Without labels that identify a revision, an annotation cannot request a pin for each revision.
+func TestOverrideNeedsWorkloadLabels(t *testing.T) {
+	p, err := New(Rule{Behavior: Default, Consistency: Node, AllowPodOverride: true}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := Pod{Namespace: "shop", Annotations: map[string]string{ConsistencyAnnotation: "workload"}}
+	if d, ignored := p.Decide("docker.io/library/app:1", pod); d.Scope != NodeScope || !slices.Equal(ignored, []string{ConsistencyAnnotation}) {
+		t.Errorf("got %+v, ignored %q, want the scope of the section", d, ignored)
+	}
+}
+
 func TestNewErrorNamesField(t *testing.T) {
 	ok := Rule{Behavior: Default, Consistency: Off}
 	for _, tc := range []struct {
@@ -84,7 +97,8 @@ func TestNewErrorNamesField(t *testing.T) {
 	}{
 		{Rule{Behavior: "sometimes", Consistency: Off}, nil, nil, `pull_behavior "sometimes"`},
 		{Rule{Behavior: Default, Consistency: "cluster"}, nil, nil, `version_consistency "cluster"`},
-		{Rule{Behavior: Default, Consistency: Workload}, nil, nil, `workload_labels`},
+		{Rule{Behavior: Default, Consistency: Workload}, nil, nil, `version_consistency "workload": needs a label in workload_labels`},
+		{ok, []Rule{{Match: "docker.io/**", Consistency: Workload}}, nil, `rules[1].version_consistency "workload": needs a label in workload_labels`},
 		{ok, []Rule{{Match: "docker.io/**"}, {Match: "busybox"}}, nil, `rules[2].match "busybox"`},
 		{ok, []Rule{{Match: "docker.io/**", Behavior: "x"}}, nil, `rules[1].pull_behavior "x"`},
 	} {

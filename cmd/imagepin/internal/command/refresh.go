@@ -21,7 +21,7 @@ Exit code:
 Examples:
   imagepin refresh docker.io/library/nginx:1.29
   imagepin refresh shop:v7 --scope node
-  imagepin refresh shop:v7 || [ $? -ne 10 ] || kubectl rollout restart deployment/shop` + credentialHelp
+  imagepin refresh shop:v7; case $? in 0) ;; 10) kubectl rollout restart deployment/shop ;; *) exit 1 ;; esac` + credentialHelp
 
 func (a *app) refreshCommand() *cli.Command {
 	return &cli.Command{

@@ -65,7 +65,15 @@ func (a *app) printUninstall(r *api.UninstallResponse, dry bool) error {
 	if dry {
 		verb, then = "Would remove", "Nothing was changed. To uninstall, add --yes."
 	}
-	_, err := fmt.Fprintf(a.Out, "%s %d labels on %d image records, %d pins and %d leases.\n%s\n",
-		verb, r.GetLabels(), r.GetRecords(), r.GetPins(), r.GetLeases(), then)
+	_, err := fmt.Fprintf(a.Out, "%s %s on %s, %s and %s.\n%s\n", verb,
+		count(r.GetLabels(), "label"), count(r.GetRecords(), "image record"), count(r.GetPins(), "pin"), count(r.GetLeases(), "lease"), then)
 	return err
+}
+
+// count returns a number of things, as text.
+func count(n int64, singular string) string {
+	if n == 1 {
+		return "1 " + singular
+	}
+	return fmt.Sprintf("%d %ss", n, singular)
 }
