@@ -51,7 +51,8 @@ var registryStates = []struct {
 }{{"old", 0}, {"new", 0}, {"old", 404}, {"old", 401}, {"old", 503}}
 
 // outcomes maps states of the node, separated by spaces, to what a container runs for each answer of the registry: a
-// version, with "!" if no request is sent, or the status that the call fails with.
+// version, with "!" if no request is sent, "absent" if ImageStatus does not report the image, or the status that the call
+// fails with.
 type outcomes map[string]string
 
 const (
@@ -61,6 +62,7 @@ const (
 	newByRegistry = "new new 404 401 503"
 	oldIfDown     = "old old 404 401 old" // the registry authorizes the caller, or is unavailable
 	newIfDown     = "new new 404 401 new"
+	notOnTheNode  = "absent absent absent absent absent" // kubelet pulls, or fails with imagePullPolicy Never
 	oldNoRequest  = "old! old! old! old! old!"
 	newNoRequest  = "new! new! new! new! new!"
 
@@ -94,7 +96,7 @@ var matrix = []row{
 			"absent adopted unproved": byRegistry, "pulled other-target split imported-split imported": fallback,
 		}},
 		cell{text: "the same, and pins it"},
-		cell{text: "HEAD tag, runs the pinned digest, with or without an answer", want: outcomes{
+		cell{text: "HEAD tag, runs the pinned digest; without an answer, only if it is on the node", want: outcomes{
 			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldIfDown,
 		}, other: outcomes{
 			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newIfDown,
@@ -131,23 +133,23 @@ var matrix = []row{
 		}},
 	},
 	{
-		"`IfNotPresent`, tag not on the node", "",
+		"`IfNotPresent`, not on the node", "",
 		cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"}, cell{text: "the row of `Always`"},
 	},
 	{
-		"`IfNotPresent`, tag on the node", "",
+		"`IfNotPresent`, on the node", "",
 		cell{text: "no pull, no request: runs the image on the node", want: withoutPull},
 		cell{text: "no pull: CreateContainer pins the image on the node"},
 		cell{
 			text: "no pull: CreateContainer runs the pinned digest", want: withoutPull,
-			other: outcomes{strings.Join(tagPresent, " "): newNoRequest},
+			other: outcomes{strings.Join(tagPresent, " "): notOnTheNode},
 		},
 	},
 	{
 		"`Never`", "",
-		cell{text: "no pull, no request; kubelet fails if the tag is not on the node", want: withoutPull},
-		cell{text: "as `IfNotPresent`, tag on the node"},
-		cell{text: "as `IfNotPresent`, tag on the node", want: withoutPull, other: outcomes{strings.Join(tagPresent, " "): newNoRequest}},
+		cell{text: "no pull, no request; kubelet fails if it is not on the node", want: withoutPull},
+		cell{text: "as `IfNotPresent`, on the node"},
+		cell{text: "as `IfNotPresent`, on the node", want: withoutPull, other: outcomes{strings.Join(tagPresent, " "): notOnTheNode}},
 	},
 }
 
@@ -231,8 +233,12 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 		run = present[slices.IndexFunc(present, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
 		held, _, err := e.PinForPod(e.ctx, e.ref, policy.Pod{})
 		noError(t, err)
-		if held != nil {
+		if held != nil { // ImageStatus reports only the pinned digest
 			run = held.Root.Digest
+			ready := func(i imagepin.Entry) bool { return i.Target == ownTarget }
+			if !slices.ContainsFunc(OfDigest(e.images, e.ref, run), ready) {
+				return "absent", nil
+			}
 		}
 		used, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots[version(run)])
 		noError(t, err)
