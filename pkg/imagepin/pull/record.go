@@ -67,6 +67,10 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded 
 			return err
 		}
 		failpoint.Reach("pull.recorded")
+		// A pin that was made meanwhile has not seen the key, so that only this call
+		// retains it: also where its caller has given up.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
 		return p.retainRecorded(ctx, j, e)
 	})
 	return e, change, err
