@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
+	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
@@ -147,7 +147,7 @@ func TestRemoveImageWithoutKeys(t *testing.T) {
 				t.Fatalf("ctr %v: %v\n%s", args, err, out)
 			}
 		}
-		// containerd's CRI marks each record when it handles its event, and would make one again that is removed while it does.
+		// containerd's CRI labels a record when it handles its event. A record that is removed meanwhile is created again.
 		var id string
 		r.eventually("the image is listed, and its records are marked", func() bool {
 			for id = range r.list() {

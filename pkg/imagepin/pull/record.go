@@ -67,8 +67,8 @@ func (p *Puller) record(ctx context.Context, j job, e imagepin.Entry) (recorded 
 			return err
 		}
 		failpoint.Reach("pull.recorded")
-		// A pin that was made meanwhile has not seen the key, so that only this call
-		// retains it: also where its caller has given up.
+		// A pin that was made since retainFirst has not seen the key. Only this call can
+		// retain it for the pin, so it does not stop when its caller gives up.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		return p.retainRecorded(ctx, j, e)
