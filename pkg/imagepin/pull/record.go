@@ -57,6 +57,7 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 		}
 		wrote = change.Wrote
 		failpoint.Reach("pull.recorded")
+		// Only this call can retain the image for a pin that was created after Make's first Sync.
 		return m.config.Retained.Sync(ctx, e.Root.Digest)
 	})
 	return e, wrote, err

@@ -1,0 +1,93 @@
+package pull
+
+import (
+	"context"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/retain"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// interruptedRecords calls written after each write that succeeded.
+type interruptedRecords struct {
+	nonAtomic
+	written func()
+}
+
+func (r interruptedRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	err := r.nonAtomic.Atomically(ctx, fn)
+	if err == nil {
+		r.written()
+	}
+	return err
+}
+
+// latePin is a pin that is created after Sync was called once.
+type latePin struct {
+	pinned
+	exists bool
+}
+
+func (p *latePin) Retains(root digest.Digest) bool { return p.exists && p.pinned.Retains(root) }
+
+// TestRecordAfterTheCallerGaveUp pins an image and cancels its pull when the record is written and the index does not
+// have the key yet. The pull retains the image.
+func TestRecordAfterTheCallerGaveUp(t *testing.T) {
+	n := ctdtest.New(t, "native")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "native"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	ref, err := reference.ParseNormalizedNamed("registry.example/app:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, done := n.Lease(t)
+	defer done()
+	n.Write(ctx, t, blobs)
+	n.Unpack(ctx, t, img, "native")
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	pins := &latePin{pinned: pinned{img.Manifest.Digest}}
+	var s *store.Store
+	s = store.New(store.Config{
+		Records: interruptedRecords{nonAtomic{n.Images}, func() {
+			if len(s.ByRef(ref.String())) != 0 {
+				t.Error("the index has the key before its record is written")
+			}
+			pins.exists = true
+			cancel()
+		}},
+		Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+	})
+	retainer := retain.New(retain.Config{
+		Leases: n.Leases, Content: n.Content, Pins: pins, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+	})
+	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
+
+	e := imagepin.Entry{
+		Key: imagepin.Key{Ref: ref.String(), Target: runtimes.Default().Target}, Root: img.Manifest, Manifest: img.Manifest.Digest,
+		ImageID: img.Config.Digest, ChainID: img.ChainID, Size: 1, Source: imagepin.SourcePull, RecordTarget: img.Manifest,
+	}
+	recorded, _, err := m.record(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: img.Manifest}}, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Err() == nil || !retainer.Holds(recorded) {
+		t.Errorf("got a context that ended: %v, a retained image: %v, want true, true", ctx.Err() != nil, retainer.Holds(recorded))
+	}
+}
