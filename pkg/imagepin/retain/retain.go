@@ -85,7 +85,7 @@ func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
 type retained struct {
 	root  digest.Digest
 	size  int64
-	holds map[leases.Resource]bool
+	holds map[leases.Resource]bool // nil if the lease may be gone
 }
 
 // load reads the leases and their resources. A lease can be incomplete after a kill.
@@ -181,7 +181,7 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 func (r *Retainer) claim(id string, e imagepin.Entry) (known bool, _ error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.held[id]; known {
+	if h, ok := r.held[id]; ok && h.holds != nil {
 		return true, nil
 	}
 	nothing := func(digest.Digest) bool { return false }
@@ -254,7 +254,8 @@ func (r *Retainer) release(ctx context.Context) error {
 	return nil
 }
 
-// unwanted returns the IDs of the leases of digests that no pin retains.
+// unwanted returns the IDs of the leases of digests that no pin retains. From then on, Holds does not report what they
+// hold, so that a Sync for a pin that is created before they are deleted creates them again.
 func (r *Retainer) unwanted() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,6 +263,8 @@ func (r *Retainer) unwanted() []string {
 	for id, h := range r.held {
 		if !r.config.Pins.Retains(h.root) {
 			ids = append(ids, id)
+			h.holds = nil
+			r.held[id] = h
 		}
 	}
 	slices.Sort(ids)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -414,15 +415,22 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// blockedLeases blocks deletions until free is closed.
+// blockedLeases blocks the deletion of retain leases until free is closed.
 type blockedLeases struct {
 	leases.Manager
 	reached, free chan struct{}
+	err           error // of each deletion
 }
 
 func (l blockedLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
+	if !strings.HasPrefix(lease.ID, "imagepin-retain-") {
+		return l.Manager.Delete(ctx, lease, opts...)
+	}
 	close(l.reached)
 	<-l.free
+	if l.err != nil {
+		return l.err
+	}
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
@@ -434,7 +442,7 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	a, b := e.image("a", first), e.image("b", first)
 	e.pin("a", a)
 	e.pin("b", b)
-	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{})}
+	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), nil}
 	e.leases = blocked
 	e.restart()
 	removed := make(chan error, 1)
@@ -456,4 +464,38 @@ func TestLeaseDeletionHangs(t *testing.T) {
 		t.Error(err)
 	}
 	e.wantHeld("the released image", a, false)
+}
+
+// TestPinDuringLeaseDeletion creates a pin while the lease of its digest is deleted, because an earlier pin was removed.
+func TestPinDuringLeaseDeletion(t *testing.T) {
+	for name, deletion := range map[string]error{"succeeds": nil, "fails": errdefs.ErrUnavailable} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			image := e.image("a", first)
+			e.pin("a", image)
+			blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), deletion}
+			e.leases = blocked
+			e.restart()
+			removed := make(chan error, 1)
+			go func() {
+				_, err := e.pins.Remove(e.ctx, id("a"))
+				removed <- err
+			}()
+			<-blocked.reached
+			pinned := make(chan struct{})
+			go func() {
+				defer close(pinned)
+				e.pin("b", image)
+			}()
+			for !e.pins.Retains(image.Root.Digest) {
+				runtime.Gosched()
+			}
+			close(blocked.free)
+			if err := <-removed; !errors.Is(err, deletion) {
+				t.Errorf("removing the first pin: got error %v, want %v", err, deletion)
+			}
+			<-pinned
+			e.wantHeld("the pinned image", image, true)
+		})
+	}
 }
