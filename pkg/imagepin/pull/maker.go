@@ -63,7 +63,7 @@ type Records interface {
 	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 	Put(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
 	// Recorded reports whether Put has nothing to write.
-	Recorded(proof string, entries ...imagepin.Entry) bool
+	Recorded(ctx context.Context, proof string, entries ...imagepin.Entry) (bool, error)
 	// ReleaseUnpacked removes the reference from an image's configuration to its snapshot, unless a key needs the
 	// snapshot.
 	ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error
@@ -238,8 +238,8 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 	if j.Session != nil {
 		known.Source = imagepin.SourcePull // whichever tool pulled it: its registry has returned it now
 	}
-	if entry, ok = m.recorded(j, known); ok {
-		return entry, false, UpToDate, nil
+	if entry, ok, err = m.recorded(ctx, j, known); ok || err != nil {
+		return entry, false, UpToDate, err
 	}
 	err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) error {
 		release, err := m.usePin(ctx, &j, known)

@@ -64,13 +64,17 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 }
 
 // recorded reports whether record has nothing to do for an image that is ready, and returns its entry.
-func (m *Maker) recorded(j Job, e imagepin.Entry) (imagepin.Entry, bool) {
+func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
 	entries, err := m.entries(j, e)
-	if err != nil || j.FirstUse != nil || !m.config.Images.Recorded(j.Proof, entries...) {
-		return imagepin.Entry{}, false
+	if err != nil {
+		return imagepin.Entry{}, false, err
 	}
 	e = entries[len(entries)-1]
-	return e, m.config.Retained.Synced(e.Root.Digest)
+	if j.FirstUse != nil || !m.config.Retained.Synced(e.Root.Digest) {
+		return e, false, nil
+	}
+	ok, err = m.config.Images.Recorded(ctx, j.Proof, entries...)
+	return e, ok, err
 }
 
 // entries returns the keys of a job's image: the key of its digest, and the key of its reference if the job decides

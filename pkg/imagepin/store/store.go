@@ -134,6 +134,12 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 // put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
 func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
 	entries, replaced, changed := s.diffEntries(proof, entries)
+	if !changed && pre == nil {
+		var err error
+		if changed, err = s.overwritten(ctx, entries); err != nil {
+			return Change{}, err
+		}
+	}
 	if !changed {
 		return Change{}, nil
 	}
@@ -153,9 +159,37 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 }
 
 // Recorded reports whether Put has nothing to write.
-func (s *presence) Recorded(proof string, entries ...imagepin.Entry) bool {
-	_, _, changed := s.diffEntries(proof, entries)
-	return !changed
+func (s *presence) Recorded(ctx context.Context, proof string, entries ...imagepin.Entry) (bool, error) {
+	entries, _, changed := s.diffEntries(proof, entries)
+	if changed {
+		return false, nil
+	}
+	changed, err := s.overwritten(ctx, entries)
+	return !changed, err
+}
+
+// overwritten reports whether another tool has deleted or moved a record of an entry. [Store.Sync] updates the index
+// later, when the event of that change arrives.
+func (s *presence) overwritten(ctx context.Context, entries []imagepin.Entry) (bool, error) {
+	for i, e := range entries {
+		names := []string{e.Record}
+		if i > 0 && e.Record == entries[0].Record {
+			names = nil // read before
+		}
+		if e.Ref != e.Record && s.native(e) {
+			names = append(names, e.Ref)
+		}
+		for _, name := range names {
+			img, err := s.config.Records.Get(ctx, name)
+			if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != e.RecordTarget.Digest {
+				return true, nil
+			}
+			if err != nil {
+				return false, fmt.Errorf("read image record %s: %w", name, err)
+			}
+		}
+	}
+	return false, nil
 }
 
 // diffEntries returns entries as they are to be recorded, and the current entries that they replace. changed is false

@@ -107,6 +107,60 @@ func (e *env) configured(t *testing.T, handlers ...runtimeplatform.Handler) {
 	e.store = New(c)
 }
 
+// TestPutBeforeSync deletes or moves a record, and pulls the image again before the event of that change arrives.
+func TestPutBeforeSync(t *testing.T) {
+	for name, change := range map[string]func(*env, *testing.T, image, image){
+		"tag was deleted":              (*env).deleteTag,
+		"record with keys was deleted": (*env).deleteDigest,
+		"tag was moved":                (*env).moveTag,
+		"record with keys was moved":   (*env).moveDigest,
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			a, b := e.image("a"), e.image("b")
+			e.pull(t, tag, a, native, 0, "")
+			ctx, done := e.Lease(t)
+			defer done()
+			e.place(ctx, t, b, native)
+			before := e.state(t)
+			pulled := entries(tag, a, native, 0)
+			recorded := func() bool {
+				t.Helper()
+				ok, err := e.store.Recorded(e.ctx, "", pulled...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return ok
+			}
+			if !recorded() {
+				t.Error("the first pull is not recorded")
+			}
+			change(e, t, a, b)
+			if recorded() {
+				t.Error("the pull is recorded after the change")
+			}
+			if err := e.store.AddToLease(ctx, pulled...); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.store.Put(ctx, "", pulled...); err != nil {
+				t.Fatal(err)
+			}
+			if !recorded() {
+				t.Error("the second pull is not recorded")
+			}
+			for _, synced := range []string{tag, repo + "@" + a.root.Digest.String()} {
+				if unknown, err := e.store.Sync(e.ctx, synced); err != nil || unknown != nil {
+					t.Errorf("Sync %s: got record %v, %v, want none", synced, unknown, err)
+				}
+			}
+			if after := e.state(t); lines(after) != lines(before) {
+				t.Errorf("got records\n%s\nwant\n%s", lines(after), lines(before))
+			}
+			e.wantSound(t)
+		})
+	}
+}
+
 func (e *env) deleteTag(t *testing.T, _, _ image) { e.delete(t, tag) }
 
 func (e *env) deleteDigest(t *testing.T, a, _ image) { e.delete(t, repo+"@"+a.root.Digest.String()) }
