@@ -170,6 +170,7 @@ type op struct {
 	began                       time.Time
 	took                        time.Duration
 	id                          string        // image ID of the call
+	root                        digest.Digest // target of the record that ctr writes
 	scope                       string        // scope of the pin that applies, or ""
 	pinned                      digest.Digest // digest of that pin when the call began
 	sandbox                     string        // sandbox of the pod
@@ -698,7 +699,7 @@ func (k *caller) ctrPull() {
 
 // set creates or updates a record, as ctr does.
 func (k *caller) set(ctx context.Context, ref string, target ocispec.Descriptor) error {
-	o := &op{actor: k.name, method: "ctr", ref: ref, start: k.w.steps, end: k.w.steps, ended: true}
+	o := &op{actor: k.name, method: "ctr", ref: ref, root: target.Digest, start: k.w.steps, end: k.w.steps, ended: true}
 	if b := k.w.registry.byRoot(target.Digest); b != nil {
 		o.id = b.images[native()].config.Digest.String()
 	}

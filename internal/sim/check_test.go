@@ -197,12 +197,8 @@ func (c *check) older() {
 			if o.ref != k.Ref || o.removes || o.method != "PullImage" && o.method != "CreateContainer" && o.method != "ctr" {
 				continue
 			}
-			if o.method != "ctr" {
-				platform, sn := c.w.target(o.handler)
-				if platform != k.Platform || sn != k.Snapshotter {
-					continue
-				}
-			} else if k.Platform != native() {
+			// A tag of another tool applies to all targets for which its image is ready.
+			if platform, sn := c.w.target(o.handler); o.method != "ctr" && (platform != k.Platform || sn != k.Snapshotter) {
 				continue
 			}
 			known = known && o.ended && o.err == nil
@@ -210,7 +206,7 @@ func (c *check) older() {
 		}
 		last := -1
 		for _, o := range writers {
-			if o.id == k.Image.String() {
+			if o.id == k.Image.String() || o.method == "ctr" && o.root == k.Digest {
 				last = max(last, o.end)
 			}
 		}
