@@ -19,7 +19,7 @@ import (
 func buildDemo(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "demo")
-	if out, err := exec.CommandContext(testkit.Context(t), "go", "build", "-o", path, "./demo").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(testkit.Context(t), "go", "build", "-o", path, "../demo").CombinedOutput(); err != nil {
 		t.Fatalf("building the demo: %v\n%s", err, out)
 	}
 	return path

@@ -50,7 +50,7 @@ func TestStandalonePackage(t *testing.T) {
 	n.wantRootOnly(imagepinSocket)
 
 	n.Run("imagepin --address " + imagepinSocket + " pull " + ref)
-	if out := n.Run("imagepin --address " + imagepinSocket + " images"); !strings.Contains(out, ref) || !strings.Contains(out, "ready") {
+	if out := n.Run("imagepin --address " + imagepinSocket + " images"); !strings.Contains(out, ref+" ") {
 		t.Errorf("imagepin images:\n%s", out)
 	}
 	p := n.runPod(imagepinSocket, "first", ref)

@@ -82,10 +82,17 @@ type Verdict struct {
 	Pin *pin.Pin
 	// FirstUse is the pin that this use of Root makes, or nil. See [Decider.PinFirstUse].
 	FirstUse *FirstUse
+	// Moves are the pins that a refresh moves to Root when it is ready.
+	Moves []pin.Pin
 }
 
 // Fallback reports whether the image on the node is used because the registry did not answer.
 func (v Verdict) Fallback() bool { return v.RegistryError != nil && v.Root.Digest != "" }
+
+// Retains reports whether a pin of the verdict retains content, now or after this use.
+func (v Verdict) Retains() bool {
+	return v.FirstUse != nil && v.FirstUse.Retain || v.Pin != nil && v.Pin.Retain || retains(v.Moves)
+}
 
 // Decide resolves a reference to a digest: by the pin in its scope, by the image on the node if the pull behavior
 // allows that, or by a request to the registry.

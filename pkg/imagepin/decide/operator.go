@@ -75,10 +75,9 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 
 // Refresh is the current digest of a tag, and the pins and images to move to it.
 type Refresh struct {
-	// Verdict has the reference by digest: the tag moves after the digest is ready.
+	// Verdict has the reference by digest, because the tag moves after the digest is ready, and the pins to move.
 	Verdict Verdict
 	Tag     reference.Named
-	Pins    []pin.Pin
 	// Images are the current images of the tag, one for each target.
 	Images []imagepin.Entry
 }
@@ -92,18 +91,20 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 		return Refresh{}, err
 	}
 	r := Refresh{Tag: tag, Images: d.images.ByRef(tag.String())}
+	var moves []pin.Pin
 	for _, held := range d.pins.Scopes(tag.String()) {
 		if scope == "" || held.Scope == scope {
-			r.Pins = append(r.Pins, held)
+			moves = append(moves, held)
 		}
 	}
-	if len(r.Pins) == 0 && (scope != "" || len(r.Images) == 0) {
+	if len(moves) == 0 && (scope != "" || len(r.Images) == 0) {
 		return r, nothingToRefresh(tag, scope)
 	}
 	v, err := d.ask(ctx, Request{Ref: tag, Credential: c}, tag, "resolved by the registry")
 	if err != nil {
 		return r, err
 	}
+	v.Moves = moves
 	r.Verdict = v
 	r.Verdict.Ref, err = reference.WithDigest(reference.TrimNamed(tag), v.Root.Digest)
 	return r, err
@@ -116,15 +117,15 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 // counts as free space.
 func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Entry) (v Verdict, moved []pin.Pin, _ error) {
 	v = r.Verdict
-	v.Ref = r.Tag
-	if retains(r.Pins) {
-		release, err := d.retained.Reserve(d.freedBy(r.Pins, v.Root.Digest), images...)
+	v.Ref, v.Moves = r.Tag, nil
+	if retains(r.Verdict.Moves) {
+		release, err := d.retained.Reserve(d.freedBy(r.Verdict.Moves, v.Root.Digest), images...)
 		if err != nil {
 			return v, nil, err
 		}
 		defer release()
 	}
-	for _, held := range r.Pins {
+	for _, held := range r.Verdict.Moves {
 		by := pin.ByRefresh
 		if held.By == pin.ByOperator {
 			by = held.By // it still applies whatever the rules say

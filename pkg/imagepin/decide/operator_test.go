@@ -229,7 +229,7 @@ func TestRefreshOf(t *testing.T) {
 			}
 			noError(t, err)
 			var scopes []policy.Scope
-			for _, held := range r.Pins {
+			for _, held := range r.Verdict.Moves {
 				scopes = append(scopes, held.Scope)
 			}
 			slices.Sort(scopes)
@@ -288,6 +288,42 @@ func TestMovePins(t *testing.T) {
 		wantEqual(t, "digest", version(held.Root.Digest), "new")
 		wantEqual(t, "by", held.By, want.By)
 		wantEqual(t, "retain", held.Retain, want.Retain)
+	}
+}
+
+// TestReserveForRefresh reserves space for the images of a refresh before they are made ready, if one of its pins
+// retains content.
+func TestReserveForRefresh(t *testing.T) {
+	for name, retain := range map[string]bool{"retain": true, "no retain": false} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+			e.make(t, workload, "old", pin.ByUse, retain)
+			e.registry.tag.Store("new")
+			r, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{})
+			noError(t, err)
+			e.put(t, "new", otherTarget, imagepin.SourcePull, nil, 1)
+			next := imagepin.Entry{Key: imagepin.Key{Ref: r.Verdict.Ref.String(), Target: ownTarget}, Root: r.Verdict.Root}
+
+			release, err := e.Reserve(r.Verdict, next)
+			noError(t, err)
+			wantEqual(t, "reserved", e.retained.reserved == 1, retain)
+			if retain {
+				wantEqual(t, "images", len(e.retained.entries), len(e.images.entries)+1)
+				wantEqual(t, "the old digest is freed", e.retained.freed(roots["old"].Digest), true)
+			}
+			release()
+			wantEqual(t, "reservations that are not released", e.retained.reserved, 0)
+
+			e.retained.full = true
+			_, err = e.Reserve(r.Verdict, next)
+			wantEqual(t, "fails without space", err != nil, retain)
+
+			e.retained.full = false
+			v, _, err := e.MovePins(e.ctx, r, e.images.entries)
+			noError(t, err)
+			wantEqual(t, "pins to move after the move", len(v.Moves), 0)
+		})
 	}
 }
 

@@ -87,13 +87,19 @@ func (e *MovedError) Error() string {
 	return fmt.Sprintf("%s was pinned to %s during the pull", e.Verdict.Ref, e.Verdict.Root.Digest)
 }
 
-// Reserve reserves space for the content that the pin of a verdict retains, until release is called. image is what is
-// known of the image: Key, Root, Manifest and Size. It fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
+// Reserve reserves space for the content that the pins of a verdict retain, until release is called. image is what is
+// known of the image: Key, Root, Manifest and Size. Content that pins release when they move counts as free space. It
+// fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
 func (d *Decider) Reserve(v Verdict, image imagepin.Entry) (release func(), _ error) {
-	if v.FirstUse != nil && v.FirstUse.Retain || v.Pin != nil && v.Pin.Retain {
+	switch {
+	case !v.Retains():
+		return func() {}, nil
+	case len(v.Moves) == 0:
 		return d.retained.Reserve(nil, image)
+	default:
+		// A refresh makes the image ready for one target after the other.
+		return d.retained.Reserve(d.freedBy(v.Moves, v.Root.Digest), append(d.inRepository(v.Ref, v.Root.Digest), image)...)
 	}
-	return func() {}, nil
 }
 
 // PinFirstUse makes the pin of a verdict if this is the first use of its reference. Call it after the image verifiers

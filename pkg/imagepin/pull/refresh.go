@@ -2,6 +2,7 @@ package pull
 
 import (
 	"context"
+	"errors"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -67,7 +68,7 @@ func (r Refreshed) Failed() error {
 // tag's pins: those of one scope, or all if scope is empty. If a target fails, or there is no space for what the pins
 // retain, no pin moves and the content on the node stays.
 //
-// It fails as [decide.Decider.Refresh] and [decide.Decider.MovePins] do.
+// It fails as [decide.Decider.Refresh] and [decide.Decider.MovePins] do. Other errors are those of the targets.
 func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c resolve.Credential) (Refreshed, error) {
 	tag, err := imagepin.ParseReference(name)
 	if err != nil {
@@ -86,10 +87,14 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	var ready []imagepin.Entry
 	for _, e := range r.Images {
 		made, err := p.makeFor(ctx, e.Target, r.Verdict, p.make)
+		var known *imagepin.Error
+		if errors.As(err, &known) && known.Reason == imagepin.RetainLimitReached {
+			return Refreshed{}, err // no pin can move, whatever the other targets do
+		}
 		ready = append(ready, made.Entry)
 		done.Targets = append(done.Targets, RefreshedTarget{Target: e.Target, Before: e.Root.Digest, After: e.Root.Digest, Err: err})
 	}
-	for _, held := range r.Pins {
+	for _, held := range r.Verdict.Moves {
 		done.Pins = append(done.Pins, RefreshedPin{ID: held.ID, Before: held.Root.Digest, After: held.Root.Digest})
 	}
 	if done.Failed() != nil {

@@ -41,7 +41,7 @@ type chosen struct {
 	job    Job
 	path   []ocispec.Descriptor // from the job's root to the manifest
 	source *source
-	// measured has the Key, Root, Manifest and Size of the image. It is set only if the job's pin needs them.
+	// measured has the Key, Root, Manifest and Size of the image. It is set only if a pin of the job needs them.
 	measured imagepin.Entry
 }
 
@@ -57,7 +57,7 @@ func (u *unpacker) choose(ctx context.Context, j Job, end context.CancelCauseFun
 		return nil, err
 	}
 	failpoint.Reach("pull.chosen")
-	if j.FirstUse == nil && (j.Pin == nil || !j.Pin.Retain) {
+	if j.FirstUse == nil && !j.Retains() {
 		return img, nil
 	}
 	var err error
