@@ -270,6 +270,11 @@ func TestPinnedDigestGone(t *testing.T) {
 				}
 			}
 			wantEqual(t, "cause", errors.Is(err, cause), true)
+			var known *imagepin.Error
+			if hint := "imagepin refresh " + held.Ref + " --scope node"; !errors.As(err, &known) || !strings.Contains(known.Hint, hint) {
+				t.Errorf("got hint %q, want %q in it", known.Hint, hint)
+			}
+			wantEqual(t, "class", errdefs.IsNotFound(known.Class), true)
 			if got := e.registry.requests.Load(); (got > 0) != (test.requests > 0) {
 				t.Errorf("got %d requests, want %d", got, test.requests)
 			}

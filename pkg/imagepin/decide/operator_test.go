@@ -224,6 +224,10 @@ func TestRefreshOf(t *testing.T) {
 			r, err := e.Refresh(e.ctx, e.ref, test.scope, resolve.Credential{})
 			if test.reason != "" {
 				wantError(t, err, test.reason, errdefs.ErrNotFound)
+				var known *imagepin.Error
+				if errors.As(err, &known); known.Message == "" || known.Hint == "" || known.Ref != e.ref.String() {
+					t.Errorf("got error %+v, want a message, a hint and the reference", known)
+				}
 				wantEqual(t, "requests", e.registry.requests.Load(), 0)
 				return
 			}
