@@ -160,6 +160,29 @@ type facts struct {
 	pins       sync.Map // names of pins that were created
 	movedByCRI sync.Map // names of records that containerd's CRI has moved to a target that it read earlier
 	ops        []*op
+	pinWrites  []pinWrite
+}
+
+// pinWrite is a write of a pin's record.
+type pinWrite struct {
+	name string
+	step int
+	root digest.Digest // "" if the pin was deleted
+}
+
+func (f *facts) pinWritten(name string, step int, root digest.Digest) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pinWrites = append(f.pinWrites, pinWrite{name, step, root})
+}
+
+// pinMoved reports whether the pin of a call had another digest at any time during the call than at its start.
+func (f *facts) pinMoved(o *op) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.pinWrites, func(w pinWrite) bool {
+		return w.name == o.scope+"/"+o.ref && w.step >= o.start && w.root != o.pinned
+	})
 }
 
 // op is one call, or one action of another tool.
@@ -340,7 +363,7 @@ func (k *caller) checkPin(o *op) {
 		return
 	}
 	// A pin may be recorded but not yet in effect while a call writes it.
-	if o.method == "ImageStatus" && k.w.facts.concurrent(o) || k.w.facts.pinning(o) {
+	if o.method == "ImageStatus" && k.w.facts.concurrent(o) || k.w.facts.pinning(o) || k.w.facts.pinMoved(o) {
 		return
 	}
 	b := k.w.registry.byRoot(o.pinned)

@@ -245,6 +245,7 @@ func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image
 	made, err := i.Store.Create(ctx, img)
 	if err == nil && i.name == "pins" {
 		i.w.facts.pins.Store(img.Name, true)
+		i.w.facts.pinWritten(img.Name, i.w.steps, img.Target.Digest)
 	}
 	if aerr := i.w.after(ctx, i.owner, i.name+".create "+img.Name); aerr != nil {
 		return made, aerr
@@ -262,6 +263,9 @@ func (i *imageStore) Update(ctx context.Context, img images.Image, paths ...stri
 		i.w.facts.movedByCRI.Store(img.Name, true)
 	}
 	made, err := i.Store.Update(ctx, img, paths...)
+	if err == nil && i.name == "pins" {
+		i.w.facts.pinWritten(img.Name, i.w.steps, made.Target.Digest)
+	}
 	if aerr := i.w.after(ctx, i.owner, i.name+".update "+img.Name); aerr != nil {
 		return made, aerr
 	}
@@ -280,6 +284,9 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	}
 	if err := i.Store.Delete(ctx, name, opts...); err != nil {
 		return err
+	}
+	if i.name == "pins" {
+		i.w.facts.pinWritten(name, i.w.steps, "")
 	}
 	i.w.daemonRemoved(ctx)
 	if !o.Synchronous {
