@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -96,6 +97,41 @@ func TestVerifier(t *testing.T) {
 	v.CheckAsked("CreateContainer", call)
 	if reg.Count() != 0 {
 		t.Errorf("the registry got requests for an image on the node:\n%s", reg.Dump())
+	}
+}
+
+// TestVerifierOfRefresh checks that a refresh calls the verifier once, with the tag, and that no pin moves to a digest that
+// it refuses, with and without an image on the node.
+func TestVerifierOfRefresh(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
+	r.MustRemovePod(r.MustPod(""))
+	v := testkit.NewVerifier(t, r.Node)
+	for _, onNode := range []bool{true, false} {
+		ref := r.Reg.Ref(fmt.Sprintf("node/app-%v:v1", onNode))
+		name := strings.TrimPrefix(ref, r.Reg.Host()+"/")
+		first := r.Version(name, "first")
+		for _, handler := range []string{"", "native"} {
+			r.MustPull(ref, handler)
+			v.CheckAsked("pull", ref+" "+first)
+		}
+		if !onNode {
+			r.MustRemove(ref, "")
+		}
+		next := r.Version(name, "next")
+		v.Refuse(true)
+		if out, code := r.Operator("refresh", ref); code != 1 || !strings.Contains(out, "ImageVerificationFailed") {
+			t.Errorf("refused refresh, image on the node: %v: got exit code %d:\n%s", onNode, code, out)
+		}
+		v.CheckAsked("refused refresh", ref+" "+next)
+		if held := r.Pins(ref)["node"].GetRoot().GetDigest(); held != first {
+			t.Errorf("refused refresh, image on the node: %v: got pin %s, want %s", onNode, held, first)
+		}
+		v.Refuse(false)
+		if out, code := r.Operator("refresh", ref); code != 10 {
+			t.Errorf("refresh, image on the node: %v: got exit code %d:\n%s", onNode, code, out)
+		}
+		v.CheckAsked("refresh", ref+" "+next)
 	}
 }
 

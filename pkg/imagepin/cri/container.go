@@ -139,7 +139,7 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 	for _, spec := range specs {
 		e, ok := s.findEntry(spec, t)
 		if !ok {
-			if err := s.failIfRecorded(ctx, spec.GetImage(), t); err != nil {
+			if err := s.failIfGone(ctx, spec.GetImage(), t); err != nil {
 				return nil, err
 			}
 			continue
@@ -160,21 +160,28 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 	return images, nil
 }
 
-// failIfRecorded fails if an image has keys but none is ready. Otherwise upstream would create a container from the
-// image and ignore the pod's pin.
-func (s *containers) failIfRecorded(ctx context.Context, name string, t runtimeplatform.Target) error {
+// failIfGone fails if an image without an entry has keys but none is ready, or has just been removed. Otherwise upstream,
+// which handles the event of the removal later, could create a container from the image and ignore the pod's pin.
+func (s *containers) failIfGone(ctx context.Context, name string, t runtimeplatform.Target) error {
 	record := name
-	if _, err := digest.Parse(name); err != nil {
+	_, err := digest.Parse(name)
+	isID := err == nil
+	if !isID {
 		record = normalized(name)
 	}
+	message := "the image is recorded but not ready for any runtime handler of this node"
 	recorded, err := s.Store.HasKeys(s.namespaced(ctx), record)
-	if err != nil || !recorded {
+	switch {
+	case errdefs.IsNotFound(err) && isID:
+		message = "the image is not on this node"
+	case errdefs.IsNotFound(err):
+		return nil // upstream also knows short IDs
+	case err != nil || !recorded:
 		return err
 	}
 	return &imagepin.Error{
-		Reason: imagepin.ImageNotReady, Ref: name, Target: t.String(), Class: errdefs.ErrNotFound,
-		Message: "the image is recorded but not ready for any runtime handler of this node",
-		Hint:    "Pull it again. kubelet does so when it retries.",
+		Reason: imagepin.ImageNotReady, Ref: name, Target: t.String(), Class: errdefs.ErrNotFound, Message: message,
+		Hint: "Pull it again. kubelet does so when it retries.",
 	}
 }
 

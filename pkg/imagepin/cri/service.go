@@ -97,7 +97,7 @@ type Presence interface {
 	// EvictBlob and EvictSnapshot remove the keys that need a missing blob or snapshot from the index.
 	EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
 	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
-	// HasKeys reports whether keys of an image are recorded, ready or not.
+	// HasKeys reports whether keys of an image are recorded, ready or not. It fails with ErrNotFound without a record.
 	HasKeys(ctx context.Context, name string) (bool, error)
 }
 

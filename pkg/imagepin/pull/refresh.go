@@ -68,7 +68,8 @@ func (r Refreshed) Failed() error {
 // tag's pins: those of one scope, or all if scope is empty. If a target fails, or there is no space for what the pins
 // retain, no pin moves and the content on the node stays.
 //
-// It fails as [decide.Decider.Refresh] and [decide.Decider.MovePins] do. Other errors are those of the targets.
+// It fails as [decide.Decider.Refresh] and [decide.Decider.MovePins] do, and with ImageVerificationFailed
+// (ErrPermissionDenied). Other errors are those of the targets.
 func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c resolve.Credential) (Refreshed, error) {
 	tag, err := imagepin.ParseReference(name)
 	if err != nil {
@@ -81,6 +82,10 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	defer unlock()
 	r, err := p.decider.Refresh(ctx, tag, scope, c)
 	if err != nil {
+		return Refreshed{}, err
+	}
+	// A pin can move without an image on the node, and then no pull verifies the digest.
+	if err := verify(ctx, p.maker.config.Settings().Verifiers, tag.String(), r.Verdict.Root); err != nil {
 		return Refreshed{}, err
 	}
 	done := Refreshed{Ref: tag, Registry: r.Verdict.Root}
@@ -125,11 +130,11 @@ func (p *Puller) moveTo(ctx context.Context, r decide.Refresh, ready []imagepin.
 	return nil
 }
 
-// makeFor makes a verdict ready for a target. It fails with ErrNotFound if no runtime handler has the target.
+// makeFor makes a verified verdict ready for a target. It fails with ErrNotFound if no runtime handler has the target.
 func (p *Puller) makeFor(ctx context.Context, t runtimeplatform.Target, v decide.Verdict, with func(context.Context, Job) (Pulled, error)) (Pulled, error) {
 	rt, err := p.maker.runtimeOf(t)
 	if err != nil {
 		return Pulled{}, err
 	}
-	return with(ctx, Job{Verdict: v, Runtime: rt})
+	return with(ctx, Job{Verdict: v, Runtime: rt, verified: true})
 }

@@ -150,11 +150,14 @@ func sameTargets(ctx context.Context, records images.Store, names []string) ([]i
 }
 
 // HasKeys reports whether any record with the same target as the named record carries keys. It includes keys that are
-// not in the index. These are lost, and are repaired or dropped.
+// not in the index. These are lost, and are repaired or dropped. It fails with ErrNotFound if there is no such record.
 func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 	all, err := sameTargets(ctx, s.config.Records, []string{name})
 	if err != nil {
 		return false, err
+	}
+	if len(all) == 0 {
+		return false, fmt.Errorf("image record %s: %w", name, errdefs.ErrNotFound)
 	}
 	for _, img := range all {
 		if slices.ContainsFunc(decode(ctx, img), func(e imagepin.Entry) bool {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -175,7 +176,9 @@ func TestHasKeys(t *testing.T) {
 			}
 		}
 	}
-	want("unknown", false)
+	if got, err := e.store.HasKeys(e.ctx, tag); !errdefs.IsNotFound(err) || got {
+		t.Errorf("no record: got %v, %v, want a NotFound error", got, err)
+	}
 	e.pull(t, tag, i, native, 0, "")
 	want("ready", true)
 	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
