@@ -94,6 +94,10 @@ func (p pins) Move(_ context.Context, id pin.ID, root ocispec.Descriptor, by pin
 	return p[id], nil
 }
 
+func (p pins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor) (pin.Pin, error) {
+	return p.Move(ctx, read.ID, root, pin.ByRefresh, read.Retain)
+}
+
 func (p pins) List() (all []pin.Pin) {
 	for _, held := range p {
 		all = append(all, held)

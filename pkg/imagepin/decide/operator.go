@@ -111,7 +111,8 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 }
 
 // MovePins moves the pins of a refresh to its digest. images are the images of that digest, which are ready. It returns
-// the new verdict for the tag. moved has the pins after the move.
+// the new verdict for the tag. moved has the pins after the move. A pin that was removed or moved since [Decider.Refresh]
+// has read it does not move.
 //
 // It fails with RetainLimitReached (ErrResourceExhausted) before any pin has moved. Content that the pins release
 // counts as free space.
@@ -126,16 +127,14 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 		defer release()
 	}
 	for _, held := range r.Verdict.Moves {
-		by := pin.ByRefresh
-		if held.By == pin.ByOperator {
-			by = held.By // it still applies whatever the rules say
-		}
-		now, err := d.pins.Move(ctx, held.ID, v.Root, by, held.Retain)
+		now, err := d.pins.Refresh(ctx, held, v.Root)
 		if err != nil {
 			return v, moved, err
 		}
 		failpoint.Reach("refresh.pinned")
-		v.Pin, moved = &now, append(moved, now)
+		if moved = append(moved, now); now.Root.Digest == v.Root.Digest {
+			v.Pin = &now
+		}
 	}
 	return v, moved, nil
 }

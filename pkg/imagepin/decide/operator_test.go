@@ -295,6 +295,24 @@ func TestMovePins(t *testing.T) {
 	}
 }
 
+// TestMovePinsOfOthers does not move a pin that an operator has moved since the refresh has read it. That pin does not
+// decide the verdict.
+func TestMovePinsOfOthers(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	r, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{})
+	noError(t, err)
+	r.Verdict.Root = root("newer")
+	e.make(t, policy.NodeScope, "new", pin.ByOperator, false)
+	v, moved, err := e.MovePins(e.ctx, r, nil)
+	noError(t, err)
+	wantEqual(t, "pin", e.pinned(policy.NodeScope), "new")
+	wantEqual(t, "moved", len(moved), 1)
+	wantEqual(t, "pin after the move", version(moved[0].Root.Digest), "new")
+	wantEqual(t, "the verdict has no pin", v.Pin == nil, true)
+	wantEqual(t, "the tag moves", e.MovesTag(v), false)
+}
+
 // TestReserveForRefresh reserves space for the images of a refresh before they are made ready, if one of its pins
 // retains content.
 func TestReserveForRefresh(t *testing.T) {

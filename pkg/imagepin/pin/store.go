@@ -225,6 +225,31 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 	return p, s.config.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
 }
 
+// Refresh moves a pin to another digest, as [Store.Move] does, and keeps whether it retains content. A pin of an operator
+// stays one. A pin that was removed or moved since it was read does not change: Refresh returns the pin as it is, or as
+// it was read.
+func (s *Store) Refresh(ctx context.Context, read Pin, root ocispec.Descriptor) (Pin, error) {
+	p, err := s.change(ctx, read.ID, func(old *Pin) (*Pin, Event, error) {
+		if old == nil || old.Root.Digest != read.Root.Digest {
+			return old, "", nil
+		}
+		by := ByRefresh
+		if old.By == ByOperator {
+			by = old.By // it still applies whatever the rules say
+		}
+		return moved(old, old.ID, root, by, old.Retain)
+	})
+	switch {
+	case err != nil:
+		return p, err
+	case p.ID == (ID{}):
+		return read, nil
+	case p.Retain && p.Root.Digest == root.Digest:
+		return p, s.config.Changed(ctx, p.Root.Digest) // as in Move
+	}
+	return p, nil
+}
+
 // moved returns the pin after [Store.Move].
 func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, Event, error) {
 	now := time.Now()

@@ -312,6 +312,43 @@ func TestMove(t *testing.T) {
 	}
 }
 
+// TestRefresh moves a pin that has not changed since it was read.
+func TestRefresh(t *testing.T) {
+	id := ID{Scope: policy.NodeScope, Ref: ref}
+	for name, test := range map[string]struct {
+		change func(*env) // after the pin was read
+		want   *Pin       // nil if there is no pin
+	}{
+		"unchanged": {func(*env) {}, &Pin{Root: root("new"), By: ByRefresh}},
+		"retained": {
+			func(e *env) { must(t)(e.Move(e.ctx, id, root("old"), ByOperator, true)) },
+			&Pin{Root: root("new"), By: ByOperator, Retain: true},
+		},
+		"moved": {
+			func(e *env) { must(t)(e.Move(e.ctx, id, root("other"), ByOperator, false)) },
+			&Pin{Root: root("other"), By: ByOperator},
+		},
+		"removed": {func(e *env) { must(t)(e.Remove(e.ctx, id)) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, 0)
+			read := must(t)(e.Make(e.ctx, id, root("old"), ByUse, false))
+			test.change(e)
+			got := must(t)(e.Store.Refresh(e.ctx, read, root("new")))
+			now, ok := e.Get(id)
+			wantEqual(t, "exists", ok, test.want != nil)
+			if test.want == nil {
+				wantEqual(t, "returned digest", got.Root.Digest, read.Root.Digest)
+				return
+			}
+			wantEqual(t, "returned digest", got.Root.Digest, now.Root.Digest)
+			wantEqual(t, "digest", now.Root.Digest, test.want.Root.Digest)
+			wantEqual(t, "by", now.By, test.want.By)
+			wantEqual(t, "retain", now.Retain, test.want.Retain)
+		})
+	}
+}
+
 // TestRecordDrift checks that each change of a drift, and its end, is recorded once.
 func TestRecordDrift(t *testing.T) {
 	e := newEnv(t, 0)
