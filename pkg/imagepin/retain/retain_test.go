@@ -434,6 +434,24 @@ func (l blockedLeases) Delete(ctx context.Context, lease leases.Lease, opts ...l
 	return l.Manager.Delete(ctx, lease, opts...)
 }
 
+// startUnpin removes a pin in the background, and returns when its lease is about to be deleted. finish continues, and
+// returns the error of the removal. deletion is the error of the deletion.
+func (e *env) startUnpin(name string, deletion error) (finish func() error) {
+	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), deletion}
+	e.leases = blocked
+	e.restart()
+	removed := make(chan error, 1)
+	go func() {
+		_, err := e.pins.Remove(e.ctx, id(name))
+		removed <- err
+	}()
+	<-blocked.reached
+	return func() error {
+		close(blocked.free)
+		return <-removed
+	}
+}
+
 // TestLeaseDeletionHangs blocks the deletion of a lease, as a snapshotter that hangs does, and checks that methods that
 // only use memory return.
 func TestLeaseDeletionHangs(t *testing.T) {
@@ -442,15 +460,7 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	a, b := e.image("a", first), e.image("b", first)
 	e.pin("a", a)
 	e.pin("b", b)
-	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), nil}
-	e.leases = blocked
-	e.restart()
-	removed := make(chan error, 1)
-	go func() {
-		_, err := e.pins.Remove(e.ctx, id("a"))
-		removed <- err
-	}()
-	<-blocked.reached
+	finish := e.startUnpin("a", nil)
 	release, err := e.Reserve(nil, b)
 	if err != nil {
 		t.Fatal(err)
@@ -459,8 +469,7 @@ func TestLeaseDeletionHangs(t *testing.T) {
 	wantEqual(t, "bytes", e.Bytes(), 2000)
 	wantEqual(t, "pins", len(slices.DeleteFunc(e.pins.List(), func(p pin.Pin) bool { return p.ID != id("b") })), 1)
 	e.wantHeld("another image", b, true)
-	close(blocked.free)
-	if err := <-removed; err != nil {
+	if err := finish(); err != nil {
 		t.Error(err)
 	}
 	e.wantHeld("the released image", a, false)
@@ -473,15 +482,7 @@ func TestPinDuringLeaseDeletion(t *testing.T) {
 			e := newEnv(t)
 			image := e.image("a", first)
 			e.pin("a", image)
-			blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), deletion}
-			e.leases = blocked
-			e.restart()
-			removed := make(chan error, 1)
-			go func() {
-				_, err := e.pins.Remove(e.ctx, id("a"))
-				removed <- err
-			}()
-			<-blocked.reached
+			finish := e.startUnpin("a", deletion)
 			pinned := make(chan struct{})
 			go func() {
 				defer close(pinned)
@@ -490,8 +491,7 @@ func TestPinDuringLeaseDeletion(t *testing.T) {
 			for !e.pins.Retains(image.Root.Digest) {
 				runtime.Gosched()
 			}
-			close(blocked.free)
-			if err := <-removed; !errors.Is(err, deletion) {
+			if err := finish(); !errors.Is(err, deletion) {
 				t.Errorf("removing the first pin: got error %v, want %v", err, deletion)
 			}
 			<-pinned
