@@ -51,19 +51,19 @@ type queue struct {
 func newRepairs(r *Reconciler) *repairs { return &repairs{r: r, queues: make(map[string]*queue)} }
 
 // wait waits until all queues have ended. They end with the context of add.
-func (h *repairs) wait() { h.owned.Wait() }
+func (p *repairs) wait() { p.owned.Wait() }
 
 // add queues losses for repair until ctx ends.
-func (h *repairs) add(ctx context.Context, losses ...health.Loss) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (p *repairs) add(ctx context.Context, losses ...health.Loss) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, l := range losses {
 		name := l.Entry.Target.Snapshotter
-		q := h.queues[name]
+		q := p.queues[name]
 		if q == nil {
-			q = &queue{repairs: h, more: make(chan struct{}, 1)}
-			h.queues[name] = q
-			h.owned.Go(func() { q.run(ctx) })
+			q = &queue{repairs: p, more: make(chan struct{}, 1)}
+			p.queues[name] = q
+			p.owned.Go(func() { q.run(ctx) })
 		}
 		q.losses = append(q.losses, l)
 		select {

@@ -171,22 +171,20 @@ func (s *presence) Recorded(ctx context.Context, proof string, entries ...imagep
 // overwritten reports whether another tool has deleted or moved a record of an entry. [Store.Sync] updates the index
 // later, when the event of that change arrives.
 func (s *presence) overwritten(ctx context.Context, entries []imagepin.Entry) (bool, error) {
-	for i, e := range entries {
-		names := []string{e.Record}
-		if i > 0 && e.Record == entries[0].Record {
-			names = nil // read before
+	targets := make(map[string]digest.Digest)
+	for _, e := range entries {
+		targets[e.Record] = e.RecordTarget.Digest
+		if s.hasTagRecord(e) {
+			targets[e.Ref] = e.RecordTarget.Digest
 		}
-		if e.Ref != e.Record && s.native(e) {
-			names = append(names, e.Ref)
+	}
+	for _, name := range slices.Sorted(maps.Keys(targets)) {
+		img, err := s.config.Records.Get(ctx, name)
+		if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != targets[name] {
+			return true, nil
 		}
-		for _, name := range names {
-			img, err := s.config.Records.Get(ctx, name)
-			if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != e.RecordTarget.Digest {
-				return true, nil
-			}
-			if err != nil {
-				return false, fmt.Errorf("read image record %s: %w", name, err)
-			}
+		if err != nil {
+			return false, fmt.Errorf("read image record %s: %w", name, err)
 		}
 	}
 	return false, nil
@@ -438,7 +436,7 @@ func (s *writer) writePlan(ctx context.Context, p plan) ([]change, error) {
 			return nil, err
 		}
 	}
-	s.index.noteUnseen(changes)
+	s.index.noteUnsynced(changes)
 	for _, c := range changes {
 		s.index.noteProofs(c.after)
 	}

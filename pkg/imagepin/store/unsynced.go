@@ -57,9 +57,9 @@ func (s *Store) Republish(ctx context.Context, name string) error {
 	return nil
 }
 
-// noteUnseen notes the changed records before their keys are in the index. A call that finds a key in the index has to
+// noteUnsynced notes the changed records before their keys are in the index. A call that finds a key in the index has to
 // wait for the CRI in the same way as the call that wrote it.
-func (x *index) noteUnseen(changes []change) {
+func (x *index) noteUnsynced(changes []change) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, c := range changes {
