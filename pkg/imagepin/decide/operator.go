@@ -119,8 +119,8 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Entry) (v Verdict, moved []pin.Pin, _ error) {
 	v = r.Verdict
 	v.Ref, v.Moves = r.Tag, nil
-	if retains(r.Verdict.Moves) {
-		release, err := d.retained.Reserve(d.freedBy(r.Verdict.Moves, v.Root.Digest), images...)
+	if moves := d.reread(r.Verdict.Moves); retains(moves) {
+		release, err := d.retained.Reserve(d.freedBy(moves, v.Root.Digest), images...)
 		if err != nil {
 			return v, nil, err
 		}
@@ -137,6 +137,18 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 		}
 	}
 	return v, moved, nil
+}
+
+// reread returns pins as they are now, without those that were removed or moved since they were read. An operator may
+// have set or removed retain during a pull.
+func (d *Decider) reread(pins []pin.Pin) []pin.Pin {
+	var still []pin.Pin
+	for _, read := range pins {
+		if now, ok := d.pins.Get(read.ID); ok && now.Root.Digest == read.Root.Digest {
+			still = append(still, now)
+		}
+	}
+	return still
 }
 
 // freedBy reports which digests no pin retains after some pins have moved to another digest.

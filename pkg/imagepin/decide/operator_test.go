@@ -349,6 +349,31 @@ func TestReserveForRefresh(t *testing.T) {
 	}
 }
 
+// TestMovePinsRetainedMeanwhile reserves space for a pin that an operator lets retain its content after the refresh has
+// read it, and none for a pin that was removed.
+func TestMovePinsRetainedMeanwhile(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	e.make(t, workload, "old", pin.ByUse, true)
+	e.registry.tag.Store("new")
+	r, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{})
+	noError(t, err)
+	_, err = e.pins.Remove(e.ctx, e.id(workload))
+	noError(t, err)
+	e.retained.full = true
+	e.make(t, policy.NodeScope, "old", pin.ByOperator, true)
+	_, moved, err := e.MovePins(e.ctx, r, nil)
+	wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
+	wantEqual(t, "moved without space", len(moved), 0)
+	wantEqual(t, "pin without space", e.pinned(policy.NodeScope), "old")
+
+	e.make(t, policy.NodeScope, "old", pin.ByOperator, false)
+	_, _, err = e.MovePins(e.ctx, r, nil)
+	noError(t, err)
+	wantEqual(t, "pin", e.pinned(policy.NodeScope), "new")
+	wantEqual(t, "pin that was removed", e.pinned(workload), "")
+}
+
 // TestMovePinsWithoutRetain reserves no space.
 func TestMovePinsWithoutRetain(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
