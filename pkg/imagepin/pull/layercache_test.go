@@ -81,15 +81,22 @@ func (p pinned) Retained() []digest.Digest { return p }
 
 func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
 
-// TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. The
-// image can be checked, loaded, retained, and unpacked again, and no check reports damage.
-func TestLayerCache(t *testing.T) {
-	n := ctdtest.New(t, "cached")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "cached"}},
+// runtimesOn returns one runtime handler, for linux/amd64 on a snapshotter.
+func runtimesOn(t *testing.T, snapshotter string) *runtimeplatform.Set {
+	t.Helper()
+	s, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: snapshotter}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. The
+// image can be checked, loaded, retained, and unpacked again, and no check reports damage.
+func TestLayerCache(t *testing.T) {
+	n := ctdtest.New(t, "cached")
+	runtimes := runtimesOn(t, "cached")
 	blobs := ctdtest.Blobs{}
 	img := blobs.Image("linux/amd64", "app", nil)
 	layer := blobs[img.Layer.Digest]

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // interruptedRecords calls written after each write that succeeded.
@@ -32,7 +30,7 @@ func (r interruptedRecords) Atomically(ctx context.Context, fn func(context.Cont
 	return err
 }
 
-// latePin is a pin that is created after Sync was called once.
+// latePin is a pin that does not exist at first.
 type latePin struct {
 	pinned
 	exists bool
@@ -44,11 +42,7 @@ func (p *latePin) Retains(root digest.Digest) bool { return p.exists && p.pinned
 // have the key yet. The pull retains the image.
 func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 	n := ctdtest.New(t, "native")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "native"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := runtimesOn(t, "native")
 	blobs := ctdtest.Blobs{}
 	img := blobs.Image("linux/amd64", "app", nil)
 	ref, err := reference.ParseNormalizedNamed("registry.example/app:v1")
