@@ -60,8 +60,8 @@ type Handler struct {
 type Options struct {
 	// Mode is where imagepin runs; empty means [DefaultMode].
 	Mode Mode
-	// Binary is a name in BinDir or a path. Empty means [Ours]. In mode [Serve], Ours stands for stock containerd with
-	// imagepin serve, and a variant of Ours such as "containerd-race" for stock containerd with the same variant of
+	// Binary is a name in BinDir or a path. Empty means [Ours]. In mode [Serve], Ours means stock containerd with
+	// imagepin serve, and a variant of Ours such as "containerd-race" means stock containerd with the same variant of
 	// imagepin ("imagepin-race").
 	Binary string
 	// BinDir is the directory of the binaries. Empty means [BinDir]().
@@ -83,10 +83,10 @@ type Options struct {
 	StatsCollectPeriod int
 	// DisabledPlugins are the full names of disabled plugins.
 	DisabledPlugins []string
-	// Extra is TOML (configuration version 3) that overrides the configuration from the options. "{root}" in it stands
-	// for the node's root.
+	// Extra is TOML (configuration version 3) that overrides the configuration from the options. "{root}" in it means the
+	// node's root.
 	Extra string
-	// ServeExtra is TOML that overrides the configuration of imagepin serve. "{root}" in it stands for the node's root.
+	// ServeExtra is TOML that overrides the configuration of imagepin serve. "{root}" in it means the node's root.
 	ServeExtra string
 	// Env is added to the environment of containerd and imagepin serve.
 	Env []string

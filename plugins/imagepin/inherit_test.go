@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/plugin"
 )
 
-// imageConfig and runtimeConfig stand for containerd's structs in the plugin set, including the embedded ones.
+// imageConfig and runtimeConfig have the shape of containerd's structs in the plugin set, including the embedded ones.
 type (
 	imageConfig struct {
 		Snapshotter     string            `toml:"snapshotter"`

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// Go is the module path that stands for the standard library.
+// Go is used as the module path of the standard library.
 const Go = "std"
 
 // Module is a module at a version. The main module has no version.

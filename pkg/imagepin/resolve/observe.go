@@ -22,7 +22,7 @@ const (
 	NotFound          Result = "not_found"
 	ResultUnavailable Result = "unavailable"
 	Failed            Result = "failed"
-	// ResultCanceled: no caller waited for the answer anymore.
+	// ResultCanceled: no caller waits for the answer.
 	ResultCanceled Result = "canceled"
 )
 

@@ -162,7 +162,7 @@ func TestNodeCredential(t *testing.T) {
 	}
 }
 
-// TestRefusingMirrors resolves with lists of hosts that answer with a status code. 0 stands for the image.
+// TestRefusingMirrors resolves with lists of hosts that answer with a status code. 0 means that the host has the image.
 func TestRefusingMirrors(t *testing.T) {
 	const (
 		ok          = imagepin.Reason("")
