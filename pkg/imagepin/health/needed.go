@@ -10,10 +10,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
-
-// retainPurpose is the value of the label on leases that retain content for pins.
-const retainPurpose = "retain"
 
 // blob is a blob that a key or a pin needs.
 type blob struct {
@@ -62,9 +60,9 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 
 // retained returns the blobs that pins retain, with the root digests of the pins.
 func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest, error) {
-	all, err := c.config.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
+	all, err := lease.Retained(ctx, c.config.Leases)
 	if err != nil {
-		return nil, fmt.Errorf("list retain leases: %w", err)
+		return nil, err
 	}
 	found := make(map[digest.Digest]digest.Digest)
 	for _, l := range all {
@@ -74,7 +72,7 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 		}
 		for _, r := range resources {
 			if d, err := digest.Parse(r.ID); err == nil && r.Type == "content" {
-				found[d] = digest.Digest(l.Labels[imagepin.LabelPrefix+"retain.root"])
+				found[d] = digest.Digest(l.Labels[lease.RetainRootLabel])
 			}
 		}
 	}

@@ -19,12 +19,11 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
 const (
-	retainPurpose   = "retain"
 	retainPrefix    = "imagepin-retain-"
-	labelRetainRoot = imagepin.LabelPrefix + "retain.root"
 	labelRetainSize = imagepin.LabelPrefix + "retain.bytes"
 )
 
@@ -95,9 +94,9 @@ func (r *Retainer) load(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	all, err := r.config.Leases.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, retainPurpose))
+	all, err := lease.Retained(ctx, r.config.Leases)
 	if err != nil {
-		return fmt.Errorf("list retain leases: %w", err)
+		return err
 	}
 	held := make(map[string]retained, len(all))
 	for _, l := range all {
@@ -110,7 +109,7 @@ func (r *Retainer) load(ctx context.Context) error {
 			holds[res] = true
 		}
 		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
-		held[l.ID] = retained{root: digest.Digest(l.Labels[labelRetainRoot]), size: size, holds: holds}
+		held[l.ID] = retained{root: digest.Digest(l.Labels[lease.RetainRootLabel]), size: size, holds: holds}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,9 +164,9 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 		return err
 	}
 	_, err := r.config.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
-		imagepin.LeaseLabel: retainPurpose,
-		labelRetainRoot:     e.Root.Digest.String(),
-		labelRetainSize:     strconv.FormatInt(e.Size, 10),
+		imagepin.LeaseLabel:   string(lease.Retain),
+		lease.RetainRootLabel: e.Root.Digest.String(),
+		labelRetainSize:       strconv.FormatInt(e.Size, 10),
 	}))
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		r.forget(id)

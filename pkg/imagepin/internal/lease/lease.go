@@ -27,6 +27,21 @@ const (
 	Collect Purpose = "collect"
 )
 
+// Retain holds content that pins retain, until they change.
+const Retain Purpose = "retain"
+
+// RetainRootLabel is the label with the root digest of a lease with the purpose [Retain].
+const RetainRootLabel = imagepin.LabelPrefix + "retain.root"
+
+// Retained returns the leases with the purpose [Retain].
+func Retained(ctx context.Context, manager leases.Manager) ([]leases.Lease, error) {
+	all, err := manager.List(ctx, fmt.Sprintf("labels.%q==%s", imagepin.LeaseLabel, Retain))
+	if err != nil {
+		return nil, fmt.Errorf("list retain leases: %w", err)
+	}
+	return all, nil
+}
+
 // ofCall reports whether a lease exists only during a call.
 func ofCall(l leases.Lease) bool {
 	switch Purpose(l.Labels[imagepin.LeaseLabel]) {
