@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/imagepin/imagepin/integration/node"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/node"
 )
 
 // pull is the second step.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 

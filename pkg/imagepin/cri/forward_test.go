@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/containerd/log"
-	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -26,6 +25,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
 var services = []string{"runtime.v1.RuntimeService", "runtime.v1.ImageService"}

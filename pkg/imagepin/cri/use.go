@@ -6,9 +6,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // useImages makes images ready. Until release is called, no removal and no garbage collection deletes them.

@@ -8,10 +8,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/opencontainers/go-digest"
 	"go.opentelemetry.io/otel/trace"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // Visibility waits until upstream knows images. It implements [pull.Upstream].

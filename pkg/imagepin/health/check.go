@@ -115,8 +115,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 }
 
 func (r *Report) lost(l Loss) {
-	r.add(LostKey, l.Entry, l.Reason)
-	r.Findings[len(r.Findings)-1].Loss = l
+	r.Findings = append(r.Findings, Finding{Subject: l.Entry.Key.String(), Problem: l.Reason, Kind: LostKey, Loss: l})
 }
 
 func (r *Report) add(kind Kind, e imagepin.Entry, problem string) {

@@ -14,9 +14,10 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/opencontainers/go-digest"
 )
 
 // walkTimeout limits how long a snapshotter may take to list its snapshots. containerd's own snapshotters list 10,000

@@ -1,9 +1,10 @@
 package health
 
 import (
+	"github.com/opencontainers/go-digest"
+
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/opencontainers/go-digest"
 )
 
 // Loss is a recorded key, and the reason why it is not ready.

@@ -5,9 +5,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
+
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
-	"github.com/opencontainers/go-digest"
 )
 
 // TestVerify checks that Verify compares the content of a file with its digest.
