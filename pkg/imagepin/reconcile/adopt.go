@@ -97,10 +97,30 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	case e.ImageID.String() == img.Name:
 		r.config.Store.NoteUntagged(store.Untagged{Entry: e})
 	case !isID:
+		r.unkeyed[e.ImageID] = img.Name
 		if err := r.config.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")
 		}
 	}
+}
+
+// syncUnkeyed creates the record of an image ID again if it was removed and a record without a key still needs it. The
+// image may have lost its last key while another tool created that record.
+func (r *Reconciler) syncUnkeyed(ctx context.Context, id digest.Digest) error {
+	name, ok := r.unkeyed[id]
+	if !ok {
+		return nil
+	}
+	delete(r.unkeyed, id) // noteUntagged adds it again
+	img, err := r.config.Records.Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read image record %s: %w", name, err)
+	}
+	r.noteUntagged(ctx, img)
+	return nil
 }
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target

@@ -129,7 +129,9 @@ type Reconciler struct {
 	started bool
 	// awaitingUnpack are the snapshots that images of other tools have not been unpacked to yet, by record.
 	awaitingUnpack map[string][]snapshot
-	repairs        *repairs
+	// unkeyed are records of other tools that have no key, by the ID of their image.
+	unkeyed map[digest.Digest]string
+	repairs *repairs
 }
 
 // snapshot identifies a snapshot that another tool may create for its image.
@@ -140,7 +142,7 @@ type snapshot struct {
 
 // New returns a reconciler.
 func New(c Config) *Reconciler {
-	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot)}
+	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[digest.Digest]string)}
 }
 
 // Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
@@ -248,8 +250,11 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 // syncRecord updates the keys of an image record, or adopts it.
 func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 	unknown, err := r.config.Store.Sync(ctx, name)
-	if err != nil || unknown == nil {
+	if err != nil {
 		return err
+	}
+	if unknown == nil {
+		return r.syncUnkeyed(ctx, digest.Digest(name))
 	}
 	r.noteUntagged(ctx, *unknown)
 	return r.adoptNow(ctx, *unknown)

@@ -215,3 +215,54 @@ func TestRecordCreatedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestIDRecordRemovedLater removes the record of an image ID that a record without a key needs. It is created again while
+// that record exists.
+func TestIDRecordRemovedLater(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(storeConfig(n, runtimes))
+	r := reconcilerOf(n, storeConfig(n, runtimes), s)
+	ctx, done := n.Lease(t)
+	defer done()
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	n.Write(ctx, t, blobs)
+	id := img.Config.Digest.String()
+	const name = "not a reference"
+	sync := func(event string) {
+		t.Helper()
+		if err := r.syncRecord(ctx, event); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove := func(name string) {
+		t.Helper()
+		if err := n.Images.Delete(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+		sync(name)
+	}
+	if _, err := n.Images.Create(ctx, images.Image{Name: name, Target: img.Manifest, Labels: map[string]string{"io.cri-containerd.image": "managed"}}); err != nil {
+		t.Fatal(err)
+	}
+	sync(name)
+	for range 2 {
+		remove(id)
+		if _, ok := n.Records(t)[id]; !ok {
+			t.Error("the record of the image ID was not created again")
+		}
+		sync(id)
+		if _, listed := s.FindUntagged(id); !listed {
+			t.Error("the image is not listed")
+		}
+	}
+	remove(name)
+	remove(id)
+	if left := n.Records(t); len(left) > 0 {
+		t.Errorf("got records %v, want none", left)
+	}
+}
