@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -83,5 +84,39 @@ func TestAdoptSkipsLaterPull(t *testing.T) {
 	}
 	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign}); !ok || got.Root.Digest != newer.root.Digest {
 		t.Errorf("tag: got %v, want %s", got, newer.root.Digest)
+	}
+}
+
+// TestAdoptedTagMoves adopts an image, which has only its tag, and pulls another digest for the tag. As with stock
+// containerd, the adopted image stays until it is removed: containers may run it.
+func TestAdoptedTagMoves(t *testing.T) {
+	e := newEnv(t)
+	older, newer := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, older, native)
+	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	adopted := entries(tag, older, native, 0)[1:]
+	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
+	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: adopted}); err != nil {
+		t.Fatal(err)
+	}
+	e.pull(t, tag, newer, native, 1, "")
+	byDigest := repo + "@" + older.root.Digest.String()
+	want := map[string]digest.Digest{
+		tag: newer.root.Digest, repo + "@" + newer.root.Digest.String(): newer.root.Digest,
+		newer.amd64.Config.Digest.String(): newer.root.Digest,
+		byDigest:                           older.root.Digest, older.amd64.Config.Digest.String(): older.root.Digest,
+	}
+	e.wantRecords(t, want)
+	e.wantSound(t)
+	e.restart()
+	wantEqual(t, "unaccounted records", e.load(t), nil)
+	got, ok := e.store.Get(imagepin.Key{Ref: byDigest, Target: native})
+	if !ok || got.Root.Digest != older.root.Digest || got.ImageID != older.amd64.Config.Digest {
+		t.Errorf("by digest after a start: got %v, want image %s", got, older.amd64.Config.Digest)
 	}
 }

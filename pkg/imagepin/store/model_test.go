@@ -1,6 +1,8 @@
 package store_test
 
 import (
+	"strings"
+
 	. "github.com/imagepin/imagepin/pkg/imagepin/store"
 
 	"errors"
@@ -124,6 +126,10 @@ func (h *history) pullRandom(allow int) {
 	done()
 	h.finish(err, func(m model) {
 		for _, e := range es {
+			if old := m[e.Key]; old != "" && old != e.Root.Digest { // the image of the tag until now stays under its digest
+				repository, _, _ := strings.Cut(es[0].Ref, "@")
+				m[imagepin.Key{Ref: repository + "@" + old.String(), Target: target}] = old
+			}
 			m[e.Key] = e.Root.Digest
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/semaphore"
 
@@ -143,6 +144,9 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	if !changed {
 		return Change{}, nil
 	}
+	if pre == nil {
+		entries = append(entries, s.keptByDigest(replaced, entries)...)
+	}
 	// Update the snapshots first, so that no record exists whose snapshot has no reference.
 	for _, e := range entries {
 		if err := s.keepSnapshot(ctx, e); err != nil {
@@ -156,6 +160,32 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	// Entries that move to another record are written first, so that a record carries each key at any time.
 	replaced, entries = append(replaced, before...), append(after, entries...)
 	return s.commit(ctx, nil, replaced, entries, proof, creatorFor(entries), pre)
+}
+
+// keptByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a
+// key. As with stock containerd, they stay until they are removed: containers may run them.
+func (s *presence) keptByDigest(replaced, by []imagepin.Entry) []imagepin.Entry {
+	var kept []imagepin.Entry
+	for _, e := range replaced {
+		tag, err := reference.ParseNamed(e.Ref)
+		if _, isDigest := tag.(reference.Digested); err != nil || isDigest {
+			continue
+		}
+		byDigest, err := RecordName(tag, e.Root.Digest)
+		if err != nil {
+			continue
+		}
+		k := imagepin.Key{Ref: byDigest, Target: e.Target}
+		if _, ok := s.Get(k); ok || slices.ContainsFunc(by, func(n imagepin.Entry) bool { return n.Key == k }) {
+			continue
+		}
+		if e.Record, err = RecordName(tag, e.RecordTarget.Digest); err != nil {
+			continue
+		}
+		e.Key = k
+		kept = append(kept, e)
+	}
+	return kept
 }
 
 // Recorded reports whether Put has nothing to write.
