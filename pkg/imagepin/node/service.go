@@ -71,7 +71,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases,
 			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
-		Leases: n.containerd.Leases, Events: n.containerd.Events, Runtimes: n.runtimes, Namespace: Namespace,
+		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
 		Health: s.reconciler, Uninstall: s.uninstall,

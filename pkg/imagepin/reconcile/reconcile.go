@@ -48,6 +48,7 @@ type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
 	Events   Subscriber
+	Locks    Locks
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Namespace is the containerd namespace of the CRI's images. Events of other namespaces are ignored.
@@ -114,6 +115,11 @@ type Maker interface {
 // Puller makes images ready from local content or from their registries. [pull.Puller] implements it.
 type Puller interface {
 	Repair(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
+}
+
+// Locks separates pulls and uses of images from removals. [pull.Locks] implements it.
+type Locks interface {
+	ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error)
 }
 
 // Retained is the content that pins retain. [retain.Retainer] implements it.

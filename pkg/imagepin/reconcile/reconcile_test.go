@@ -15,6 +15,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -93,7 +94,7 @@ func storeConfig(n *ctdtest.Node, runtimes *runtimeplatform.Set) store.Config {
 // reconcilerOf returns a reconciler for the images of a store, without a puller.
 func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 	r := New(Config{
-		Store: s, Records: c.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Runtimes: c.Runtimes, Namespace: ctdtest.Namespace,
+		Store: s, Records: c.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Locks: new(pull.Locks), Runtimes: c.Runtimes, Namespace: ctdtest.Namespace,
 		Checker: health.New(health.Config{
 			Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 		}),

@@ -5,11 +5,13 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Repaired describes what was done about a finding.
@@ -55,18 +57,52 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 	if loss.Unknown || loss.MissingDirectory && errdefs.IsFailedPrecondition(err) {
 		return Ignored, err // a repair may succeed after the snapshotter responds, or a container is removed
 	}
-	if derr := r.drop(ctx, loss.Entry); derr != nil {
+	dropped, derr := r.drop(ctx, loss.Entry)
+	if derr != nil {
 		return Ignored, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+	}
+	if !dropped {
+		return Recorded, nil
 	}
 	return Dropped, err
 }
 
-// drop drops a key that is in the index, or only recorded.
-func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) error {
-	if _, err := r.config.Store.Remove(ctx, e.Key); err != nil {
-		return err
+// drop drops a key that is in the index, or only recorded. dropped is false if a pull has made the key ready meanwhile,
+// for example with the credentials of a pod.
+func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) (dropped bool, _ error) {
+	if ready, err := r.removeLost(ctx, e); err != nil || ready {
+		return false, err
 	}
-	return r.config.Store.Drop(ctx, e)
+	return true, r.config.Store.Drop(ctx, e)
+}
+
+// removeLost removes a key from the index, unless it is ready. No pull of its image runs meanwhile.
+func (r *Reconciler) removeLost(ctx context.Context, e imagepin.Entry) (ready bool, _ error) {
+	ref, err := reference.ParseNamed(e.Ref)
+	if err != nil {
+		return false, err
+	}
+	byDigest, err := store.RecordName(ref, e.Root.Digest) // what pulls of the image lock
+	if err != nil {
+		return false, err
+	}
+	unlock, err := r.config.Locks.ForRemoval(ctx, byDigest)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	now, ok := r.config.Store.Get(e.Key)
+	if !ok {
+		return false, nil
+	}
+	if now.Root.Digest != e.Root.Digest {
+		return true, nil // the tag has moved
+	}
+	if ready, err := r.config.Checker.Ready(ctx, now); err != nil || ready {
+		return ready, err
+	}
+	_, err = r.config.Store.Remove(ctx, e.Key)
+	return false, err
 }
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
