@@ -43,6 +43,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 		return nil, err
 	}
 	defer unlock()
+	gone := s.index.allUnsynced()
 	all, err := s.config.Records.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
@@ -51,6 +52,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	for _, img := range all {
 		targets[img.Name] = img.Target.Digest
 	}
+	maps.DeleteFunc(gone, func(name string, target digest.Digest) bool { return targets[name] == target })
 	l := &loader{s: s, x: newIndex(), targets: targets, ready: func(e imagepin.Entry) bool {
 		return ready(e) || s.recordedSince(before, e)
 	}}
@@ -61,7 +63,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	// Labels have no order, so sort the keys to process them in a stable order.
 	slices.SortFunc(l.lost, compareRecorded)
 	slices.SortFunc(l.stale, compareRecorded)
-	s.index.replaceAll(l.x)
+	s.index.replaceAll(l.x, gone)
 	if err := s.removeLabels(ctx, l.stale); err != nil {
 		return nil, err
 	}
@@ -146,13 +148,15 @@ func (s *writer) createIDRecords(ctx context.Context, targets map[string]digest.
 	return err
 }
 
-// replaceAll replaces the index with another one. It keeps the records that containerd's CRI may not know yet.
-func (x *index) replaceAll(o *index) {
+// replaceAll replaces the index with another one. It keeps the records that containerd's CRI may not know yet, except
+// those that are gone or have another target.
+func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot = o.byRecord, o.byRoot, o.bySnapshot
 	x.ids, x.proofs, x.untagged = o.ids, o.proofs, o.untagged
+	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)
 }
 

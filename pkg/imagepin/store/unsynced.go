@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -24,6 +25,13 @@ func (s *reader) Unsynced(e imagepin.Entry) []string {
 		}
 	}
 	return names
+}
+
+// allUnsynced returns a copy of the records that containerd's CRI may not know yet, with their targets.
+func (x *index) allUnsynced() map[string]digest.Digest {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return maps.Clone(x.unsynced)
 }
 
 // MarkSynced notes that containerd's CRI knows an entry's image by names, or does not have to.

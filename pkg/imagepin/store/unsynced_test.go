@@ -51,6 +51,8 @@ func TestUnsynced(t *testing.T) {
 	}
 	e.store.MarkUnsynced(images.Image{Name: tag, Target: a.root}, entries(tag, a, native, 0)...)
 	want("after MarkUnsynced", a, []string{tag, id})
+	e.load(t)
+	want("after another listing, where the tag has another target", a, []string{id})
 }
 
 // TestReleaseUnpacked checks that a snapshot of a failed pull is released, but not a snapshot that a key needs.
