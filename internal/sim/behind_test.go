@@ -32,6 +32,8 @@ type container struct {
 	image       string // ID
 	as          *runtime.ImageSpec
 	snapshot    string
+	// config is the ID of the image whose snapshot the container uses.
+	config string
 }
 
 func decode[T proto.Message](b []byte, into T) T {
@@ -130,7 +132,7 @@ func (c *containerdCRI) containerStatus(r *runtime.ContainerStatusRequest) (prot
 }
 
 // createContainer models the image handling of CreateContainer in internal/cri/server/container_create.go:
-// LocalResolve, toContainerdImage (helpers.go), which reads the record with the name of the ID, and WithNewSnapshot
+// LocalResolve, toContainerdImage (helpers.go), which reads the record of the first reference, and WithNewSnapshot
 // (internal/cri/opts/container.go), which unpacks the image if the snapshot is missing and the layers exist.
 func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateContainerRequest) (proto.Message, error) {
 	since, complete := c.w.steps, c.complete(r)
@@ -142,7 +144,7 @@ func (c *containerdCRI) createContainer(ctx context.Context, r *runtime.CreateCo
 	return resp, err
 }
 
-// complete reports whether the sandbox and all parts of the image of a container exist.
+// complete reports whether the sandbox and all parts of the image of a container exist, and the CRI knows its records.
 func (c *containerdCRI) complete(r *runtime.CreateContainerRequest) bool {
 	ctx := inK8s(context.Background())
 	c.mu.Lock()
@@ -152,7 +154,7 @@ func (c *containerdCRI) complete(r *runtime.CreateContainerRequest) bool {
 	if box == nil || !ok {
 		return false
 	}
-	record, err := c.w.images.Get(ctx, img.ID)
+	record, err := c.w.images.Get(ctx, img.References[0])
 	if err != nil {
 		return false
 	}
@@ -160,7 +162,7 @@ func (c *containerdCRI) complete(r *runtime.CreateContainerRequest) bool {
 	if err != nil {
 		return false
 	}
-	if _, err := content.ReadBlob(ctx, c.w.blobs, manifest.Config); err != nil {
+	if _, err := content.ReadBlob(ctx, c.w.blobs, manifest.Config); err != nil || manifest.Config.Digest.String() != img.ID {
 		return false
 	}
 	_, name := c.w.target(cmp.Or(box.handler, "runc"))
@@ -183,11 +185,12 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if !ok {
 		return nil, fmt.Errorf("failed to resolve image %q: %w", r.GetConfig().GetImage().GetImage(), errdefs.ErrNotFound)
 	}
-	if err := c.w.step(ctx, proc, "creates a container: gets record of %s", img.ID); err != nil {
+	name := img.References[0]
+	if err := c.w.step(ctx, proc, "creates a container: gets record %s of %s", name, img.ID); err != nil {
 		return nil, err
 	}
 	ctx = inK8s(ctx)
-	record, err := c.w.images.Get(ctx, img.ID)
+	record, err := c.w.images.Get(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("failed to get image from containerd %q: %w", img.ID, err)
 	}
@@ -206,8 +209,8 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 	if err != nil {
 		return nil, err
 	}
-	_, name := c.w.target(cmp.Or(box.handler, "runc"))
-	sn := c.w.db.Snapshotter(name)
+	_, snapshotter := c.w.target(cmp.Or(box.handler, "runc"))
+	sn := c.w.db.Snapshotter(snapshotter)
 	if err := c.w.step(ctx, proc, "creates a container: snapshot of %s", img.ID); err != nil {
 		return nil, err
 	}
@@ -251,19 +254,23 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 		return nil, err
 	}
 	c.mu.Lock()
-	c.containers[id] = &container{id: id, sandbox: box.id, image: img.ID, as: r.GetConfig().GetImage(), snapshot: name}
+	c.containers[id] = &container{id: id, sandbox: box.id, image: img.ID, as: r.GetConfig().GetImage(), snapshot: snapshotter, config: manifest.Config.Digest.String()}
 	c.mu.Unlock()
 	return &runtime.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// imageOf returns the ID of the image of a container.
+// imageOf returns the ID of the image of a container. It checks that the container uses the snapshot of that image.
 func (c *containerdCRI) imageOf(id string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if k := c.containers[id]; k != nil {
-		return k.image
+	k := c.containers[id]
+	if k == nil {
+		return ""
 	}
-	return ""
+	if k.config != k.image {
+		c.w.wrong(otherImage, "container %s of %s uses the snapshot of %s", id, k.image, k.config)
+	}
+	return k.image
 }
 
 // has reports whether a sandbox or a container exists.

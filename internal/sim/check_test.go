@@ -45,6 +45,7 @@ const (
 	notVisible       = "pull-not-visible"
 	notRunnable      = "pulled-image-cannot-be-run"
 	removedInUse     = "removed-while-in-use"
+	otherImage       = "container-of-another-image"
 	pinIgnored       = "pin-ignored"
 	pinExpired       = "pin-expired-in-use"
 	olderOverNewer   = "older-digest-over-newer"

@@ -33,7 +33,8 @@ const (
 
 // Image models Image of internal/cri/store/image/image.go.
 type Image struct {
-	ID         string
+	ID string
+	// References are sorted as store.add does: tags first, then digests, then the ID.
 	References []string
 	ChainID    digest.Digest
 	Pinned     bool
@@ -184,8 +185,7 @@ func (s *Service) update(ctx context.Context, ref string) error {
 	if known == nil {
 		s.images[img.ID] = img
 	} else if !slices.Contains(known.References, ref) {
-		known.References = append(known.References, ref)
-		slices.Sort(known.References)
+		known.References = reference.Sort(append(known.References, ref))
 	}
 	s.pin(img.ID, ref, img.Pinned)
 	return nil

@@ -43,7 +43,7 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 		return nil, err
 	}
 	defer release()
-	return next(ctx, r)
+	return s.createFromImages(ctx, r, rt.Target, next)
 }
 
 // readyImages makes the images of a container ready, and then creates the pins that this use requires. It pins last, so

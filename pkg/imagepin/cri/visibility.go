@@ -3,7 +3,6 @@ package cri
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -11,8 +10,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.opentelemetry.io/otel/trace"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // Visibility waits until upstream knows images. It implements [pull.Upstream].
@@ -49,11 +46,7 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 				if cause := context.Cause(ctx); !errors.Is(cause, errUpstreamNotSynced) {
 					return cause
 				}
-				return &imagepin.Error{
-					Reason: imagepin.UpstreamNotSynced, Class: errdefs.ErrUnavailable, Err: err,
-					Message: fmt.Sprintf("containerd's CRI service did not pick up %s within %s", name, visibleTimeout),
-					Hint:    "Try again. If the error persists, look for event handling errors in containerd's log.",
-				}
+				return notSynced(name, err)
 			}
 		}
 	}
