@@ -612,7 +612,7 @@ func (k *caller) startContainer(config *runtime.PodSandboxConfig, sandbox, ref, 
 	}
 	w := k.w
 	if w.expected(err.Error()) || w.facts.killedAt.Load() >= int64(since) || k.ctx.Err() != nil || w.facts.toolWrote(since) ||
-		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) {
+		w.facts.removed(id, since) || w.registry.failedSince(w.facts.sharedSince(o)) || !w.cri.has(sandbox) {
 		return false
 	}
 	name := notRunnable

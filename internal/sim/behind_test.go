@@ -63,6 +63,8 @@ func (c *containerdCRI) answer(ctx context.Context, method string, req []byte) (
 		return c.runPodSandbox(decode(req, &runtime.RunPodSandboxRequest{})), nil
 	case "ListPodSandbox":
 		return c.listPodSandbox(), nil
+	case "PodSandboxStatus":
+		return c.podSandboxStatus(decode(req, &runtime.PodSandboxStatusRequest{}).GetPodSandboxId())
 	case "ListContainers":
 		return c.listContainers(), nil
 	case "ContainerStatus":
@@ -106,6 +108,19 @@ func (c *containerdCRI) listPodSandbox() proto.Message {
 		})
 	}
 	return resp
+}
+
+func (c *containerdCRI) podSandboxStatus(id string) (proto.Message, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.sandboxes[id]
+	if s == nil {
+		return nil, fmt.Errorf("an error occurred when try to find sandbox: %w", errdefs.ErrNotFound)
+	}
+	return &runtime.PodSandboxStatusResponse{Status: &runtime.PodSandboxStatus{
+		Id: id, RuntimeHandler: s.handler, CreatedAt: s.made, Metadata: s.config.GetMetadata(),
+		Annotations: s.config.GetAnnotations(), Labels: s.config.GetLabels(),
+	}}, nil
 }
 
 func (c *containerdCRI) listContainers() proto.Message {

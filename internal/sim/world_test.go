@@ -293,29 +293,13 @@ func (c *containerdCRI) start() {
 	proc := &process{w: c.w}
 	c.current = proc
 	c.images = stockcri.New(stockcri.Config{Images: &imageStore{Store: c.w.images, w: c.w, owner: proc, name: "images"}, Content: c.w.blobs})
-	cri := c.images
+	cri, monitor := c.images, newEventMonitor(c.w, c.images, proc)
 	c.w.bus.follow(ctx, func(e *events.Envelope) {
 		if e.Namespace != k8s {
 			return
 		}
 		topic, name := describe(e)
-		for wait := time.Second; ctx.Err() == nil; wait = min(2*wait, 5*time.Minute) {
-			if err := c.w.step(ctx, proc, "handles %s %s", topic, name); err != nil {
-				return
-			}
-			err := cri.UpdateImage(ctx, name)
-			if err == nil || ctx.Err() != nil {
-				return
-			}
-			c.w.write("cri", "%s %s fails: %v", topic, name, err)
-			if wait > 4*time.Second {
-				return // containerd keeps retrying, after later events
-			}
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-			}
-		}
+		monitor.handle(ctx, topic, name)
 	}, `topic~="^/images/"`)
 	initialized := make(chan struct{})
 	c.initialized = initialized
