@@ -62,6 +62,12 @@ type Records interface {
 	// AddToLease adds what entries need to the lease in ctx. It fails with ErrNotFound if a part is gone.
 	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
 	Put(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
+	// PutUnmoved is Put without the entries whose key has another digest now.
+	PutUnmoved(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
+	// PutIf records a key that was made ready again, if the record called witness still targets its image.
+	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
+	// HasKey reports whether the key of an entry is recorded for the entry's image, ready or not.
+	HasKey(ctx context.Context, e imagepin.Entry) (bool, error)
 	// Recorded reports whether Put has nothing to write.
 	Recorded(ctx context.Context, proof string, entries ...imagepin.Entry) (bool, error)
 	// ReleaseUnpacked removes the reference from an image's configuration to its snapshot, unless a key needs the
@@ -125,6 +131,11 @@ type Job struct {
 	Progress transfer.ProgressFunc
 	// Force fetches and unpacks the image even if it is recorded as ready.
 	Force bool
+	// Unmoved reports that the digest was decided earlier: if the reference has another digest on the node when the
+	// image is recorded, the job records the image under its digest only.
+	Unmoved bool
+	// Lost is the recorded key that the job repairs. It is nil for other jobs.
+	Lost *imagepin.Entry
 
 	verified bool // by the image verifiers
 	retry    bool // an earlier attempt found the image ready, or made it ready
@@ -202,6 +213,9 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	}
 	defer unlock()
 	if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
+		return entry, "", err
+	}
+	if err := m.checkLost(ctx, j); err != nil {
 		return entry, "", err
 	}
 	start := time.Now()

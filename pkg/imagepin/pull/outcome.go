@@ -21,12 +21,14 @@ const (
 	Unpacked Outcome = "unpacked"
 	Fetched  Outcome = "fetched"
 	Failed   Outcome = "failed"
+	// Unneeded: the image to repair was removed, or its tag was moved, before the repair.
+	Unneeded Outcome = "unneeded"
 	// Canceled: all callers had gone before the end of the pull.
 	Canceled Outcome = "canceled"
 )
 
 // Outcomes lists all outcomes.
-var Outcomes = []Outcome{UpToDate, Recorded, Unpacked, Fetched, Failed, Canceled}
+var Outcomes = []Outcome{UpToDate, Recorded, Unpacked, Fetched, Failed, Unneeded, Canceled}
 
 // failure returns the outcome of a failed pull. Its context is canceled if all callers have gone.
 func failure(ctx context.Context) Outcome {

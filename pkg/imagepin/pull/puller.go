@@ -157,7 +157,8 @@ type Need struct {
 
 // MakeReady makes an image ready for a target. It uses the content on the node, and otherwise fetches from the
 // registry, by digest and with the node's own credentials only. It continues when its callers have gone, and a later
-// call joins it.
+// call joins it. If a pull moves the reference to another digest in the meantime, that digest stays, and the image is
+// recorded under its own digest.
 //
 // It fails as [Maker.Make] does.
 func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) {
@@ -166,7 +167,7 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
 	made, err := p.makes.DoDetached(ctx, key, func(ctx context.Context) (Pulled, error) {
-		return p.make(ctx, Job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, Runtime: n.Runtime})
+		return p.make(ctx, Job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, Runtime: n.Runtime, Unmoved: true})
 	})
 	return made.Entry, err
 }

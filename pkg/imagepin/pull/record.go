@@ -51,16 +51,36 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 		if err != nil {
 			return err
 		}
-		change, err := m.config.Images.Put(ctx, j.Proof, entries...)
-		if err != nil {
+		if e, wrote, err = m.put(ctx, j, entries); err != nil {
 			return err
 		}
-		wrote = change.Wrote
 		failpoint.Reach("pull.recorded")
 		// Only this call can retain the image for a pin that was created after Make's first Sync.
 		return m.config.Retained.Sync(ctx, e.Root.Digest)
 	})
 	return e, wrote, err
+}
+
+// put records the keys of a job's image. It returns the entry of the job's reference, or of the digest if the reference
+// has another digest now.
+func (m *Maker) put(ctx context.Context, j Job, entries []imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
+	e := entries[len(entries)-1]
+	if j.Lost != nil {
+		e, err := m.putLost(ctx, *j.Lost, e)
+		return e, err == nil, err
+	}
+	put := m.config.Images.Put
+	if j.Unmoved {
+		put = m.config.Images.PutUnmoved
+	}
+	change, err := put(ctx, j.Proof, entries...)
+	if err != nil {
+		return imagepin.Entry{}, false, err
+	}
+	if now, ok := m.config.Images.Get(e.Key); j.Unmoved && ok && now.Root.Digest != e.Root.Digest {
+		e = entries[0]
+	}
+	return e, change.Wrote, nil
 }
 
 // recorded reports whether record has nothing to do for an image that is ready, and returns its entry.

@@ -18,8 +18,8 @@ import (
 )
 
 // Repair makes an image ready that has lost a part. It uses the content on the node, and otherwise fetches from the
-// registry with the node's own credentials. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler
-// has the target.
+// registry with the node's own credentials. It does nothing for a key that is not recorded any more, or whose tag has
+// another digest now. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler has the target.
 func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
@@ -29,8 +29,44 @@ func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	if err != nil {
 		return Failed, err
 	}
-	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Force: true})
+	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Force: true, Lost: &e})
+	if errors.Is(err, errUnneeded) {
+		return Unneeded, nil
+	}
 	return outcome, err
+}
+
+// errUnneeded reports that the key to repair is not recorded any more.
+var errUnneeded = errors.New("the image was removed, or its tag was moved")
+
+// checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the lock of the
+// image's digest, so that no call removes the key from then on.
+func (m *Maker) checkLost(ctx context.Context, j Job) error {
+	if j.Lost == nil {
+		return nil
+	}
+	recorded, err := m.config.Images.HasKey(ctx, *j.Lost)
+	if err == nil && !recorded {
+		return errUnneeded
+	}
+	return err
+}
+
+// putLost records a repaired key. made is the image that the repair has made from the same digest. putLost returns
+// errUnneeded if another tool has removed the image, or a pull has moved its tag.
+func (m *Maker) putLost(ctx context.Context, lost, made imagepin.Entry) (imagepin.Entry, error) {
+	if made.ImageID != lost.ImageID || made.ChainID != lost.ChainID {
+		return imagepin.Entry{}, fmt.Errorf("%s is image %s for target %s, it was recorded as image %s: %w", lost.Root.Digest,
+			made.ImageID, lost.Target, lost.ImageID, errdefs.ErrFailedPrecondition)
+	}
+	restored, err := m.config.Images.PutIf(ctx, lost, lost.Record)
+	if err == nil && !restored {
+		err = errUnneeded
+	}
+	if now, ok := m.config.Images.Get(lost.Key); err == nil && ok && now.Root.Digest != lost.Root.Digest {
+		err = errUnneeded
+	}
+	return lost, err
 }
 
 // runtimeOf returns the runtime of a target. It fails with ErrNotFound if no runtime handler has the target.

@@ -75,6 +75,8 @@ type Store interface {
 // Index reads the recorded and the actual state.
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
+	// See returns the entry of a key for RemoveSeen.
+	See(k imagepin.Key) (e imagepin.Entry, seen store.Seen, ok bool)
 	// Accounted reports whether a record belongs to keys in the index.
 	Accounted(img images.Image) bool
 	// Adopted reports whether another tool put the image of a reference on the node, and a target has no key yet.
@@ -94,9 +96,9 @@ type Repairs interface {
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
 	RepairRecords(ctx context.Context, e imagepin.Entry) error
-	// Drop removes a key that is not in the index from its record. Remove removes a key that is in the index.
+	// Drop removes a key that is not in the index from its record. RemoveSeen removes an entry of the index.
 	Drop(ctx context.Context, e imagepin.Entry) error
-	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
+	RemoveSeen(ctx context.Context, seen store.Seen) (removed bool, _ error)
 	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }

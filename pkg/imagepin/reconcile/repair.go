@@ -24,7 +24,7 @@ const (
 	Recorded       Repaired = "recorded again: its content and snapshot are on the node"
 	RecordRepaired Repaired = "records and labels repaired"
 	Dropped        Repaired = "key dropped"
-	Unwanted       Repaired = "not needed: the image was removed"
+	Unwanted       Repaired = "not needed: the image was removed, or its tag was moved"
 	Ignored        Repaired = "ignored"
 )
 
@@ -76,8 +76,27 @@ func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) (dropped bool, 
 	return true, r.config.Store.Drop(ctx, e)
 }
 
-// removeLost removes a key from the index, unless it is ready. No pull of its image runs meanwhile.
+// removeLost removes a key from the index, unless it is ready or a pull records it meanwhile.
 func (r *Reconciler) removeLost(ctx context.Context, e imagepin.Entry) (ready bool, _ error) {
+	for {
+		now, seen, ok := r.config.Store.See(e.Key)
+		if !ok {
+			return false, nil
+		}
+		if now.Root.Digest != e.Root.Digest {
+			return true, nil // the tag has moved
+		}
+		if ready, err := r.config.Checker.Ready(ctx, now); err != nil || ready {
+			return ready, err
+		}
+		if removed, err := r.removeUnused(ctx, now, seen); err != nil || removed {
+			return false, err
+		}
+	}
+}
+
+// removeUnused removes an entry that is not outdated. It waits for pulls and uses of the image.
+func (r *Reconciler) removeUnused(ctx context.Context, e imagepin.Entry, seen store.Seen) (removed bool, _ error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return false, err
@@ -91,18 +110,7 @@ func (r *Reconciler) removeLost(ctx context.Context, e imagepin.Entry) (ready bo
 		return false, err
 	}
 	defer unlock()
-	now, ok := r.config.Store.Get(e.Key)
-	if !ok {
-		return false, nil
-	}
-	if now.Root.Digest != e.Root.Digest {
-		return true, nil // the tag has moved
-	}
-	if ready, err := r.config.Checker.Ready(ctx, now); err != nil || ready {
-		return ready, err
-	}
-	_, err = r.config.Store.Remove(ctx, e.Key)
-	return false, err
+	return r.config.Store.RemoveSeen(ctx, seen)
 }
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
@@ -127,6 +135,8 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 		return "", err
 	}
 	switch outcome {
+	case pull.Unneeded:
+		return Unwanted, nil
 	case pull.Fetched:
 		return Fetched, nil
 	case pull.Unpacked:

@@ -3,6 +3,7 @@ package store_test
 import (
 	. "github.com/imagepin/imagepin/pkg/imagepin/store"
 
+	"context"
 	"testing"
 	"time"
 
@@ -87,6 +88,67 @@ func TestAdoptSkipsLaterPull(t *testing.T) {
 	}
 }
 
+// TestTagOfADamagedImageMoves adopts an image that loses its configuration, and pulls another digest for its tag. The pull
+// succeeds.
+func TestTagOfADamagedImageMoves(t *testing.T) {
+	e := newEnv(t)
+	older, newer := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, older, native)
+	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.adopt(ctx, t, img, older)
+	if err := e.Content.Delete(e.ctx, older.amd64.Config.Digest); err != nil {
+		t.Fatal(err)
+	}
+	e.pull(t, tag, newer, native, 1, "")
+	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != newer.root.Digest {
+		t.Errorf("tag: got digest %s, want %s", got.Root.Digest, newer.root.Digest)
+	}
+}
+
+// adopt adopts an image under the name of its record.
+func (e *env) adopt(ctx context.Context, t *testing.T, img images.Image, i image) {
+	t.Helper()
+	adopted := entries(img.Name, i, native, 0)[1:]
+	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
+	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: adopted}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAnotherToolMovesATag adopts an image, and then the image that another tool moves the tag to. As with stock
+// containerd, the older image stays until it is removed.
+func TestAnotherToolMovesATag(t *testing.T) {
+	e := newEnv(t)
+	older, newer := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, older, native)
+	e.place(ctx, t, newer, native)
+	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.adopt(ctx, t, img, older)
+	if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: newer.root}, "target"); err != nil {
+		t.Fatal(err)
+	}
+	unknown, err := e.store.Sync(e.ctx, tag)
+	if err != nil || unknown == nil {
+		t.Fatalf("got record %v, %v, want the tag", unknown, err)
+	}
+	e.adopt(ctx, t, *unknown, newer)
+	byDigest := imagepin.Key{Ref: repo + "@" + older.root.Digest.String(), Target: native}
+	if got, ok := e.store.Get(byDigest); !ok || got.Root.Digest != older.root.Digest {
+		t.Errorf("by digest: got %v, want %s", got, older.root.Digest)
+	}
+	e.wantSound(t)
+}
+
 // TestAdoptedTagMoves adopts an image, which has only its tag, and pulls another digest for the tag. As with stock
 // containerd, the adopted image stays until it is removed: containers may run it.
 func TestAdoptedTagMoves(t *testing.T) {
@@ -99,11 +161,7 @@ func TestAdoptedTagMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	adopted := entries(tag, older, native, 0)[1:]
-	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
-	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: adopted}); err != nil {
-		t.Fatal(err)
-	}
+	e.adopt(ctx, t, img, older)
 	e.pull(t, tag, newer, native, 1, "")
 	byDigest := repo + "@" + older.root.Digest.String()
 	want := map[string]digest.Digest{

@@ -147,6 +147,11 @@ func (x *index) unchanged(since group) []imagepin.Entry {
 	return still
 }
 
+// renew replaces entries by copies of themselves, so that what was found out about them before is outdated.
+func (x *index) renew(entries []imagepin.Entry) {
+	x.replace(nil, entries)
+}
+
 // all returns every entry.
 func (x *index) all() map[*imagepin.Entry]bool {
 	x.mu.RLock()

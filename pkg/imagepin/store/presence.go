@@ -139,6 +139,21 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	return err == nil, err
 }
 
+// HasKey reports whether the key of an entry is recorded for the entry's image, ready or not.
+func (s *presence) HasKey(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if now, ok := s.Get(e.Key); ok {
+		return now.Root.Digest == e.Root.Digest, nil
+	}
+	img, err := s.config.Records.Get(ctx, e.Record)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read image record %s: %w", e.Record, err)
+	}
+	return img.Target.Digest == e.RecordTarget.Digest && img.Labels[imagepin.KeyLabelName(e.Key)] != "", nil
+}
+
 // tagMatches reports whether the record of an entry's tag exists and agrees with the keys. It reports true for an entry
 // without such a record.
 func (s *presence) tagMatches(ctx context.Context, e imagepin.Entry) (bool, error) {

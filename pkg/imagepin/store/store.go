@@ -132,6 +132,20 @@ func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry
 	return s.put(ctx, proof, entries, nil)
 }
 
+// PutUnmoved is [Store.Put] without the entries whose key has another digest now.
+func (s *Store) PutUnmoved(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	unmoved := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
+		now, ok := s.Get(e.Key)
+		return ok && now.Root.Digest != e.Root.Digest
+	})
+	return s.put(ctx, proof, unmoved, nil)
+}
+
 // put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
 func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
 	entries, replaced, changed := s.diffEntries(proof, entries)
@@ -142,10 +156,8 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 		}
 	}
 	if !changed {
+		s.index.renew(entries)
 		return Change{}, nil
-	}
-	if pre == nil {
-		entries = append(entries, s.keptByDigest(replaced, entries)...)
 	}
 	// Update the snapshots first, so that no record exists whose snapshot has no reference.
 	for _, e := range entries {
@@ -153,6 +165,11 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 			return Change{}, err
 		}
 	}
+	kept, err := s.keepByDigest(ctx, replaced, entries)
+	if err != nil {
+		return Change{}, err
+	}
+	entries = append(entries, kept...)
 	before, after, err := s.displaced(entries)
 	if err != nil {
 		return Change{}, err
@@ -162,9 +179,10 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	return s.commit(ctx, nil, replaced, entries, proof, creatorFor(entries), pre)
 }
 
-// keptByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a
-// key. As with stock containerd, they stay until they are removed: containers may run them.
-func (s *presence) keptByDigest(replaced, by []imagepin.Entry) []imagepin.Entry {
+// keepByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a
+// key or have lost content. It keeps their snapshots. As with stock containerd, they stay until they are removed:
+// containers may run them.
+func (s *presence) keepByDigest(ctx context.Context, replaced, by []imagepin.Entry) ([]imagepin.Entry, error) {
 	var kept []imagepin.Entry
 	for _, e := range replaced {
 		tag, err := reference.ParseNamed(e.Ref)
@@ -183,9 +201,14 @@ func (s *presence) keptByDigest(replaced, by []imagepin.Entry) []imagepin.Entry 
 			continue
 		}
 		e.Key = k
+		if err := s.keepSnapshot(ctx, e); errdefs.IsNotFound(err) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
 		kept = append(kept, e)
 	}
-	return kept
+	return kept, nil
 }
 
 // Recorded reports whether Put has nothing to write.
@@ -246,6 +269,35 @@ func sameImage(a, b imagepin.Entry) bool {
 		(a.Source == b.Source || b.Source != imagepin.SourcePull) // a pull replaces an entry of another tool
 }
 
+// Seen is an entry of the index. It is outdated as soon as the key is recorded again, also for the same image.
+type Seen struct{ entry *imagepin.Entry }
+
+// See returns the entry of a key for [Store.RemoveSeen].
+func (s *reader) See(k imagepin.Key) (e imagepin.Entry, seen Seen, ok bool) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	now := s.index.byKey[k]
+	if now == nil {
+		return imagepin.Entry{}, Seen{}, false
+	}
+	return *now, Seen{now}, true
+}
+
+// RemoveSeen is [Store.Remove] for an entry that is not outdated. removed is false if it is.
+func (s *Store) RemoveSeen(ctx context.Context, seen Seen) (removed bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	current := s.index.unchanged(group{seen.entry})
+	if len(current) == 0 {
+		return false, nil
+	}
+	_, err = s.removeEntries(ctx, current)
+	return true, err
+}
+
 // Remove removes keys, and the records that no other key needs. The next garbage collection frees the content and
 // snapshots that nothing else references, see [Store.Collect]. Remove ignores unknown keys.
 func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
@@ -263,6 +315,11 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	if len(removed) == 0 {
 		return Change{}, nil
 	}
+	return s.removeEntries(ctx, removed)
+}
+
+// removeEntries removes entries of the index. The caller holds the lock.
+func (s *writer) removeEntries(ctx context.Context, removed []imagepin.Entry) (Change, error) {
 	ch, err := s.apply(ctx, removed, nil, "")
 	if err != nil {
 		return ch, err

@@ -1,0 +1,216 @@
+package pull
+
+import (
+	"context"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/retain"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// alwaysVisible is an upstream that has every image.
+type alwaysVisible struct{}
+
+func (alwaysVisible) WaitVisible(context.Context, digest.Digest, []string, func(string) bool) error {
+	return nil
+}
+
+// beforeRecording calls before once, before the content of a job's image is leased to be recorded.
+type beforeRecording struct {
+	*store.Store
+	before func()
+}
+
+func (b *beforeRecording) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
+	if before := b.before; before != nil {
+		b.before = nil
+		before()
+	}
+	return b.Store.AddToLease(ctx, entries...)
+}
+
+// movingTag is a node with two unpacked images that a tag can resolve to.
+type movingTag struct {
+	*ctdtest.Node
+	t            *testing.T
+	maker        *Maker
+	store        *store.Store
+	recording    *beforeRecording
+	ref          reference.Named
+	older, newer ctdtest.Image
+	blobs        ctdtest.Blobs
+	leased       context.Context
+}
+
+func newMovingTag(t *testing.T) *movingTag {
+	t.Helper()
+	n := ctdtest.New(t, "native")
+	runtimes := runtimesOn(t, "native")
+	blobs := ctdtest.Blobs{}
+	m := &movingTag{Node: n, t: t, older: blobs.Image("linux/amd64", "older", nil), newer: blobs.Image("linux/amd64", "newer", nil), blobs: blobs}
+	var err error
+	if m.ref, err = reference.ParseNamed("registry.example/app:v1"); err != nil {
+		t.Fatal(err)
+	}
+	m.store = store.New(store.Config{
+		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+	})
+	m.recording = &beforeRecording{Store: m.store}
+	retainer := retain.New(retain.Config{
+		Leases: n.Leases, Content: n.Content, Pins: pinned{}, Images: m.store, MaxBytes: ctdtest.Always(int64(0)), Released: func() {},
+	})
+	locks := &Locks{}
+	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}
+	m.maker = New(Config{
+		Content: n.Content, Leases: n.Leases, Images: m.recording, Runtimes: ctdtest.Always(runtimes), Retained: retainer, Locks: locks,
+		Pins:    decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: m.store, Retained: retainer}),
+		Garbage: &fakeGarbage{}, Upstream: alwaysVisible{}, Proofs: everyProof{},
+		Settings: ctdtest.Always(&Settings{
+			UnpackPlatforms: unpackers, Transfer: NewTransfer(n.Content, n.Leases, unpackers, Limits{Unpacks: 1}, locks),
+		}),
+	})
+	ctx, done := n.Lease(t)
+	t.Cleanup(done)
+	m.leased = ctx
+	n.Write(ctx, t, blobs)
+	for _, img := range []ctdtest.Image{m.older, m.newer} {
+		n.Unpack(ctx, t, img, "native")
+	}
+	return m
+}
+
+// entries returns the keys of a pull: by digest, and by tag.
+func (m *movingTag) entries(img ctdtest.Image) (byDigest, byTag imagepin.Entry) {
+	m.t.Helper()
+	rt := m.maker.config.Runtimes().Default()
+	e, _, err := DescribeLocal(m.Context(m.t), m.Content, img.Manifest, rt)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	e.Record = "registry.example/app@" + img.Manifest.Digest.String()
+	e.Key = imagepin.Key{Ref: e.Record, Target: rt.Target}
+	e.Root, e.RecordTarget, e.Source = img.Manifest, img.Manifest, imagepin.SourcePull
+	byTag = e
+	byTag.Ref = m.ref.String()
+	return e, byTag
+}
+
+// pull records what a pull of the tag records.
+func (m *movingTag) pull(img ctdtest.Image) {
+	m.t.Helper()
+	byDigest, byTag := m.entries(img)
+	if _, err := m.store.Put(m.Context(m.t), "", byDigest, byTag); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *movingTag) remove(img ctdtest.Image) {
+	m.t.Helper()
+	byDigest, byTag := m.entries(img)
+	if _, err := m.store.Remove(m.Context(m.t), byDigest.Key, byTag.Key); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// wantTag checks the digest of the tag and of its record.
+func (m *movingTag) wantTag(want ctdtest.Image) {
+	m.t.Helper()
+	_, byTag := m.entries(want)
+	if got, _ := m.store.Get(byTag.Key); got.Root.Digest != want.Manifest.Digest {
+		m.t.Errorf("the tag has digest %q, want %s", got.Root.Digest, want.Manifest.Digest)
+	}
+	if got := m.Records(m.t)[m.ref.String()].Target.Digest; got != want.Manifest.Digest {
+		m.t.Errorf("the record of the tag has digest %q, want %s", got, want.Manifest.Digest)
+	}
+}
+
+// TestRepairOfAMovedTag repairs a lost key whose tag a pull has moved, before or during the repair. The tag keeps the
+// digest of the pull.
+func TestRepairOfAMovedTag(t *testing.T) {
+	for _, when := range []string{"before", "during"} {
+		t.Run(when, func(t *testing.T) {
+			m := newMovingTag(t)
+			m.pull(m.older)
+			_, lost := m.entries(m.older)
+			if when == "before" {
+				m.pull(m.newer)
+			} else {
+				m.recording.before = func() { m.pull(m.newer) }
+			}
+			if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unneeded || err != nil {
+				t.Errorf("got %q, %v, want %q", outcome, err, Unneeded)
+			}
+			m.wantTag(m.newer)
+		})
+	}
+}
+
+// TestRepairOfARemovedImage repairs a lost key of an image that was removed. It stays removed.
+func TestRepairOfARemovedImage(t *testing.T) {
+	m := newMovingTag(t)
+	m.pull(m.older)
+	_, lost := m.entries(m.older)
+	m.remove(m.older)
+	if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unneeded || err != nil {
+		t.Errorf("got %q, %v, want %q", outcome, err, Unneeded)
+	}
+	if left := m.Records(t); len(left) > 0 {
+		t.Errorf("got records %v, want none", left)
+	}
+}
+
+// TestRepairOfALostKey repairs a key that is recorded and not ready. It is ready under its own reference afterwards.
+func TestRepairOfALostKey(t *testing.T) {
+	m := newMovingTag(t)
+	m.pull(m.older)
+	_, lost := m.entries(m.older)
+	if err := m.Content.Delete(m.Context(t), lost.Manifest); err != nil {
+		t.Fatal(err)
+	}
+	if evicted, err := m.store.EvictBlob(m.Context(t), lost.Manifest); len(evicted) != 2 || err != nil {
+		t.Fatalf("got evicted keys %v, %v, want 2", evicted, err)
+	}
+	m.Write(m.leased, t, m.blobs)
+	if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unpacked || err != nil {
+		t.Errorf("got %q, %v, want %q", outcome, err, Unpacked)
+	}
+	m.wantTag(m.older)
+}
+
+// TestMakeReadyOfAMovedTag makes a digest ready that was decided for a tag before a pull moved the tag. The tag keeps the
+// digest of the pull, and the older one is ready under its digest.
+func TestMakeReadyOfAMovedTag(t *testing.T) {
+	m := newMovingTag(t)
+	m.recording.before = func() { m.pull(m.newer) }
+	p := NewPuller(nil, m.maker, noObserver{}, nil)
+	made, err := p.MakeReady(m.Context(t), Need{Ref: m.ref, Root: m.older.Manifest, Runtime: m.maker.config.Runtimes().Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.wantTag(m.newer)
+	byDigest, _ := m.entries(m.older)
+	if _, ready := m.store.Get(byDigest.Key); !ready || made.Key != byDigest.Key {
+		t.Errorf("got key %s, ready: %t, want %s", made.Key, ready, byDigest.Key)
+	}
+}
+
+type noObserver struct{}
+
+func (noObserver) Pulled(Outcome) {}
+func (noObserver) FallbackUsed()  {}
+
+// everyProof has every proof.
+type everyProof struct{}
+
+func (everyProof) Of(reference.Named, resolve.Credential, digest.Digest) string     { return "" }
+func (everyProof) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return true }
