@@ -20,9 +20,12 @@ type Visibility struct {
 	Remind func(ctx context.Context, name string) error
 }
 
-// WaitVisible implements [pull.Upstream].
+// WaitVisible implements [pull.Upstream]. If it waits in vain for a name, upstream's knowledge of the image ID is
+// sufficient: containers are created by ID. Upstream delays the events of a name by up to five minutes after it could not
+// read an image by that name (backOff in internal/cri/server/events/events.go of containerd).
 func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
-	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errUpstreamNotSynced)
+	caller := untraced(ctx)
+	ctx, cancel := context.WithTimeoutCause(caller, visibleTimeout, errUpstreamNotSynced)
 	defer cancel()
 	tick := time.NewTicker(visiblePoll)
 	defer tick.Stop()
@@ -30,8 +33,8 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 	defer late.Stop()
 	for _, name := range names {
 		for wanted(name) {
-			resp, err := v.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
-			if err == nil && resp.GetImage().GetId() == id.String() {
+			known, err := v.knows(ctx, name, id)
+			if known {
 				break
 			}
 			select {
@@ -46,11 +49,21 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 				if cause := context.Cause(ctx); !errors.Is(cause, errUpstreamNotSynced) {
 					return cause
 				}
-				return notSynced(name, err)
+				if known, _ := v.knows(caller, id.String(), id); !known {
+					return notSynced(name, err)
+				}
+				log.G(ctx).WithField("image", name).Warn("containerd's CRI does not know an image by this name yet")
+				return nil
 			}
 		}
 	}
 	return nil
+}
+
+// knows reports whether upstream has an image ID under a name.
+func (v Visibility) knows(ctx context.Context, name string, id digest.Digest) (bool, error) {
+	resp, err := v.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
+	return err == nil && resp.GetImage().GetId() == id.String(), err
 }
 
 // untraced keeps the calls of a poll out of the caller's trace.

@@ -18,16 +18,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// slowUpstream is a CRI service that has an image from a time on.
+// slowUpstream is a CRI service that has an image from a time on, but not by one of its names.
 type slowUpstream struct {
 	runtime.ImageServiceClient
 	id    digest.Digest
 	after time.Time
+	lacks string
 	names []string
 }
 
 func (s *slowUpstream) ImageStatus(_ context.Context, r *runtime.ImageStatusRequest, _ ...grpc.CallOption) (*runtime.ImageStatusResponse, error) {
-	if time.Now().Before(s.after) {
+	if time.Now().Before(s.after) || r.GetImage().GetImage() == s.lacks {
 		return &runtime.ImageStatusResponse{}, nil
 	}
 	s.names = append(s.names, r.GetImage().GetImage())
@@ -41,20 +42,23 @@ func TestWaitVisible(t *testing.T) {
 		after  time.Duration
 		give   time.Duration
 		wanted time.Duration
+		lacks  string
 		calls  int
 		want   error
 	}{
-		"immediately":      {0, time.Hour, time.Hour, 2, nil},
-		"slow":             {5 * time.Second, time.Hour, time.Hour, 2, nil},
-		"removed":          {time.Minute, time.Hour, time.Second, 0, nil},
-		"timeout":          {time.Minute, time.Hour, time.Hour, 0, errdefs.ErrUnavailable},
-		"caller times out": {time.Minute, time.Second, time.Hour, 0, context.DeadlineExceeded},
+		"immediately":      {0, time.Hour, time.Hour, "", 2, nil},
+		"slow":             {5 * time.Second, time.Hour, time.Hour, "", 2, nil},
+		"removed":          {time.Minute, time.Hour, time.Second, "", 0, nil},
+		"timeout":          {time.Minute, time.Hour, time.Hour, "", 0, errdefs.ErrUnavailable},
+		"caller times out": {time.Minute, time.Second, time.Hour, "", 0, context.DeadlineExceeded},
+		"delayed name":     {0, time.Hour, time.Hour, names[1], 2, nil}, // the ID, twice
+		"delayed ID":       {0, time.Hour, time.Hour, names[0], 0, errdefs.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), tc.give)
 				defer cancel()
-				upstream := &slowUpstream{id: id, after: time.Now().Add(tc.after)}
+				upstream := &slowUpstream{id: id, lacks: tc.lacks, after: time.Now().Add(tc.after)}
 				end := time.Now().Add(tc.wanted)
 				var reminded []string
 				remind := func(_ context.Context, name string) error {
@@ -62,7 +66,7 @@ func TestWaitVisible(t *testing.T) {
 					return errdefs.ErrNotFound
 				}
 				err := Visibility{Images: upstream, Remind: remind}.WaitVisible(ctx, id, names, func(string) bool { return time.Now().Before(end) })
-				if late := min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
+				if late := tc.lacks != "" || min(tc.after, tc.give, tc.wanted) > visibleRemind; late != slices.Equal(reminded, names) || !late && len(reminded) > 0 {
 					t.Errorf("reminded upstream of %q", reminded)
 				}
 				if !errors.Is(err, tc.want) {
