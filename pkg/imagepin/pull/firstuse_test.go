@@ -98,13 +98,16 @@ func newPinningNode(t *testing.T, consistency policy.Consistency, verifier image
 	})
 	noError(t, pins.Load(p.ctx))
 	s := store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(p.runtimes),
+		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter,
+		Runtimes: ctdtest.Always(p.runtimes),
 	})
 	resolver := resolve.New(resolve.Config{Prover: prover, Timeout: time.Minute})
 	proofs := decide.NodeProofs{Prover: resolver, Stores: []decide.ProofStore{s, pins}}
 	decider := decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins, Images: s, Proofs: proofs, Registry: resolver})
 	locks := &Locks{}
-	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "first", Snapshotter: n.Snapshotter("first"), Applier: noApplier{}}}
+	unpackers := []unpack.Platform{{
+		Platform: platforms.All, SnapshotterKey: "first", Snapshotter: n.Snapshotter("first"), Applier: noApplier{},
+	}}
 	maker := New(Config{
 		Content: n.Content, Leases: n.Leases, Images: s, Pins: decider, Proofs: proofs, Sessions: resolver, Garbage: &fakeGarbage{},
 		Locks: locks, Runtimes: ctdtest.Always(p.runtimes), Settings: ctdtest.Always(&Settings{
