@@ -73,7 +73,7 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 		return res, fmt.Errorf("ImageStatus for the user: %w", err)
 	}
 	opts := k.Container
-	opts.Image, opts.UserImage = res.ImageID, k.Image
+	opts.Image, opts.UserImage, opts.Labels = res.ImageID, k.Image, map[string]string{ContainerNameLabel: "app"}
 	if opts.RunAsUser == nil && opts.RunAsUsername == "" {
 		switch img := status.GetImage(); {
 		case img.GetUid() != nil:

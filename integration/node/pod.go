@@ -17,6 +17,9 @@ import (
 // SeenAnnotation is the annotation that kubelet sets on every pod, with a different value for each.
 const SeenAnnotation = "kubernetes.io/config.seen"
 
+// ContainerNameLabel is a label that kubelet sets on every container.
+const ContainerNameLabel = "io.kubernetes.container.name"
+
 // PodOptions are the options of a pod. The zero value means the default handler and a unique name and UID.
 type PodOptions struct {
 	Name      string
@@ -110,6 +113,7 @@ type ContainerOptions struct {
 	UserImage string
 	// Handler is the handler in the image spec. kubelet does not send it.
 	Handler string
+	Labels  map[string]string
 	Args    []string
 	Env     map[string]string
 	Mounts  []*cri.Mount
@@ -135,6 +139,7 @@ func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: opts.Name},
 		Image:    &cri.ImageSpec{Image: opts.Image, UserSpecifiedImage: opts.UserImage, RuntimeHandler: opts.Handler},
+		Labels:   opts.Labels,
 		Args:     opts.Args,
 		Mounts:   opts.Mounts,
 		LogPath:  opts.Name + ".log",

@@ -61,6 +61,38 @@ func TestPinnedUser(t *testing.T) {
 	checkAll()
 }
 
+// TestUserOfAnotherRevision pulls the image of another revision just before kubelet looks up the user of a pinned one. The
+// lookup returns the other image's user, which is a name. CreateContainer fails, and succeeds on kubelet's next try.
+func TestUserOfAnotherRevision(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules})
+	old := images.Options{Version: "old", User: "1000"}
+	ref, _ := r.Push("workload/app:v1", old, images.HostPlatform())
+	first := wantUser(r, node.KubeletPod{PodOptions: revision("shop", "pod-template-hash", "r1"), Image: ref}, old, 1000)
+	next := node.ContainerOptions{
+		Image: first.ImageID, UserImage: ref, Labels: map[string]string{node.ContainerNameLabel: "app"},
+	}
+	if got := r.StatusAs(ref, testkit.Call{Annotations: testkit.SeenAnnotations(first.Pod)}); got != first.ImageID {
+		t.Errorf("ImageStatus of the pinned revision: got %q, want %s", got, first.ImageID)
+	}
+
+	r.Push("workload/app:v1", images.Options{Version: "current", User: "root"}, images.HostPlatform())
+	other := &node.Pod{Config: r.PodConfig(revision("shop", "pod-template-hash", "r2"))}
+	if _, err := r.PullWith(r.Ctx, ref, node.PullOptions{Pod: other}); err != nil {
+		t.Fatal(err)
+	}
+	next.RunAsUsername = r.MustStatus(ref, "").GetUsername()
+	_, err := r.CreateContainer(r.Ctx, first.Pod, next)
+	if status.Code(testkit.RootCause(err)) != codes.Unavailable || !strings.Contains(err.Error(), `"root" of another image`) {
+		t.Errorf("CreateContainer as user %q: got error %v, want Unavailable", next.RunAsUsername, err)
+	}
+
+	r.StatusAs(ref, testkit.Call{Annotations: testkit.SeenAnnotations(first.Pod)})
+	uid := r.MustStatus(ref, "").GetUid().GetValue()
+	next.RunAsUser, next.RunAsUsername = &uid, ""
+	r.WantLine(first.Pod, next, old.Line(1000))
+}
+
 // TestPinnedDigestCollected collects the pinned digest of a private image, while the tag's other digest stays.
 // ImageStatus reports it as absent, and kubelet pulls with the pod's secret.
 func TestPinnedDigestCollected(t *testing.T) {

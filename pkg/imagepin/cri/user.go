@@ -25,25 +25,42 @@ func userOf(user string) (*runtime.Int64Value, string) {
 	return nil, user
 }
 
-// checkImageUser fails if a pin selects an image other than the one whose ID the caller gives, and the container is to
-// run as the user of the caller's image. kubelet looks up the user before it creates the container. After kubelet
-// restarts, that lookup does not identify the pod, and a pin can be created in between. When kubelet retries, the
-// lookup is answered for the pod. The error is [imagepin.ImageNotReady] (ErrUnavailable).
+// containerNameLabel is set by kubelet on every container (k8s.io/kubelet/pkg/types/labels.go).
+const containerNameLabel = "io.kubernetes.container.name"
+
+// checkImageUser fails if kubelet has looked up the user of another image than the one that the container runs. kubelet
+// looks up the user before it creates the container, without naming the pod, and gets that of the image that was
+// answered last for the name. When kubelet retries, the lookup is answered for the pod. The error is
+// [imagepin.ImageNotReady] (ErrUnavailable).
+//
+// kubelet takes a user name only from an image. A number can also be the pod's own (runAsUser), so it does not show what
+// was looked up. It fails only if a pin selects an image other than the one whose ID the caller gives, and the number is
+// the user of the caller's image: after kubelet restarts, the lookup does not identify the pod, and a pin can be created
+// in between.
 func checkImageUser(c *runtime.ContainerConfig, w containerImage, runs imagepin.Entry) error {
+	security := c.GetLinux().GetSecurityContext()
+	mine, mineByName := runAs(runs.User)
+	if given := security.GetRunAsUsername(); given != "" && given != mineByName && c.GetLabels()[containerNameLabel] != "" {
+		return otherUser(w, runs, given)
+	}
 	if _, err := digest.Parse(w.spec.GetImage()); err != nil || w.entry.ImageID == runs.ImageID {
 		return nil
 	}
-	security := c.GetLinux().GetSecurityContext()
 	uid, name := runAs(w.entry.User)
-	if mine, mineByName := runAs(runs.User); mine == uid && mineByName == name {
+	if mine == uid && mineByName == name {
 		return nil
 	}
 	if security.GetRunAsUsername() != name || security.GetRunAsUser() == nil != (name != "") || security.GetRunAsUser().GetValue() != uid {
 		return nil // the pod specifies its user
 	}
+	return otherUser(w, runs, w.entry.User)
+}
+
+// otherUser returns the error for a container that is to run as the user of another image.
+func otherUser(w containerImage, runs imagepin.Entry, user string) error {
 	return &imagepin.Error{
 		Reason: imagepin.ImageNotReady, Ref: w.entry.Ref, Target: runs.Target.String(), Class: errdefs.ErrUnavailable,
-		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.root.Digest, w.entry.User),
+		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.root.Digest, user),
 		Hint:    "Try again, as kubelet does: the next lookup is answered for the pod.",
 	}
 }

@@ -42,6 +42,38 @@ func TestCheckImageUser(t *testing.T) {
 	}
 }
 
+// TestCheckImageUserName checks calls with the ID of the image that runs, and a user name. kubelet has a name only from
+// an image. Other clients can give any.
+func TestCheckImageUserName(t *testing.T) {
+	id := digest.FromString("one")
+	kubelet := map[string]string{containerNameLabel: "app"}
+	for name, test := range map[string]struct {
+		user     string // of the image
+		username string
+		uid      *runtime.Int64Value
+		labels   map[string]string
+		wantErr  bool
+	}{
+		"a name instead of a number":  {"1000", "root", nil, kubelet, true},
+		"a name instead of none":      {"", "web", nil, kubelet, true},
+		"another name":                {"web:web", "db", nil, kubelet, true},
+		"the name of the image":       {"web:web", "web", nil, kubelet, false},
+		"the number of the image":     {"1000", "", &runtime.Int64Value{Value: 1000}, kubelet, false},
+		"another number":              {"1000", "", &runtime.Int64Value{}, kubelet, false},
+		"a number instead of a name":  {"web", "", &runtime.Int64Value{}, kubelet, false},
+		"another name, not kubelet's": {"web", "db", nil, nil, false},
+	} {
+		c := &runtime.ContainerConfig{Labels: test.labels, Linux: &runtime.LinuxContainerConfig{
+			SecurityContext: &runtime.LinuxContainerSecurityContext{RunAsUser: test.uid, RunAsUsername: test.username},
+		}}
+		runs := imagepin.Entry{ImageID: id, User: test.user}
+		err := checkImageUser(c, containerImage{spec: &runtime.ImageSpec{Image: id.String()}, entry: runs}, runs)
+		if test.wantErr && !errdefs.IsUnavailable(err) || !test.wantErr && err != nil {
+			t.Errorf("%s: got %v, want an Unavailable error: %t", name, err, test.wantErr)
+		}
+	}
+}
+
 // TestUpdateMark checks that a pod whose mark changes is found by its last mark, and that no mark remains after its
 // sandbox is removed.
 func TestUpdateMark(t *testing.T) {
