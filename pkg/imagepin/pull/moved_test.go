@@ -192,7 +192,7 @@ func TestRepairOfALostKey(t *testing.T) {
 func TestMakeReadyOfAMovedTag(t *testing.T) {
 	m := newMovingTag(t)
 	m.recording.before = func() { m.pull(m.newer) }
-	p := NewPuller(nil, m.maker, noObserver{}, nil)
+	p := NewPuller(nil, m.maker, unobserved{}, nil)
 	made, err := p.MakeReady(m.Context(t), Need{Ref: m.ref, Root: m.older.Manifest, Runtime: m.maker.config.Runtimes().Default()})
 	if err != nil {
 		t.Fatal(err)
@@ -203,11 +203,6 @@ func TestMakeReadyOfAMovedTag(t *testing.T) {
 		t.Errorf("got key %s, ready: %t, want %s", made.Key, ready, byDigest.Key)
 	}
 }
-
-type noObserver struct{}
-
-func (noObserver) Pulled(Outcome) {}
-func (noObserver) FallbackUsed()  {}
 
 // everyProof has every proof.
 type everyProof struct{}
