@@ -47,7 +47,8 @@ type Entry struct {
 	// ChainID identifies the image's top snapshot. It is empty for an image without layers.
 	ChainID digest.Digest
 	// Size is the total size, in bytes, of what the record's target references for the key's platform: indexes, the
-	// manifest, the configuration, and the layers as stored in the registry. containerd's CRI counts the same.
+	// manifest, the configuration, and the layers as stored in the registry. containerd's CRI counts the same, but
+	// relies on the sizes that the image declares. It is never negative.
 	Size int64
 	// User is the user in the image's configuration, as written there.
 	User string

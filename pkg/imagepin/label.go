@@ -146,7 +146,7 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		Manifest: l.Manifest,
 		ImageID:  l.ImageID,
 		ChainID:  l.ChainID,
-		Size:     l.Size,
+		Size:     max(l.Size, 0),
 		User:     l.User,
 		ReadyAt:  l.ReadyAt,
 		Source:   l.Source,

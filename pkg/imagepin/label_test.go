@@ -234,6 +234,16 @@ func TestDecodeIgnoresNewFields(t *testing.T) {
 	}
 }
 
+// TestDecodeNegativeSize checks that a key with a negative size is readable and has the size zero. The CRI reports sizes
+// without a sign.
+func TestDecodeNegativeSize(t *testing.T) {
+	negative := sampleEntry()
+	negative.Size = -1 << 60
+	if e, err := DecodeKeyLabel(mustEncode(t, negative)); err != nil || e.Key != negative.Key || e.Size != 0 {
+		t.Errorf("got %s with size %d, %v, want size 0", e.Key, e.Size, err)
+	}
+}
+
 func FuzzDecodeKeyLabel(f *testing.F) {
 	name, value, err := EncodeKeyLabel(sampleEntry())
 	if err != nil {

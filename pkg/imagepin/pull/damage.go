@@ -80,6 +80,9 @@ func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocisp
 	if err != nil {
 		return err
 	}
+	if err := checkSizes(manifest, append([]ocispec.Descriptor{m.Config}, m.Layers...)); err != nil {
+		return err
+	}
 	_, err = d.verify(ctx, src, m.Config)
 	return err
 }

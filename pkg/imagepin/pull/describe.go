@@ -16,12 +16,13 @@ import (
 )
 
 // Describe reads the Manifest, ImageID, ChainID, Size and User of an image from its manifest and configuration. The
-// size does not include indexes. An image whose configuration has another media type (WebAssembly, artifacts) is not
+// size does not include indexes. It has the real sizes of the blobs on the node, and for others, such as discarded
+// layers, the sizes that the manifest declares. An image whose configuration has another media type (WebAssembly, artifacts) is not
 // unpacked and has no ChainID.
 //
 // It fails with ErrNotFound if content is missing, and with ErrFailedPrecondition ([imagepin.ContentCorrupt]) if the
 // configuration is not a JSON object.
-func Describe(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (imagepin.Entry, error) {
+func Describe(ctx context.Context, provider content.InfoReaderProvider, manifest ocispec.Descriptor) (imagepin.Entry, error) {
 	m, err := images.Manifest(ctx, provider, manifest, platforms.All)
 	if err != nil {
 		return imagepin.Entry{}, err
@@ -34,14 +35,15 @@ func Describe(ctx context.Context, provider content.Provider, manifest ocispec.D
 	if err := json.Unmarshal(b, &config); err != nil {
 		return imagepin.Entry{}, malformed("image configuration", m.Config, err)
 	}
+	size, err := sizeOf(ctx, provider, append([]ocispec.Descriptor{manifest, m.Config}, m.Layers...)...)
+	if err != nil {
+		return imagepin.Entry{}, err
+	}
 	e := imagepin.Entry{
 		Manifest: manifest.Digest,
 		ImageID:  m.Config.Digest,
-		Size:     manifest.Size + m.Config.Size,
+		Size:     size,
 		User:     config.Config.User,
-	}
-	for _, l := range m.Layers {
-		e.Size += l.Size
 	}
 	if images.IsConfigType(m.Config.MediaType) && len(config.RootFS.DiffIDs) > 0 {
 		// ChainID overwrites its argument.

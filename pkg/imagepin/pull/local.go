@@ -42,8 +42,8 @@ func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descri
 	}
 	manifest := path[len(path)-1]
 	e, err := Describe(ctx, store, manifest)
-	if rt.Native {
-		e.Size += sizeOf(path[:len(path)-1])
+	if err == nil && rt.Native {
+		err = addIndexes(ctx, store, &e, path)
 	}
 	return e, manifest, err
 }

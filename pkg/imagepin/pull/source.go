@@ -96,6 +96,7 @@ func (f fetcherFunc) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.Rea
 type destination struct {
 	runtime       runtimeplatform.Runtime
 	discardLayers bool
+	checkSizes    bool               // rejects a manifest whose sizes are out of range
 	manifest      ocispec.Descriptor // the manifest after the transfer
 }
 
@@ -111,6 +112,9 @@ func (d *destination) ImageFilter(h images.HandlerFunc, cs content.Store) images
 	labels := images.ChildGCLabels
 	if d.discardLayers {
 		labels = images.ChildGCLabelsFilterLayers
+	}
+	if d.checkSizes {
+		h = withCheckedSizes(h)
 	}
 	return images.SetChildrenMappedLabels(cs, h, labels)
 }

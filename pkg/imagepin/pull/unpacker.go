@@ -95,14 +95,18 @@ func (u *unpacker) measure(ctx context.Context, img *chosen) (imagepin.Entry, er
 	if err != nil {
 		return imagepin.Entry{}, malformed("manifest", manifest, err)
 	}
+	parts := append([]ocispec.Descriptor{m.Config}, m.Layers...)
+	if err := checkSizes(manifest, parts); err != nil {
+		return imagepin.Entry{}, err
+	}
 	e := imagepin.Entry{
 		Key:  imagepin.Key{Ref: img.job.Ref.String(), Target: img.job.Runtime.Target},
-		Root: img.job.Root, Manifest: manifest.Digest, Size: manifest.Size + m.Config.Size + sizeOf(m.Layers),
+		Root: img.job.Root, Manifest: manifest.Digest,
 	}
-	if img.job.Runtime.Native {
-		e.Size += sizeOf(img.path[:len(img.path)-1]) // the image's records keep the indexes
+	if e.Size, err = sizeOf(ctx, u.content, append(parts, manifest)...); err == nil && img.job.Runtime.Native {
+		err = addIndexes(ctx, u.content, &e, img.path)
 	}
-	return e, nil
+	return e, err
 }
 
 // unpack fetches and unpacks the missing parts of an image, and returns the entry to record.
@@ -127,7 +131,9 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 	e.Root, e.Host, e.Source = j.Root, j.Host, u.sourceOf(j)
 	e.RecordTarget = RecordTarget(ctx, u.content, j.Root, manifest, j.Runtime)
 	if e.RecordTarget.Digest != manifest.Digest {
-		e.Size += sizeOf(img.path[:len(img.path)-1])
+		if err := addIndexes(ctx, u.content, &e, img.path); err != nil {
+			return imagepin.Entry{}, err
+		}
 	}
 	return e, u.checkCommitted(ctx, e)
 }
@@ -139,7 +145,7 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 	if err := u.fetcher.damage.verifyManifest(ctx, img.source, img.source.root); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers}
+	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true}
 	err := traced(ctx, "fetch", func(ctx context.Context) error {
 		if err := u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root); err != nil {
 			return err
@@ -238,13 +244,4 @@ func withCause(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
-}
-
-// sizeOf returns the total size of descriptors, in bytes.
-func sizeOf(descs []ocispec.Descriptor) int64 {
-	var size int64
-	for _, d := range descs {
-		size += d.Size
-	}
-	return size
 }

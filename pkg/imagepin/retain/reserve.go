@@ -75,7 +75,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 	delete(sizes, but)
 	var total int64
 	for _, size := range sizes {
-		total += size
+		total = imagepin.AddSize(total, size)
 	}
 	return total
 }
@@ -83,7 +83,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 // room returns an error if there is no room for an entry. total is the number of bytes that are already retained.
 func (r *Retainer) room(e imagepin.Entry, total int64) error {
 	limit := r.config.MaxBytes()
-	if limit <= 0 || total+e.Size <= limit {
+	if limit <= 0 || imagepin.AddSize(total, e.Size) <= limit {
 		return nil
 	}
 	return &imagepin.Error{

@@ -109,6 +109,7 @@ func (r *Retainer) load(ctx context.Context) error {
 			holds[res] = true
 		}
 		size, _ := strconv.ParseInt(l.Labels[labelRetainSize], 10, 64)
+		size = max(size, 0)
 		held[l.ID] = retained{root: digest.Digest(l.Labels[lease.RetainRootLabel]), size: size, holds: holds}
 	}
 	r.mu.Lock()
@@ -283,7 +284,7 @@ func (r *Retainer) Bytes() int64 {
 	defer r.mu.Unlock()
 	var total int64
 	for _, h := range r.held {
-		total += h.size
+		total = imagepin.AddSize(total, h.size)
 	}
 	return total
 }

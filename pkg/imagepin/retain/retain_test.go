@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -324,6 +325,31 @@ func TestReserve(t *testing.T) {
 	if _, err := e.Reserve(nil, a, b, c); err != nil {
 		t.Errorf("reserving without a limit: %v", err)
 	}
+}
+
+// TestLimitWithSizesOutOfRange retains images whose recorded sizes are not possible. No size makes room for another image.
+func TestLimitWithSizesOutOfRange(t *testing.T) {
+	e := newEnv(t)
+	e.maxBytes = 1500
+	a, b, c := e.image("a", first), e.image("b", first), e.image("c", first)
+	e.pin("a", a)
+	b.Size = math.MaxInt64
+	_, err := e.Reserve(nil, b)
+	wantFull(t, "the largest size", err)
+	b.Size = math.MinInt64
+	if _, err := e.Reserve(nil, b); err != nil {
+		t.Errorf("the smallest size: %v", err)
+	}
+	e.pin("b", b)
+	if _, err := e.leases.Create(e.ctx, leases.WithID("imagepin-retain-damaged"), leases.WithLabels(map[string]string{
+		imagepin.LeaseLabel: "retain", "io.imagepin.retain.root": b.Root.Digest.String(), "io.imagepin.retain.bytes": "-5000",
+	})); err != nil {
+		t.Fatal(err)
+	}
+	e.restart()
+	wantEqual(t, "bytes", e.Bytes(), 1000)
+	_, err = e.Reserve(nil, c)
+	wantFull(t, "an image besides one with a negative size", err)
 }
 
 // TestDiscardedLayers checks that an image whose layers are not on the node is retained.
