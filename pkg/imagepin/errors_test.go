@@ -126,3 +126,11 @@ func TestBound(t *testing.T) {
 		}
 	}
 }
+
+// TestBoundError checks that a bounded error keeps its cause.
+func TestBoundError(t *testing.T) {
+	err := BoundError(fmt.Errorf("%s: %w", strings.Repeat("x", 1000), errdefs.ErrUnavailable), 100)
+	if len(err.Error()) > 100 || !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want an Unavailable error of at most 100 bytes", err)
+	}
+}

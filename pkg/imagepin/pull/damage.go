@@ -110,7 +110,7 @@ func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.De
 // mayBeDamage reports whether damaged content on the node can be the reason for an error.
 func mayBeDamage(err error) bool {
 	var known *imagepin.Error
-	return !errors.As(err, &known) && (corrupt(err) || errdefs.IsNotFound(err) && !atRegistry(err))
+	return !errors.As(err, &known) && (IsCorrupt(err) || errdefs.IsNotFound(err) && !atRegistry(err))
 }
 
 // replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock.

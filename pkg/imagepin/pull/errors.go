@@ -45,7 +45,7 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	case errors.As(err, &damage):
 		e.Reason, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
 		e.Hint = "The node's disk lost or changed a part of the image. Run imagepin check --deep --repair when the registry is reachable."
-	case corrupt(err):
+	case IsCorrupt(err):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Hint = "Check the registry and any proxy in front of it. Pull again. If the error persists, push the image again."
 	case errors.Is(err, syscall.ENOSPC):
@@ -62,8 +62,8 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	return e
 }
 
-// corrupt reports whether an error means that content is malformed or does not match its descriptor.
-func corrupt(err error) bool {
+// IsCorrupt reports whether an error means that content is malformed or does not match its descriptor.
+func IsCorrupt(err error) bool {
 	for _, known := range []error{gzip.ErrHeader, gzip.ErrChecksum, tar.ErrHeader, io.ErrUnexpectedEOF} {
 		if errors.Is(err, known) {
 			return true

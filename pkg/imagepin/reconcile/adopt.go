@@ -136,7 +136,7 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 	entry := log.G(ctx).WithField("image", img.Name)
 	found, refused := r.candidates(ctx, img, ref)
 	for _, err := range refused {
-		entry.WithError(err).Warn("ignoring image that cannot be adopted")
+		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warn("ignoring image that cannot be adopted")
 	}
 	for _, e := range found {
 		unpacked, err := has(e.Target.Snapshotter, e.ChainID)

@@ -13,6 +13,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 const (
@@ -22,6 +23,8 @@ const (
 	// each retry.
 	repairFirst = 250 * time.Millisecond
 	repairLast  = 10 * time.Second
+	// repairLastCorrupt is the longest delay if all keys that are retried have corrupt content: each retry unpacks it.
+	repairLastCorrupt = 5 * time.Minute
 )
 
 // repairs repairs keys that were recorded but are not ready. It runs in the background. A key is only reported as
@@ -86,6 +89,7 @@ func (q *queue) run(ctx context.Context) {
 		waiting []health.Loss
 		again   <-chan time.Time
 		pause   = repairFirst
+		longest time.Duration
 	)
 	for {
 		select {
@@ -95,11 +99,12 @@ func (q *queue) run(ctx context.Context) {
 			pause = repairFirst
 		case <-again:
 			waiting = q.repairs.r.recheck(ctx, waiting)
-			pause = min(2*pause, repairLast)
+			pause *= 2
 		}
 		again = nil
-		waiting = q.repairs.r.repairAll(ctx, append(waiting, q.take()...))
+		waiting, longest = q.repairs.r.repairAll(ctx, append(waiting, q.take()...))
 		if len(waiting) > 0 {
+			pause = min(pause, longest)
 			again = time.After(pause)
 		}
 	}
@@ -122,36 +127,48 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 	return waiting
 }
 
-// repairAll repairs losses, and returns those to retry.
-func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) []health.Loss {
+// repairAll repairs losses. It returns those to retry, and the longest delay before that.
+func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) (again []health.Loss, longest time.Duration) {
 	var (
-		g     errgroup.Group
-		mu    sync.Mutex
-		again []health.Loss
+		g  errgroup.Group
+		mu sync.Mutex
 	)
+	longest = repairLastCorrupt
 	g.SetLimit(repairers)
 	for _, loss := range losses {
 		g.Go(func() error {
-			if loss.Unknown || !r.repairOne(ctx, loss) {
+			retry := repairLast
+			if !loss.Unknown {
+				retry = r.repairOne(ctx, loss)
+			}
+			if retry > 0 {
 				mu.Lock()
 				defer mu.Unlock()
-				again = append(again, loss)
+				again, longest = append(again, loss), min(longest, retry)
 			}
 			return nil
 		})
 	}
 	_ = g.Wait() // no function fails, again has the losses to retry
-	return again
+	return again, longest
 }
 
-// repairOne repairs or drops one key. It reports false if the repair has to be retried.
-func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool) {
+// retryAfter returns the longest delay before a repair that failed with err is retried.
+func retryAfter(err error) time.Duration {
+	if pull.IsCorrupt(err) && !errdefs.IsUnavailable(err) {
+		return repairLastCorrupt
+	}
+	return repairLast
+}
+
+// repairOne repairs or drops one key. It returns the longest delay before the repair is retried, or zero if it is done.
+func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry time.Duration) {
 	e := loss.Entry
 	entry := log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
 	defer func() {
 		if p := recover(); p != nil {
 			entry.Errorf("panic while repairing: %v\n%s", p, debug.Stack())
-			done = true
+			retry = 0
 		}
 	}()
 	if loss.Unpackable {
@@ -160,26 +177,27 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 			if restored {
 				entry.Infof("repaired key from local content: %s", loss.Reason)
 			}
-			return true
+			return 0
 		}
 		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
+				entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
 			}
-			return false
+			return retryAfter(err)
 		}
 	}
 	if moved, ok := r.forDefaultTarget(e); ok {
 		_, err := r.unpack(ctx, moved)
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
-				entry.WithError(err).Warn("cannot unpack image for the default runtime handler yet, retrying")
+				entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).
+					Warn("cannot unpack image for the default runtime handler yet, retrying")
 			}
-			return false
+			return retryAfter(err)
 		}
 	}
 	if loss.Record != "" {
-		return true // an image of another tool that cannot be adopted without its layers
+		return 0 // an image of another tool that cannot be adopted without its layers
 	}
 	entry.Warnf("dropping key that cannot be repaired from local content: %s", loss.Reason)
 	failpoint.Reach("repair.drop")
@@ -187,10 +205,10 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (done bool
 		if ctx.Err() == nil {
 			entry.WithError(err).Warn("cannot drop key yet, retrying")
 		}
-		return false
+		return repairLast
 	}
 	failpoint.Reach("repair.dropped")
-	return true
+	return 0
 }
 
 // forDefaultTarget returns the loss of the same key for the default target, if no runtime handler has the key's own

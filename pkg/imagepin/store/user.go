@@ -23,7 +23,7 @@ func (s *presence) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Ent
 		err = json.Unmarshal(b, &config)
 	}
 	if err != nil {
-		log.G(ctx).WithError(err).WithField("key", e.Key.String()).Warn("image user is unknown: cannot read the image configuration")
+		log.G(ctx).WithError(imagepin.BoundError(err, imagepin.MaxLogText)).WithField("key", e.Key.String()).Warn("image user is unknown: cannot read the image configuration")
 	}
 	e.User = config.Config.User
 	return &e
