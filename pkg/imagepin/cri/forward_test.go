@@ -361,7 +361,7 @@ func TestCallsWaitForTheIndex(t *testing.T) {
 	s := &Service{base: &base{Config: Config{Ready: ctdtest.Always[<-chan struct{}](make(chan struct{}))}}}
 	ctx, cancel := context.WithCancel(withoutLogs(t.Context()))
 	cancel()
-	err := s.guard(ctx, "ListImages", func() error { t.Error("the call ran before the index was ready"); return nil })
+	err := s.guard(ctx, "ListImages", nil, func() error { t.Error("the call ran before the index was ready"); return nil })
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v, want an Unavailable error", err)
 	}

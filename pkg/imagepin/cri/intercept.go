@@ -40,8 +40,8 @@ type interceptors struct {
 	streams map[string]streamInterceptor
 	// conn is the connection to upstream.
 	conn grpc.ClientConnInterface
-	// guard wraps the answer to every intercepted call.
-	guard func(ctx context.Context, method string, call func() error) error
+	// guard wraps the answer to every intercepted call. req is nil for a stream.
+	guard func(ctx context.Context, method string, req proto.Message, call func() error) error
 	// retirement reports when calls are no longer intercepted.
 	retirement *retirement
 }
@@ -104,7 +104,7 @@ func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInter
 			return next(ctx, req)
 		}
 		defer leave()
-		err = i.guard(ctx, name, func() (err error) {
+		err = i.guard(ctx, name, req, func() (err error) {
 			resp, err = answer(ctx, req, next)
 			return err
 		})
@@ -123,6 +123,6 @@ func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor) grpc.
 			return s.Handler(srv, stream)
 		}
 		defer leave()
-		return i.guard(stream.Context(), s.StreamName, func() error { return answer(stream) })
+		return i.guard(stream.Context(), s.StreamName, nil, func() error { return answer(stream) })
 	}
 }

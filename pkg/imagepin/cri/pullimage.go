@@ -26,6 +26,7 @@ const (
 func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
 	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
+		logPullFailed(ctx, r, "", err)
 		return nil, err
 	}
 	name := r.GetImage().GetImage()
@@ -33,12 +34,22 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {
-		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": truncateName(normalized(name)), "target": c.runtime.Target.String()}).Error("PullImage failed")
+		logPullFailed(ctx, r, c.runtime.Target.String(), err)
 		return nil, err
 	}
 	s.answered.set(normalized(name), pulled.Entry)
 	s.warnUserMismatch(ctx, pulled.Entry)
 	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
+}
+
+// logPullFailed logs a PullImage that failed. target is empty if the call failed before its target was known.
+func logPullFailed(ctx context.Context, r *runtime.PullImageRequest, target string, err error) {
+	ref := truncateName(normalized(r.GetImage().GetImage()))
+	entry := log.G(ctx).WithError(imagepin.BoundError(err, imagepin.MaxErrorText)).WithField("ref", ref)
+	if target != "" {
+		entry = entry.WithField("target", target)
+	}
+	entry.Error("PullImage failed")
 }
 
 // maxLoggedName limits the length of a name in the log, in bytes. A caller can send a name as long as a message; the
@@ -65,7 +76,8 @@ func (s *imageCalls) warnUserMismatch(ctx context.Context, e imagepin.Entry) {
 	for _, o := range s.Store.ByRef(e.Ref) {
 		if o.ImageID != e.ImageID && o.User != e.User {
 			log.G(ctx).WithFields(log.Fields{"ref": e.Ref, "target": e.Target.String(), "other": o.Target.String()}).
-				Warnf("the image's user differs between targets, %q for this target and %q for the other; kubelet's runAsNonRoot check sees only the one looked up last", e.User, o.User)
+				Warnf("the image's user differs between targets, %q for this target and %q for the other; kubelet's runAsNonRoot check sees only the one looked up last",
+					imagepin.Bound(e.User, maxLoggedUser), imagepin.Bound(o.User, maxLoggedUser))
 			return
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -249,9 +250,17 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 }
 
 // guard runs the answer to an intercepted call. It waits until the index is built, recovers from panics so that they do
-// not reach containerd, and converts errors to statuses.
-func (s *Service) guard(ctx context.Context, method string, call func() error) error {
-	return toStatus(s.run(ctx, method, call))
+// not reach containerd, and converts errors to statuses. It logs a PullImage that fails before the index is built.
+func (s *Service) guard(ctx context.Context, method string, req proto.Message, call func() error) error {
+	started := false
+	err := s.run(ctx, method, func() error {
+		started = true
+		return call()
+	})
+	if r, ok := req.(*runtime.PullImageRequest); ok && !started {
+		logPullFailed(ctx, r, "", err)
+	}
+	return toStatus(err)
 }
 
 func (s *Service) run(ctx context.Context, method string, call func() error) (err error) {

@@ -12,6 +12,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
+// maxLoggedUser limits the length of a user in the log and in errors, in bytes. An image can have a user of any length,
+// and quoting makes it longer.
+const maxLoggedUser = 128
+
 // userOf parses the user of an image's configuration as containerd's CRI does (getUserFromImage in
 // internal/cri/server/images/image_status.go): a number is a UID, anything else is a name, and a group is dropped.
 func userOf(user string) (*runtime.Int64Value, string) {
@@ -60,8 +64,9 @@ func checkImageUser(c *runtime.ContainerConfig, w containerImage, runs imagepin.
 func otherUser(w containerImage, runs imagepin.Entry, user string) error {
 	return &imagepin.Error{
 		Reason: imagepin.ImageNotReady, Ref: w.entry.Ref, Target: runs.Target.String(), Class: errdefs.ErrUnavailable,
-		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.root.Digest, user),
-		Hint:    "Try again, as kubelet does: the next lookup is answered for the pod.",
+		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.root.Digest,
+			imagepin.Bound(user, maxLoggedUser)),
+		Hint: "Try again, as kubelet does: the next lookup is answered for the pod.",
 	}
 }
 
