@@ -2,7 +2,9 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -97,7 +99,7 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	case e.ImageID.String() == img.Name:
 		r.config.Store.NoteUntagged(store.Untagged{Entry: e})
 	case !isID:
-		r.unkeyed[e.ImageID] = img.Name
+		r.unkeyed[img.Name] = e.ImageID
 		if err := r.config.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")
 		}
@@ -107,20 +109,22 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 // syncUnkeyed creates the record of an image ID again if it was removed and a record without a key still needs it. The
 // image may have lost its last key while another tool created that record.
 func (r *Reconciler) syncUnkeyed(ctx context.Context, id digest.Digest) error {
-	name, ok := r.unkeyed[id]
-	if !ok {
-		return nil
+	var failed error
+	for _, name := range slices.Sorted(maps.Keys(r.unkeyed)) {
+		if r.unkeyed[name] != id {
+			continue
+		}
+		img, err := r.config.Records.Get(ctx, name)
+		switch {
+		case errdefs.IsNotFound(err):
+			delete(r.unkeyed, name)
+		case err != nil:
+			failed = errors.Join(failed, fmt.Errorf("read image record %s: %w", name, err))
+		default:
+			r.noteUntagged(ctx, img)
+		}
 	}
-	delete(r.unkeyed, id) // noteUntagged adds it again
-	img, err := r.config.Records.Get(ctx, name)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read image record %s: %w", name, err)
-	}
-	r.noteUntagged(ctx, img)
-	return nil
+	return failed
 }
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -38,6 +39,7 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.forgetGone(loaded.Records)
 	f.lost = loaded.Lost
 	ofLost := make(map[string]bool, len(f.lost))
 	for _, e := range f.lost {
@@ -52,6 +54,16 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 		return ofLost[img.Name] || r.config.Store.Accounted(img) && !(claimable && r.config.Store.Adopted(img.Name))
 	})
 	return f, nil
+}
+
+// forgetGone forgets the records that do not exist any more. Their events may have been missed between two runs.
+func (r *Reconciler) forgetGone(all []images.Image) {
+	exists := make(map[string]bool, len(all))
+	for _, img := range all {
+		exists[img.Name] = true
+	}
+	maps.DeleteFunc(r.awaitingUnpack, func(name string, _ []snapshot) bool { return !exists[name] })
+	maps.DeleteFunc(r.unkeyed, func(name string, _ digest.Digest) bool { return !exists[name] })
 }
 
 // snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.

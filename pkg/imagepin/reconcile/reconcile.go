@@ -137,8 +137,8 @@ type Reconciler struct {
 	started bool
 	// awaitingUnpack are the snapshots that images of other tools have not been unpacked to yet, by record.
 	awaitingUnpack map[string][]snapshot
-	// unkeyed are records of other tools that have no key, by the ID of their image.
-	unkeyed map[digest.Digest]string
+	// unkeyed are the image IDs of records without a key that containerd's CRI has labeled, by record.
+	unkeyed map[string]digest.Digest
 	repairs *repairs
 }
 
@@ -150,7 +150,7 @@ type snapshot struct {
 
 // New returns a reconciler.
 func New(c Config) *Reconciler {
-	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[digest.Digest]string)}
+	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[string]digest.Digest)}
 }
 
 // Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
@@ -262,6 +262,7 @@ func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 		return err
 	}
 	if unknown == nil {
+		delete(r.unkeyed, name) // its record is gone or has a key
 		return r.syncUnkeyed(ctx, digest.Digest(name))
 	}
 	r.noteUntagged(ctx, *unknown)
