@@ -172,3 +172,6 @@ func (inv *Inventory) Knows(snapshotter string) bool {
 	_, ok := inv.snapshots[snapshotter]
 	return ok
 }
+
+// Responds reports whether a snapshotter has listed all its snapshots.
+func (inv *Inventory) Responds(snapshotter string) bool { return inv.unavailable[snapshotter] == nil }

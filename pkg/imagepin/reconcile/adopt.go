@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -33,9 +34,7 @@ type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
 // adoptAll adopts the images that other tools put on the node before the start. It needs no leases, because no calls
 // are served yet, and the records of the images hold them.
 func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
-	has := func(snapshotter string, chainID digest.Digest) (bool, error) {
-		return have.HasSnapshot(snapshotter, chainID), nil
-	}
+	has := r.inInventory(ctx, have)
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var adoptions []store.Adoption
 		for _, img := range batch {
@@ -56,25 +55,51 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 }
 
 // adoptEach is adoptAll while calls are served, when images may change after they were listed.
-func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image) error {
+func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
+	has := r.inInventory(ctx, have)
 	for _, img := range unknown {
-		if err := r.adoptNow(ctx, img); err != nil {
+		if err := r.adoptNow(ctx, img, has); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
+// inInventory looks for snapshots in an inventory. A snapshotter that does not respond is asked again later.
+func (r *Reconciler) inInventory(ctx context.Context, have *health.Inventory) hasSnapshot {
+	return func(snapshotter string, chainID digest.Digest) (bool, error) {
+		if chainID == "" || have.Responds(snapshotter) && !r.unanswered.isSilent(snapshotter) {
+			return have.HasSnapshot(snapshotter, chainID), nil
+		}
+		r.unanswered.add(ctx, snapshotOf(snapshotter, chainID), true)
+		return false, errSilent
+	}
+}
+
+// onNode looks for snapshots in the snapshotters.
+func (r *Reconciler) onNode(ctx context.Context) hasSnapshot {
+	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
+		err := r.unanswered.ask(ctx, snapshotOf(snapshotter, chainID), func(ctx context.Context) (err error) {
+			here, err = r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
+			return err
+		})
+		return here, err
+	}
+}
+
 // adoptNow adopts an image while others may remove it. It adds the image to a lease, checks it again, and then records
 // it.
-func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
-	entries := r.adopt(ctx, img, func(snapshotter string, chainID digest.Digest) (bool, error) {
-		return r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
-	})
+func (r *Reconciler) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
+	entries := r.adopt(ctx, img, has)
 	if len(entries) == 0 {
 		return nil
 	}
-	return r.config.Maker.WithLease(ctx, entries, func(ctx context.Context) error {
+	checked, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	limit := time.AfterFunc(r.unanswered.timeout, func() { stop(errSilent) })
+	defer limit.Stop()
+	err := r.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
+		limit.Stop() // the snapshotters have responded
 		failpoint.Reach("adopt.found")
 		r.config.Store.MarkUnsynced(img, entries...)
 		if _, err := r.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
@@ -83,6 +108,14 @@ func (r *Reconciler) adoptNow(ctx context.Context, img images.Image) error {
 		failpoint.Reach("adopt.recorded")
 		return r.config.Retained.Sync(ctx, img.Target.Digest)
 	})
+	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
+		return err
+	}
+	for _, e := range entries {
+		r.await(img, e)
+		r.unanswered.add(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), true)
+	}
+	return nil
 }
 
 // noteUntagged notes an image that has a record of its ID but no key. containerd's CRI lists it without a tag if it can
@@ -144,19 +177,24 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 	}
 	for _, e := range found {
 		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
-		if err != nil {
+		if err != nil && !errors.Is(err, errSilent) {
 			entry.WithError(err).Warn("cannot check whether image is unpacked")
 		}
-		if !unpacked {
-			r.awaitingUnpack[img.Name] = append(r.awaitingUnpack[img.Name], snapshot{e.Target.Snapshotter, e.ChainID.String()})
-			if e.Target == r.config.Runtimes().Default().Target {
-				r.repairs.add(ctx, health.Loss{Entry: e, Reason: "another tool did not unpack it", Unpackable: true, Record: img.Name})
-			}
+		if unpacked {
+			entries = append(entries, e)
 			continue
 		}
-		entries = append(entries, e)
+		r.await(img, e)
+		if err == nil && e.Target == r.config.Runtimes().Default().Target {
+			r.repairs.add(ctx, health.Loss{Entry: e, Reason: "another tool did not unpack it", Unpackable: true, Record: img.Name})
+		}
 	}
 	return entries
+}
+
+// await notes that an image can be adopted for the target of an entry when its snapshot is found.
+func (r *Reconciler) await(img images.Image, e imagepin.Entry) {
+	r.awaitingUnpack[img.Name] = append(r.awaitingUnpack[img.Name], snapshotOf(e.Target.Snapshotter, e.ChainID))
 }
 
 // candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -67,14 +68,21 @@ func (r *Reconciler) forgetGone(all []images.Image) {
 }
 
 // snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.
-func (r *Reconciler) snapshotGone(ctx context.Context, snapshotter, name string) error {
-	hidden, err := r.config.Store.EvictSnapshot(ctx, snapshotter, name)
+func (r *Reconciler) snapshotGone(ctx context.Context, s snapshot) error {
+	var hidden []imagepin.Entry
+	err := r.unanswered.ask(ctx, s, func(ctx context.Context) (err error) {
+		hidden, err = r.config.Store.EvictSnapshot(ctx, s.snapshotter, s.chainID)
+		return err
+	})
+	if errors.Is(err, errSilent) {
+		return nil // it is asked again
+	}
 	for _, e := range hidden {
 		whole, herr := r.config.Store.HasContent(ctx, e)
 		if herr != nil && err == nil {
 			err = herr
 		}
-		r.repairs.add(ctx, health.Loss{Entry: e, Reason: "snapshot " + name + " is gone", Unpackable: whole})
+		r.repairs.add(ctx, health.Loss{Entry: e, Reason: "snapshot " + s.chainID + " is gone", Unpackable: whole})
 	}
 	return err
 }

@@ -2,10 +2,12 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
@@ -140,6 +142,11 @@ type Reconciler struct {
 	// unkeyed are the image IDs of records without a key that containerd's CRI has labeled, by record.
 	unkeyed map[string]digest.Digest
 	repairs *repairs
+	// unanswered are the snapshots about which their snapshotters have to be asked again.
+	unanswered    *unanswered
+	answerTimeout time.Duration
+	// work are calls that other goroutines pass to Run's, because these use its maps.
+	work chan func(context.Context)
 }
 
 // snapshot identifies a snapshot that another tool may create for its image.
@@ -148,9 +155,16 @@ type snapshot struct {
 	chainID     string
 }
 
+func snapshotOf(snapshotter string, chainID digest.Digest) snapshot {
+	return snapshot{snapshotter, chainID.String()}
+}
+
 // New returns a reconciler.
 func New(c Config) *Reconciler {
-	return &Reconciler{config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[string]digest.Digest)}
+	return &Reconciler{
+		config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[string]digest.Digest),
+		work: make(chan func(context.Context)), answerTimeout: answerTimeout,
+	}
 }
 
 // Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
@@ -163,10 +177,11 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		}
 	}()
 	ctx, cancel := context.WithCancel(ctx)
-	r.repairs = newRepairs(r)
+	r.repairs, r.unanswered = newRepairs(r), newUnanswered(r)
 	defer func() {
 		cancel()
 		r.repairs.wait()
+		r.unanswered.wait()
 	}()
 	changes, failed := r.config.Events.Subscribe(ctx, topics...)
 	first := !r.started
@@ -185,7 +200,7 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	if first {
 		err = r.adoptAll(ctx, found.unaccounted, found.have)
 	} else {
-		err = r.adoptEach(ctx, found.unaccounted)
+		err = r.adoptEach(ctx, found.unaccounted, found.have)
 	}
 	if err != nil {
 		return err
@@ -205,6 +220,12 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	})
 	r.repairs.add(ctx, found.losses...)
 	for {
+		select { // events that have arrived come before other work
+		case e := <-changes:
+			r.handleEvent(ctx, e)
+			continue
+		default:
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -214,9 +235,9 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 			}
 			return fmt.Errorf("containerd event stream: %w", err)
 		case e := <-changes:
-			if e != nil && e.Namespace == r.config.Namespace {
-				r.handleEvent(ctx, e)
-			}
+			r.handleEvent(ctx, e)
+		case do := <-r.work:
+			do(ctx)
 		}
 	}
 }
@@ -224,11 +245,10 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 // handleEvent reconciles the current state of the object of an event. It logs errors, and the object is checked again
 // with its next event or at the next start.
 func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.G(ctx).WithField("topic", e.Topic).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
-		}
-	}()
+	if e == nil || e.Namespace != r.config.Namespace {
+		return
+	}
+	defer recoverPanic(ctx, e.Topic)
 	v, err := typeurl.UnmarshalAny(e.Event)
 	if err != nil {
 		log.G(ctx).WithError(err).WithField("topic", e.Topic).Warn("cannot decode containerd event")
@@ -246,12 +266,34 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 	case *eventsapi.SnapshotCommit:
 		about, err = event.Name, r.snapshotCommitted(ctx, snapshot{event.Snapshotter, event.Name})
 	case *eventsapi.SnapshotRemove:
-		about, err = event.Key, r.snapshotGone(ctx, event.Snapshotter, event.Key)
+		about, err = event.Key, r.snapshotGone(ctx, snapshot{event.Snapshotter, event.Key})
 	case *eventsapi.ContentDelete:
 		about, err = event.Digest, r.blobGone(ctx, digest.Digest(event.Digest))
 	}
+	logFailure(ctx, e.Topic, about, err)
+}
+
+// passAnswered makes Run reconcile a snapshot about which its snapshotter has answered.
+func (r *Reconciler) passAnswered(ctx context.Context, s snapshot) {
+	const topic = "snapshotter responds"
+	select {
+	case r.work <- func(ctx context.Context) {
+		defer recoverPanic(ctx, topic)
+		logFailure(ctx, topic, s.chainID, errors.Join(r.snapshotGone(ctx, s), r.snapshotCommitted(ctx, s)))
+	}:
+	case <-ctx.Done():
+	}
+}
+
+func recoverPanic(ctx context.Context, topic string) {
+	if p := recover(); p != nil {
+		log.G(ctx).WithField("topic", topic).Errorf("panic while reconciling: %v\n%s", p, debug.Stack())
+	}
+}
+
+func logFailure(ctx context.Context, topic, about string, err error) {
 	if err != nil && ctx.Err() == nil {
-		log.G(ctx).WithError(err).WithField("topic", e.Topic).WithField("about", about).Error("cannot reconcile change by another tool")
+		log.G(ctx).WithError(err).WithField("topic", topic).WithField("about", about).Error("cannot reconcile change by another tool")
 	}
 }
 
@@ -266,27 +308,26 @@ func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 		return r.syncUnkeyed(ctx, digest.Digest(name))
 	}
 	r.noteUntagged(ctx, *unknown)
-	return r.adoptNow(ctx, *unknown)
+	return r.adoptNow(ctx, *unknown, r.onNode(ctx))
 }
 
 // snapshotCommitted adopts the images of other tools for which a snapshot may be the last one. ctr unpacks an image
 // after it creates its record.
 func (r *Reconciler) snapshotCommitted(ctx context.Context, p snapshot) error {
+	var failed error
 	for _, name := range slices.Sorted(maps.Keys(r.awaitingUnpack)) {
 		if !slices.Contains(r.awaitingUnpack[name], p) {
 			continue
 		}
 		img, err := r.config.Records.Get(ctx, name)
-		if errdefs.IsNotFound(err) {
+		switch {
+		case errdefs.IsNotFound(err):
 			delete(r.awaitingUnpack, name)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := r.adoptNow(ctx, img); err != nil {
-			return err
+		case err != nil:
+			failed = errors.Join(failed, err)
+		default:
+			failed = errors.Join(failed, r.adoptNow(ctx, img, r.onNode(ctx)))
 		}
 	}
-	return nil
+	return failed
 }

@@ -99,7 +99,7 @@ func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 			Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 		}),
 	})
-	r.repairs = newRepairs(r)
+	r.repairs, r.unanswered = newRepairs(r), newUnanswered(r)
 	return r
 }
 

@@ -1,0 +1,158 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+)
+
+// answerTimeout limits how long Run waits for an answer of a snapshotter, as the inventory does.
+const answerTimeout = 10 * time.Second
+
+// errSilent means that a snapshotter did not respond in time.
+var errSilent = errors.New("the snapshotter does not respond")
+
+// unanswered are snapshots about which a snapshotter has returned no answer. A goroutine for each snapshotter asks again
+// until it does. Run then reconciles the snapshot.
+type unanswered struct {
+	// answered is called with each snapshot about which there is an answer.
+	answered func(ctx context.Context, s snapshot)
+	has      func(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
+	timeout  time.Duration
+	owned    sync.WaitGroup
+	mu       sync.Mutex
+	open     map[string]*questions // by snapshotter
+}
+
+// questions are the snapshots of one snapshotter. They are guarded by unanswered.mu.
+type questions struct {
+	names  map[string]bool
+	silent bool // the snapshotter did not respond in time when it was asked last
+}
+
+func newUnanswered(r *Reconciler) *unanswered {
+	return &unanswered{
+		answered: r.passAnswered, has: r.config.Store.HasSnapshot, timeout: r.answerTimeout,
+		open: make(map[string]*questions),
+	}
+}
+
+// wait waits until nothing is asked any more. It ends with the context of ask.
+func (u *unanswered) wait() { u.owned.Wait() }
+
+// ask runs fn, which asks a snapshotter about a snapshot. If fn fails, the snapshotter is asked again in the background.
+// The context of fn ends after the timeout, and ask then fails with errSilent. While the snapshotter does not respond,
+// that context has ended before fn runs.
+func (u *unanswered) ask(ctx context.Context, s snapshot, fn func(context.Context) error) error {
+	timeout := u.timeout
+	if u.isSilent(s.snapshotter) {
+		timeout = 0
+	}
+	err := within(ctx, timeout, fn)
+	if err != nil && ctx.Err() == nil {
+		u.add(ctx, s, errors.Is(err, errSilent))
+	}
+	return err
+}
+
+// within runs fn with a context that ends after a timeout. It fails with errSilent if fn fails after that.
+func within(ctx context.Context, timeout time.Duration, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
+	defer cancel()
+	err := fn(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+		return errSilent
+	}
+	return err
+}
+
+// add notes a snapshot to ask about until ctx ends.
+func (u *unanswered) add(ctx context.Context, s snapshot, silent bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	q := u.open[s.snapshotter]
+	if q == nil {
+		q = &questions{names: make(map[string]bool)}
+		u.open[s.snapshotter] = q
+		u.owned.Go(func() { u.run(ctx, s.snapshotter) })
+	}
+	if silent && !q.silent {
+		log.G(ctx).WithField("snapshotter", s.snapshotter).Warn("snapshotter does not respond, asking it again")
+	}
+	q.names[s.chainID] = true
+	q.silent = q.silent || silent
+}
+
+func (u *unanswered) isSilent(snapshotter string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	q := u.open[snapshotter]
+	return q != nil && q.silent
+}
+
+// run asks a snapshotter about its snapshots until it has answered about all of them.
+func (u *unanswered) run(ctx context.Context, snapshotter string) {
+	for pause := repairFirst; ; pause = min(2*pause, repairLast) {
+		names := u.remaining(snapshotter)
+		if len(names) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		for _, name := range names {
+			s := snapshot{snapshotter, name}
+			err := u.askAgain(ctx, s)
+			if u.note(s, err); errors.Is(err, errSilent) {
+				break
+			}
+			if err == nil {
+				u.answered(ctx, s)
+			}
+		}
+	}
+}
+
+// remaining returns the snapshots to ask a snapshotter about, in order. If there are none, the caller must return.
+func (u *unanswered) remaining(snapshotter string) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	names := slices.Sorted(maps.Keys(u.open[snapshotter].names))
+	if len(names) == 0 {
+		delete(u.open, snapshotter)
+	}
+	return names
+}
+
+func (u *unanswered) askAgain(ctx context.Context, s snapshot) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return within(ctx, u.timeout, func(ctx context.Context) error {
+		_, err := u.has(ctx, s.snapshotter, digest.Digest(s.chainID))
+		return err
+	})
+}
+
+// note notes the result of a question.
+func (u *unanswered) note(s snapshot, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	q := u.open[s.snapshotter]
+	q.silent = errors.Is(err, errSilent)
+	if err == nil {
+		delete(q.names, s.chainID)
+	}
+}
