@@ -52,6 +52,9 @@ func (s *Service) sweep(ctx context.Context) {
 		if err := s.expirePins(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove expired pins")
 		}
+		if err := s.reconciler.NoteUnkeyed(ctx); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("failed to list images without a key")
+		}
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove images without a key")
 		}

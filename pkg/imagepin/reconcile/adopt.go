@@ -139,6 +139,18 @@ func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
 	}
 }
 
+// noteUnkeyed is noteUntagged for all images.
+func (r *Reconciler) noteUnkeyed(ctx context.Context) error {
+	unaccounted, err := r.config.Store.Unaccounted(ctx)
+	if err != nil {
+		return err
+	}
+	for _, img := range unaccounted {
+		r.noteUntagged(ctx, img)
+	}
+	return ctx.Err()
+}
+
 // syncUnkeyed creates the record of an image ID again if it was removed and a record without a key still needs it. The
 // image may have lost its last key while another tool created that record.
 func (r *Reconciler) syncUnkeyed(ctx context.Context, id digest.Digest) error {

@@ -68,6 +68,8 @@ type Store interface {
 	// Adopt records the keys of images of other tools.
 	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
 	NoteUntagged(u store.Untagged)
+	// Unaccounted lists the records that belong to no key.
+	Unaccounted(ctx context.Context) ([]images.Image, error)
 	// CreateIDRecord creates the record of an image ID if a record of the image needs it.
 	CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error
 	// MarkUnsynced notes that containerd's CRI may not know the current state of a record.
@@ -271,6 +273,27 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 		about, err = event.Digest, r.blobGone(ctx, digest.Digest(event.Digest))
 	}
 	logFailure(ctx, e.Topic, about, err)
+}
+
+// NoteUnkeyed lists the records that belong to no key, and notes their images, as a start does. Their events may have
+// come while their images had keys. Run does this after it has handled the events that have arrived.
+func (r *Reconciler) NoteUnkeyed(ctx context.Context) error {
+	noted := make(chan error, 1)
+	select {
+	case r.work <- func(ctx context.Context) {
+		defer close(noted)
+		defer recoverPanic(ctx, "list")
+		noted <- r.noteUnkeyed(ctx)
+	}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-noted:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // passAnswered makes Run reconcile a snapshot about which its snapshotter has answered.

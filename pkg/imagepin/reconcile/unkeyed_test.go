@@ -6,11 +6,16 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -35,7 +40,7 @@ func (u *unreadable) Get(ctx context.Context, name string) (images.Image, error)
 type unkeyedNode struct {
 	*ctdtest.Node
 	*Reconciler
-	ctx     context.Context
+	ctx     context.Context // with a lease
 	store   *store.Store
 	records *unreadable
 	image   ctdtest.Image
@@ -48,7 +53,7 @@ func newUnkeyedNode(t *testing.T) *unkeyedNode {
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)
-	u := &unkeyedNode{Node: n, ctx: n.Context(t), records: &unreadable{Store: n.Images}}
+	u := &unkeyedNode{Node: n, records: &unreadable{Store: n.Images}}
 	c := storeConfig(n, runtimes)
 	u.store = store.New(c)
 	c.Records = records{u.records}
@@ -57,8 +62,10 @@ func newUnkeyedNode(t *testing.T) *unkeyedNode {
 	u.image = blobs.Image("linux/amd64", "app", nil)
 	u.id = u.image.Config.Digest.String()
 	ctx, done := n.Lease(t)
-	n.Write(ctx, t, blobs)
 	t.Cleanup(done)
+	u.ctx = ctx
+	n.Write(ctx, t, blobs)
+	n.Unpack(ctx, t, u.image, "first")
 	return u
 }
 
@@ -134,5 +141,87 @@ func TestListingForgetsRecordsThatAreGone(t *testing.T) {
 	noError(t, err)
 	if len(u.unkeyed) > 0 || len(u.awaitingUnpack) > 0 {
 		t.Errorf("after the listing: got %v and %v noted, want nothing", u.unkeyed, u.awaitingUnpack)
+	}
+}
+
+// TestIDRecordWithTargetOfAnotherRecord pulls an image. containerd's CRI then gives the record of its image ID the target
+// of a record that cannot be adopted, which has the same configuration. After the last key is removed, the record of the
+// image ID gets no event. The next list of the records notes it, and it is removed when it is the only record left.
+func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
+	u := newUnkeyedNode(t)
+	pulled, other := u.index(t, "one"), u.index(t, "other")
+	const tag, name = "registry.example/app:1", "Build 17"
+	byDigest := "registry.example/app@" + pulled.Digest.String()
+	e := imagepin.Entry{
+		Key: imagepin.Key{Ref: tag, Target: u.config.Runtimes().Default().Target}, Root: pulled, Manifest: u.image.Manifest.Digest,
+		ImageID: u.image.Config.Digest, ChainID: u.image.ChainID, Source: imagepin.SourcePull, RecordTarget: pulled, Record: byDigest,
+	}
+	_, err := u.store.Put(u.ctx, "", e)
+	noError(t, err)
+	_, err = u.Images.Create(u.ctx, images.Image{Name: name, Target: other, Labels: managed})
+	noError(t, err)
+	_, err = u.Images.Update(u.ctx, images.Image{Name: u.id, Target: other}, "target")
+	noError(t, err)
+	noError(t, u.syncRecord(u.ctx, u.id))
+	noError(t, u.noteUnkeyed(u.ctx))
+	if all := u.store.Untagged(); len(all) > 0 {
+		t.Errorf("got images without a key %v before the removal, want none", all)
+	}
+	_, err = u.store.Remove(u.ctx, e.Key)
+	noError(t, err)
+	for _, event := range []string{tag, byDigest} {
+		noError(t, u.syncRecord(u.ctx, event))
+	}
+	noError(t, u.noteUnkeyed(u.ctx))
+	if _, listed := u.store.FindUntagged(u.id); !listed {
+		t.Error("the image is not listed")
+	}
+	u.wantRecords(t, name, u.id)
+	noError(t, u.Images.Delete(u.ctx, name))
+	removed, err := u.store.RemoveUntagged(u.ctx, u.image.Config.Digest, time.Now())
+	if err != nil || !removed {
+		t.Errorf("got removed %v, %v, want true", removed, err)
+	}
+	u.wantRecords(t)
+}
+
+// index writes an index of the image. Indexes with other texts have other digests.
+func (u *unkeyedNode) index(t *testing.T, text string) ocispec.Descriptor {
+	t.Helper()
+	blobs := ctdtest.Blobs{}
+	index := blobs.AddJSON(ocispec.MediaTypeImageIndex, ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{u.image.Manifest}, Annotations: map[string]string{"text": text},
+	})
+	u.Write(u.ctx, t, blobs)
+	return index
+}
+
+// noEvents is a subscriber that receives no events.
+type noEvents struct{}
+
+func (noEvents) Subscribe(context.Context, ...string) (<-chan *events.Envelope, <-chan error) {
+	return nil, nil
+}
+
+// TestNoteUnkeyed creates the record of an image ID without an event while Run runs. NoteUnkeyed makes Run note it. It
+// fails if Run does not run and the context has ended.
+func TestNoteUnkeyed(t *testing.T) {
+	u := newUnkeyedNode(t)
+	u.config.Events, u.config.Retained = noEvents{}, make(syncs)
+	ctx, cancel := context.WithCancel(u.ctx)
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- u.Run(ctx, func() {}, func() { close(ready) }) }()
+	receive(t, ready)
+	_, err := u.Images.Create(u.ctx, images.Image{Name: u.id, Target: u.image.Manifest, Labels: managed})
+	noError(t, err)
+	noError(t, u.NoteUnkeyed(ctx))
+	if _, listed := u.store.FindUntagged(u.id); !listed {
+		t.Error("the image is not listed")
+	}
+	cancel()
+	noError(t, receive(t, ended))
+	if err := u.NoteUnkeyed(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

@@ -219,9 +219,12 @@ func (s *presence) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.
 	}), nil
 }
 
-// carriesLost reports whether a record carries a key that is not in the index and whose image it targets. Such a key
-// was lost, and is about to be repaired or dropped.
-func (s *presence) carriesLost(img images.Image) bool {
+// carriesLost reports whether a record carries a lost key.
+func (s *presence) carriesLost(img images.Image) bool { return len(s.lostOn(img)) > 0 }
+
+// lostOn returns the keys on a record that are not in the index and whose image it targets, in no particular order. Such
+// a key was lost, and is about to be repaired or dropped.
+func (s *presence) lostOn(img images.Image) (lost []imagepin.Entry) {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
 			continue
@@ -231,10 +234,10 @@ func (s *presence) carriesLost(img images.Image) bool {
 			continue
 		}
 		if _, ready := s.Get(e.Key); !ready {
-			return true
+			lost = append(lost, e)
 		}
 	}
-	return false
+	return lost
 }
 
 // hasTagRecord reports whether an entry has a record of its tag besides the record that carries its label.

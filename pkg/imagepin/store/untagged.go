@@ -59,6 +59,24 @@ func (s *reader) FindUntagged(name string) (Untagged, bool) {
 	return u, ok && len(s.index.byID[id]) == 0
 }
 
+// Unaccounted lists the records that belong to no key, neither to one in the index nor to a lost one.
+func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
+	all, err := s.config.Records.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	ofLost, tags := make(map[string]bool), make(map[string]digest.Digest)
+	for _, img := range all {
+		for _, e := range s.lostOn(img) {
+			ofLost[img.Name], ofLost[e.ImageID.String()] = true, true
+			tags[e.Ref] = img.Target.Digest
+		}
+	}
+	return slices.DeleteFunc(all, func(img images.Image) bool {
+		return ofLost[img.Name] || tags[img.Name] == img.Target.Digest || s.Accounted(img)
+	}), nil
+}
+
 // forgetUntagged notes that the record of an image ID is gone.
 func (s *reader) forgetUntagged(name string) {
 	s.index.mu.Lock()

@@ -243,3 +243,32 @@ func TestCreateIDRecord(t *testing.T) {
 		})
 	}
 }
+
+// TestUnaccounted checks which records belong to no key: not those of keys that are ready or lost.
+func TestUnaccounted(t *testing.T) {
+	e := newEnv(t)
+	ready, alone := e.image("a"), e.image("b")
+	e.pull(t, tag, ready, native, 0, "")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, alone, native)
+	id := e.idRecord(t, alone).Name
+	want := func(when string) {
+		t.Helper()
+		all, err := e.store.Unaccounted(e.ctx)
+		if err != nil || len(all) != 1 || all[0].Name != id {
+			t.Errorf("%s: got records %v, %v, want only %s", when, all, err, id)
+		}
+	}
+	want("ready")
+	if lost, err := e.store.EvictBlob(e.ctx, ready.amd64.Manifest.Digest); err != nil || len(lost) > 0 {
+		t.Fatalf("got lost keys %v, %v, want none", lost, err)
+	}
+	if err := e.Content.Delete(e.ctx, ready.amd64.Manifest.Digest); err != nil {
+		t.Fatal(err)
+	}
+	if lost, err := e.store.EvictBlob(e.ctx, ready.amd64.Manifest.Digest); err != nil || len(lost) != 2 {
+		t.Fatalf("got lost keys %v, %v, want 2", lost, err)
+	}
+	want("lost")
+}
