@@ -27,6 +27,7 @@ func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 		}
 	}
 	held := []string{normalized(name)} // a first pull of the image may be in progress
+	removed := false
 	for {
 		unlock, err := s.Locks.ForRemoval(ctx, held...)
 		if err != nil {
@@ -43,8 +44,13 @@ func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 			held = append(locks, normalized(name))
 			continue
 		}
-		removed, err := s.remove(ctx, r, what)
+		some, err := s.remove(ctx, r, what)
+		adopted := s.hasNewKeys(what)
 		unlock()
+		removed = removed || some
+		if err == nil && adopted {
+			continue // the image has got keys since, which hold its records
+		}
 		if err != nil || !removed {
 			return &runtime.RemoveImageResponse{}, err
 		}
@@ -70,6 +76,13 @@ func (r removal) locks() []string {
 		refs = append(refs, e.Ref, byDigest(e).String())
 	}
 	return distinct(refs)
+}
+
+// hasNewKeys reports whether an image has got keys since its removal was decided. An adoption does not wait for a removal.
+func (s *remover) hasNewKeys(what removal) bool {
+	return slices.ContainsFunc(s.Store.ByID(what.id), func(e imagepin.Entry) bool {
+		return !slices.ContainsFunc(what.entries, func(known imagepin.Entry) bool { return known.Key == e.Key })
+	})
 }
 
 // findRemoval finds every entry of the images that a name matches. If no key has the name, it uses the image that
