@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -31,7 +32,7 @@ type fetcher struct {
 func newFetcher(c Config) *fetcher {
 	return &fetcher{
 		content: c.Content, sessions: c.Sessions, settings: c.Settings, locks: c.Locks,
-		vouching: &vouching{content: c.Content, index: c.Images, proofs: c.Proofs, locks: c.Locks},
+		vouching: &vouching{content: c.Content, index: c.Images, proofs: c.Proofs},
 		damage:   &damage{content: c.Content, leases: c.Leases, images: c.Images, garbage: c.Garbage, locks: c.Locks},
 	}
 }
@@ -71,23 +72,32 @@ func (f *fetcher) endStalled(ctx context.Context, session *resolve.Session, end 
 // fetchBlob fetches desc from the registry if it is not in the content store. Concurrent identical calls fetch once.
 // Content that is on the node must be content that this registry serves, see [vouching.vouch].
 func (f *fetcher) fetchBlob(ctx context.Context, src *source, desc ocispec.Descriptor) error {
+	from, err := src.Fetcher(ctx, src.name)
+	if err != nil {
+		return err
+	}
+	if err := f.fetchMissing(ctx, src, from, desc); err != nil || f.vouching.known(ctx, src, desc) {
+		return err
+	}
+	// Without the blob's lock, because this registry may be slow, and others need the blob.
+	if err := f.vouching.vouch(ctx, src, from, desc); err != nil {
+		return err
+	}
+	return f.fetchMissing(ctx, src, from, desc) // the blob may have been removed meanwhile
+}
+
+// fetchMissing fetches desc if it is not in the content store, or if its file is damaged, with or without a record.
+func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.Fetcher, desc ocispec.Descriptor) error {
 	unlock, err := f.locks.blob(ctx, desc.Digest)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	from, err := src.Fetcher(ctx, src.name)
-	if err != nil {
-		return err
-	}
 	if err := remotes.Fetch(ctx, f.content, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
-	// Content on the node may be damaged, with or without a record.
-	if _, err := f.damage.verifyLocked(ctx, src, desc); err != nil {
-		return err
-	}
-	return f.vouching.vouch(ctx, src, from, desc)
+	_, err = f.damage.verifyLocked(ctx, src, desc)
+	return err
 }
 
 // keepIndexes labels each index on the path to a native manifest, so that it keeps the next descriptor on the path and

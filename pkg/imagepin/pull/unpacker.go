@@ -147,7 +147,7 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 	}
 	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true}
 	err := traced(ctx, "fetch", func(ctx context.Context) error {
-		if err := u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root); err != nil {
+		if err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root); err != nil {
 			return err
 		}
 		if err := u.transferAll(ctx, img.source, dst, img.job.Progress); err != nil {

@@ -30,7 +30,6 @@ type vouching struct {
 	content content.Store
 	index   Index
 	proofs  decide.Proofs
-	locks   *Locks
 	served  served
 }
 
@@ -44,10 +43,16 @@ func (v *vouching) trusts(j Job) bool {
 	return v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
 }
 
+// known reports whether it is known that the registry of a source serves a blob.
+func (v *vouching) known(ctx context.Context, src *source, desc ocispec.Descriptor) bool {
+	return src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc)
+}
+
 // vouch ensures that the registry of a source serves a blob that is on the node. It uses what is known, and otherwise
-// fetches the blob. It fails like a pull from a registry without the blob.
+// fetches the blob, up to its size. It fails like a pull from a registry without the blob. The result does not depend on
+// the node's content. The caller must not hold the blob's lock: a registry can send the blob as slowly as it wants.
 func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
-	if src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc) {
+	if v.known(ctx, src, desc) {
 		return nil
 	}
 	rc, err := f.Fetch(ctx, desc)
@@ -68,14 +73,24 @@ func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, d
 	return nil
 }
 
-// vouchImage calls [vouching.vouch] for a manifest and its configuration, if they are on the node.
+// vouchPresent is [vouching.vouchImage] for the parts that are on the node.
+func (v *vouching) vouchPresent(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
+	err := v.vouchImage(ctx, src, manifest)
+	if errdefs.IsNotFound(err) && !atRegistry(err) {
+		return nil
+	}
+	return err
+}
+
+// vouchImage calls [vouching.vouch] for a manifest and its configuration. It fails with ErrNotFound if a part is not on
+// the node: another pull may be replacing it.
 func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if src.trusted {
 		return nil
 	}
 	m, err := images.Manifest(ctx, v.content, manifest, platforms.All)
 	if errdefs.IsNotFound(err) {
-		return nil
+		return err
 	}
 	if err != nil {
 		return malformed("manifest", manifest, err)
@@ -85,26 +100,14 @@ func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec
 		return err
 	}
 	for _, desc := range []ocispec.Descriptor{manifest, m.Config} {
-		if err := v.vouchHere(ctx, src, f, desc); err != nil {
+		if _, err := v.content.Info(ctx, desc.Digest); err != nil {
+			return err
+		}
+		if err := v.vouch(ctx, src, f, desc); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// vouchHere is [vouching.vouch] for a blob that may not be on the node.
-func (v *vouching) vouchHere(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
-	unlock, err := v.locks.blob(ctx, desc.Digest)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if _, err := v.content.Info(ctx, desc.Digest); errdefs.IsNotFound(err) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return v.vouch(ctx, src, f, desc)
 }
 
 // hasOf reports whether the node has an image with this manifest or configuration from the reference's repository.
