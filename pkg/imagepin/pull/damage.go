@@ -53,6 +53,9 @@ func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Des
 	if desc.Size == 0 {
 		desc.Size = info.Size
 	}
+	if desc.Size != info.Size {
+		return false, wrongSize(desc, info.Size)
+	}
 	found := new(blobs.Damage)
 	err = blobs.Verify(ctx, d.content, desc.Digest, desc.Size, nil)
 	if !errors.As(err, &found) {
@@ -64,6 +67,16 @@ func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Des
 		return false, fmt.Errorf("%w; it cannot be fetched again: %w", found, err)
 	}
 	return true, nil
+}
+
+// wrongSize returns the error for a descriptor whose size is not the one that the blob was written with. The blob is not
+// damaged: anyone can name a blob with a wrong size.
+func wrongSize(desc ocispec.Descriptor, size int64) error {
+	return &imagepin.Error{
+		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
+		Message: fmt.Sprintf("a descriptor of %s has a size of %d bytes, the content has %d", desc.Digest, desc.Size, size),
+		Hint:    "Push the image again, or use another one. The registry serves the content as it was pushed.",
+	}
 }
 
 // verifyManifest verifies the manifest that a pull has chosen, and its configuration. Both are read before it is known

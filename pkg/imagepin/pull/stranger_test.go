@@ -86,6 +86,25 @@ func TestSlowStrangerBlocksOnlyItself(t *testing.T) {
 	}
 }
 
+// TestStrangerNamesWrongSize names content that is on the node with another size than it has. That is an error of the
+// descriptor. The content is not damaged, and no registry is asked for it.
+func TestStrangerNamesWrongSize(t *testing.T) {
+	d := newDamaged(t)
+	stranger := newStranger(t, func(_ http.ResponseWriter, r *http.Request) { t.Errorf("unexpected request %s", r.URL) })
+	for part, desc := range d.parts() {
+		for _, size := range []int64{-1, 1, desc.Size - 1, desc.Size + 1, 1 << 50} {
+			named := desc
+			named.Size = size
+			err := d.maker.unpacker.fetcher.fetchMissing(d.ctx, d.sourceFor(d.ctx, stranger), nil, named)
+			var e *imagepin.Error
+			if !errors.As(err, &e) || e.Reason != imagepin.ContentCorrupt || !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("%s with size %d: got %v, want reason ContentCorrupt", part, size, err)
+			}
+		}
+	}
+	d.checkIntact(t)
+}
+
 // TestStrangerSendsTooMuch checks that content from a registry is read up to its size only.
 func TestStrangerSendsTooMuch(t *testing.T) {
 	d := newDamaged(t)
