@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -48,24 +50,144 @@ func TestFetchWithUnavailableHost(t *testing.T) {
 	}
 }
 
-// TestFetchInterrupted interrupts the connection at every attempt to resume.
-func TestFetchInterrupted(t *testing.T) {
+// TestFetchRefusingMirrors fetches from lists of hosts that answer with a status code, of which one refuses access. The
+// fetch is denied, whichever host the error of containerd's fetcher is from.
+func TestFetchRefusingMirrors(t *testing.T) {
+	const unreachable, badToken = -1, -2
+	for _, c := range []struct {
+		statuses []int
+		class    error
+	}{
+		{[]int{403, 404}, errdefs.ErrPermissionDenied},
+		{[]int{404, 403}, errdefs.ErrPermissionDenied},
+		{[]int{401, 404}, errdefs.ErrUnauthenticated},
+		{[]int{404, 401}, errdefs.ErrUnauthenticated},
+		{[]int{401, 500}, errdefs.ErrUnauthenticated},
+		{[]int{500, 403}, errdefs.ErrPermissionDenied},
+		{[]int{403, 429}, errdefs.ErrPermissionDenied},
+		{[]int{unreachable, 401}, errdefs.ErrUnauthenticated},
+		{[]int{unreachable, 403}, errdefs.ErrPermissionDenied},
+		{[]int{403, unreachable}, errdefs.ErrPermissionDenied},
+		{[]int{unreachable, 404, 403}, errdefs.ErrPermissionDenied},
+		{[]int{404, 403, 404}, errdefs.ErrPermissionDenied},
+		{[]int{badToken, 403}, errdefs.ErrUnauthenticated},
+	} {
+		for _, what := range []string{"layer", "manifest"} {
+			t.Run(strings.Trim(fmt.Sprint(c.statuses), "[]")+" "+what, func(t *testing.T) {
+				all := make([]*registry, len(c.statuses))
+				for i, s := range c.statuses {
+					all[i] = newRegistry(t)
+					switch s {
+					case unreachable:
+						all[i].Close()
+					case badToken:
+						withTokens(t, all[i], func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) })
+					default:
+						all[i].answer = status(s)
+					}
+				}
+				f, err := newResolver(t, mirrors(all...)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				desc := map[string]ocispec.Descriptor{"layer": all[0].image.Layer, "manifest": all[0].image.Manifest}[what]
+				_, err = fetch(quiet(t), f, desc)
+				checkError(t, err, imagepin.PullAccessDenied, c.class)
+			})
+		}
+	}
+}
+
+// TestFetchUnreachableIsNotDenied lets a request fail without an answer while a concurrent fetch has got a challenge and
+// waits for its token. The host has not refused access.
+func TestFetchUnreachableIsNotDenied(t *testing.T) {
 	a := newRegistry(t)
+	sent, waiting, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	withTokens(t, a, func(w http.ResponseWriter, req *http.Request) {
+		close(waiting)
+		<-release
+		token(w, req)
+	})
+	challenge := a.answer
+	a.answer = func(w http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, a.image.Layer.Digest.String()) {
+			close(sent)
+			<-waiting
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_, err = conn.Write([]byte("not HTTP\n\n")) // an error that containerd does not try again
+			}
+			if err != nil || conn.Close() != nil {
+				t.Errorf("cannot answer: %v", err)
+			}
+			return true
+		}
+		return challenge(w, req)
+	}
+	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := make(chan error, 1)
+	go func() {
+		<-sent
+		_, err := fetch(quiet(t), f, a.image.Config)
+		other <- err
+	}()
+	_, err = fetch(quiet(t), f, a.image.Layer)
+	var e *imagepin.Error
+	if err == nil || errors.As(err, &e) && e.Reason == imagepin.PullAccessDenied {
+		t.Errorf("got %v, want an error other than PullAccessDenied", err)
+	}
+	close(release)
+	if err := <-other; err != nil {
+		t.Errorf("the other fetch: %v", err)
+	}
+}
+
+// TestFetchCanceledIsNotDenied cancels a fetch at the second host, after the first one has refused access.
+func TestFetchCanceledIsNotDenied(t *testing.T) {
+	refuses, asked := newRegistry(t), newRegistry(t)
+	ctx, cancel := context.WithCancel(quiet(t))
+	refuses.answer = status(403)
+	asked.answer = func(_ http.ResponseWriter, req *http.Request) bool {
+		cancel()
+		<-req.Context().Done()
+		return true
+	}
+	f, err := newResolver(t, mirrors(refuses, asked)).Session(named(t, ref), Credential{}).Fetcher(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = fetch(ctx, f, asked.image.Layer)
+	var e *imagepin.Error
+	if err == nil || errors.As(err, &e) && e.Reason == imagepin.PullAccessDenied {
+		t.Errorf("got %v, want an error other than PullAccessDenied", err)
+	}
+}
+
+// TestFetchInterrupted interrupts the connection at every attempt to resume. That a mirror has refused access says
+// nothing about the host that sent the content.
+func TestFetchInterrupted(t *testing.T) {
+	a, refuses := newRegistry(t), newRegistry(t)
 	layer := a.blobs[a.image.Layer.Digest]
+	refuses.answer = status(403)
 	a.answer = func(w http.ResponseWriter, _ *http.Request) bool {
 		w.Header().Set("Content-Length", fmt.Sprint(len(layer)))
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}
-	f, err := newResolver(t, server(a)).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = fetch(quiet(t), f, a.image.Layer)
-	var e *imagepin.Error
-	if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("got %v, want reason CannotPullImage and class Unavailable", err)
+	for name, hosts := range map[string]string{"registry": server(a), "registry after a mirror": mirrors(refuses, a)} {
+		f, err := newResolver(t, hosts).Session(named(t, ref), Credential{}).Fetcher(quiet(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = fetch(quiet(t), f, a.image.Layer)
+		var e *imagepin.Error
+		if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImage || e.Class != errdefs.ErrUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%s: got %v, want reason CannotPullImage and class Unavailable", name, err)
+		}
 	}
 }
 

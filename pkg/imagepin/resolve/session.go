@@ -18,7 +18,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
-	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
@@ -222,10 +221,10 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.config.Timeout, errTimeout)
 	defer cancel()
 	_, root, err := resolver.Resolve(ctx, s.ref.String())
-	if refused, ok := s.traffic.refused(); ok && err != nil {
-		return Resolved{}, deniedError(s.ref, refused, err)
-	}
 	if err != nil {
+		if denied := s.denied(err, ""); denied != nil {
+			return Resolved{}, denied
+		}
 		if errors.Is(context.Cause(ctx), errTimeout) || timedOut(err) {
 			return Resolved{}, timeoutError(s.ref, r.config.Timeout)
 		}
@@ -255,9 +254,9 @@ func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 		rc, err := f.Fetch(withRedactedLog(ctx), desc)
 		if err != nil {
-			return nil, s.fetchError(err)
+			return nil, s.fetchError(ctx, err)
 		}
-		return &fetched{ReadCloser: rc, session: s}, nil
+		return &fetched{ReadCloser: rc, classify: func(err error) error { return s.fetchError(ctx, err) }}, nil
 	}), nil
 }
 
@@ -265,7 +264,7 @@ func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 // from there.
 type fetched struct {
 	io.ReadCloser
-	session *Session
+	classify func(error) error
 }
 
 func (f *fetched) Read(p []byte) (int, error) {
@@ -273,7 +272,7 @@ func (f *fetched) Read(p []byte) (int, error) {
 	if err == nil || err == io.EOF {
 		return n, err
 	}
-	return n, f.session.fetchError(err)
+	return n, f.classify(err)
 }
 
 // Seek implements io.Seeker, which is used to resume a download.
@@ -311,6 +310,16 @@ func timedOut(err error) bool {
 	var request *url.Error
 	var network *net.OpError
 	return errors.As(err, &request) && request.Timeout() && !errors.As(err, &network)
+}
+
+// denied returns the error of a request that no host has accepted, if a host refused access, and otherwise nil. It is the
+// rule for Resolve and for fetches: err is the error of one host only, which may be another one. The host silent does
+// not count.
+func (s *Session) denied(err error, silent string) error {
+	if refused, ok := s.traffic.refused(silent); ok {
+		return deniedError(s.ref, refused, err)
+	}
+	return nil
 }
 
 func deniedError(ref reference.Named, r refusal, err error) error {
@@ -390,18 +399,17 @@ func (s *Session) resolveError(err error) error {
 	return e
 }
 
-// fetchError classifies an error of a fetch.
-func (s *Session) fetchError(err error) error {
+// fetchError classifies an error of a fetch. ctx is the context of the fetch.
+func (s *Session) fetchError(ctx context.Context, err error) error {
+	if ctx.Err() == nil && strings.Contains(err.Error(), noHostAccepted) {
+		if denied := s.denied(err, silentHost(err)); denied != nil {
+			return denied
+		}
+	}
 	var unexpected remoteserrors.ErrUnexpectedStatus
 	status := 0
 	if errors.As(err, &unexpected) {
 		status = unexpected.StatusCode
-	}
-	if status != 0 || errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
-		// With several hosts, the error is the one of the first.
-		if refused, ok := s.traffic.refused(); ok {
-			return deniedError(s.ref, refused, err)
-		}
 	}
 	e := &imagepin.Error{
 		Reason: imagepin.CannotPullImage, Ref: s.ref.String(), Class: errdefs.ErrUnavailable, Err: RedactError(err),
@@ -421,6 +429,24 @@ func (s *Session) fetchError(err error) error {
 		return RedactError(err)
 	}
 	return e
+}
+
+// noHostAccepted is the part of an error of a fetch that distinguishes it from an error while the content of a host is
+// read (core/remotes/docker/httpreadseeker.go). Such an error has no type.
+const noHostAccepted = "httpReadSeeker: failed open"
+
+// silentHost returns the host that did not answer, if that is the reason for an error. An answer of it belongs to
+// another request: it may be the challenge to a concurrent fetch, which is about to get its token.
+func silentHost(err error) string {
+	var request *url.Error
+	if !errors.As(err, &request) {
+		return ""
+	}
+	to, err := url.Parse(request.URL)
+	if err != nil {
+		return ""
+	}
+	return to.Host
 }
 
 // someUnavailable is the message if some hosts do not have the content and others are unavailable.

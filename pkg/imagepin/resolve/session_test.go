@@ -133,7 +133,7 @@ func TestToken(t *testing.T) {
 	if n := resolved.Session.traffic.active.Load(); n != 0 {
 		t.Errorf("got %d open requests after the end, want 0", n)
 	}
-	if _, refused := resolved.Session.traffic.refused(); refused {
+	if _, refused := resolved.Session.traffic.refused(""); refused {
 		t.Error("the challenge counts as a refusal")
 	}
 

@@ -62,12 +62,15 @@ type refusal struct {
 }
 
 // refused returns the refusal of the first host whose last answer was 401 or 403. containerd's resolver continues with
-// the next host and returns one error for all hosts, which may not contain that answer.
-func (t *traffic) refused() (refusal, bool) {
+// the next host and returns one error for all hosts, which may not contain that answer. The host silent does not count.
+func (t *traffic) refused(silent string) (refusal, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, key := range t.order {
 		registry := hostname(key)
+		if registry == silent {
+			continue
+		}
 		if host, status := t.answers[key].outcome(registry); isRefusal(status) {
 			return refusal{registry: registry, host: host, status: status}, true
 		}
