@@ -152,5 +152,6 @@ func (s *Store) Repair(ctx context.Context, f Finding) (done string, _ error) {
 	if err != nil {
 		return Ignored, err
 	}
+	s.set(f.id, &held)
 	return RecordRepaired, nil
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -68,6 +67,7 @@ type Store struct {
 	config Config
 	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
 	makers keyed.Mutex // by cap namespace, locked after write, makes counting and writing a new pin one step
+	loads  keyed.Mutex // by [Namespace], allows one Load at a time
 }
 
 // table has the pins in memory.
@@ -79,6 +79,7 @@ type table struct {
 	proofs       map[string]int        // number of pins with each proof
 	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
 	ignored      map[string]Unreadable // unreadable records, by name
+	written      map[string]bool       // records that were written or deleted during a Load, by name; nil without a Load
 }
 
 func newTable() *table {
@@ -103,37 +104,6 @@ func New(c Config) *Store {
 }
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
-
-// Load reads all pins. It logs and ignores records that it cannot read, and [Store.Unreadable] lists them. The target
-// of such a record stays retained if its label says so.
-func (s *Store) Load(ctx context.Context) error {
-	err := s.config.Namespaces.Create(ctx, Namespace, nil)
-	if err != nil && !errdefs.IsAlreadyExists(err) {
-		return fmt.Errorf("create the namespace of pins: %w", err)
-	}
-	all, err := s.config.Images.List(namespaced(ctx))
-	if err != nil {
-		return fmt.Errorf("list pins: %w", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.pins)
-	clear(s.byRef)
-	clear(s.retained)
-	clear(s.proofs)
-	clear(s.perNamespace)
-	clear(s.ignored)
-	for _, img := range all {
-		p, err := read(img)
-		if err != nil {
-			log.G(ctx).WithError(err).Warn("ignoring unreadable pin")
-			s.ignore(img, err)
-			continue
-		}
-		s.add(p)
-	}
-	return nil
-}
 
 // Get returns a pin.
 func (s *table) Get(id ID) (Pin, bool) {
@@ -376,8 +346,8 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 		return p, false, nil
 	}
 	failpoint.Reach("pin.remove")
-	if err := s.config.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
-		return Pin{}, false, fmt.Errorf("remove pin %s: %w", id, err)
+	if err := s.unrecord(ctx, id); err != nil {
+		return Pin{}, false, err
 	}
 	failpoint.Reach("pin.removed")
 	s.set(id, nil)

@@ -78,9 +78,10 @@ func newEnv(t *testing.T, maxPerNamespace int) *env {
 	return e
 }
 
-// reload loads the pins, as a restart does.
+// reload loads the pins into an empty store, as a restart does.
 func (e *env) reload(t *testing.T) {
 	t.Helper()
+	e.Store.table = newTable()
 	if err := e.Load(e.ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -94,8 +94,8 @@ func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin
 	if !ok {
 		return Pin{}, unknown
 	}
-	if err := s.config.Images.Delete(namespaced(ctx), u.Record); err != nil && !errdefs.IsNotFound(err) {
-		return Pin{}, fmt.Errorf("remove pin %s: %w", id, err)
+	if err := s.unrecord(ctx, id); err != nil {
+		return Pin{}, err
 	}
 	s.set(id, nil)
 	p := Pin{ID: id, Root: u.target, Retain: u.retains}

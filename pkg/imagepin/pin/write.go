@@ -59,6 +59,16 @@ func (s *Store) put(ctx context.Context, id ID, img images.Image) error {
 	if err != nil {
 		return fmt.Errorf("write pin %s: %w", id, err)
 	}
+	s.noteWrite(img.Name)
+	return nil
+}
+
+// unrecord deletes the record of a pin if there is one.
+func (s *Store) unrecord(ctx context.Context, id ID) error {
+	if err := s.config.Images.Delete(namespaced(ctx), id.String()); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove pin %s: %w", id, err)
+	}
+	s.noteWrite(id.String())
 	return nil
 }
 
