@@ -114,20 +114,25 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 // the new verdict for the tag. moved has the pins after the move. A pin that was removed or moved since [Decider.Refresh]
 // has read it does not move.
 //
-// It fails with RetainLimitReached (ErrResourceExhausted) before any pin has moved. Content that the pins release
-// counts as free space.
+// It fails with RetainLimitReached (ErrResourceExhausted) before any pin has moved, unless an operator sets retain on a
+// later one during the moves. Content that the pins release counts as free space.
 func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Entry) (v Verdict, moved []pin.Pin, _ error) {
 	v = r.Verdict
 	v.Ref, v.Moves = r.Tag, nil
-	if moves := d.reread(r.Verdict.Moves); retains(moves) {
-		release, err := d.retained.Reserve(d.freedBy(moves, v.Root.Digest), images...)
-		if err != nil {
-			return v, nil, err
+	reserved := false
+	for moves := r.Verdict.Moves; len(moves) > 0; {
+		if still := d.reread(moves); !reserved && retains(still) {
+			release, err := d.retained.Reserve(d.freedBy(still, v.Root.Digest), images...)
+			if err != nil {
+				return v, moved, err
+			}
+			defer release()
+			reserved = true
 		}
-		defer release()
-	}
-	for _, held := range r.Verdict.Moves {
-		now, err := d.pins.Refresh(ctx, held, v.Root)
+		now, err := d.pins.Refresh(ctx, moves[0], v.Root, reserved)
+		if errors.Is(err, pin.ErrNoRoom) {
+			continue // an operator has set retain since the pins were read again
+		}
 		if err != nil {
 			return v, moved, err
 		}
@@ -135,6 +140,7 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 		if moved = append(moved, now); now.Root.Digest == v.Root.Digest {
 			v.Pin = &now
 		}
+		moves = moves[1:]
 	}
 	return v, moved, nil
 }

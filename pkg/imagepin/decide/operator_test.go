@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -372,6 +374,67 @@ func TestMovePinsRetainedMeanwhile(t *testing.T) {
 	noError(t, err)
 	wantEqual(t, "pin", e.pinned(policy.NodeScope), "new")
 	wantEqual(t, "pin that was removed", e.pinned(workload), "")
+}
+
+// changingPins calls before with each pin that a refresh is about to move.
+type changingPins struct {
+	*pin.Store
+	before func(pin.ID)
+}
+
+func (c changingPins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor, reserved bool) (pin.Pin, error) {
+	c.before(read.ID)
+	return c.Store.Refresh(ctx, read, root, reserved)
+}
+
+// TestMovePinsRetainedDuringTheMove lets an operator set retain on a pin after space was found unnecessary for it, and
+// directly before it moves. The pin moves with a reservation, or not at all. Pins that have moved before stay moved.
+func TestMovePinsRetainedDuringTheMove(t *testing.T) {
+	for name, test := range map[string]struct {
+		full   bool
+		retain policy.Scope // of the pin that the operator changes
+		moved  int
+	}{
+		"first pin":                {false, policy.NodeScope, 2},
+		"second pin":               {false, workload, 2},
+		"first pin without space":  {true, policy.NodeScope, 0},
+		"second pin without space": {true, workload, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+			e.make(t, workload, "old", pin.ByUse, false)
+			e.registry.tag.Store("new")
+			r, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{})
+			noError(t, err)
+			e.put(t, "new", ownTarget, imagepin.SourcePull, nil, 1)
+			e.retained.full = test.full
+			reserved := make(map[pin.ID]int) // when a pin was last about to move
+			e.Decider.pins = changingPins{e.pins, func(id pin.ID) {
+				reserved[id] = e.retained.reserved
+				if now, _ := e.pins.Get(id); id.Scope == test.retain && !now.Retain {
+					e.make(t, id.Scope, "old", pin.ByOperator, true)
+				}
+			}}
+			_, moved, err := e.MovePins(e.ctx, r, e.images.entries)
+			wantEqual(t, "moved", len(moved), test.moved)
+			wantEqual(t, "reservations that are not released", e.retained.reserved, 0)
+			held, _ := e.pins.Get(e.id(test.retain))
+			wantEqual(t, "retain", held.Retain, true)
+			if test.full {
+				wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
+				wantEqual(t, "pin without space", e.pinned(test.retain), "old")
+				return
+			}
+			noError(t, err)
+			wantEqual(t, "pin", e.pinned(test.retain), "new")
+			if reserved[held.ID] != 1 {
+				t.Fatal("the pin has moved without a reservation")
+			}
+			wantEqual(t, "reserved images", len(e.retained.entries), len(e.images.entries))
+			wantEqual(t, "the old digest is freed", e.retained.freed(roots["old"].Digest), true)
+		})
+	}
 }
 
 // TestMovePinsWithoutRetain reserves no space.

@@ -3,6 +3,7 @@ package pin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -195,13 +196,20 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 	return p, s.config.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
 }
 
-// Refresh moves a pin to another digest, as [Store.Move] does, and keeps whether it retains content. A pin of an operator
-// stays one. A pin that was removed or moved since it was read does not change: Refresh returns the pin as it is, or as
-// it was read.
-func (s *Store) Refresh(ctx context.Context, read Pin, root ocispec.Descriptor) (Pin, error) {
+// ErrNoRoom means that a refresh has reserved no room for the content that a pin retains.
+var ErrNoRoom = errors.New("the pin retains content, and no room is reserved for it")
+
+// Refresh moves a pin to another digest, as [Store.Move] does, and keeps whether it retains content. A pin of an
+// operator stays one. A pin that was removed or moved since it was read does not change: Refresh returns the pin as it
+// is, or as it was read. reserved reports whether room is reserved for the content of root. Without it, Refresh does
+// not move a pin that retains content, and returns ErrNoRoom.
+func (s *Store) Refresh(ctx context.Context, read Pin, root ocispec.Descriptor, reserved bool) (Pin, error) {
 	p, err := s.change(ctx, read.ID, func(old *Pin) (*Pin, Event, error) {
 		if old == nil || old.Root.Digest != read.Root.Digest {
 			return old, "", nil
+		}
+		if old.Retain && !reserved {
+			return nil, "", ErrNoRoom
 		}
 		by := ByRefresh
 		if old.By == ByOperator {

@@ -313,36 +313,44 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestRefresh moves a pin that has not changed since it was read.
+// TestRefresh moves a pin that has not changed since it was read. A pin that retains content only moves if room is
+// reserved.
 func TestRefresh(t *testing.T) {
 	id := ID{Scope: policy.NodeScope, Ref: ref}
+	retain := func(e *env) { must(t)(e.Move(e.ctx, id, root("old"), ByOperator, true)) }
 	for name, test := range map[string]struct {
-		change func(*env) // after the pin was read
-		want   *Pin       // nil if there is no pin
+		change   func(*env) // after the pin was read
+		reserved bool
+		want     *Pin // nil if there is no pin
+		err      error
 	}{
-		"unchanged": {func(*env) {}, &Pin{Root: root("new"), By: ByRefresh}},
-		"retained": {
-			func(e *env) { must(t)(e.Move(e.ctx, id, root("old"), ByOperator, true)) },
-			&Pin{Root: root("new"), By: ByOperator, Retain: true},
-		},
+		"unchanged":             {change: func(*env) {}, want: &Pin{Root: root("new"), By: ByRefresh}},
+		"unchanged, reserved":   {change: func(*env) {}, reserved: true, want: &Pin{Root: root("new"), By: ByRefresh}},
+		"retained":              {change: retain, reserved: true, want: &Pin{Root: root("new"), By: ByOperator, Retain: true}},
+		"retained without room": {change: retain, want: &Pin{Root: root("old"), By: ByOperator, Retain: true}, err: ErrNoRoom},
 		"moved": {
-			func(e *env) { must(t)(e.Move(e.ctx, id, root("other"), ByOperator, false)) },
-			&Pin{Root: root("other"), By: ByOperator},
+			change: func(e *env) { must(t)(e.Move(e.ctx, id, root("other"), ByOperator, true)) },
+			want:   &Pin{Root: root("other"), By: ByOperator, Retain: true},
 		},
-		"removed": {func(e *env) { must(t)(e.Remove(e.ctx, id)) }, nil},
+		"removed": {change: func(e *env) { must(t)(e.Remove(e.ctx, id)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, 0)
 			read := must(t)(e.Make(e.ctx, id, root("old"), ByUse, false))
 			test.change(e)
-			got := must(t)(e.Store.Refresh(e.ctx, read, root("new")))
+			got, err := e.Store.Refresh(e.ctx, read, root("new"), test.reserved)
+			if !errors.Is(err, test.err) {
+				t.Fatalf("got error %v, want %v", err, test.err)
+			}
 			now, ok := e.Get(id)
 			wantEqual(t, "exists", ok, test.want != nil)
 			if test.want == nil {
 				wantEqual(t, "returned digest", got.Root.Digest, read.Root.Digest)
 				return
 			}
-			wantEqual(t, "returned digest", got.Root.Digest, now.Root.Digest)
+			if err == nil {
+				wantEqual(t, "returned digest", got.Root.Digest, now.Root.Digest)
+			}
 			wantEqual(t, "digest", now.Root.Digest, test.want.Root.Digest)
 			wantEqual(t, "by", now.By, test.want.By)
 			wantEqual(t, "retain", now.Retain, test.want.Retain)
