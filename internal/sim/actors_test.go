@@ -84,7 +84,7 @@ func choose(rng *rand.Rand) choice {
 			continue
 		}
 		c.actors = append(c.actors, pick(
-			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "gc", "pod-ends", "lose-track", "pin", "unpin", "refresh", "repair"))
+			"pod", "pod", "pod", "pull", "pull", "image-gc", "crictl-rmi", "crictl-rmi", "move", "fail", "ctr-pull", "ctr-pull", "ctr-rm", "ctr-tag", "gc", "gc", "pod-ends", "lose-track", "reload", "pin", "unpin", "refresh", "repair"))
 	}
 	if rng.IntN(8) == 0 {
 		c.refuse = pick("B", "C")
@@ -102,7 +102,7 @@ func choose(rng *rand.Rand) choice {
 func (c *choice) repeatFailure(rng *rand.Rand) {
 	c.consistency, c.retain, c.behavior, c.expire, c.slowGC = "off", false, "default", false, 0
 	c.refuse, c.cap = "", 0
-	switch rng.IntN(10) {
+	switch rng.IntN(11) {
 	case 0: // adoption of an image that another tool has tagged, during a pull of that tag
 		c.before = []string{"pull app:3 runc", "pull app:2 runc"}
 		c.actors = []string{"ctr-tag app:2 app:1", "move app:1 B", "pull app:1 runc"}
@@ -146,6 +146,11 @@ func (c *choice) repeatFailure(rng *rand.Rand) {
 		c.before = []string{"pull app:1 runc"}
 		c.actors = []string{"pin app:1 B", "pull app:3 runc", "pull app:1 second"}
 		c.actors = c.actors[:2+rng.IntN(2)]
+	case 10: // pins are made, moved and removed while they are read again
+		c.consistency, c.retain, c.kill = "node", true, false
+		c.before = []string{"pull app:2 runc"}
+		c.actors = []string{"reload", "pull app:1 runc", "pin app:3 A", "pin app:2 B", "unpin", "reload"}
+		c.actors = c.actors[:2+rng.IntN(5)]
 	}
 }
 
@@ -485,6 +490,11 @@ func (k *caller) act(what string) {
 		k.ctrTag()
 	case "ctr-rm":
 		k.ctrRemove()
+	case "reload":
+		k.step("reloads imagepin")
+		if err := k.w.reload(); err != nil {
+			k.w.wrong(callFailed, "reload: %v", err)
+		}
 	case "lose-track":
 		k.step("ends the events of imagepin")
 		k.w.mu.Lock()

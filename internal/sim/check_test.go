@@ -47,6 +47,7 @@ const (
 	removedInUse     = "removed-while-in-use"
 	otherImage       = "container-of-another-image"
 	pinIgnored       = "pin-ignored"
+	pinsWrong        = "pins-disagree-with-records"
 	pinExpired       = "pin-expired-in-use"
 	olderOverNewer   = "older-digest-over-newer"
 	pinLost          = "pin-lost-in-use"

@@ -7,6 +7,8 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
 // verifiers returns the image verifier plugins of a process: one if the history has a build that is rejected.
@@ -45,6 +47,28 @@ func (c *check) refused() {
 	for _, name := range sorted(c.pins) {
 		if c.pins[name].Target.Digest == root && !c.w.facts.unpinned.Load() {
 			c.w.wrong(rejectedUsed, "pin %s has %s, which the verifier rejects", name, root)
+		}
+	}
+}
+
+// activePins checks that the pins that imagepin applies are those that it has recorded.
+func (c *check) activePins(ctx context.Context) {
+	resp, err := call[*api.PinsResponse](ctx, c.w.proc, control, "Pins", &api.PinsRequest{})
+	if err != nil {
+		c.w.wrong(callFailed, "Pins: %v", err)
+		return
+	}
+	active := make(map[string]string)
+	for _, p := range resp.GetPins() {
+		name := p.GetScope() + "/" + p.GetRef()
+		active[name] = p.GetRoot().GetDigest()
+		if _, ok := c.pins[name]; !ok {
+			c.w.wrong(pinsWrong, "pin %s has %s, but no record", name, active[name])
+		}
+	}
+	for _, name := range sorted(c.pins) {
+		if want := c.pins[name].Target.Digest.String(); active[name] != want {
+			c.w.wrong(pinsWrong, "the record of pin %s has %s, but the active pin %q", name, want, active[name])
 		}
 	}
 }

@@ -42,6 +42,7 @@ type process struct {
 	w        *world
 	dead     bool // guarded by the scheduler
 	service  *node.Service
+	setup    node.Setup
 	services map[string]*grpc.ServiceDesc
 	impl     map[string]any
 	ctx      context.Context
@@ -112,6 +113,7 @@ func (w *world) startProcess() error {
 	for _, name := range snapshotters {
 		loaded[name] = node.Snapshotter{Root: "/nowhere/" + name}
 	}
+	p.setup = node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)}
 	n, err := node.New(node.Config{
 		Containerd: node.Containerd{
 			Records:    &records{imageStore{Store: w.images, w: w, owner: p, name: "images"}},
@@ -125,7 +127,7 @@ func (w *world) startProcess() error {
 				return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 			},
 		},
-		Setup:   node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)},
+		Setup:   p.setup,
 		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // low, so that the few tags of this node reach it; 0 is the default
 	})
@@ -145,6 +147,15 @@ func (w *world) startProcess() error {
 		p.service.Follow(p.ctx)
 	}()
 	return nil
+}
+
+// reload makes the current process list the images again, as a SIGHUP does, unless it is being killed.
+func (w *world) reload() error {
+	p := w.proc
+	if w.alive(p) != nil {
+		return nil
+	}
+	return p.service.Reload(p.setup)
 }
 
 // kill ends a process: its later writes have no effect.
@@ -216,7 +227,7 @@ func (w *world) daemonRemoved(ctx context.Context) {
 	}
 }
 
-// after is an optional step after a write, which can delay the next action of the process.
+// after is an optional step after a write or a listing, which can delay the next action of the process.
 func (w *world) after(ctx context.Context, owner *process, what string) error {
 	if ctx.Value(inTx{}) != nil || !w.some(ctx, w.plan.after, what) {
 		return nil
@@ -235,7 +246,13 @@ func (i *imageStore) List(ctx context.Context, fs ...string) ([]images.Image, er
 	if err := i.step(ctx, "list"); err != nil {
 		return nil, err
 	}
-	return i.Store.List(ctx, fs...)
+	all, err := i.Store.List(ctx, fs...)
+	if i.name == "pins" {
+		if aerr := i.w.after(ctx, i.owner, "pins.list"); aerr != nil {
+			return nil, aerr
+		}
+	}
+	return all, err
 }
 
 func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image, error) {

@@ -130,7 +130,10 @@ func (w *world) runHistory() error {
 		return err
 	}
 	c.all()
-	w.begin("check", c.listed)
+	w.begin("check", func(ctx context.Context) {
+		c.listed(ctx)
+		c.activePins(ctx)
+	})
 	run()
 	return nil
 }
