@@ -49,12 +49,12 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 		return report, nil
 	}
 	slices.SortFunc(unexplained, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
-	ours := keyRecords(report.Records)
+	ours, has := keyRecords(report.Records), r.forReport(ctx)
 	for _, img := range unexplained {
 		if ours[img.Name] {
 			continue
 		}
-		why, err := r.unadopted(ctx, img)
+		why, err := r.unadopted(ctx, img, has)
 		if err != nil {
 			return report, err
 		}
@@ -94,8 +94,27 @@ func keyRecords(all []images.Image) map[string]bool {
 	return names
 }
 
+// forReport looks for snapshots in the snapshotters. It waits only once for one that does not respond.
+func (r *Reconciler) forReport(ctx context.Context) hasSnapshot {
+	silent := make(map[string]error)
+	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
+		if err := silent[snapshotter]; err != nil {
+			return false, err
+		}
+		err := within(ctx, r.answerTimeout, func(ctx context.Context) (err error) {
+			here, err = r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
+			return err
+		})
+		if errors.Is(err, errSilent) {
+			err = fmt.Errorf("snapshotter %s does not respond", snapshotter)
+			silent[snapshotter] = err
+		}
+		return here, err
+	}
+}
+
 // unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
-func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why string, _ error) {
+func (r *Reconciler) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string, _ error) {
 	ref, err := adoptable(img)
 	if err != nil {
 		return err.Error(), nil
@@ -109,7 +128,7 @@ func (r *Reconciler) unadopted(ctx context.Context, img images.Image) (why strin
 	}
 	var without []string
 	for _, e := range found {
-		unpacked, err := r.config.Store.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
 		if err != nil {
 			return err.Error(), nil
 		}

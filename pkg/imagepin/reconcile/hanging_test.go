@@ -227,3 +227,22 @@ func TestSnapshotRemovedWhileSnapshotterHangs(t *testing.T) {
 		t.Error("the key is ready without its snapshot")
 	}
 }
+
+// TestCheckWithHangingSnapshotter checks that a check reports which snapshotter does not respond.
+func TestCheckWithHangingSnapshotter(t *testing.T) {
+	h := newHangingNode(t)
+	h.add(t, goodRef)
+	h.add(t, longRef)
+	report, err := h.Check(h.ctx)
+	noError(t, err)
+	want := []string{goodRef, longRef}
+	for _, f := range report.Findings {
+		if f.Subject == want[0] && f.Problem == "it is not adopted: snapshotter second does not respond" {
+			want = want[1:]
+		}
+		if len(want) == 0 {
+			return
+		}
+	}
+	t.Errorf("got findings %+v, want the snapshotter for %v", report.Findings, want)
+}
