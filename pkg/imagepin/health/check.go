@@ -67,8 +67,8 @@ func (f Finding) RepairHint() string {
 	return "ignore it"
 }
 
-// Check compares the keys with their manifests, configurations, snapshots and records, and with the layers that are
-// kept. It writes nothing.
+// Check compares the keys with the content and the snapshots that they need, with their records, and with the layers
+// that are kept. It writes nothing.
 func (c *Checker) Check(ctx context.Context) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
@@ -79,8 +79,7 @@ func (c *Checker) Check(ctx context.Context) (Report, error) {
 
 // checkAgainst is [Checker.Check] with a given inventory.
 func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, error) {
-	broken, err := have.DamagedLayers(ctx, c.config.Content)
-	if err != nil {
+	if _, err := have.DamagedLayers(ctx, c.config.Content); err != nil {
 		return Report{}, err
 	}
 	all, err := c.config.Records.List(ctx)
@@ -109,7 +108,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 	for _, img := range all {
 		c.checkLabels(img, known, have, &r)
 	}
-	c.checkLayers(broken, have, &r)
+	c.checkUnneeded(have, &r)
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return store.Compare(a.Loss.Entry, b.Loss.Entry) })
 	return r, nil
 }

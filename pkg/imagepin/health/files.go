@@ -12,26 +12,19 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-const (
-	// contentRefPrefix is the prefix of the labels by which a blob references other blobs. layerRefPrefix is the prefix
-	// of those by which a manifest references its layers.
-	contentRefPrefix = "containerd.io/gc.ref.content"
-	layerRefPrefix   = contentRefPrefix + ".l."
-	// concurrentChecks is the number of files that are checked concurrently.
-	concurrentChecks = 4
-)
+// concurrentChecks is the number of files that are checked concurrently.
+const concurrentChecks = 4
 
 // files are the results of the checks of blob files. A blob that is neither in damaged nor in unread has a file, or was
 // not checked.
 type files struct {
 	sizes map[digest.Digest]int64
-	// children are the blobs that each blob references.
-	children map[digest.Digest][]digest.Digest
+	// refs are the blobs that each blob references.
+	refs map[digest.Digest]blobs.Refs
 	// layers are the blobs that manifests reference as layers, and that nothing references otherwise. An unpacked image
 	// does not need them to run, so they are checked separately.
 	layers      map[digest.Digest]bool
@@ -42,7 +35,7 @@ type files struct {
 
 func newFiles() files {
 	return files{
-		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), children: make(map[digest.Digest][]digest.Digest),
+		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), refs: make(map[digest.Digest]blobs.Refs),
 		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), noDirectory: make(map[store.Snapshot]string),
 	}
 }
@@ -50,14 +43,15 @@ func newFiles() files {
 // note adds the record of a blob.
 func (f *files) note(i content.Info) {
 	f.sizes[i.Digest] = i.Size
-	for label, value := range i.Labels {
-		if !strings.HasPrefix(label, contentRefPrefix) {
-			continue
-		}
-		d := digest.Digest(value)
-		f.children[i.Digest] = append(f.children[i.Digest], d)
+	refs := blobs.RefsOf(i)
+	all := refs.All()
+	if len(all) == 0 {
+		return
+	}
+	f.refs[i.Digest] = refs
+	for at, d := range all {
 		only, known := f.layers[d]
-		f.layers[d] = strings.HasPrefix(label, layerRefPrefix) && (only || !known)
+		f.layers[d] = at < len(refs.Layers) && (only || !known)
 	}
 }
 
@@ -113,22 +107,6 @@ func (inv *Inventory) blobProblem(what string, d digest.Digest) string {
 		return what + " cannot be read: " + err.Error()
 	}
 	return ""
-}
-
-// unreadable reports whether the state of at least one file of an entry's content is unknown, and no other content is
-// missing or damaged. The content may be present.
-func (inv *Inventory) unreadable(e imagepin.Entry) bool {
-	unread := false
-	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-		if inv.HasBlob(d) {
-			continue
-		}
-		if inv.files.unread[d] == nil {
-			return false
-		}
-		unread = true
-	}
-	return unread
 }
 
 // DamagedLayers checks the files of all recorded layers, and returns the damaged ones. It leaves out files whose state

@@ -136,13 +136,10 @@ func (inv *Inventory) HasSnapshot(snapshotter string, chainID digest.Digest) boo
 
 // Missing describes what an entry lacks to be ready. It returns "" for an entry that is ready.
 func (inv *Inventory) Missing(e imagepin.Entry) string {
+	if problem := inv.contentProblem(e); problem != "" {
+		return problem
+	}
 	switch {
-	case !inv.HasBlob(e.RecordTarget.Digest):
-		return inv.blobProblem("index or manifest", e.RecordTarget.Digest)
-	case !inv.HasBlob(e.Manifest):
-		return inv.blobProblem("manifest", e.Manifest)
-	case !inv.HasBlob(e.ImageID):
-		return inv.blobProblem("configuration", e.ImageID)
 	case e.ChainID != "" && inv.unavailable[e.Target.Snapshotter] != nil:
 		return "snapshotter " + e.Target.Snapshotter + " does not respond"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):

@@ -18,7 +18,7 @@ type Loss struct {
 	Unknown bool
 	// MissingDirectory reports whether the snapshot exists but its directory is gone.
 	MissingDirectory bool
-	// Blob is a layer with a damaged file. It is empty if the key itself is lost.
+	// Blob is a blob with a damaged file that the key does not need. It is empty if the key itself is lost.
 	Blob digest.Digest
 	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
 	Record string
@@ -33,7 +33,7 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	if why == "" {
 		return Loss{}, false
 	}
-	whole := have.HasBlob(e.RecordTarget.Digest) && have.HasBlob(e.Manifest) && have.HasBlob(e.ImageID)
+	whole := have.contentProblem(e) == ""
 	_, silent := have.unavailable[e.Target.Snapshotter]
 	return Loss{
 		Entry: e, Reason: why, Unpackable: whole, Unknown: whole && silent || have.unreadable(e),

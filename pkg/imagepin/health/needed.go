@@ -32,7 +32,7 @@ func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
 			return
 		}
 		by[d] = retained
-		for _, below := range have.files.children[d] {
+		for _, below := range have.files.refs[d].All() {
 			add(below, retained)
 		}
 	}

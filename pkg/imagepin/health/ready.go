@@ -5,20 +5,23 @@ import (
 	"errors"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
-// Ready reports whether everything that an entry needs is on the node: its index, manifest and configuration, which it
-// reads and hashes, and its snapshot with all directories. Layers are not needed.
+// Ready reports whether everything that an entry needs is on the node: its content ([blobs.Image.Needed]), which it
+// reads and hashes, and its snapshot with all directories.
 func (c *Checker) Ready(ctx context.Context, e imagepin.Entry) (bool, error) {
-	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-		info, err := c.config.Content.Info(ctx, d)
+	needed, indexGone, err := imageOf(e).Needed(blobs.LookIn(ctx, c.config.Content))
+	if err != nil || indexGone {
+		return false, err
+	}
+	for _, n := range needed {
+		info, err := c.config.Content.Info(ctx, n.Digest)
 		if err == nil {
-			err = blobs.Verify(ctx, c.config.Content, d, info.Size, nil)
+			err = blobs.Verify(ctx, c.config.Content, n.Digest, info.Size, nil)
 		}
 		if damage := new(blobs.Damage); errdefs.IsNotFound(err) || errors.As(err, &damage) {
 			return false, nil
@@ -31,7 +34,7 @@ func (c *Checker) Ready(ctx context.Context, e imagepin.Entry) (bool, error) {
 		return here, err
 	}
 	var missing string
-	err := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
+	err = lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
 		missing, err = c.MissingDirectory(ctx, snapshotOf(e))
 		return err
 	})

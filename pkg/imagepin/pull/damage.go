@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -80,7 +81,7 @@ func wrongSize(desc ocispec.Descriptor, size int64) error {
 }
 
 // verifyManifest verifies the manifest that a pull has chosen, and its configuration. Both are read before it is known
-// whether they must be fetched.
+// whether they must be fetched. It also verifies layers that are not unpacked, because nothing else reads these.
 func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if _, err := d.verify(ctx, src, manifest); err != nil {
 		return err
@@ -96,8 +97,13 @@ func (d *damage) verifyManifest(ctx context.Context, src *source, manifest ocisp
 	if err := checkSizes(manifest, append([]ocispec.Descriptor{m.Config}, m.Layers...)); err != nil {
 		return err
 	}
-	_, err = d.verify(ctx, src, m.Config)
-	return err
+	unread := slices.DeleteFunc(m.Layers, func(l ocispec.Descriptor) bool { return images.IsLayerType(l.MediaType) })
+	for _, desc := range append([]ocispec.Descriptor{m.Config}, unread...) {
+		if _, err := d.verify(ctx, src, desc); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // verifyAll verifies all blobs of a manifest, and reports whether it replaced one. It reads all layers, so it is only

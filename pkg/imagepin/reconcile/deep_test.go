@@ -23,7 +23,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// deepNode is a node with two images that share no content.
+// deepNode is a node with a reconciler.
 type deepNode struct {
 	*ctdtest.Node
 	ctx context.Context
@@ -32,27 +32,35 @@ type deepNode struct {
 	images []ctdtest.Image
 }
 
-func newDeepNode(t *testing.T) *deepNode {
+// newEmptyNode returns a deepNode without images.
+func newEmptyNode(t *testing.T) *deepNode {
 	t.Helper()
 	n := ctdtest.New(t, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)
 	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(storeConfig(n, runtimes))}
+	d.Reconciler = reconcilerOf(n, storeConfig(n, runtimes), d.store)
+	return d
+}
+
+// newDeepNode returns a deepNode with two images that share no content.
+func newDeepNode(t *testing.T) *deepNode {
+	t.Helper()
+	d := newEmptyNode(t)
 	for _, name := range []string{"a", "b"} {
 		blobs := ctdtest.Blobs{}
 		img := blobs.Image("linux/amd64", name, nil)
-		ctx, done := n.Lease(t)
-		n.Write(ctx, t, blobs)
-		n.Keep(ctx, t, img, nil)
-		n.Unpack(ctx, t, img, "first")
-		if _, err := n.Images.Create(ctx, images.Image{Name: "registry.example/" + name + ":1", Target: img.Manifest}); err != nil {
+		ctx, done := d.Lease(t)
+		d.Write(ctx, t, blobs)
+		d.Keep(ctx, t, img, nil)
+		d.Unpack(ctx, t, img, "first")
+		if _, err := d.Images.Create(ctx, images.Image{Name: "registry.example/" + name + ":1", Target: img.Manifest}); err != nil {
 			t.Fatal(err)
 		}
 		done()
 		d.images = append(d.images, img)
 	}
-	d.Reconciler = reconcilerOf(n, storeConfig(n, runtimes), d.store)
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	noError(t, d.adoptAll(d.ctx, loaded.unaccounted, loaded.have))

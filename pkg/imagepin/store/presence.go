@@ -36,8 +36,8 @@ func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]
 	return entries, nil
 }
 
-// EvictBlob removes the keys that need a blob from the index if the blob is gone, and returns them. Layers are not
-// needed after they are unpacked.
+// EvictBlob looks at the content of the keys that have a blob as their index, manifest or configuration. It removes
+// those that lack content from the index, and returns them.
 func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
 	if s.isBeingReplaced(d) {
 		return nil, nil
@@ -58,26 +58,60 @@ func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entr
 	if len(entries) == 0 {
 		return nil, nil
 	}
-	if here, err := s.hasBlob(ctx, d); err != nil || here {
+	lost, err := withoutContent(entries, d, s.lookUnreplaced(ctx))
+	if err != nil {
 		return nil, err
 	}
-	s.index.replace(entries, nil)
-	return entries, nil
+	s.index.replace(lost, nil)
+	return lost, nil
 }
 
-// HasContent reports whether the index, the manifest and the configuration of an entry exist. It does not check the
-// snapshot and the layers.
+// withoutContent returns those of the entries that need a blob that lack it or other content.
+func withoutContent(entries []imagepin.Entry, d digest.Digest, look blobs.Look) ([]imagepin.Entry, error) {
+	if found, err := look(d); err != nil || !found.Intact {
+		return entries, err
+	}
+	var lost []imagepin.Entry
+	for _, e := range entries {
+		here, err := hasContent(e, look)
+		if err != nil {
+			return nil, err
+		}
+		if !here {
+			lost = append(lost, e)
+		}
+	}
+	return lost, nil
+}
+
+// lookUnreplaced looks in the content store. A blob that is being replaced counts as intact.
+func (s *presence) lookUnreplaced(ctx context.Context) blobs.Look {
+	look := blobs.LookIn(ctx, s.config.Content)
+	return func(d digest.Digest) (blobs.Found, error) {
+		found, err := look(d)
+		found.Intact = found.Intact || s.isBeingReplaced(d)
+		return found, err
+	}
+}
+
+// HasContent reports whether all content that an entry needs exists, see [blobs.Image.Needed]. It does not check the
+// snapshot.
 func (s *presence) HasContent(ctx context.Context, e imagepin.Entry) (bool, error) {
-	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-		if here, err := s.hasBlob(ctx, d); err != nil || !here {
+	return hasContent(e, blobs.LookIn(ctx, s.config.Content))
+}
+
+func hasContent(e imagepin.Entry, look blobs.Look) (bool, error) {
+	image := blobs.Image{Target: e.RecordTarget.Digest, Manifest: e.Manifest, Config: e.ImageID, Unpacked: e.ChainID != ""}
+	needed, indexGone, err := image.Needed(look)
+	if err != nil || indexGone {
+		return false, err
+	}
+	for _, n := range needed {
+		if found, err := look(n.Digest); err != nil || !found.Intact {
 			return false, err
 		}
 	}
 	return true, nil
-}
-
-func (s *presence) hasBlob(ctx context.Context, d digest.Digest) (bool, error) {
-	return blobs.Exists(ctx, s.config.Content, d)
 }
 
 // HasSnapshot reports whether chainID is committed in a snapshotter. It reports true for an empty chainID, because an

@@ -72,18 +72,8 @@ func CheckRemote(ctx context.Context, store content.Provider, d digest.Digest, s
 
 // Exists reports whether a store has a blob, both its record and its undamaged file. It fails if that is unknown.
 func Exists(ctx context.Context, store content.Store, d digest.Digest) (bool, error) {
-	info, err := store.Info(ctx, d)
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	err = Check(ctx, store, d, info.Size)
-	if damage := new(Damage); errors.As(err, &damage) {
-		return false, nil
-	}
-	return err == nil, err
+	found, err := look(ctx, store, d)
+	return found.Intact, err
 }
 
 // chunk is the number of bytes that are read at once.

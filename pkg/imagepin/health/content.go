@@ -1,0 +1,77 @@
+package health
+
+import (
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+)
+
+// imageOf identifies the content of an entry.
+func imageOf(e imagepin.Entry) blobs.Image {
+	return blobs.Image{Target: e.RecordTarget.Digest, Manifest: e.Manifest, Config: e.ImageID, Unpacked: e.ChainID != ""}
+}
+
+// needed returns the blobs that an entry needs, see [blobs.Image.Needed].
+func (inv *Inventory) needed(e imagepin.Entry) (needed []blobs.Need, indexGone bool) {
+	needed, indexGone, _ = imageOf(e).Needed(inv.look) // look does not fail
+	return needed, indexGone
+}
+
+func (inv *Inventory) look(d digest.Digest) (blobs.Found, error) {
+	_, recorded := inv.blobs[d]
+	return blobs.Found{Recorded: recorded, Refs: inv.files.refs[d], Intact: inv.HasBlob(d)}, nil
+}
+
+// contentProblem describes the first problem of the content that an entry needs. It returns "" if all of it is present.
+func (inv *Inventory) contentProblem(e imagepin.Entry) string {
+	needed, indexGone := inv.needed(e)
+	for _, n := range needed {
+		if !inv.HasBlob(n.Digest) {
+			return inv.blobProblem(n.Kind, n.Digest)
+		}
+	}
+	if indexGone {
+		return "an index between " + e.RecordTarget.Digest.String() + " and manifest " + e.Manifest.String() + " is gone"
+	}
+	return ""
+}
+
+// unreadable reports whether the state of at least one file of an entry's content is unknown, and no other content is
+// missing or damaged. The content may be present.
+func (inv *Inventory) unreadable(e imagepin.Entry) bool {
+	needed, indexGone := inv.needed(e)
+	unread := false
+	for _, n := range needed {
+		if inv.HasBlob(n.Digest) {
+			continue
+		}
+		if inv.files.unread[n.Digest] == nil {
+			return false
+		}
+		unread = true
+	}
+	return unread && !indexGone
+}
+
+// below returns all recorded blobs that an entry's record keeps: those that it needs, its layers, and what else its
+// index references.
+func (inv *Inventory) below(e imagepin.Entry) []digest.Digest {
+	seen := make(map[digest.Digest]bool)
+	var all []digest.Digest
+	var add func(d digest.Digest)
+	add = func(d digest.Digest) {
+		if _, recorded := inv.blobs[d]; !recorded || seen[d] {
+			return
+		}
+		seen[d] = true
+		all = append(all, d)
+		for _, next := range inv.files.refs[d].All() {
+			add(next)
+		}
+	}
+	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
+		add(d)
+	}
+	return all
+}

@@ -1,0 +1,58 @@
+package health
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// checkUnneeded reports each blob with a damaged file that no key needs once, for the first key that has it: layers of
+// unpacked images, and what else an index references. A blob that a key needs is reported with the loss of that key.
+func (c *Checker) checkUnneeded(have *Inventory, r *Report) {
+	if len(have.files.damaged) == 0 {
+		return
+	}
+	needed := make(map[digest.Digest]bool)
+	layersOf := make(map[digest.Digest][]imagepin.Entry) // layer -> keys whose manifest has it
+	keptBy := make(map[digest.Digest][]imagepin.Entry)   // blob -> keys whose record keeps it
+	for _, img := range c.config.Images.Images() {
+		for _, e := range img.Entries {
+			content, _ := have.needed(e)
+			for _, n := range content {
+				needed[n.Digest] = true
+			}
+			for _, d := range have.files.refs[e.Manifest].All() {
+				layersOf[d] = append(layersOf[d], e)
+			}
+			for _, d := range have.below(e) {
+				keptBy[d] = append(keptBy[d], e)
+			}
+		}
+	}
+	for _, d := range slices.Sorted(maps.Keys(have.files.damaged)) {
+		switch {
+		case needed[d]:
+		case len(layersOf[d]) > 0:
+			r.addUnneeded("layer", ", but it cannot be unpacked for another handler", have.files.damaged[d], layersOf[d])
+		case len(keptBy[d]) > 0:
+			r.addUnneeded("content", "", have.files.damaged[d], keptBy[d])
+		}
+	}
+}
+
+// addUnneeded adds a damaged blob that no key needs, for the first of the keys that have it.
+func (r *Report) addUnneeded(kind, effect string, damage *blobs.Damage, entries []imagepin.Entry) {
+	first := slices.MinFunc(entries, store.Compare)
+	problem := fmt.Sprintf("the file of %s %s %s", kind, damage.Digest, damage.Problem)
+	if len(entries) > 1 {
+		problem += fmt.Sprintf(" (%d keys have it)", len(entries))
+	}
+	r.add(DamagedBlob, first, problem+": pods can use the image"+effect)
+	r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Reason: problem, Blob: damage.Digest}
+}

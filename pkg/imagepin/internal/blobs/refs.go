@@ -1,0 +1,59 @@
+package blobs
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
+)
+
+// The labels by which the record of a blob references other blobs (ChildGCLabels in core/images of containerd). The
+// typed ones name the media type of the other blob.
+const (
+	refPrefix      = "containerd.io/gc.ref.content"
+	layerPrefix    = refPrefix + ".l."
+	manifestPrefix = refPrefix + ".m."
+	referrerPrefix = refPrefix + ".referrer."
+	configLabel    = refPrefix + ".config"
+)
+
+// Refs are the blobs that the record of a blob references, in order.
+type Refs struct {
+	// Layers have the media type of a layer.
+	Layers []digest.Digest
+	// Typed are manifests, image configurations and referrers.
+	Typed []digest.Digest
+	// Untyped are all others: indexes in an index, and in a manifest the configuration and layers of an image that is not
+	// unpacked.
+	Untyped []digest.Digest
+}
+
+// RefsOf reads the references from a record.
+func RefsOf(i content.Info) Refs {
+	var r Refs
+	for label, value := range i.Labels {
+		to := &r.Untyped
+		switch {
+		case !strings.HasPrefix(label, refPrefix):
+			continue
+		case strings.HasPrefix(label, layerPrefix):
+			to = &r.Layers
+		case strings.HasPrefix(label, manifestPrefix), strings.HasPrefix(label, referrerPrefix), label == configLabel:
+			to = &r.Typed
+		}
+		*to = append(*to, digest.Digest(value))
+	}
+	for _, all := range [][]digest.Digest{r.Layers, r.Typed, r.Untyped} {
+		slices.Sort(all)
+	}
+	return r
+}
+
+// All returns all references.
+func (r Refs) All() []digest.Digest { return slices.Concat(r.Layers, r.Typed, r.Untyped) }
+
+// have reports whether d is referenced.
+func (r Refs) have(d digest.Digest) bool {
+	return slices.Contains(r.Typed, d) || slices.Contains(r.Untyped, d) || slices.Contains(r.Layers, d)
+}
