@@ -75,7 +75,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 	if err != nil {
 		return report, err
 	}
-	checkRetained(have, needed, d.PinnedRef, &report)
+	c.checkRetained(have, needed, d.PinnedRef, &report)
 	return report, nil
 }
 

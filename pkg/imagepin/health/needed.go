@@ -79,14 +79,13 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 	return found, nil
 }
 
-// checkRetained adds damaged blobs that a pin retains to a report, unless another finding is about them. ref returns
-// the reference of a pin with the given root digest.
-func checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) string, r *Report) {
+// checkRetained adds damaged blobs that a pin retains to a report, unless the repair of another finding replaces them.
+// ref returns the reference of a pin with the given root digest.
+func (c *Checker) checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) string, r *Report) {
+	repaired := c.repaired(have, r)
 	for _, b := range needed {
 		damage := have.files.damaged[b.Digest]
-		if damage == nil || b.Retained == "" || slices.ContainsFunc(r.Findings, func(f Finding) bool {
-			return strings.Contains(f.Problem, b.Digest.String())
-		}) {
+		if damage == nil || b.Retained == "" || repaired[b.Digest] {
 			continue
 		}
 		problem := fmt.Sprintf("a pin retains it, and its file %s", damage.Problem)
@@ -98,4 +97,23 @@ func checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) 
 			Subject: b.Digest.String(), Problem: problem, Kind: DamagedBlob, Loss: Loss{Entry: e, Reason: problem, Blob: b.Digest},
 		})
 	}
+}
+
+// repaired returns the damaged blobs that repairs of the findings of a report replace. A key without a runtime handler
+// is dropped, which replaces nothing.
+func (c *Checker) repaired(have *Inventory, r *Report) map[digest.Digest]bool {
+	all := make(map[digest.Digest]bool)
+	for _, f := range r.Findings {
+		_, hasHandler := c.config.Runtimes().ForTarget(f.Loss.Entry.Target)
+		switch {
+		case f.Kind == DamagedBlob:
+			all[f.Loss.Blob] = true
+		case f.Kind == LostKey && hasHandler:
+			content, _ := have.needed(f.Loss.Entry)
+			for _, n := range content {
+				all[n.Digest] = true
+			}
+		}
+	}
+	return all
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -181,5 +182,38 @@ func TestDamageThatNoKeyNeeds(t *testing.T) {
 	}
 	if loaded, err := d.load(d.ctx); err != nil || len(loaded.losses) > 0 || len(d.store.ByRef(e.Ref)) != 1 {
 		t.Errorf("start: got losses %+v, %v, want none", loaded.losses, err)
+	}
+}
+
+// TestFindingsOfRetained checks which findings cover a damaged blob that a pin retains: those whose repair fetches it
+// again. A finding that only mentions its digest does not.
+func TestFindingsOfRetained(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	l, err := d.Leases.Create(d.ctx, leases.WithID("kept"), leases.WithLabels(map[string]string{
+		imagepin.LeaseLabel: "retain", imagepin.LabelPrefix + "retain.root": img.Manifest.Digest.String(),
+	}))
+	noError(t, err)
+	for _, desc := range []digest.Digest{img.Manifest.Digest, img.Config.Digest, img.Layer.Digest} {
+		noError(t, d.Leases.AddResource(d.ctx, l, leases.Resource{ID: desc.String(), Type: "content"}))
+	}
+	d.flip(t, img.Manifest.Digest)
+	d.flip(t, img.Config.Digest)
+	if problems := d.check(t); len(problems) != 1 || !strings.HasPrefix(problems[0], "registry.example/a:1") {
+		t.Errorf("with a key: got %q, want only the lost key", problems)
+	}
+	e := d.store.ByID(img.Config.Digest)[0]
+	_, err = d.store.Remove(d.ctx, e.Key)
+	noError(t, err)
+	// The record of the other image targets the retained manifest now, and its finding says so.
+	other, err := d.Images.Get(d.ctx, "registry.example/b:1")
+	noError(t, err)
+	other.Target = img.Manifest
+	_, err = d.Images.Update(d.ctx, other, "target")
+	noError(t, err)
+	for _, want := range []digest.Digest{img.Manifest.Digest, img.Config.Digest} {
+		if problems := d.check(t); !slices.ContainsFunc(problems, func(p string) bool { return strings.HasPrefix(p, want.String()+": a pin retains it") }) {
+			t.Errorf("without a key: got %q, want %s", problems, want)
+		}
 	}
 }
