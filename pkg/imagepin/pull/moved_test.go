@@ -4,48 +4,16 @@ import (
 	"context"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/unpack"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/decide"
-	"github.com/imagepin/imagepin/pkg/imagepin/pin"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
-	"github.com/imagepin/imagepin/pkg/imagepin/retain"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
-
-// alwaysVisible is an upstream that has every image.
-type alwaysVisible struct{}
-
-func (alwaysVisible) WaitVisible(context.Context, digest.Digest, []string, func(string) bool) error {
-	return nil
-}
-
-// beforeRecording calls before once, before the content of a job's image is leased to be recorded.
-type beforeRecording struct {
-	*store.Store
-	before func()
-}
-
-func (b *beforeRecording) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
-	if before := b.before; before != nil {
-		b.before = nil
-		before()
-	}
-	return b.Store.AddToLease(ctx, entries...)
-}
 
 // movingTag is a node with two unpacked images that a tag can resolve to.
 type movingTag struct {
-	*ctdtest.Node
+	*makerNode
 	t            *testing.T
-	maker        *Maker
-	store        *store.Store
-	recording    *beforeRecording
 	ref          reference.Named
 	older, newer ctdtest.Image
 	blobs        ctdtest.Blobs
@@ -54,31 +22,14 @@ type movingTag struct {
 
 func newMovingTag(t *testing.T) *movingTag {
 	t.Helper()
-	n := ctdtest.New(t, "native")
-	runtimes := runtimesOn(t, "native")
-	blobs := ctdtest.Blobs{}
-	m := &movingTag{Node: n, t: t, older: blobs.Image("linux/amd64", "older", nil), newer: blobs.Image("linux/amd64", "newer", nil), blobs: blobs}
-	var err error
-	if m.ref, err = reference.ParseNamed("registry.example/app:v1"); err != nil {
-		t.Fatal(err)
+	n, blobs := newMakerNode(t, pinned{}, 0), ctdtest.Blobs{}
+	m := &movingTag{
+		makerNode: n, t: t, blobs: blobs,
+		older: blobs.Image("linux/amd64", "older", nil), newer: blobs.Image("linux/amd64", "newer", nil),
 	}
-	m.store = store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
-	})
-	m.recording = &beforeRecording{Store: m.store}
-	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: pinned{}, Images: m.store, MaxBytes: ctdtest.Always(int64(0)), Released: func() {},
-	})
-	locks := &Locks{}
-	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}
-	m.maker = New(Config{
-		Content: n.Content, Leases: n.Leases, Images: m.recording, Runtimes: ctdtest.Always(runtimes), Retained: retainer, Locks: locks,
-		Pins:    decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: m.store, Retained: retainer}),
-		Garbage: &fakeGarbage{}, Upstream: alwaysVisible{}, Proofs: everyProof{},
-		Settings: ctdtest.Always(&Settings{
-			UnpackPlatforms: unpackers, Transfer: NewTransfer(n.Content, n.Leases, unpackers, Limits{Unpacks: 1}, locks),
-		}),
-	})
+	var err error
+	m.ref, err = reference.ParseNamed("registry.example/app:v1")
+	noError(t, err)
 	ctx, done := n.Lease(t)
 	t.Cleanup(done)
 	m.leased = ctx
@@ -203,9 +154,3 @@ func TestMakeReadyOfAMovedTag(t *testing.T) {
 		t.Errorf("got key %s, ready: %t, want %s", made.Key, ready, byDigest.Key)
 	}
 }
-
-// everyProof has every proof.
-type everyProof struct{}
-
-func (everyProof) Of(reference.Named, resolve.Credential, digest.Digest) string     { return "" }
-func (everyProof) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return true }

@@ -6,8 +6,6 @@ import (
 	"math"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/unpack"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
@@ -17,56 +15,22 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
-	"github.com/imagepin/imagepin/pkg/imagepin/retain"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
-
-// syncedUpstream knows every image.
-type syncedUpstream struct{}
-
-func (syncedUpstream) WaitVisible(context.Context, digest.Digest, []string, func(string) bool) error {
-	return nil
-}
-
-// anyCredential accepts every credential for every image.
-type anyCredential struct{}
-
-func (anyCredential) Of(reference.Named, resolve.Credential, digest.Digest) string { return "" }
-
-func (anyCredential) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return true }
 
 // sizedNode is a node with an unpacked image. Manifests of the same content can declare other sizes.
 type sizedNode struct {
-	*ctdtest.Node
-	t        *testing.T
-	ctx      context.Context // has a lease
-	image    ctdtest.Image
-	pins     *latePin
-	store    *store.Store
-	retainer *retain.Retainer
-	maker    *Maker
+	*makerNode
+	t     *testing.T
+	ctx   context.Context // has a lease
+	image ctdtest.Image
+	pins  *latePin
 }
 
 // newSizedNode returns a node on which up to limit bytes may be retained.
 func newSizedNode(t *testing.T, limit int64) *sizedNode {
 	t.Helper()
-	n := &sizedNode{Node: ctdtest.New(t, "native"), t: t, pins: &latePin{}}
-	runtimes := ctdtest.Always(runtimesOn(t, "native"))
-	n.store = store.New(store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes})
-	n.retainer = retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: n.pins, Images: n.store, MaxBytes: func() int64 { return limit }, Released: func() {},
-	})
-	locks := &Locks{}
-	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}
-	n.maker = New(Config{
-		Content: n.Content, Leases: n.Leases, Images: n.store, Runtimes: runtimes, Retained: n.retainer, Locks: locks,
-		Pins:    decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: n.store, Retained: n.retainer}),
-		Garbage: &fakeGarbage{}, Upstream: syncedUpstream{}, Proofs: anyCredential{},
-		Settings: ctdtest.Always(&Settings{
-			UnpackPlatforms: unpackers, Transfer: NewTransfer(n.Content, n.Leases, unpackers, Limits{Unpacks: 1}, locks),
-		}),
-	})
+	pins := &latePin{}
+	n := &sizedNode{makerNode: newMakerNode(t, pins, limit), t: t, pins: pins}
 	blobs := ctdtest.Blobs{}
 	n.image = blobs.Image("linux/amd64", "app", nil)
 	ctx, done := n.Lease(t)

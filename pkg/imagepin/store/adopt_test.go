@@ -95,12 +95,7 @@ func TestTagOfADamagedImageMoves(t *testing.T) {
 	older, newer := e.image("a"), e.image("b")
 	ctx, done := e.Lease(t)
 	defer done()
-	e.place(ctx, t, older, native)
-	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.adopt(ctx, t, img, older)
+	e.createAdopted(ctx, t, older)
 	if err := e.Content.Delete(e.ctx, older.amd64.Config.Digest); err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +103,17 @@ func TestTagOfADamagedImageMoves(t *testing.T) {
 	if got, _ := e.store.Get(imagepin.Key{Ref: tag, Target: native}); got.Root.Digest != newer.root.Digest {
 		t.Errorf("tag: got digest %s, want %s", got.Root.Digest, newer.root.Digest)
 	}
+}
+
+// createAdopted makes an image under the tag, as another tool does, and adopts it.
+func (e *env) createAdopted(ctx context.Context, t *testing.T, i image) {
+	t.Helper()
+	e.place(ctx, t, i, native)
+	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: i.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.adopt(ctx, t, img, i)
 }
 
 // adopt adopts an image under the name of its record.
@@ -127,13 +133,8 @@ func TestAnotherToolMovesATag(t *testing.T) {
 	older, newer := e.image("a"), e.image("b")
 	ctx, done := e.Lease(t)
 	defer done()
-	e.place(ctx, t, older, native)
+	e.createAdopted(ctx, t, older)
 	e.place(ctx, t, newer, native)
-	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.adopt(ctx, t, img, older)
 	if _, err := e.Images.Update(e.ctx, images.Image{Name: tag, Target: newer.root}, "target"); err != nil {
 		t.Fatal(err)
 	}
@@ -156,12 +157,7 @@ func TestAdoptedTagMoves(t *testing.T) {
 	older, newer := e.image("a"), e.image("b")
 	ctx, done := e.Lease(t)
 	defer done()
-	e.place(ctx, t, older, native)
-	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: older.root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.adopt(ctx, t, img, older)
+	e.createAdopted(ctx, t, older)
 	e.pull(t, tag, newer, native, 1, "")
 	byDigest := repo + "@" + older.root.Digest.String()
 	want := map[string]digest.Digest{
