@@ -149,8 +149,8 @@ func (c *choice) repeatFailure(rng *rand.Rand) {
 	case 10: // pins are made, moved and removed while they are read again
 		c.consistency, c.retain, c.kill = "node", true, false
 		c.before = []string{"pull app:2 runc"}
-		c.actors = []string{"reload", "pull app:1 runc", "pin app:3 A", "pin app:2 B", "unpin", "reload"}
-		c.actors = c.actors[:2+rng.IntN(5)]
+		c.actors = []string{"reload", "pin app:1 A", "pull app:3 runc", "pin app:2 B", "unpin", "reload"}
+		c.actors = c.actors[:3+rng.IntN(4)]
 	}
 }
 

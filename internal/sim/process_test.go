@@ -227,7 +227,7 @@ func (w *world) daemonRemoved(ctx context.Context) {
 	}
 }
 
-// after is an optional step after a write or a listing, which can delay the next action of the process.
+// after is an optional step after a write, which can delay the next action of the process.
 func (w *world) after(ctx context.Context, owner *process, what string) error {
 	if ctx.Value(inTx{}) != nil || !w.some(ctx, w.plan.after, what) {
 		return nil
@@ -248,8 +248,8 @@ func (i *imageStore) List(ctx context.Context, fs ...string) ([]images.Image, er
 	}
 	all, err := i.Store.List(ctx, fs...)
 	if i.name == "pins" {
-		if aerr := i.w.after(ctx, i.owner, "pins.list"); aerr != nil {
-			return nil, aerr
+		if err := i.step(ctx, "list is done"); err != nil {
+			return nil, err
 		}
 	}
 	return all, err
