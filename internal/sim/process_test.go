@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -501,6 +502,9 @@ func (l *leaseManager) step(ctx context.Context, format string, args ...any) err
 	return l.w.step(ctx, l.owner, format, args...)
 }
 
+// randomID matches the lease IDs of leases.WithRandomID. Calls that run at the same time draw random numbers in any order.
+var randomID = regexp.MustCompile(`^\d+-.{4}$`)
+
 func (l *leaseManager) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, error) {
 	var of leases.Lease
 	for _, opt := range opts {
@@ -508,8 +512,15 @@ func (l *leaseManager) Create(ctx context.Context, opts ...leases.Opt) (leases.L
 			return leases.Lease{}, err
 		}
 	}
+	random := randomID.MatchString(of.ID)
+	if random {
+		of.ID = ""
+	}
 	if err := l.step(ctx, "lease.create %s %s", of.Labels["io.imagepin.lease"], of.ID); err != nil {
 		return leases.Lease{}, err
+	}
+	if random {
+		of.ID = fmt.Sprintf("lease-%d", l.w.leased.Add(1)) // the same in a replay
 	}
 	return l.Manager.Create(ctx, func(to *leases.Lease) error { *to = of; return nil })
 }

@@ -42,6 +42,7 @@ var snapshotters = []string{"first", "second"}
 
 // world is the state that survives a kill, and the environment of imagepin.
 type world struct {
+	leased atomic.Int64 // the number of leases that calls have created
 	*scheduler
 	choice choice
 
