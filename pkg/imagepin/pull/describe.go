@@ -17,8 +17,8 @@ import (
 
 // Describe reads the Manifest, ImageID, ChainID, Size and User of an image from its manifest and configuration. The
 // size does not include indexes. It has the real sizes of the blobs on the node, and for others, such as discarded
-// layers, the sizes that the manifest declares. An image whose configuration has another media type (WebAssembly, artifacts) is not
-// unpacked and has no ChainID.
+// layers, the sizes that the manifest declares. An image whose configuration has another media type (WebAssembly,
+// artifacts) is not unpacked and has no ChainID.
 //
 // It fails with ErrNotFound if content is missing, and with ErrFailedPrecondition ([imagepin.ContentCorrupt]) if the
 // configuration is not a JSON object.

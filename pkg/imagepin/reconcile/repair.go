@@ -24,7 +24,7 @@ const (
 	Recorded       Repaired = "recorded again: its content and snapshot are on the node"
 	RecordRepaired Repaired = "records and labels repaired"
 	Dropped        Repaired = "key dropped"
-	Unwanted       Repaired = "not needed: the image was removed, or its tag was moved"
+	Unneeded       Repaired = "not needed: the image was removed, or its tag was moved"
 	Ignored        Repaired = "ignored"
 )
 
@@ -125,7 +125,7 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 	if loss.Unpackable {
 		if unpacked, err := r.unpack(ctx, loss); err == nil {
 			if !unpacked {
-				return Unwanted, nil
+				return Unneeded, nil
 			}
 			return Unpacked, nil
 		}
@@ -136,7 +136,7 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 	}
 	switch outcome {
 	case pull.Unneeded:
-		return Unwanted, nil
+		return Unneeded, nil
 	case pull.Fetched:
 		return Fetched, nil
 	case pull.Unpacked:
