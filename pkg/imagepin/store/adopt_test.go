@@ -150,6 +150,26 @@ func TestAnotherToolMovesATag(t *testing.T) {
 	e.wantSound(t)
 }
 
+// TestSourceOfATagChanges adopts an image, and records its tag again with the same digest from a pull. The tag keeps its
+// image, so the image gets no key of its digest.
+func TestSourceOfATagChanges(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.createAdopted(ctx, t, i)
+	pulled := entries(tag, i, native, 1)[1:]
+	if _, err := e.store.Put(ctx, "", pulled...); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := e.store.Get(pulled[0].Key); got.Source != imagepin.SourcePull {
+		t.Errorf("tag: got source %s, want %s", got.Source, imagepin.SourcePull)
+	}
+	if got := e.store.ByRoot(i.root.Digest); len(got) != 1 {
+		t.Errorf("got keys %v, want only that of the tag", got)
+	}
+}
+
 // TestAdoptedTagMoves adopts an image, which has only its tag, and pulls another digest for the tag. As with stock
 // containerd, the adopted image stays until it is removed: containers may run it.
 func TestAdoptedTagMoves(t *testing.T) {

@@ -189,6 +189,9 @@ func (s *presence) keepByDigest(ctx context.Context, replaced, by []imagepin.Ent
 		if _, isDigest := tag.(reference.Digested); err != nil || isDigest {
 			continue
 		}
+		if slices.ContainsFunc(by, func(n imagepin.Entry) bool { return n.Key == e.Key && n.Root.Digest == e.Root.Digest }) {
+			continue // its source or its record changes, not its digest
+		}
 		byDigest, err := RecordName(tag, e.Root.Digest)
 		if err != nil {
 			continue
