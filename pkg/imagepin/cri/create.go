@@ -18,6 +18,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
+// namesPoll is how often the names that upstream knows are compared with the records, which reads their manifests.
+const namesPoll = 5 * time.Millisecond
+
 // createFunc is upstream's CreateContainer.
 type createFunc func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)
 
@@ -95,7 +98,7 @@ func (s *containers) removeCreated(ctx context.Context, id string) error {
 func (s *containers) waitForNames(ctx context.Context, r *runtime.CreateContainerRequest) (waited bool, _ error) {
 	ctx, cancel := context.WithTimeoutCause(untraced(ctx), visibleTimeout, errUpstreamNotSynced)
 	defer cancel()
-	tick := time.NewTicker(visiblePoll)
+	tick := time.NewTicker(namesPoll)
 	defer tick.Stop()
 	for _, spec := range imageSpecs(r) {
 		for {
