@@ -3,6 +3,7 @@ package crash
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -209,8 +211,15 @@ var crashScenarios = map[string]scenario{
 	"drop of a key that cannot be repaired": {
 		options: node.Options{DiscardUnpackedLayers: true},
 		setup: func(c *killRig) {
+			c.Reg.SetFault(nil)
 			c.MustPull(c.pushData("app:1", "1"), "")
 			c.Collect() // deletes the layers, so that nothing can be unpacked
+			c.Reg.SetFault(func(q registry.Request) *registry.Fault {
+				if q.Kind == registry.Blob {
+					return &registry.Fault{Status: http.StatusNotFound}
+				}
+				return nil
+			})
 		},
 		op: func(c *killRig) error {
 			if err := c.removeSnapshots(); err != nil {

@@ -3,6 +3,7 @@ package observe
 import (
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -268,10 +269,10 @@ func TestControlCheck(t *testing.T) {
 
 	// An image that cannot be repaired is not listed.
 	r.Reg.Down()
-	if err := r.Client().ContentStore().Delete(testkit.NSContext(r.Ctx), testkit.MustDigest(t, id)); err != nil {
+	if err := os.Remove(r.BlobFile(testkit.MustDigest(t, id))); err != nil { // otherwise a repair finds it
 		t.Fatal(err)
 	}
-	if err := r.GC(r.Ctx); err != nil { // otherwise containerd still has the bytes, and a repair finds them
+	if err := r.Client().ContentStore().Delete(testkit.NSContext(r.Ctx), testkit.MustDigest(t, id)); err != nil {
 		t.Fatal(err)
 	}
 	r.Eventually("the damaged image is not listed", func() bool { return len(check(true)) == 0 && r.MustStatus(ref, "runc") == nil })

@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -194,8 +195,10 @@ func (k *damageRig) removeSnapshot(snapshotter string) {
 	k.must(k.Client().SnapshotService(snapshotter).Remove(testkit.NSContext(k.Ctx), k.chain))
 }
 
+// deleteBlob deletes a blob: its file first, because a repair would find that.
 func (k *damageRig) deleteBlob(d digest.Digest) {
 	k.T.Helper()
+	k.must(os.Remove(k.BlobFile(d)))
 	k.must(k.Client().ContentStore().Delete(testkit.NSContext(k.Ctx), d))
 }
 

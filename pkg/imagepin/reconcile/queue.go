@@ -33,46 +33,62 @@ const (
 //   - If only the snapshot is missing and the layers are on the node, the key is unpacked again.
 //   - If the state is unknown or the repair fails for now (a snapshotter does not respond, a disk is full), it is
 //     retried.
-//   - All other keys are dropped, and missing content is fetched by digest with the next request. This includes keys
-//     for a target without a runtime handler.
+//   - If content is missing, it is fetched by digest, see [Reconciler.fetchOne].
+//   - All other keys are dropped. This includes keys for a target without a runtime handler.
 //
-// Each snapshotter has its own queue, so one that hangs does not block repairs in another.
+// Each snapshotter has its own queue, so one that hangs does not block repairs in another. Fetches have a queue for each
+// snapshotter and registry.
 type repairs struct {
 	r      *Reconciler
 	mu     sync.Mutex
-	queues map[string]*queue
-	owned  sync.WaitGroup
+	queues map[queueName]*queue
+	// failing are the times of the first failed fetch of keys whose fetch is retried.
+	failing map[imagepin.Key]time.Time
+	owned   sync.WaitGroup
 }
+
+// queueName identifies a queue. registry is empty for repairs from local content.
+type queueName struct{ snapshotter, registry string }
+
+// repairFunc repairs or drops one key. It returns the longest delay before the repair is retried, or zero if it is done.
+type repairFunc func(context.Context, health.Loss) (retry time.Duration)
 
 // queue has the keys to repair in one snapshotter.
 type queue struct {
 	repairs *repairs
+	repair  repairFunc
 	losses  []health.Loss // guarded by repairs.mu
 	more    chan struct{} // has one element if there are new losses
 }
 
-func newRepairs(r *Reconciler) *repairs { return &repairs{r: r, queues: make(map[string]*queue)} }
+func newRepairs(r *Reconciler) *repairs {
+	return &repairs{r: r, queues: make(map[queueName]*queue), failing: make(map[imagepin.Key]time.Time)}
+}
 
 // wait waits until all queues have ended. They end with the context of add.
 func (p *repairs) wait() { p.owned.Wait() }
 
 // add queues losses for repair until ctx ends.
 func (p *repairs) add(ctx context.Context, losses ...health.Loss) {
+	for _, l := range losses {
+		p.addTo(ctx, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.r.repairOne)
+	}
+}
+
+// addTo adds a loss to a queue, which runs repair until ctx ends.
+func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, l := range losses {
-		name := l.Entry.Target.Snapshotter
-		q := p.queues[name]
-		if q == nil {
-			q = &queue{repairs: p, more: make(chan struct{}, 1)}
-			p.queues[name] = q
-			p.owned.Go(func() { q.run(ctx) })
-		}
-		q.losses = append(q.losses, l)
-		select {
-		case q.more <- struct{}{}:
-		default:
-		}
+	q := p.queues[name]
+	if q == nil {
+		q = &queue{repairs: p, repair: repair, more: make(chan struct{}, 1)}
+		p.queues[name] = q
+		p.owned.Go(func() { q.run(ctx) })
+	}
+	q.losses = append(q.losses, l)
+	select {
+	case q.more <- struct{}{}:
+	default:
 	}
 }
 
@@ -102,7 +118,7 @@ func (q *queue) run(ctx context.Context) {
 			pause *= 2
 		}
 		again = nil
-		waiting, longest = q.repairs.r.repairAll(ctx, append(waiting, q.take()...))
+		waiting, longest = repairAll(ctx, append(waiting, q.take()...), q.repair)
 		if len(waiting) > 0 {
 			pause = min(pause, longest)
 			again = time.After(pause)
@@ -128,7 +144,7 @@ func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []healt
 }
 
 // repairAll repairs losses. It returns those to retry, and the longest delay before that.
-func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) (again []health.Loss, longest time.Duration) {
+func repairAll(ctx context.Context, losses []health.Loss, repair repairFunc) (again []health.Loss, longest time.Duration) {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
@@ -139,7 +155,7 @@ func (r *Reconciler) repairAll(ctx context.Context, losses []health.Loss) (again
 		g.Go(func() error {
 			retry := repairLast
 			if !loss.Unknown {
-				retry = r.repairOne(ctx, loss)
+				retry = repair(ctx, loss)
 			}
 			if retry > 0 {
 				mu.Lock()
@@ -161,16 +177,25 @@ func retryAfter(err error) time.Duration {
 	return repairLast
 }
 
-// repairOne repairs or drops one key. It returns the longest delay before the repair is retried, or zero if it is done.
+// logOf returns a log entry about a key.
+func logOf(ctx context.Context, e imagepin.Entry) *log.Entry {
+	return log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
+}
+
+// afterPanic logs a panic of a repair. The repair is not retried.
+func afterPanic(entry *log.Entry, retry *time.Duration) {
+	if p := recover(); p != nil {
+		entry.Errorf("panic while repairing: %v\n%s", p, debug.Stack())
+		*retry = 0
+	}
+}
+
+// repairOne repairs one key from local content. If that is not sufficient, it queues its fetch or drops it. It is a
+// [repairFunc].
 func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry time.Duration) {
 	e := loss.Entry
-	entry := log.G(ctx).WithField("key", e.Key.String()).WithField("record", e.Record)
-	defer func() {
-		if p := recover(); p != nil {
-			entry.Errorf("panic while repairing: %v\n%s", p, debug.Stack())
-			retry = 0
-		}
-	}()
+	entry := logOf(ctx, e)
+	defer afterPanic(entry, &retry)
 	if loss.Unpackable {
 		restored, err := r.unpack(ctx, loss)
 		if err == nil {
@@ -199,11 +224,20 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry tim
 	if loss.Record != "" {
 		return 0 // an image of another tool that cannot be adopted without its layers
 	}
-	entry.Warnf("dropping key that cannot be repaired from local content: %s", loss.Reason)
+	if name, ok := r.fetchQueue(e); ok {
+		r.repairs.addTo(ctx, name, loss, r.fetchOne)
+		return 0
+	}
+	entry.Warnf("dropping key that cannot be repaired: %s", loss.Reason)
+	return r.dropLost(ctx, e)
+}
+
+// dropLost drops a lost key, unless a call has made it ready. It returns when that is retried, as a [repairFunc].
+func (r *Reconciler) dropLost(ctx context.Context, e imagepin.Entry) (retry time.Duration) {
 	failpoint.Reach("repair.drop")
 	if err := r.config.Store.Drop(ctx, e); err != nil {
 		if ctx.Err() == nil {
-			entry.WithError(err).Warn("cannot drop key yet, retrying")
+			logOf(ctx, e).WithError(err).Warn("cannot drop key yet, retrying")
 		}
 		return repairLast
 	}

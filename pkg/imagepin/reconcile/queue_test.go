@@ -64,7 +64,7 @@ func TestRepairOfCorruptImage(t *testing.T) {
 			losses = append(losses, health.Loss{Entry: e, Reason: "lost", Unpackable: true})
 		}
 		d.config.Maker = failingMaker{errs: errs}
-		again, longest := d.repairAll(withLog(d.ctx, &out), losses)
+		again, longest := repairAll(withLog(d.ctx, &out), losses, d.repairOne)
 		if len(again) != test.again || longest != test.want {
 			t.Errorf("%s: got %d to retry after %s, want %d after %s", name, len(again), longest, test.again, test.want)
 		}
@@ -75,7 +75,7 @@ func TestRepairOfCorruptImage(t *testing.T) {
 			}
 		}
 	}
-	if _, longest := d.repairAll(d.ctx, []health.Loss{{Unknown: true}}); longest != repairLast {
+	if _, longest := repairAll(d.ctx, []health.Loss{{Unknown: true}}, d.repairOne); longest != repairLast {
 		t.Errorf("unknown state: got %s, want %s", longest, repairLast)
 	}
 }

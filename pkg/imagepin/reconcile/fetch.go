@@ -1,0 +1,77 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+)
+
+// fetchFor is how long a fetch is retried while the registry is unavailable. The network of a node can be ready minutes
+// after containerd. The content of a key that is not dropped stays on the node, where kubelet's image garbage
+// collection does not see it.
+const fetchFor = 5 * time.Minute
+
+// fetchQueue returns the queue for the fetch of a lost key. ok is false if the key is not fetched: no runtime handler
+// has its target, or its image came from a file, so that no registry is known to have it.
+func (r *Reconciler) fetchQueue(e imagepin.Entry) (_ queueName, ok bool) {
+	ref, err := reference.ParseNamed(e.Ref)
+	if _, hasHandler := r.config.Runtimes().ForTarget(e.Target); err != nil || !hasHandler || e.Source == imagepin.SourceImported {
+		return queueName{}, false
+	}
+	return queueName{e.Target.Snapshotter, reference.Domain(ref)}, true
+}
+
+// fetchOne fetches what a key lacks with the node's own credentials, or drops the key. While the registry is unavailable,
+// it is retried until fetchFor has passed. It is a [repairFunc].
+func (r *Reconciler) fetchOne(ctx context.Context, loss health.Loss) (retry time.Duration) {
+	entry := logOf(ctx, loss.Entry)
+	defer afterPanic(entry, &retry)
+	outcome, err := r.config.Puller.Repair(ctx, loss.Entry)
+	if ctx.Err() != nil {
+		return repairLast
+	}
+	switch {
+	case err == nil && outcome != pull.Unneeded:
+		r.repairs.stopRetry(loss.Entry.Key)
+		entry.Infof("repaired key from its registry: %s", loss.Reason)
+		return 0
+	case temporary(err) && r.repairs.retry(loss.Entry.Key):
+		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
+		return repairLast
+	case err != nil:
+		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("dropping key that cannot be repaired: %s", loss.Reason)
+	}
+	r.repairs.stopRetry(loss.Entry.Key)
+	return r.dropLost(ctx, loss.Entry)
+}
+
+// temporary reports whether an error can end by itself, without a change of the image or of the node's credentials.
+func temporary(err error) bool {
+	var network net.Error
+	return errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
+}
+
+// retry reports whether the fetch of a key is retried, and notes its first failure.
+func (p *repairs) retry(k imagepin.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, failed := p.failing[k]; !failed {
+		p.failing[k] = time.Now()
+	}
+	return time.Since(p.failing[k]) < fetchFor
+}
+
+// stopRetry forgets the failures of a key.
+func (p *repairs) stopRetry(k imagepin.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failing, k)
+}

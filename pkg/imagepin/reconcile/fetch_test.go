@@ -1,0 +1,180 @@
+package reconcile
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+)
+
+// fetchingPuller fetches by calling fetch, and then records the key as a Puller does.
+type fetchingPuller struct {
+	d     *deepNode
+	fetch func() error
+	n     atomic.Int32
+}
+
+func (p *fetchingPuller) Repair(ctx context.Context, e imagepin.Entry) (outcome pull.Outcome, err error) {
+	p.n.Add(1)
+	if err := p.fetch(); err != nil {
+		return pull.Failed, err
+	}
+	err = lease.With(ctx, p.d.Leases, lease.Pull, func(ctx context.Context) error {
+		restored, err := p.d.store.PutIf(ctx, e, e.Record)
+		if outcome = pull.Unneeded; restored {
+			outcome = pull.Fetched
+		}
+		return err
+	})
+	return outcome, err
+}
+
+// lose removes the file of the first image's configuration, and returns the loss that a start finds and a function that
+// writes the file again.
+func (d *deepNode) lose(t *testing.T) (loss health.Loss, write func()) {
+	t.Helper()
+	file := d.File(d.images[0].Config.Digest)
+	b, err := os.ReadFile(file)
+	noError(t, err)
+	noError(t, os.Remove(file))
+	loaded, err := d.load(d.ctx)
+	noError(t, err)
+	if len(loaded.losses) != 1 {
+		t.Fatalf("got losses %+v, want one", loaded.losses)
+	}
+	loss = loaded.losses[0]
+	loss.Entry.Source = imagepin.SourceAdopted
+	return loss, func() { noError(t, os.WriteFile(file, b, 0o400)) }
+}
+
+// TestFetchOne fetches a key whose configuration is gone. It is dropped if the registry does not allow that. A fetch is
+// retried while the registry is unavailable, but not forever. An image that was removed does not come back.
+func TestFetchOne(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// before changes the node before the fetch.
+		before func(*testing.T, *deepNode, imagepin.Entry)
+		// fetch is the n-th fetch. write writes the configuration again.
+		fetch   func(t *testing.T, d *deepNode, n int32, write func()) error
+		ready   bool
+		fetches int32
+	}{
+		{name: "fetched", fetch: fetched, ready: true, fetches: 1},
+		{name: "denied", fetch: fails(errdefs.ErrPermissionDenied), fetches: 1},
+		{name: "gone", fetch: fails(errdefs.ErrNotFound), fetches: 1},
+		{name: "unavailable at first", ready: true, fetches: 3, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
+			if n < 3 {
+				return errdefs.ErrUnavailable
+			}
+			return fetched(t, d, n, write)
+		}},
+		{name: "unavailable for too long", fetch: fails(errdefs.ErrUnavailable), fetches: 1, before: func(_ *testing.T, d *deepNode, e imagepin.Entry) {
+			d.repairs.failing[e.Key] = time.Now().Add(-fetchFor)
+		}},
+		{name: "removed meanwhile", fetches: 1, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
+			noError(t, d.Images.Delete(d.ctx, "registry.example/a:1"))
+			return fetched(t, d, n, write)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDeepNode(t)
+			loss, write := d.lose(t)
+			e := loss.Entry
+			p := &fetchingPuller{d: d}
+			p.fetch = func() error { return test.fetch(t, d, p.n.Load(), write) }
+			d.config.Puller = p
+			if test.before != nil {
+				test.before(t, d, e)
+			}
+			for d.fetchOne(d.ctx, loss) > 0 {
+			}
+			if _, ready := d.store.Get(e.Key); ready != test.ready || p.n.Load() != test.fetches {
+				t.Errorf("ready %v after %d fetches, want %v after %d", ready, p.n.Load(), test.ready, test.fetches)
+			}
+			img, err := d.Images.Get(d.ctx, e.Record)
+			if labelled := err == nil && img.Labels[imagepin.KeyLabelName(e.Key)] != ""; labelled != test.ready {
+				t.Errorf("the record has the key's label: %v, want %v", labelled, test.ready)
+			}
+			if len(d.repairs.failing) > 0 {
+				t.Errorf("failures are not forgotten: %v", d.repairs.failing)
+			}
+			d.wantNothingLeft(t)
+		})
+	}
+}
+
+func fetched(_ *testing.T, _ *deepNode, _ int32, write func()) error {
+	write()
+	return nil
+}
+
+func fails(err error) func(*testing.T, *deepNode, int32, func()) error {
+	return func(*testing.T, *deepNode, int32, func()) error { return err }
+}
+
+// TestFetchQueue checks that nothing is fetched for a target without a runtime handler, nor for an image from a file.
+func TestFetchQueue(t *testing.T) {
+	d := newEmptyNode(t)
+	pulled := imagepin.Entry{Key: imagepin.Key{Ref: "registry.example/a:1", Target: d.config.Runtimes().Default().Target}}
+	if name, ok := d.fetchQueue(pulled); !ok || name != (queueName{"first", "registry.example"}) {
+		t.Errorf("got queue %+v, %v", name, ok)
+	}
+	imported, foreign := pulled, pulled
+	imported.Source = imagepin.SourceImported
+	foreign.Target.Platform = "linux/riscv64"
+	for _, e := range []imagepin.Entry{imported, foreign} {
+		if name, ok := d.fetchQueue(e); ok {
+			t.Errorf("%+v: got queue %+v, want none", e, name)
+		}
+	}
+}
+
+// waitUntil waits until a condition is met.
+func (d *deepNode) waitUntil(t *testing.T, done func() bool) {
+	t.Helper()
+	for !done() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-d.ctx.Done():
+			t.Fatal("the repair did not end")
+		}
+	}
+}
+
+// TestFetchDoesNotDelayRepairs checks that a fetch from a registry that does not answer does not delay a fetch from
+// another registry, and that the repairs of a start fetch.
+func TestFetchDoesNotDelayRepairs(t *testing.T) {
+	d := newDeepNode(t)
+	loss, write := d.lose(t)
+	p := &fetchingPuller{d: d}
+	d.config.Puller = p
+	release, blocked := make(chan struct{}), make(chan struct{})
+	p.fetch = func() error {
+		if p.n.Load() > 1 {
+			write()
+			return nil
+		}
+		close(blocked)
+		<-release
+		return errdefs.ErrPermissionDenied
+	}
+	hanging := loss
+	hanging.Entry.Ref, hanging.Entry.Record = "elsewhere.example/a:1", "registry.example/b:1"
+	hanging.Entry.RecordTarget = d.images[1].Manifest
+	ctx, stop := context.WithCancel(d.ctx)
+	d.repairs.add(ctx, hanging)
+	<-blocked
+	d.repairs.add(ctx, loss)
+	d.waitUntil(t, func() bool { _, ready := d.store.Get(loss.Entry.Key); return ready })
+	close(release)
+	stop()
+	d.repairs.wait()
+}
