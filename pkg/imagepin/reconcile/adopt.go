@@ -28,17 +28,23 @@ import (
 // adoptBatch is how many images are adopted in one transaction.
 const adoptBatch = 50
 
-// hasSnapshot reports whether an image is unpacked in a snapshotter.
-type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
+// adopter adopts the images of other tools.
+type adopter struct {
+	config     *Config
+	repairs    *repairs
+	unanswered *unanswered
+	// awaitingUnpack are the snapshots that images have not been unpacked to yet, by record. Only Run uses it.
+	awaitingUnpack map[string][]snapshot
+}
 
 // adoptAll adopts the images that other tools put on the node before the start. It needs no leases, because no calls
 // are served yet, and the records of the images hold them.
-func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
-	has := r.inInventory(ctx, have)
+func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
+	has := a.unanswered.inInventory(ctx, have)
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var adoptions []store.Adoption
 		for _, img := range batch {
-			if entries := r.adopt(ctx, img, has); len(entries) > 0 {
+			if entries := a.adopt(ctx, img, has); len(entries) > 0 {
 				adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
 			}
 		}
@@ -46,7 +52,7 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 			continue
 		}
 		failpoint.Reach("adopt.found")
-		if _, err := r.config.Store.Adopt(ctx, adoptions...); err != nil {
+		if _, err := a.config.Store.Adopt(ctx, adoptions...); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
@@ -55,135 +61,59 @@ func (r *Reconciler) adoptAll(ctx context.Context, unknown []images.Image, have 
 }
 
 // adoptEach is adoptAll while calls are served, when images may change after they were listed.
-func (r *Reconciler) adoptEach(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
-	has := r.inInventory(ctx, have)
+func (a *adopter) adoptEach(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
+	has := a.unanswered.inInventory(ctx, have)
 	for _, img := range unknown {
-		if err := r.adoptNow(ctx, img, has); err != nil {
+		if err := a.adoptNow(ctx, img, has); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// inInventory looks for snapshots in an inventory. A snapshotter that does not respond is asked again later.
-func (r *Reconciler) inInventory(ctx context.Context, have *health.Inventory) hasSnapshot {
-	return func(snapshotter string, chainID digest.Digest) (bool, error) {
-		if chainID == "" || have.Responds(snapshotter) && !r.unanswered.isSilent(snapshotter) {
-			return have.HasSnapshot(snapshotter, chainID), nil
-		}
-		r.unanswered.add(ctx, snapshotOf(snapshotter, chainID), true)
-		return false, errSilent
-	}
-}
-
-// onNode looks for snapshots in the snapshotters.
-func (r *Reconciler) onNode(ctx context.Context) hasSnapshot {
-	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
-		err := r.unanswered.ask(ctx, snapshotOf(snapshotter, chainID), func(ctx context.Context) (err error) {
-			here, err = r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
-			return err
-		})
-		return here, err
-	}
-}
-
 // adoptNow adopts an image while others may remove it. It adds the image to a lease, checks it again, and then records
 // it.
-func (r *Reconciler) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
-	entries := r.adopt(ctx, img, has)
+func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
+	entries := a.adopt(ctx, img, has)
 	if len(entries) == 0 {
 		return nil
 	}
 	checked, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	limit := time.AfterFunc(r.unanswered.timeout, func() { stop(errSilent) })
+	limit := time.AfterFunc(a.unanswered.timeout, func() { stop(errSilent) })
 	defer limit.Stop()
-	err := r.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
+	err := a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
 		limit.Stop() // the snapshotters have responded
 		failpoint.Reach("adopt.found")
-		r.config.Store.MarkUnsynced(img, entries...)
-		if _, err := r.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
+		a.config.Store.MarkUnsynced(img, entries...)
+		if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		return r.config.Retained.Sync(ctx, img.Target.Digest)
+		return a.config.Retained.Sync(ctx, img.Target.Digest)
 	})
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
 		return err
 	}
 	for _, e := range entries {
-		r.await(img, e)
-		r.unanswered.add(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), true)
+		a.await(img, e)
+		a.unanswered.add(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), true)
 	}
 	return nil
-}
-
-// noteUntagged notes an image that has a record of its ID but no key. containerd's CRI lists it without a tag if it can
-// read it. If the image has no record of its ID, noteUntagged creates that record.
-func (r *Reconciler) noteUntagged(ctx context.Context, img images.Image) {
-	_, err := digest.Parse(img.Name)
-	isID := err == nil
-	if !isID && !store.Managed(img) || r.config.Store.Accounted(img) {
-		return
-	}
-	e, _, err := pull.DescribeLocal(ctx, r.config.Content, img.Target, r.config.Runtimes().Default())
-	switch {
-	case err != nil:
-	case e.ImageID.String() == img.Name:
-		r.config.Store.NoteUntagged(store.Untagged{Entry: e})
-	case !isID:
-		r.unkeyed[img.Name] = e.ImageID
-		if err := r.config.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")
-		}
-	}
-}
-
-// noteUnkeyed is noteUntagged for all images.
-func (r *Reconciler) noteUnkeyed(ctx context.Context) error {
-	unaccounted, err := r.config.Store.Unaccounted(ctx)
-	if err != nil {
-		return err
-	}
-	for _, img := range unaccounted {
-		r.noteUntagged(ctx, img)
-	}
-	return ctx.Err()
-}
-
-// syncUnkeyed creates the record of an image ID again if it was removed and a record without a key still needs it. The
-// image may have lost its last key while another tool created that record.
-func (r *Reconciler) syncUnkeyed(ctx context.Context, id digest.Digest) error {
-	var failed error
-	for _, name := range slices.Sorted(maps.Keys(r.unkeyed)) {
-		if r.unkeyed[name] != id {
-			continue
-		}
-		img, err := r.config.Records.Get(ctx, name)
-		switch {
-		case errdefs.IsNotFound(err):
-			delete(r.unkeyed, name)
-		case err != nil:
-			failed = errors.Join(failed, fmt.Errorf("read image record %s: %w", name, err))
-		default:
-			r.noteUntagged(ctx, img)
-		}
-	}
-	return failed
 }
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
 // but can be, adopt queues that, because stock containerd starts it there. Images that cannot be read or recorded are
 // logged and ignored, so that they do not block the adoption of others and the start of the CRI.
-func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
+func (a *adopter) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {
 		return nil
 	}
-	delete(r.awaitingUnpack, img.Name)
+	delete(a.awaitingUnpack, img.Name)
 	var entries []imagepin.Entry
 	entry := log.G(ctx).WithField("image", img.Name)
-	found, refused := r.candidates(ctx, img, ref)
+	found, refused := a.candidates(ctx, img, ref)
 	for _, err := range refused {
 		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warn("ignoring image that cannot be adopted")
 	}
@@ -196,28 +126,28 @@ func (r *Reconciler) adopt(ctx context.Context, img images.Image, has hasSnapsho
 			entries = append(entries, e)
 			continue
 		}
-		r.await(img, e)
-		if err == nil && e.Target == r.config.Runtimes().Default().Target {
-			r.repairs.add(ctx, health.Loss{Entry: e, Reason: "another tool did not unpack it", Unpackable: true, Record: img.Name})
+		a.await(img, e)
+		if err == nil && e.Target == a.config.Runtimes().Default().Target {
+			a.repairs.add(ctx, health.Loss{Entry: e, Reason: "another tool did not unpack it", Unpackable: true, Record: img.Name})
 		}
 	}
 	return entries
 }
 
 // await notes that an image can be adopted for the target of an entry when its snapshot is found.
-func (r *Reconciler) await(img images.Image, e imagepin.Entry) {
-	r.awaitingUnpack[img.Name] = append(r.awaitingUnpack[img.Name], snapshotOf(e.Target.Snapshotter, e.ChainID))
+func (a *adopter) await(img images.Image, e imagepin.Entry) {
+	a.awaitingUnpack[img.Name] = append(a.awaitingUnpack[img.Name], snapshotOf(e.Target.Snapshotter, e.ChainID))
 }
 
 // candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that
 // it cannot have although its platform is on the node.
-func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
-	for _, t := range r.config.Runtimes().Targets() {
-		rt, ok := r.config.Runtimes().ForTarget(t)
+func (a *adopter) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
+	for _, t := range a.config.Runtimes().Targets() {
+		rt, ok := a.config.Runtimes().ForTarget(t)
 		if !ok {
 			continue
 		}
-		e, manifest, err := pull.DescribeLocal(ctx, r.config.Content, img.Target, rt)
+		e, manifest, err := pull.DescribeLocal(ctx, a.config.Content, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
 		}
@@ -225,8 +155,8 @@ func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref refer
 			return nil, []error{fmt.Errorf("it cannot be read: %w", err)}
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, r.config.Content, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, r.config.Content, img.Target, manifest, rt)
+		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, a.config.Content, manifest), img.UpdatedAt
+		e.RecordTarget = pull.RecordTarget(ctx, a.config.Content, img.Target, manifest, rt)
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
 			_, _, err = imagepin.EncodeKeyLabel(e)
 		}
@@ -237,6 +167,27 @@ func (r *Reconciler) candidates(ctx context.Context, img images.Image, ref refer
 		all = append(all, e)
 	}
 	return all, refused
+}
+
+// snapshotCommitted adopts the images of other tools for which a snapshot may be the last one. ctr unpacks an image
+// after it creates its record.
+func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
+	var failed error
+	for _, name := range slices.Sorted(maps.Keys(a.awaitingUnpack)) {
+		if !slices.Contains(a.awaitingUnpack[name], p) {
+			continue
+		}
+		img, err := a.config.Records.Get(ctx, name)
+		switch {
+		case errdefs.IsNotFound(err):
+			delete(a.awaitingUnpack, name)
+		case err != nil:
+			failed = errors.Join(failed, err)
+		default:
+			failed = errors.Join(failed, a.adoptNow(ctx, img, a.unanswered.onNode(ctx)))
+		}
+	}
+	return failed
 }
 
 // source returns whether another tool pulled an image or imported it from a file. containerd labels each blob with the
@@ -252,4 +203,52 @@ func source(ctx context.Context, provider content.InfoProvider, manifest ocispec
 		}
 	}
 	return imagepin.SourceImported
+}
+
+// unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
+func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string, _ error) {
+	ref, err := adoptable(img)
+	if err != nil {
+		return err.Error(), nil
+	}
+	found, refused := a.candidates(ctx, img, ref)
+	if len(refused) > 0 {
+		return refused[0].Error(), nil
+	}
+	if len(found) == 0 {
+		return "the node has no content for the platforms of its runtime handlers", nil
+	}
+	var without []string
+	for _, e := range found {
+		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
+		if err != nil {
+			return err.Error(), nil
+		}
+		if unpacked {
+			return "", nil
+		}
+		without = append(without, e.Target.Snapshotter)
+	}
+	slices.Sort(without)
+	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", "), nil
+}
+
+// adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is
+// adopted with its references.
+func adoptable(img images.Image) (reference.Named, error) {
+	if _, err := digest.Parse(img.Name); err == nil {
+		return nil, errors.New("its name is an image ID")
+	}
+	ref, err := reference.ParseDockerRef(img.Name)
+	if err != nil {
+		return nil, fmt.Errorf("its name is not a reference: %w", err)
+	}
+	if ref.String() != img.Name {
+		return nil, fmt.Errorf("its name is not a normalized reference; use %s", ref)
+	}
+	// A record can target any digest, but a reference with a digest must target that digest.
+	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
+		return nil, fmt.Errorf("it targets %s, not the digest in its name", img.Target.Digest)
+	}
+	return ref, nil
 }

@@ -53,7 +53,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := r.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
+	if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
 		b.Fatal(err)
 	}
 	if got := len(s.Images()); got != count {
@@ -96,7 +96,7 @@ func BenchmarkAdopt(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := r.adoptAll(ctx, all, inventory); err != nil {
+		if err := r.adopter.adoptAll(ctx, all, inventory); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -2,15 +2,12 @@ package reconcile
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/log"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -49,12 +46,12 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 		return report, nil
 	}
 	slices.SortFunc(unexplained, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
-	ours, has := keyRecords(report.Records), r.forReport(ctx)
+	ours, has := keyRecords(report.Records), r.unanswered.forReport(ctx)
 	for _, img := range unexplained {
 		if ours[img.Name] {
 			continue
 		}
-		why, err := r.unadopted(ctx, img, has)
+		why, err := r.adopter.unadopted(ctx, img, has)
 		if err != nil {
 			return report, err
 		}
@@ -92,71 +89,4 @@ func keyRecords(all []images.Image) map[string]bool {
 		}
 	}
 	return names
-}
-
-// forReport looks for snapshots in the snapshotters. It waits only once for one that does not respond.
-func (r *Reconciler) forReport(ctx context.Context) hasSnapshot {
-	silent := make(map[string]error)
-	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
-		if err := silent[snapshotter]; err != nil {
-			return false, err
-		}
-		err := within(ctx, r.answerTimeout, func(ctx context.Context) (err error) {
-			here, err = r.config.Store.HasSnapshot(ctx, snapshotter, chainID)
-			return err
-		})
-		if errors.Is(err, errSilent) {
-			err = fmt.Errorf("snapshotter %s does not respond", snapshotter)
-			silent[snapshotter] = err
-		}
-		return here, err
-	}
-}
-
-// unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
-func (r *Reconciler) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string, _ error) {
-	ref, err := adoptable(img)
-	if err != nil {
-		return err.Error(), nil
-	}
-	found, refused := r.candidates(ctx, img, ref)
-	if len(refused) > 0 {
-		return refused[0].Error(), nil
-	}
-	if len(found) == 0 {
-		return "the node has no content for the platforms of its runtime handlers", nil
-	}
-	var without []string
-	for _, e := range found {
-		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
-		if err != nil {
-			return err.Error(), nil
-		}
-		if unpacked {
-			return "", nil
-		}
-		without = append(without, e.Target.Snapshotter)
-	}
-	slices.Sort(without)
-	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", "), nil
-}
-
-// adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is
-// adopted with its references.
-func adoptable(img images.Image) (reference.Named, error) {
-	if _, err := digest.Parse(img.Name); err == nil {
-		return nil, errors.New("its name is an image ID")
-	}
-	ref, err := reference.ParseDockerRef(img.Name)
-	if err != nil {
-		return nil, fmt.Errorf("its name is not a reference: %w", err)
-	}
-	if ref.String() != img.Name {
-		return nil, fmt.Errorf("its name is not a normalized reference; use %s", ref)
-	}
-	// A record can target any digest, but a reference with a digest must target that digest.
-	if d, ok := ref.(reference.Digested); ok && d.Digest() != img.Target.Digest {
-		return nil, fmt.Errorf("it targets %s, not the digest in its name", img.Target.Digest)
-	}
-	return ref, nil
 }

@@ -63,7 +63,7 @@ func newDeepNode(t *testing.T) *deepNode {
 	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	noError(t, d.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
 	return d
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
@@ -21,9 +20,9 @@ const fetchFor = 5 * time.Minute
 
 // fetchQueue returns the queue for the fetch of a lost key. ok is false if the key is not fetched: no runtime handler
 // has its target, or its image came from a file, so that no registry is known to have it.
-func (r *Reconciler) fetchQueue(e imagepin.Entry) (_ queueName, ok bool) {
+func (p *repairs) fetchQueue(e imagepin.Entry) (_ queueName, ok bool) {
 	ref, err := reference.ParseNamed(e.Ref)
-	if _, hasHandler := r.config.Runtimes().ForTarget(e.Target); err != nil || !hasHandler || e.Source == imagepin.SourceImported {
+	if _, hasHandler := p.config.Runtimes().ForTarget(e.Target); err != nil || !hasHandler || e.Source == imagepin.SourceImported {
 		return queueName{}, false
 	}
 	return queueName{e.Target.Snapshotter, reference.Domain(ref)}, true
@@ -31,47 +30,28 @@ func (r *Reconciler) fetchQueue(e imagepin.Entry) (_ queueName, ok bool) {
 
 // fetchOne fetches what a key lacks with the node's own credentials, or drops the key. While the registry is unavailable,
 // it is retried until fetchFor has passed. It is a [repairFunc].
-func (r *Reconciler) fetchOne(ctx context.Context, loss health.Loss) (retry time.Duration) {
+func (p *repairs) fetchOne(ctx context.Context, loss queued) (retry time.Duration) {
 	entry := logOf(ctx, loss.Entry)
 	defer afterPanic(entry, &retry)
-	outcome, err := r.config.Puller.Repair(ctx, loss.Entry)
+	outcome, err := p.config.Puller.Repair(ctx, loss.Entry)
 	if ctx.Err() != nil {
 		return repairLast
 	}
 	switch {
 	case err == nil && outcome != pull.Unneeded:
-		r.repairs.stopRetry(loss.Entry.Key)
 		entry.Infof("repaired key from its registry: %s", loss.Reason)
 		return 0
-	case temporary(err) && r.repairs.retry(loss.Entry.Key):
+	case temporary(err) && time.Since(loss.since) < fetchFor:
 		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
 		return repairLast
 	case err != nil:
 		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("dropping key that cannot be repaired: %s", loss.Reason)
 	}
-	r.repairs.stopRetry(loss.Entry.Key)
-	return r.dropLost(ctx, loss.Entry)
+	return p.dropLost(ctx, loss.Entry)
 }
 
 // temporary reports whether an error can end by itself, without a change of the image or of the node's credentials.
 func temporary(err error) bool {
 	var network net.Error
 	return errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
-}
-
-// retry reports whether the fetch of a key is retried, and notes its first failure.
-func (p *repairs) retry(k imagepin.Key) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, failed := p.failing[k]; !failed {
-		p.failing[k] = time.Now()
-	}
-	return time.Since(p.failing[k]) < fetchFor
-}
-
-// stopRetry forgets the failures of a key.
-func (p *repairs) stopRetry(k imagepin.Key) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.failing, k)
 }

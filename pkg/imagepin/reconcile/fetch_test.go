@@ -60,8 +60,8 @@ func (d *deepNode) lose(t *testing.T) (loss health.Loss, write func()) {
 func TestFetchOne(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		// before changes the node before the fetch.
-		before func(*testing.T, *deepNode, imagepin.Entry)
+		// queued is how long the key has been in the queue.
+		queued time.Duration
 		// fetch is the n-th fetch. write writes the configuration again.
 		fetch   func(t *testing.T, d *deepNode, n int32, write func()) error
 		ready   bool
@@ -76,9 +76,7 @@ func TestFetchOne(t *testing.T) {
 			}
 			return fetched(t, d, n, write)
 		}},
-		{name: "unavailable for too long", fetch: fails(errdefs.ErrUnavailable), fetches: 1, before: func(_ *testing.T, d *deepNode, e imagepin.Entry) {
-			d.repairs.failing[e.Key] = time.Now().Add(-fetchFor)
-		}},
+		{name: "unavailable for too long", fetch: fails(errdefs.ErrUnavailable), fetches: 1, queued: fetchFor},
 		{name: "removed meanwhile", fetches: 1, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			noError(t, d.Images.Delete(d.ctx, "registry.example/a:1"))
 			return fetched(t, d, n, write)
@@ -91,10 +89,7 @@ func TestFetchOne(t *testing.T) {
 			p := &fetchingPuller{d: d}
 			p.fetch = func() error { return test.fetch(t, d, p.n.Load(), write) }
 			d.config.Puller = p
-			if test.before != nil {
-				test.before(t, d, e)
-			}
-			for d.fetchOne(d.ctx, loss) > 0 {
+			for d.repairs.fetchOne(d.ctx, queued{loss, time.Now().Add(-test.queued)}) > 0 {
 			}
 			if _, ready := d.store.Get(e.Key); ready != test.ready || p.n.Load() != test.fetches {
 				t.Errorf("ready %v after %d fetches, want %v after %d", ready, p.n.Load(), test.ready, test.fetches)
@@ -102,9 +97,6 @@ func TestFetchOne(t *testing.T) {
 			img, err := d.Images.Get(d.ctx, e.Record)
 			if labelled := err == nil && img.Labels[imagepin.KeyLabelName(e.Key)] != ""; labelled != test.ready {
 				t.Errorf("the record has the key's label: %v, want %v", labelled, test.ready)
-			}
-			if len(d.repairs.failing) > 0 {
-				t.Errorf("failures are not forgotten: %v", d.repairs.failing)
 			}
 			d.wantNothingLeft(t)
 		})
@@ -124,14 +116,14 @@ func fails(err error) func(*testing.T, *deepNode, int32, func()) error {
 func TestFetchQueue(t *testing.T) {
 	d := newEmptyNode(t)
 	pulled := imagepin.Entry{Key: imagepin.Key{Ref: "registry.example/a:1", Target: d.config.Runtimes().Default().Target}}
-	if name, ok := d.fetchQueue(pulled); !ok || name != (queueName{"first", "registry.example"}) {
+	if name, ok := d.repairs.fetchQueue(pulled); !ok || name != (queueName{"first", "registry.example"}) {
 		t.Errorf("got queue %+v, %v", name, ok)
 	}
 	imported, foreign := pulled, pulled
 	imported.Source = imagepin.SourceImported
 	foreign.Target.Platform = "linux/riscv64"
 	for _, e := range []imagepin.Entry{imported, foreign} {
-		if name, ok := d.fetchQueue(e); ok {
+		if name, ok := d.repairs.fetchQueue(e); ok {
 			t.Errorf("%+v: got queue %+v, want none", e, name)
 		}
 	}

@@ -109,7 +109,7 @@ func newHangingNode(t *testing.T) *hangingNode {
 	h.store = store.New(c)
 	h.Reconciler = reconcilerOf(n, c, h.store)
 	h.config.Retained, h.config.Maker = h.adopted, leasing{node: n, store: h.store, unpacks: h.unpacks}
-	h.answerTimeout = 20 * time.Millisecond
+	h.unanswered.timeout = 20 * time.Millisecond
 	ctx, done := n.Lease(t)
 	h.ctx = ctx
 	t.Cleanup(done)
@@ -171,7 +171,7 @@ func TestListingWithHangingSnapshotter(t *testing.T) {
 			h := newHangingNode(t)
 			h.add(t, goodRef, "first", "second")
 			h.started = !first
-			h.answerTimeout = answerTimeout // nothing waits for it
+			h.unanswered.timeout = answerTimeout // nothing waits for it
 			h.run(t)
 			h.wantTargets(t, goodRef, 1)
 			if !first {

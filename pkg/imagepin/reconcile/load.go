@@ -63,8 +63,8 @@ func (r *Reconciler) forgetGone(all []images.Image) {
 	for _, img := range all {
 		exists[img.Name] = true
 	}
-	maps.DeleteFunc(r.awaitingUnpack, func(name string, _ []snapshot) bool { return !exists[name] })
-	maps.DeleteFunc(r.unkeyed, func(name string, _ digest.Digest) bool { return !exists[name] })
+	maps.DeleteFunc(r.adopter.awaitingUnpack, func(name string, _ []snapshot) bool { return !exists[name] })
+	maps.DeleteFunc(r.unkeyed.ids, func(name string, _ digest.Digest) bool { return !exists[name] })
 }
 
 // snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.

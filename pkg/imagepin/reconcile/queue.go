@@ -33,36 +33,40 @@ const (
 //   - If only the snapshot is missing and the layers are on the node, the key is unpacked again.
 //   - If the state is unknown or the repair fails for now (a snapshotter does not respond, a disk is full), it is
 //     retried.
-//   - If content is missing, it is fetched by digest, see [Reconciler.fetchOne].
+//   - If content is missing, it is fetched by digest, see [repairs.fetchOne].
 //   - All other keys are dropped. This includes keys for a target without a runtime handler.
 //
 // Each snapshotter has its own queue, so one that hangs does not block repairs in another. Fetches have a queue for each
 // snapshotter and registry.
 type repairs struct {
-	r      *Reconciler
+	repairer
 	mu     sync.Mutex
 	queues map[queueName]*queue
-	// failing are the times of the first failed fetch of keys whose fetch is retried.
-	failing map[imagepin.Key]time.Time
-	owned   sync.WaitGroup
+	owned  sync.WaitGroup
 }
 
 // queueName identifies a queue. registry is empty for repairs from local content.
 type queueName struct{ snapshotter, registry string }
 
 // repairFunc repairs or drops one key. It returns the longest delay before the repair is retried, or zero if it is done.
-type repairFunc func(context.Context, health.Loss) (retry time.Duration)
+type repairFunc func(context.Context, queued) (retry time.Duration)
+
+// queued is a lost key in a queue.
+type queued struct {
+	health.Loss
+	since time.Time
+}
 
 // queue has the keys to repair in one snapshotter.
 type queue struct {
 	repairs *repairs
 	repair  repairFunc
-	losses  []health.Loss // guarded by repairs.mu
+	losses  []queued      // guarded by repairs.mu
 	more    chan struct{} // has one element if there are new losses
 }
 
-func newRepairs(r *Reconciler) *repairs {
-	return &repairs{r: r, queues: make(map[queueName]*queue), failing: make(map[imagepin.Key]time.Time)}
+func newRepairs(r repairer) *repairs {
+	return &repairs{repairer: r, queues: make(map[queueName]*queue)}
 }
 
 // wait waits until all queues have ended. They end with the context of add.
@@ -71,7 +75,7 @@ func (p *repairs) wait() { p.owned.Wait() }
 // add queues losses for repair until ctx ends.
 func (p *repairs) add(ctx context.Context, losses ...health.Loss) {
 	for _, l := range losses {
-		p.addTo(ctx, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.r.repairOne)
+		p.addTo(ctx, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
 	}
 }
 
@@ -83,16 +87,21 @@ func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repa
 	if q == nil {
 		q = &queue{repairs: p, repair: repair, more: make(chan struct{}, 1)}
 		p.queues[name] = q
-		p.owned.Go(func() { q.run(ctx) })
+		p.owned.Go(func() {
+			q.run(ctx)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			delete(p.queues, name)
+		})
 	}
-	q.losses = append(q.losses, l)
+	q.losses = append(q.losses, queued{l, time.Now()})
 	select {
 	case q.more <- struct{}{}:
 	default:
 	}
 }
 
-func (q *queue) take() []health.Loss {
+func (q *queue) take() []queued {
 	q.repairs.mu.Lock()
 	defer q.repairs.mu.Unlock()
 	losses := q.losses
@@ -102,7 +111,7 @@ func (q *queue) take() []health.Loss {
 
 func (q *queue) run(ctx context.Context) {
 	var (
-		waiting []health.Loss
+		waiting []queued
 		again   <-chan time.Time
 		pause   = repairFirst
 		longest time.Duration
@@ -114,7 +123,7 @@ func (q *queue) run(ctx context.Context) {
 		case <-q.more:
 			pause = repairFirst
 		case <-again:
-			waiting = q.repairs.r.recheck(ctx, waiting)
+			waiting = q.repairs.recheck(ctx, waiting)
 			pause *= 2
 		}
 		again = nil
@@ -127,24 +136,24 @@ func (q *queue) run(ctx context.Context) {
 }
 
 // recheck updates the losses that have to wait.
-func (r *Reconciler) recheck(ctx context.Context, waiting []health.Loss) []health.Loss {
-	have, err := r.config.Checker.Inventory(ctx)
+func (p *repairs) recheck(ctx context.Context, waiting []queued) []queued {
+	have, err := p.config.Checker.Inventory(ctx)
 	if err != nil {
 		return waiting
 	}
 	for i, w := range waiting {
-		loss, lost := r.config.Checker.Lost(w.Entry, have)
+		loss, lost := p.config.Checker.Lost(w.Entry, have)
 		if !lost {
 			loss = health.Loss{Entry: w.Entry, Reason: w.Reason, Unpackable: true} // its snapshot exists now
 		}
 		loss.Record = w.Record
-		waiting[i] = loss
+		waiting[i].Loss = loss
 	}
 	return waiting
 }
 
 // repairAll repairs losses. It returns those to retry, and the longest delay before that.
-func repairAll(ctx context.Context, losses []health.Loss, repair repairFunc) (again []health.Loss, longest time.Duration) {
+func repairAll(ctx context.Context, losses []queued, repair repairFunc) (again []queued, longest time.Duration) {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
@@ -192,12 +201,12 @@ func afterPanic(entry *log.Entry, retry *time.Duration) {
 
 // repairOne repairs one key from local content. If that is not sufficient, it queues its fetch or drops it. It is a
 // [repairFunc].
-func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry time.Duration) {
+func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Duration) {
 	e := loss.Entry
 	entry := logOf(ctx, e)
 	defer afterPanic(entry, &retry)
 	if loss.Unpackable {
-		restored, err := r.unpack(ctx, loss)
+		restored, err := p.unpack(ctx, loss.Loss)
 		if err == nil {
 			if restored {
 				entry.Infof("repaired key from local content: %s", loss.Reason)
@@ -211,8 +220,8 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry tim
 			return retryAfter(err)
 		}
 	}
-	if moved, ok := r.forDefaultTarget(e); ok {
-		_, err := r.unpack(ctx, moved)
+	if moved, ok := p.forDefaultTarget(e); ok {
+		_, err := p.unpack(ctx, moved)
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			if ctx.Err() == nil {
 				entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).
@@ -224,18 +233,18 @@ func (r *Reconciler) repairOne(ctx context.Context, loss health.Loss) (retry tim
 	if loss.Record != "" {
 		return 0 // an image of another tool that cannot be adopted without its layers
 	}
-	if name, ok := r.fetchQueue(e); ok {
-		r.repairs.addTo(ctx, name, loss, r.fetchOne)
+	if name, ok := p.fetchQueue(e); ok {
+		p.addTo(ctx, name, loss.Loss, p.fetchOne)
 		return 0
 	}
 	entry.Warnf("dropping key that cannot be repaired: %s", loss.Reason)
-	return r.dropLost(ctx, e)
+	return p.dropLost(ctx, e)
 }
 
 // dropLost drops a lost key, unless a call has made it ready. It returns when that is retried, as a [repairFunc].
-func (r *Reconciler) dropLost(ctx context.Context, e imagepin.Entry) (retry time.Duration) {
+func (p *repairs) dropLost(ctx context.Context, e imagepin.Entry) (retry time.Duration) {
 	failpoint.Reach("repair.drop")
-	if err := r.config.Store.Drop(ctx, e); err != nil {
+	if err := p.config.Store.Drop(ctx, e); err != nil {
 		if ctx.Err() == nil {
 			logOf(ctx, e).WithError(err).Warn("cannot drop key yet, retrying")
 		}
@@ -247,27 +256,12 @@ func (r *Reconciler) dropLost(ctx context.Context, e imagepin.Entry) (retry time
 
 // forDefaultTarget returns the loss of the same key for the default target, if no runtime handler has the key's own
 // target any more. If the default snapshotter changed, the image is unpacked there before its old content is released.
-func (r *Reconciler) forDefaultTarget(e imagepin.Entry) (health.Loss, bool) {
-	to := r.config.Runtimes().Default().Target
-	if _, ok := r.config.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
+func (p *repairs) forDefaultTarget(e imagepin.Entry) (health.Loss, bool) {
+	to := p.config.Runtimes().Default().Target
+	if _, ok := p.config.Runtimes().ForTarget(e.Target); ok || e.Target.Platform != to.Platform {
 		return health.Loss{}, false
 	}
 	e.Target = to
-	_, ready := r.config.Store.Get(e.Key)
+	_, ready := p.config.Store.Get(e.Key)
 	return health.Loss{Entry: e, Reason: "the default snapshotter changed", Unpackable: true}, !ready
-}
-
-// unpack makes a key ready from local content. restored is false if the image was removed.
-func (r *Reconciler) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
-	witness := loss.Record
-	if witness == "" {
-		witness = loss.Entry.Record
-	}
-	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
-		failpoint.Reach("repair.unpacked")
-		restored, err = r.config.Store.PutIf(ctx, loss.Entry, witness)
-		failpoint.Reach("repair.recorded")
-		return err
-	})
-	return restored, err
 }

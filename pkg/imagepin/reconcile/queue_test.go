@@ -57,14 +57,14 @@ func TestRepairOfCorruptImage(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		errs := make(map[string]error)
-		var losses []health.Loss
+		var losses []queued
 		for i, err := range test.errs {
 			e := imagepin.Entry{Key: imagepin.Key{Ref: fmt.Sprintf("registry.example/corrupt:%d", i), Target: d.config.Runtimes().Default().Target}}
 			errs[e.Ref] = err
-			losses = append(losses, health.Loss{Entry: e, Reason: "lost", Unpackable: true})
+			losses = append(losses, queued{Loss: health.Loss{Entry: e, Reason: "lost", Unpackable: true}})
 		}
 		d.config.Maker = failingMaker{errs: errs}
-		again, longest := repairAll(withLog(d.ctx, &out), losses, d.repairOne)
+		again, longest := repairAll(withLog(d.ctx, &out), losses, d.repairs.repairOne)
 		if len(again) != test.again || longest != test.want {
 			t.Errorf("%s: got %d to retry after %s, want %d after %s", name, len(again), longest, test.again, test.want)
 		}
@@ -75,7 +75,7 @@ func TestRepairOfCorruptImage(t *testing.T) {
 			}
 		}
 	}
-	if _, longest := repairAll(d.ctx, []health.Loss{{Unknown: true}}, d.repairOne); longest != repairLast {
+	if _, longest := repairAll(d.ctx, []queued{{Loss: health.Loss{Unknown: true}}}, d.repairs.repairOne); longest != repairLast {
 		t.Errorf("unknown state: got %s, want %s", longest, repairLast)
 	}
 }
@@ -90,7 +90,7 @@ func TestAdoptionErrorIsBounded(t *testing.T) {
 	blobs := ctdtest.Blobs{}
 	manifest := blobs.Add(ocispec.MediaTypeImageManifest, []byte(`{"schemaVersion":`+strings.Repeat("9", 1<<20)+`}`))
 	d.Write(ctx, t, blobs)
-	if got := d.adopt(withLog(ctx, &out), images.Image{Name: badRef, Target: manifest}, nil); len(got) > 0 {
+	if got := d.adopter.adopt(withLog(ctx, &out), images.Image{Name: badRef, Target: manifest}, nil); len(got) > 0 {
 		t.Errorf("got entries %+v, want none", got)
 	}
 	if out.Len() > 4<<10 || !strings.Contains(out.String(), "bytes cut") {

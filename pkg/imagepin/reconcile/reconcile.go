@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime/debug"
-	"slices"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/go-digest"
@@ -137,17 +133,14 @@ type Retained interface {
 
 // Reconciler keeps the index up to date with containerd.
 type Reconciler struct {
-	config  Config
+	config  *Config
 	started bool
-	// awaitingUnpack are the snapshots that images of other tools have not been unpacked to yet, by record.
-	awaitingUnpack map[string][]snapshot
-	// unkeyed are the image IDs of records without a key that containerd's CRI has labeled, by record.
-	unkeyed map[string]digest.Digest
+	adopter *adopter
+	unkeyed *unkeyed
 	repairs *repairs
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
-	unanswered    *unanswered
-	answerTimeout time.Duration
-	// work are calls that other goroutines pass to Run's, because these use its maps.
+	unanswered *unanswered
+	// work are calls that other goroutines pass to Run's, because these use the adopter or unkeyed.
 	work chan func(context.Context)
 }
 
@@ -163,10 +156,13 @@ func snapshotOf(snapshotter string, chainID digest.Digest) snapshot {
 
 // New returns a reconciler.
 func New(c Config) *Reconciler {
-	return &Reconciler{
-		config: c, awaitingUnpack: make(map[string][]snapshot), unkeyed: make(map[string]digest.Digest),
-		work: make(chan func(context.Context)), answerTimeout: answerTimeout,
+	r := &Reconciler{
+		config: &c, repairs: newRepairs(repairer{&c}), work: make(chan func(context.Context)),
+		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 	}
+	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
+	return r
 }
 
 // Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
@@ -179,7 +175,6 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 		}
 	}()
 	ctx, cancel := context.WithCancel(ctx)
-	r.repairs, r.unanswered = newRepairs(r), newUnanswered(r)
 	defer func() {
 		cancel()
 		r.repairs.wait()
@@ -200,15 +195,15 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	}
 	loaded()
 	if first {
-		err = r.adoptAll(ctx, found.unaccounted, found.have)
+		err = r.adopter.adoptAll(ctx, found.unaccounted, found.have)
 	} else {
-		err = r.adoptEach(ctx, found.unaccounted, found.have)
+		err = r.adopter.adoptEach(ctx, found.unaccounted, found.have)
 	}
 	if err != nil {
 		return err
 	}
 	for _, img := range found.unaccounted {
-		r.noteUntagged(ctx, img)
+		r.unkeyed.note(ctx, img)
 	}
 	if err := r.config.Retained.SyncAll(ctx); err != nil {
 		return err
@@ -263,10 +258,10 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 	case *eventsapi.ImageUpdate:
 		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.ImageDelete:
-		delete(r.awaitingUnpack, event.Name)
+		delete(r.adopter.awaitingUnpack, event.Name)
 		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.SnapshotCommit:
-		about, err = event.Name, r.snapshotCommitted(ctx, snapshot{event.Snapshotter, event.Name})
+		about, err = event.Name, r.adopter.snapshotCommitted(ctx, snapshot{event.Snapshotter, event.Name})
 	case *eventsapi.SnapshotRemove:
 		about, err = event.Key, r.snapshotGone(ctx, snapshot{event.Snapshotter, event.Key})
 	case *eventsapi.ContentDelete:
@@ -283,7 +278,7 @@ func (r *Reconciler) NoteUnkeyed(ctx context.Context) error {
 	case r.work <- func(ctx context.Context) {
 		defer close(noted)
 		defer recoverPanic(ctx, "list")
-		noted <- r.noteUnkeyed(ctx)
+		noted <- r.unkeyed.noteAll(ctx)
 	}:
 	case <-ctx.Done():
 		return ctx.Err()
@@ -302,7 +297,7 @@ func (r *Reconciler) passAnswered(ctx context.Context, s snapshot) {
 	select {
 	case r.work <- func(ctx context.Context) {
 		defer recoverPanic(ctx, topic)
-		logFailure(ctx, topic, s.chainID, errors.Join(r.snapshotGone(ctx, s), r.snapshotCommitted(ctx, s)))
+		logFailure(ctx, topic, s.chainID, errors.Join(r.snapshotGone(ctx, s), r.adopter.snapshotCommitted(ctx, s)))
 	}:
 	case <-ctx.Done():
 	}
@@ -327,30 +322,9 @@ func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 		return err
 	}
 	if unknown == nil {
-		delete(r.unkeyed, name) // its record is gone or has a key
-		return r.syncUnkeyed(ctx, digest.Digest(name))
+		delete(r.unkeyed.ids, name) // its record is gone or has a key
+		return r.unkeyed.sync(ctx, digest.Digest(name))
 	}
-	r.noteUntagged(ctx, *unknown)
-	return r.adoptNow(ctx, *unknown, r.onNode(ctx))
-}
-
-// snapshotCommitted adopts the images of other tools for which a snapshot may be the last one. ctr unpacks an image
-// after it creates its record.
-func (r *Reconciler) snapshotCommitted(ctx context.Context, p snapshot) error {
-	var failed error
-	for _, name := range slices.Sorted(maps.Keys(r.awaitingUnpack)) {
-		if !slices.Contains(r.awaitingUnpack[name], p) {
-			continue
-		}
-		img, err := r.config.Records.Get(ctx, name)
-		switch {
-		case errdefs.IsNotFound(err):
-			delete(r.awaitingUnpack, name)
-		case err != nil:
-			failed = errors.Join(failed, err)
-		default:
-			failed = errors.Join(failed, r.adoptNow(ctx, img, r.onNode(ctx)))
-		}
-	}
-	return failed
+	r.unkeyed.note(ctx, *unknown)
+	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx))
 }

@@ -68,7 +68,7 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	if err != nil || len(loaded.unaccounted) != 3 {
 		t.Fatalf("got load result %v, %v, want 3 unaccounted records", loaded, err)
 	}
-	if err := r.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
+	if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -99,7 +99,7 @@ func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 			Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 		}),
 	})
-	r.repairs, r.unanswered = newRepairs(r), newUnanswered(r)
+
 	return r
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -31,6 +32,13 @@ const (
 // Repair repairs a finding, and returns how. It fetches an image by digest if local content is not sufficient. If that
 // fails too, it drops the key, so that the image is not reported as present, and returns the error of the fetch.
 func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, error) {
+	return r.repairs.repair(ctx, f)
+}
+
+// repairer repairs keys.
+type repairer struct{ config *Config }
+
+func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error) {
 	switch f.Kind {
 	case health.LostKey:
 		return r.repairKey(ctx, f.Loss)
@@ -49,7 +57,7 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 }
 
 // repairKey makes a key ready again, or drops it.
-func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired, error) {
+func (r repairer) repairKey(ctx context.Context, loss health.Loss) (Repaired, error) {
 	done, err := r.repairLost(ctx, loss)
 	if err == nil {
 		return done, nil
@@ -69,7 +77,7 @@ func (r *Reconciler) repairKey(ctx context.Context, loss health.Loss) (Repaired,
 
 // drop drops a key that is in the index, or only recorded. dropped is false if a pull has made the key ready meanwhile,
 // for example with the credentials of a pod.
-func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) (dropped bool, _ error) {
+func (r repairer) drop(ctx context.Context, e imagepin.Entry) (dropped bool, _ error) {
 	if ready, err := r.removeLost(ctx, e); err != nil || ready {
 		return false, err
 	}
@@ -77,7 +85,7 @@ func (r *Reconciler) drop(ctx context.Context, e imagepin.Entry) (dropped bool, 
 }
 
 // removeLost removes a key from the index, unless it is ready or a pull records it meanwhile.
-func (r *Reconciler) removeLost(ctx context.Context, e imagepin.Entry) (ready bool, _ error) {
+func (r repairer) removeLost(ctx context.Context, e imagepin.Entry) (ready bool, _ error) {
 	for {
 		now, seen, ok := r.config.Store.See(e.Key)
 		if !ok {
@@ -96,7 +104,7 @@ func (r *Reconciler) removeLost(ctx context.Context, e imagepin.Entry) (ready bo
 }
 
 // removeUnused removes an entry that is not outdated. It waits for pulls and uses of the image.
-func (r *Reconciler) removeUnused(ctx context.Context, e imagepin.Entry, seen store.Seen) (removed bool, _ error) {
+func (r repairer) removeUnused(ctx context.Context, e imagepin.Entry, seen store.Seen) (removed bool, _ error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return false, err
@@ -114,7 +122,7 @@ func (r *Reconciler) removeUnused(ctx context.Context, e imagepin.Entry, seen st
 }
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
-func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
+func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
 	if loss.MissingDirectory {
 		err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error { return r.config.Checker.RemoveWithoutDirectory(ctx, loss.Entry) })
 		if err != nil {
@@ -143,4 +151,19 @@ func (r *Reconciler) repairLost(ctx context.Context, loss health.Loss) (Repaired
 		return Unpacked, nil
 	}
 	return Recorded, nil
+}
+
+// unpack makes a key ready from local content. restored is false if the image was removed.
+func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
+	witness := loss.Record
+	if witness == "" {
+		witness = loss.Entry.Record
+	}
+	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
+		failpoint.Reach("repair.unpacked")
+		restored, err = r.config.Store.PutIf(ctx, loss.Entry, witness)
+		failpoint.Reach("repair.recorded")
+		return err
+	})
+	return restored, err
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
 
 // answerTimeout limits how long Run waits for an answer of a snapshotter, as the inventory does.
@@ -38,11 +40,8 @@ type questions struct {
 	silent bool // the snapshotter did not respond in time when it was asked last
 }
 
-func newUnanswered(r *Reconciler) *unanswered {
-	return &unanswered{
-		answered: r.passAnswered, has: r.config.Store.HasSnapshot, timeout: r.answerTimeout,
-		open: make(map[string]*questions),
-	}
+func newUnanswered(has func(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error), answered func(context.Context, snapshot)) *unanswered {
+	return &unanswered{answered: answered, has: has, timeout: answerTimeout, open: make(map[string]*questions)}
 }
 
 // wait waits until nothing is asked any more. It ends with the context of ask.
@@ -107,6 +106,7 @@ func (u *unanswered) run(ctx context.Context, snapshotter string) {
 		}
 		select {
 		case <-ctx.Done():
+			u.forget(snapshotter)
 			return
 		case <-time.After(pause):
 		}
@@ -134,6 +134,12 @@ func (u *unanswered) remaining(snapshotter string) []string {
 	return names
 }
 
+func (u *unanswered) forget(snapshotter string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.open, snapshotter)
+}
+
 func (u *unanswered) askAgain(ctx context.Context, s snapshot) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -154,5 +160,49 @@ func (u *unanswered) note(s snapshot, err error) {
 	q.silent = errors.Is(err, errSilent)
 	if err == nil {
 		delete(q.names, s.chainID)
+	}
+}
+
+// hasSnapshot reports whether an image is unpacked in a snapshotter.
+type hasSnapshot func(snapshotter string, chainID digest.Digest) (bool, error)
+
+// inInventory looks for snapshots in an inventory. A snapshotter that does not respond is asked again later.
+func (u *unanswered) inInventory(ctx context.Context, have *health.Inventory) hasSnapshot {
+	return func(snapshotter string, chainID digest.Digest) (bool, error) {
+		if chainID == "" || have.Responds(snapshotter) && !u.isSilent(snapshotter) {
+			return have.HasSnapshot(snapshotter, chainID), nil
+		}
+		u.add(ctx, snapshotOf(snapshotter, chainID), true)
+		return false, errSilent
+	}
+}
+
+// onNode looks for snapshots in the snapshotters.
+func (u *unanswered) onNode(ctx context.Context) hasSnapshot {
+	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
+		err := u.ask(ctx, snapshotOf(snapshotter, chainID), func(ctx context.Context) (err error) {
+			here, err = u.has(ctx, snapshotter, chainID)
+			return err
+		})
+		return here, err
+	}
+}
+
+// forReport looks for snapshots in the snapshotters. It waits only once for one that does not respond.
+func (u *unanswered) forReport(ctx context.Context) hasSnapshot {
+	silent := make(map[string]error)
+	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
+		if err := silent[snapshotter]; err != nil {
+			return false, err
+		}
+		err := within(ctx, u.timeout, func(ctx context.Context) (err error) {
+			here, err = u.has(ctx, snapshotter, chainID)
+			return err
+		})
+		if errors.Is(err, errSilent) {
+			err = fmt.Errorf("snapshotter %s does not respond", snapshotter)
+			silent[snapshotter] = err
+		}
+		return here, err
 	}
 }

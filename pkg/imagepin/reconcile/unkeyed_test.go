@@ -105,8 +105,8 @@ func TestTwoRecordsNeedIDRecord(t *testing.T) {
 	u.remove(t, "one name")
 	u.remove(t, u.id)
 	u.wantRecords(t)
-	if len(u.unkeyed) > 0 {
-		t.Errorf("got %v noted, want nothing", u.unkeyed)
+	if len(u.unkeyed.ids) > 0 {
+		t.Errorf("got %v noted, want nothing", u.unkeyed.ids)
 	}
 }
 
@@ -130,17 +130,17 @@ func TestUnreadableRecordStaysNoted(t *testing.T) {
 func TestListingForgetsRecordsThatAreGone(t *testing.T) {
 	u := newUnkeyedNode(t)
 	u.create(t, "one name")
-	u.awaitingUnpack[goodRef] = []snapshot{snapshotOf("first", u.image.ChainID)}
+	u.adopter.awaitingUnpack[goodRef] = []snapshot{snapshotOf("first", u.image.ChainID)}
 	for _, name := range []string{"one name", u.id} {
 		noError(t, u.Images.Delete(u.ctx, name))
 	}
-	if len(u.unkeyed) != 1 {
-		t.Errorf("before the listing: got %v noted, want one record", u.unkeyed)
+	if len(u.unkeyed.ids) != 1 {
+		t.Errorf("before the listing: got %v noted, want one record", u.unkeyed.ids)
 	}
 	_, err := u.load(u.ctx)
 	noError(t, err)
-	if len(u.unkeyed) > 0 || len(u.awaitingUnpack) > 0 {
-		t.Errorf("after the listing: got %v and %v noted, want nothing", u.unkeyed, u.awaitingUnpack)
+	if len(u.unkeyed.ids) > 0 || len(u.adopter.awaitingUnpack) > 0 {
+		t.Errorf("after the listing: got %v and %v noted, want nothing", u.unkeyed.ids, u.adopter.awaitingUnpack)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
 	_, err = u.Images.Update(u.ctx, images.Image{Name: u.id, Target: other}, "target")
 	noError(t, err)
 	noError(t, u.syncRecord(u.ctx, u.id))
-	noError(t, u.noteUnkeyed(u.ctx))
+	noError(t, u.unkeyed.noteAll(u.ctx))
 	if all := u.store.Untagged(); len(all) > 0 {
 		t.Errorf("got images without a key %v before the removal, want none", all)
 	}
@@ -172,7 +172,7 @@ func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
 	for _, event := range []string{tag, byDigest} {
 		noError(t, u.syncRecord(u.ctx, event))
 	}
-	noError(t, u.noteUnkeyed(u.ctx))
+	noError(t, u.unkeyed.noteAll(u.ctx))
 	if _, listed := u.store.FindUntagged(u.id); !listed {
 		t.Error("the image is not listed")
 	}
