@@ -1,0 +1,168 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Put records that keys are ready. An entry replaces the current entry of its key. A lease of the caller must hold the
+// content and snapshots of the entries, see [Store.AddToLease]. If proof is not empty, Put adds it to the records that
+// carry the keys.
+//
+// Put writes only differences.
+func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	return s.put(ctx, proof, entries, nil)
+}
+
+// PutUnmoved is [Store.Put] without the entries whose key has another digest now.
+func (s *Store) PutUnmoved(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	unmoved := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
+		now, ok := s.Get(e.Key)
+		return ok && now.Root.Digest != e.Root.Digest
+	})
+	return s.put(ctx, proof, unmoved, nil)
+}
+
+// put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
+func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
+	entries, replaced, changed := s.diffEntries(proof, entries)
+	if !changed && pre == nil {
+		var err error
+		if changed, err = s.overwritten(ctx, entries); err != nil {
+			return Change{}, err
+		}
+	}
+	if !changed {
+		s.index.renew(entries)
+		return Change{}, nil
+	}
+	// Update the snapshots first, so that no record exists whose snapshot has no reference.
+	for _, e := range entries {
+		if err := s.keepSnapshot(ctx, e); err != nil {
+			return Change{}, err
+		}
+	}
+	kept, err := s.keepByDigest(ctx, replaced, entries)
+	if err != nil {
+		return Change{}, err
+	}
+	entries = append(entries, kept...)
+	before, after, err := s.displaced(entries)
+	if err != nil {
+		return Change{}, err
+	}
+	// Entries that move to another record are written first, so that a record carries each key at any time.
+	replaced, entries = append(replaced, before...), append(after, entries...)
+	return s.commit(ctx, nil, replaced, entries, proof, creatorFor(entries), pre)
+}
+
+// keepByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a
+// key or have lost content. It keeps their snapshots. As with stock containerd, they stay until they are removed:
+// containers may run them.
+func (s *presence) keepByDigest(ctx context.Context, replaced, by []imagepin.Entry) ([]imagepin.Entry, error) {
+	var kept []imagepin.Entry
+	for _, e := range replaced {
+		tag, err := reference.ParseNamed(e.Ref)
+		if _, isDigest := tag.(reference.Digested); err != nil || isDigest {
+			continue
+		}
+		if slices.ContainsFunc(by, func(n imagepin.Entry) bool { return n.Key == e.Key && n.Root.Digest == e.Root.Digest }) {
+			continue // its source or its record changes, not its digest
+		}
+		byDigest, err := RecordName(tag, e.Root.Digest)
+		if err != nil {
+			continue
+		}
+		k := imagepin.Key{Ref: byDigest, Target: e.Target}
+		if _, ok := s.Get(k); ok || slices.ContainsFunc(by, func(n imagepin.Entry) bool { return n.Key == k }) {
+			continue
+		}
+		if e.Record, err = RecordName(tag, e.RecordTarget.Digest); err != nil {
+			continue
+		}
+		e.Key = k
+		if err := s.keepSnapshot(ctx, e); errdefs.IsNotFound(err) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		kept = append(kept, e)
+	}
+	return kept, nil
+}
+
+// Recorded reports whether Put has nothing to write.
+func (s *presence) Recorded(ctx context.Context, proof string, entries ...imagepin.Entry) (bool, error) {
+	entries, _, changed := s.diffEntries(proof, entries)
+	if changed {
+		return false, nil
+	}
+	changed, err := s.overwritten(ctx, entries)
+	return !changed, err
+}
+
+// overwritten reports whether another tool has deleted or moved a record of an entry. [Store.Sync] updates the index
+// later, when the event of that change arrives.
+func (s *presence) overwritten(ctx context.Context, entries []imagepin.Entry) (bool, error) {
+	targets := make(map[string]digest.Digest)
+	for _, e := range entries {
+		targets[e.Record] = e.RecordTarget.Digest
+		if s.hasTagRecord(e) {
+			targets[e.Ref] = e.RecordTarget.Digest
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(targets)) {
+		img, err := s.config.Records.Get(ctx, name)
+		if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != targets[name] {
+			return true, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("read image record %s: %w", name, err)
+		}
+	}
+	return false, nil
+}
+
+// diffEntries returns entries as they are to be recorded, and the current entries that they replace. changed is false
+// if all of them and the proof are already recorded.
+func (s *presence) diffEntries(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, changed bool) {
+	wanted = slices.Clone(entries)
+	s.chooseRecords(wanted)
+	for i, e := range wanted {
+		old, ok := s.Get(e.Key)
+		switch {
+		case ok && sameImage(old, e):
+			wanted[i] = old // keeps ReadyAt
+			changed = changed || !s.hasProofOn(e.Record, proof)
+		case ok:
+			replaced, changed = append(replaced, old), true
+		default:
+			changed = true
+		}
+	}
+	return wanted, replaced, changed
+}
+
+func sameImage(a, b imagepin.Entry) bool {
+	return a.Root.Digest == b.Root.Digest && a.Manifest == b.Manifest && a.ImageID == b.ImageID &&
+		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest &&
+		(a.Source == b.Source || b.Source != imagepin.SourcePull) // a pull replaces an entry of another tool
+}

@@ -1,0 +1,137 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Seen is an entry of the index. It is outdated as soon as the key is recorded again, also for the same image.
+type Seen struct{ entry *imagepin.Entry }
+
+// See returns the entry of a key for [Store.RemoveSeen].
+func (s *reader) See(k imagepin.Key) (e imagepin.Entry, seen Seen, ok bool) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	now := s.index.byKey[k]
+	if now == nil {
+		return imagepin.Entry{}, Seen{}, false
+	}
+	return *now, Seen{now}, true
+}
+
+// RemoveSeen is [Store.Remove] for an entry that is not outdated. removed is false if it is.
+func (s *Store) RemoveSeen(ctx context.Context, seen Seen) (removed bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	current := s.index.unchanged(group{seen.entry})
+	if len(current) == 0 {
+		return false, nil
+	}
+	_, err = s.removeEntries(ctx, current)
+	return true, err
+}
+
+// Remove removes keys, and the records that no other key needs. The next garbage collection frees the content and
+// snapshots that nothing else references, see [Store.Collect]. Remove ignores unknown keys.
+func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Change{}, err
+	}
+	defer unlock()
+	var removed []imagepin.Entry
+	for _, k := range keys {
+		if e, ok := s.Get(k); ok {
+			removed = append(removed, e)
+		}
+	}
+	if len(removed) == 0 {
+		return Change{}, nil
+	}
+	return s.removeEntries(ctx, removed)
+}
+
+// removeEntries removes entries of the index. The caller holds the lock.
+func (s *writer) removeEntries(ctx context.Context, removed []imagepin.Entry) (Change, error) {
+	ch, err := s.apply(ctx, removed, nil, "")
+	if err != nil {
+		return ch, err
+	}
+	s.noteRemoved(removed)
+	failpoint.Reach("remove.recorded")
+	// The keys are gone, so release their snapshots even if the caller does not wait any longer.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
+	defer cancel()
+	return ch, s.releaseSnapshots(ctx, removed)
+}
+
+// detach removes keys from a record that was deleted or now targets another image. If the record of a key's tag still
+// targets the key's image, the key moves to that record, which also keeps the image. All other keys are removed.
+func (s *writer) detach(ctx context.Context, entries []imagepin.Entry) error {
+	var moved []imagepin.Entry
+	for _, e := range entries {
+		if e.Ref == e.Record || !s.native(e) {
+			continue
+		}
+		img, err := s.config.Records.Get(ctx, e.Ref)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read image record %s: %w", e.Ref, err)
+		}
+		if img.Target.Digest == e.RecordTarget.Digest {
+			e.Record = e.Ref
+			moved = append(moved, e)
+		}
+	}
+	if len(moved) == 0 {
+		return s.forget(ctx, entries)
+	}
+	if _, err := s.apply(ctx, entries, moved, ""); err != nil {
+		return err
+	}
+	failpoint.Reach("sync.unseated")
+	return s.releaseSnapshots(ctx, entries)
+}
+
+// forget removes keys whose record another tool has deleted or changed.
+func (s *writer) forget(ctx context.Context, entries []imagepin.Entry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	if _, err := s.apply(ctx, entries, nil, ""); err != nil {
+		return err
+	}
+	failpoint.Reach("sync.forgotten")
+	return s.releaseSnapshots(ctx, entries)
+}
+
+// Collect runs containerd's garbage collection and waits for it. Removing a label does not trigger a collection, so
+// Collect creates a lease and deletes it synchronously.
+func (s *writer) Collect(ctx context.Context) error {
+	// A collection does not end while a snapshotter hangs.
+	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
+	defer cancel()
+	l, err := s.config.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
+		leases.WithLabel(imagepin.LeaseLabel, "collect"))
+	if err != nil {
+		return fmt.Errorf("collect garbage: %w", err)
+	}
+	failpoint.Reach("collect.leased")
+	if err := s.config.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("collect garbage: %w", err)
+	}
+	failpoint.Reach("collect.done")
+	return nil
+}

@@ -1,0 +1,112 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Sync updates the keys after another tool may have changed the record called name. It removes keys whose record or tag
+// was deleted or now targets another image, and writes missing labels again. It returns the record for adoption if it
+// has no key. It does not return a record that carries lost keys, because these are about to be repaired or dropped.
+func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
+	img, removed, err := s.sync(ctx, name)
+	if err != nil || !removed {
+		return img, err
+	}
+	return nil, s.Collect(ctx)
+}
+
+// sync is Sync for one record. removed reports whether it has removed the record.
+func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, removed bool, _ error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer unlock()
+	carried := s.ByRecord(name)
+	img, err := s.config.Records.Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		s.index.noteProofs(images.Image{Name: name})
+		s.forgetUntagged(name)
+		s.index.noteRecord(name, "")
+		for _, e := range s.ByRef(name) {
+			if s.native(e) && e.Record != name {
+				carried = append(carried, e)
+			}
+		}
+		if err := s.detach(ctx, carried); err != nil {
+			return nil, false, err
+		}
+		return nil, false, s.repairIDRecord(ctx, name)
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
+	}
+	s.index.noteProofs(img)
+	s.index.noteRecord(name, img.Target.Digest)
+	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
+		return e.RecordTarget.Digest == img.Target.Digest
+	})
+	if err := s.detach(ctx, moved); err != nil {
+		return nil, false, err
+	}
+	if stay := s.ByRecord(name); len(stay) > 0 {
+		return nil, false, s.repairRecord(ctx, name, stay)
+	}
+	if s.Accounted(img) || s.carriesLost(img) {
+		return nil, false, nil
+	}
+	if removed, err := s.removeLateRecord(ctx, img); err != nil || removed {
+		return nil, removed, err
+	}
+	return &img, false, nil
+}
+
+// repairRecord writes what is missing on the record called name, which carries entries, and creates missing records of
+// their image IDs. It does not repair the records of their tags, because these have events of their own.
+func (s *writer) repairRecord(ctx context.Context, name string, entries []imagepin.Entry) error {
+	names := []string{name}
+	for _, e := range entries {
+		if id := e.ImageID.String(); !slices.Contains(names, id) {
+			names = append(names, id)
+		}
+	}
+	_, err := s.writePlan(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
+	return err
+}
+
+// repairIDRecord creates the record of an image ID again if another tool has removed it and the image has keys. CRI
+// creates containers by image ID.
+func (s *writer) repairIDRecord(ctx context.Context, name string) error {
+	id, err := digest.Parse(name)
+	if err != nil {
+		return nil
+	}
+	entries := s.ByID(id)
+	if len(entries) == 0 {
+		return nil
+	}
+	return s.repairRecord(ctx, name, entries)
+}
+
+// RepairRecords writes the records of an entry again if they differ.
+func (s *Store) RepairRecords(ctx context.Context, e imagepin.Entry) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, ok := s.Get(e.Key)
+	if !ok {
+		return nil
+	}
+	_, err = s.apply(ctx, nil, []imagepin.Entry{now}, "")
+	return err
+}
