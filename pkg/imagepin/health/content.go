@@ -7,14 +7,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// imageOf identifies the content of an entry.
-func imageOf(e imagepin.Entry) blobs.Image {
-	return blobs.Image{Target: e.RecordTarget.Digest, Manifest: e.Manifest, Config: e.ImageID, Unpacked: e.ChainID != ""}
-}
-
 // needed returns the blobs that an entry needs, see [blobs.Image.Needed].
 func (inv *Inventory) needed(e imagepin.Entry) (needed []blobs.Need, indexGone bool) {
-	needed, indexGone, _ = imageOf(e).Needed(inv.look) // look does not fail
+	needed, indexGone, _ = blobs.ImageOf(e).Needed(inv.look) // look does not fail
 	return needed, indexGone
 }
 

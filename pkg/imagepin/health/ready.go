@@ -14,7 +14,7 @@ import (
 // Ready reports whether everything that an entry needs is on the node: its content ([blobs.Image.Needed]), which it
 // reads and hashes, and its snapshot with all directories.
 func (c *Checker) Ready(ctx context.Context, e imagepin.Entry) (bool, error) {
-	needed, indexGone, err := imageOf(e).Needed(blobs.LookIn(ctx, c.config.Content))
+	needed, indexGone, err := blobs.ImageOf(e).Needed(blobs.LookIn(ctx, c.config.Content))
 	if err != nil || indexGone {
 		return false, err
 	}

@@ -101,8 +101,7 @@ func (s *presence) HasContent(ctx context.Context, e imagepin.Entry) (bool, erro
 }
 
 func hasContent(e imagepin.Entry, look blobs.Look) (bool, error) {
-	image := blobs.Image{Target: e.RecordTarget.Digest, Manifest: e.Manifest, Config: e.ImageID, Unpacked: e.ChainID != ""}
-	needed, indexGone, err := image.Needed(look)
+	needed, indexGone, err := blobs.ImageOf(e).Needed(look)
 	if err != nil || indexGone {
 		return false, err
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // Image identifies the content of an image.
@@ -18,6 +20,11 @@ type Image struct {
 	Config   digest.Digest
 	// Unpacked reports whether the image has a snapshot. Its layers are not needed then.
 	Unpacked bool
+}
+
+// ImageOf identifies the content of an entry.
+func ImageOf(e imagepin.Entry) Image {
+	return Image{Target: e.RecordTarget.Digest, Manifest: e.Manifest, Config: e.ImageID, Unpacked: e.ChainID != ""}
 }
 
 // Need is a blob that an image needs.
