@@ -196,7 +196,8 @@ func (c *check) older() {
 		var writers []*op
 		known := true
 		for _, o := range c.w.facts.ops {
-			if o.ref != k.Ref || o.removes || o.method != "PullImage" && o.method != "CreateContainer" && o.method != "ctr" {
+			// A container runs the image that its pod was given, and does not move the tag.
+			if o.ref != k.Ref || o.removes || o.method != "PullImage" && o.method != "ctr" {
 				continue
 			}
 			// A tag of another tool applies to all targets for which its image is ready.
