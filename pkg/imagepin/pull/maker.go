@@ -252,6 +252,7 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 	if j.Session != nil {
 		known.Source = imagepin.SourcePull // whichever tool pulled it: its registry has returned it now
 	}
+	known.ReadyAt = time.Now() // if another tool moves the tag meanwhile, this pull is later
 	if entry, ok, err = m.recorded(ctx, j, known); ok || err != nil {
 		return entry, false, UpToDate, err
 	}

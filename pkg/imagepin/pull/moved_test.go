@@ -3,11 +3,13 @@ package pull
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 )
 
 // movingTag is a node with two unpacked images that a tag can resolve to.
@@ -153,4 +155,20 @@ func TestMakeReadyOfAMovedTag(t *testing.T) {
 	if _, ready := m.store.Get(byDigest.Key); !ready || made.Key != byDigest.Key {
 		t.Errorf("got key %s, ready: %t, want %s", made.Key, ready, byDigest.Key)
 	}
+}
+
+// TestPullOfAReadyImageIsLater pulls an image that is ready. Its key loses the tag during the pull, because another tool has
+// moved the tag before it. The key that the pull records is ready since the pull, and not since the image was made ready
+// first: the later of two keys decides what the tag's record targets.
+func TestPullOfAReadyImageIsLater(t *testing.T) {
+	m := newMovingTag(t)
+	m.pull(m.older)
+	m.recording.before = func() { m.pull(m.newer) }
+	began := time.Now()
+	job := Job{Verdict: decide.Verdict{Ref: m.ref, Root: m.older.Manifest, Proof: "proof"}, Runtime: m.maker.config.Runtimes().Default()}
+	made, outcome, err := m.maker.Make(m.Context(t), job)
+	if err != nil || outcome != Recorded || made.ReadyAt.Before(began) {
+		t.Errorf("got %q, %v, ready at %s, want recorded after %s", outcome, err, made.ReadyAt, began)
+	}
+	m.wantTag(m.older)
 }
