@@ -31,6 +31,7 @@ type createFunc func(context.Context, *runtime.CreateContainerRequest) (*runtime
 // waits until upstream knows the names, and tries again. It fails with UpstreamNotSynced (ErrUnavailable) if upstream
 // does not learn them in time.
 func (s *containers) createFromImages(ctx context.Context, r *runtime.CreateContainerRequest, t runtimeplatform.Target, next createFunc) (*runtime.CreateContainerResponse, error) {
+	again := false // a call has failed although upstream knows the names
 	for range maxTries {
 		resp, err := next(ctx, r)
 		switch {
@@ -50,7 +51,10 @@ func (s *containers) createFromImages(ctx context.Context, r *runtime.CreateCont
 			return nil, werr
 		}
 		if err != nil && !waited {
-			return nil, err // it does not come from the names
+			if again {
+				return nil, err // it does not come from the names
+			}
+			again = true // a record may have been created again since
 		}
 	}
 	return nil, fmt.Errorf("the tags of the container's images kept moving while it was created: %w", errdefs.ErrUnavailable)
