@@ -71,12 +71,26 @@ func (a *adopter) adoptEach(ctx context.Context, unknown []images.Image, have *h
 	return ctx.Err()
 }
 
-// adoptNow adopts an image while others may remove it. It adds the image to a lease, checks it again, and then records
-// it.
+// adoptTries is how often an image is looked at again because a part of it was removed while it was adopted.
+const adoptTries = 3
+
+// adoptNow adopts an image while others may remove it or its snapshot.
 func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
+	for range adoptTries {
+		if done, err := a.adoptOnce(ctx, img, has); done || err != nil {
+			return err
+		}
+		has = a.unanswered.onNode(ctx) // what was found before is gone
+	}
+	return fmt.Errorf("parts of %s kept being removed while it was adopted: %w", img.Name, errdefs.ErrUnavailable)
+}
+
+// adoptOnce adds an image to a lease, checks it again, and then records it. done is false if a part of it is gone: if that
+// is the snapshot, the image is to be unpacked again.
+func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapshot) (done bool, _ error) {
 	entries := a.adopt(ctx, img, has)
 	if len(entries) == 0 {
-		return nil
+		return true, nil
 	}
 	checked, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -84,6 +98,7 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 	defer limit.Stop()
 	err := a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
 		limit.Stop() // the snapshotters have responded
+		done = true
 		failpoint.Reach("adopt.found")
 		a.config.Store.MarkUnsynced(img, entries...)
 		if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
@@ -93,13 +108,13 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 		return a.config.Retained.Sync(ctx, img.Target.Digest)
 	})
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
-		return err
+		return done, err
 	}
 	for _, e := range entries {
 		a.await(img, e)
 		a.unanswered.add(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), true)
 	}
-	return nil
+	return true, nil
 }
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target

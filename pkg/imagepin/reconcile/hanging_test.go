@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 
@@ -64,11 +65,18 @@ type leasing struct {
 	node    *ctdtest.Node
 	store   *store.Store
 	unpacks chan imagepin.Entry
+	// before runs before images are leased, if it is not nil.
+	before *func()
 }
 
 func (l leasing) WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
+	if before := *l.before; before != nil {
+		before()
+	}
 	return lease.With(ctx, l.node.Leases, lease.Pull, func(ctx context.Context) error {
-		if err := l.store.AddToLease(ctx, entries...); err != nil {
+		if err := l.store.AddToLease(ctx, entries...); errdefs.IsNotFound(err) {
+			return nil
+		} else if err != nil {
 			return err
 		}
 		return fn(ctx)
@@ -90,6 +98,7 @@ type hangingNode struct {
 	adopted  syncs
 	unpacks  chan imagepin.Entry
 	responds chan struct{}
+	before   func() // before images are leased
 }
 
 func newHangingNode(t *testing.T) *hangingNode {
@@ -108,7 +117,7 @@ func newHangingNode(t *testing.T) *hangingNode {
 	}
 	h.store = store.New(c)
 	h.Reconciler = reconcilerOf(n, c, h.store)
-	h.config.Retained, h.config.Maker = h.adopted, leasing{node: n, store: h.store, unpacks: h.unpacks}
+	h.config.Retained, h.config.Maker = h.adopted, leasing{node: n, store: h.store, unpacks: h.unpacks, before: &h.before}
 	h.unanswered.timeout = 20 * time.Millisecond
 	ctx, done := n.Lease(t)
 	h.ctx = ctx
@@ -226,6 +235,34 @@ func TestSnapshotRemovedWhileSnapshotterHangs(t *testing.T) {
 	if _, ready := h.store.Get(e.Key); ready {
 		t.Error("the key is ready without its snapshot")
 	}
+}
+
+// TestSnapshotRemovedDuringAdoption removes the snapshot of an image while it is adopted. It is unpacked again for the
+// default target, and adopted for another one whose snapshot is there.
+func TestSnapshotRemovedDuringAdoption(t *testing.T) {
+	h := newHangingNode(t)
+	close(h.responds)
+	removals := 0
+	h.run(t)
+	var img ctdtest.Image
+	h.before = func() {
+		if removals++; removals == 1 {
+			noError(t, h.Snapshotter("first").Remove(h.ctx, img.ChainID.String()))
+		}
+	}
+	blobs := ctdtest.Blobs{}
+	img = blobs.Image("linux/amd64", goodRef, nil)
+	h.Write(h.ctx, t, blobs)
+	h.Keep(h.ctx, t, img, nil)
+	h.Unpack(h.ctx, t, img, "first")
+	h.Unpack(h.ctx, t, img, "second")
+	_, err := h.Images.Create(h.ctx, images.Image{Name: goodRef, Target: img.Manifest})
+	noError(t, err)
+	if got := receive(t, h.unpacks); got.Ref != goodRef || got.Target.Snapshotter != "first" {
+		t.Errorf("got %v to unpack, want %s on first", got.Key, goodRef)
+	}
+	receive(t, h.adopted)
+	h.wantTargets(t, goodRef, 1)
 }
 
 // TestCheckWithHangingSnapshotter checks that a check reports which snapshotter does not respond.
