@@ -165,28 +165,37 @@ type facts struct {
 	pins       sync.Map // names of pins that were created
 	movedByCRI sync.Map // names of records that containerd's CRI has moved to a target that it read earlier
 	ops        []*op
-	pinWrites  []pinWrite
+	pinWrites  []*pinWrite
 }
 
 // pinWrite is a write of a pin's record.
 type pinWrite struct {
 	name string
 	step int
+	done int           // the step at which the writer knows it, and the pin is in effect; 0 before that
 	root digest.Digest // "" if the pin was deleted
 }
 
-func (f *facts) pinWritten(name string, step int, root digest.Digest) {
+// pinWritten notes a write. The writer calls done when the write has returned.
+func (f *facts) pinWritten(name string, step int, root digest.Digest) (done func(step int)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.pinWrites = append(f.pinWrites, pinWrite{name, step, root})
+	w := &pinWrite{name: name, step: step, root: root}
+	f.pinWrites = append(f.pinWrites, w)
+	return func(step int) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		w.done = step
+	}
 }
 
-// pinMoved reports whether the pin of a call had another digest at any time during the call than at its start.
+// pinMoved reports whether the pin of a call had another digest at any time during the call than at its start, or was not
+// in effect yet when the call began.
 func (f *facts) pinMoved(o *op) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.ContainsFunc(f.pinWrites, func(w pinWrite) bool {
-		return w.name == o.scope+"/"+o.ref && w.step >= o.start && w.root != o.pinned
+	return slices.ContainsFunc(f.pinWrites, func(w *pinWrite) bool {
+		return w.name == o.scope+"/"+o.ref && (w.step >= o.start && w.root != o.pinned || w.step < o.start && (w.done == 0 || w.done >= o.start))
 	})
 }
 

@@ -263,7 +263,8 @@ func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image
 	made, err := i.Store.Create(ctx, img)
 	if err == nil && i.name == "pins" {
 		i.w.facts.pins.Store(img.Name, true)
-		i.w.facts.pinWritten(img.Name, i.w.steps, img.Target.Digest)
+		done := i.w.facts.pinWritten(img.Name, i.w.steps, img.Target.Digest)
+		defer func() { done(i.w.steps) }()
 	}
 	if aerr := i.w.after(ctx, i.owner, i.name+".create "+img.Name); aerr != nil {
 		return made, aerr
@@ -282,7 +283,8 @@ func (i *imageStore) Update(ctx context.Context, img images.Image, paths ...stri
 	}
 	made, err := i.Store.Update(ctx, img, paths...)
 	if err == nil && i.name == "pins" {
-		i.w.facts.pinWritten(img.Name, i.w.steps, made.Target.Digest)
+		done := i.w.facts.pinWritten(img.Name, i.w.steps, made.Target.Digest)
+		defer func() { done(i.w.steps) }()
 	}
 	if aerr := i.w.after(ctx, i.owner, i.name+".update "+img.Name); aerr != nil {
 		return made, aerr
@@ -304,7 +306,8 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 		return err
 	}
 	if i.name == "pins" {
-		i.w.facts.pinWritten(name, i.w.steps, "")
+		done := i.w.facts.pinWritten(name, i.w.steps, "")
+		defer func() { done(i.w.steps) }()
 	}
 	i.w.daemonRemoved(ctx)
 	if !o.Synchronous {
