@@ -252,7 +252,7 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 	if j.Session != nil {
 		known.Source = imagepin.SourcePull // whichever tool pulled it: its registry has returned it now
 	}
-	known.ReadyAt = time.Now() // if another tool moves the tag meanwhile, this pull is later
+	known.ReadyAt = time.Now() // this pull is later than a move of the tag before it that is adopted meanwhile
 	if entry, ok, err = m.recorded(ctx, j, known); ok || err != nil {
 		return entry, false, UpToDate, err
 	}

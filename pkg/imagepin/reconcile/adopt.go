@@ -74,7 +74,8 @@ func (a *adopter) adoptEach(ctx context.Context, unknown []images.Image, have *h
 // adoptTries is how often an image is looked at again because a part of it was removed while it was adopted.
 const adoptTries = 3
 
-// adoptNow adopts an image while others may remove it or its snapshot.
+// adoptNow adopts an image while others may remove it or its snapshot. It ignores an image that lacks a part, which may be
+// a layer that is not looked at before: the image must not block others.
 func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
 	for range adoptTries {
 		if done, err := a.adoptOnce(ctx, img, has); done || err != nil {
@@ -82,7 +83,8 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 		}
 		has = a.unanswered.onNode(ctx) // what was found before is gone
 	}
-	return fmt.Errorf("parts of %s kept being removed while it was adopted: %w", img.Name, errdefs.ErrUnavailable)
+	log.G(ctx).WithField("image", img.Name).Warn("ignoring image that cannot be adopted: a part of it is missing")
+	return nil
 }
 
 // adoptOnce adds an image to a lease, checks it again, and then records it. done is false if a part of it is gone: if that

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -263,6 +266,31 @@ func TestSnapshotRemovedDuringAdoption(t *testing.T) {
 	}
 	receive(t, h.adopted)
 	h.wantTargets(t, goodRef, 1)
+}
+
+// TestAdoptionOfIncompleteImage lists images again, of which one lacks a layer that is not unpacked. It is not adopted, and
+// does not block the next one.
+func TestAdoptionOfIncompleteImage(t *testing.T) {
+	h := newHangingNode(t)
+	close(h.responds)
+	blobs := ctdtest.Blobs{}
+	module := blobs.Add("application/wasm", []byte("module"))
+	manifest := blobs.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: blobs.AddJSON("application/vnd.wasm.config.v0+json", map[string]any{"architecture": "wasm", "os": "wasip1"}),
+		Layers: []ocispec.Descriptor{module},
+	})
+	h.Write(h.ctx, t, blobs)
+	noError(t, images.Walk(h.ctx, images.SetChildrenLabels(h.Content, images.ChildrenHandler(h.Content)), manifest))
+	const incomplete = "registry.example/app:0" // is before goodRef in the list
+	_, err := h.Images.Create(h.ctx, images.Image{Name: incomplete, Target: manifest})
+	noError(t, err)
+	noError(t, os.Remove(h.File(module.Digest)))
+	h.add(t, goodRef, "first")
+	h.started = true
+	h.run(t)
+	h.wantTargets(t, goodRef, 1)
+	h.wantTargets(t, incomplete, 0)
 }
 
 // TestCheckWithHangingSnapshotter checks that a check reports which snapshotter does not respond.
