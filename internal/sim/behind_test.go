@@ -76,10 +76,7 @@ func (c *containerdCRI) answer(ctx context.Context, method string, req []byte) (
 	case "StopPodSandbox":
 		return &runtime.StopPodSandboxResponse{}, nil
 	case "RemovePodSandbox":
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.sandboxes, decode(req, &runtime.RemovePodSandboxRequest{}).GetPodSandboxId())
-		return &runtime.RemovePodSandboxResponse{}, nil
+		return &runtime.RemovePodSandboxResponse{}, c.removePodSandbox(ctx, decode(req, &runtime.RemovePodSandboxRequest{}).GetPodSandboxId())
 	}
 	return nil, fmt.Errorf("%s is not modelled", method)
 }
@@ -293,6 +290,28 @@ func (c *containerdCRI) has(id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sandboxes[id] != nil || c.containers[id] != nil
+}
+
+// removePodSandbox removes the containers of a sandbox and then the sandbox, as containerd does
+// (internal/cri/server/sandbox_remove.go).
+func (c *containerdCRI) removePodSandbox(ctx context.Context, id string) error {
+	c.mu.Lock()
+	var inside []string
+	for _, name := range sorted(c.containers) {
+		if c.containers[name].sandbox == id {
+			inside = append(inside, name)
+		}
+	}
+	c.mu.Unlock()
+	for _, name := range inside {
+		if err := c.removeContainer(ctx, name); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.sandboxes, id)
+	return nil
 }
 
 func (c *containerdCRI) removeContainer(ctx context.Context, id string) error {
