@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -115,7 +114,7 @@ func TestTagMovedByCtr(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "pull", "--local", "--plain-http", tag); err != nil {
 		t.Fatal(err)
 	}
-	testkit.EventuallyIn(t, time.Second, "ImageStatus of the tag returns the newer image", func(ctx context.Context) (bool, error) {
+	testkit.Eventually(t, "ImageStatus of the tag returns the newer image", func(ctx context.Context) (bool, error) {
 		img, err := r.ImageStatus(ctx, tag, "runc")
 		return img != nil && img.Id != id, err
 	})
@@ -153,7 +152,7 @@ func TestTagAndDigestOfCtr(t *testing.T) {
 	if _, err := r.Ctr(r.Ctx, "images", "rm", "--sync", digest); err != nil {
 		t.Fatal(err)
 	}
-	testkit.EventuallyIn(t, time.Second, "the image is listed with its tag only", func(context.Context) (bool, error) {
+	testkit.Eventually(t, "the image is listed with its tag only", func(context.Context) (bool, error) {
 		img := r.Listed()[id]
 		return slices.Equal(img.GetRepoTags(), []string{tag}) && len(img.GetRepoDigests()) == 0, nil
 	})
