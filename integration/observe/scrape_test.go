@@ -3,12 +3,13 @@ package observe
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // series are values by metric and labels, as in the text format: `imagepin_pulls_total{done="fetched"}`.
@@ -17,14 +18,7 @@ type series map[string]float64
 // metricsAddress returns a free address, and the configuration with which containerd serves its metrics there.
 func metricsAddress(t *testing.T) (address, config string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address = l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address = testkit.Address(t)
 	return address, fmt.Sprintf("[plugins.\"io.containerd.server.v1.metrics\"]\naddress = %q\n", address)
 }
 

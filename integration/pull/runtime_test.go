@@ -157,14 +157,7 @@ func standardOutput(t *testing.T, address string) string {
 // TestTCP checks that CRI on containerd's TCP address, if enabled, is served by imagepin as on the socket.
 func TestTCP(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := testkit.Address(t)
 	r := testkit.NewRig(t, node.Options{
 		Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
 		Extra: fmt.Sprintf("[plugins.\"io.containerd.server.v1.grpc-tcp\"]\naddress = %q\n"+

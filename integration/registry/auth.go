@@ -103,7 +103,7 @@ func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request
 		return false
 	}
 	if auth.Bearer {
-		challenge := fmt.Sprintf("Bearer realm=%q,service=%q", cmp.Or(auth.Realm, r.URL()+tokenPath), r.addr)
+		challenge := fmt.Sprintf("Bearer realm=%q,service=%q", cmp.Or(auth.Realm, r.URL()+tokenPath), r.Host())
 		if q.Repository != "" {
 			challenge += fmt.Sprintf(",scope=%q", "repository:"+q.Repository+":pull")
 		}
@@ -112,7 +112,7 @@ func (r *Registry) authorize(w http.ResponseWriter, req *http.Request, q Request
 		}
 		w.Header().Set("WWW-Authenticate", challenge)
 	} else {
-		w.Header().Set("WWW-Authenticate", fmt.Sprintf("Basic realm=%q", r.addr))
+		w.Header().Set("WWW-Authenticate", fmt.Sprintf("Basic realm=%q", r.Host()))
 	}
 	refuse(w, http.StatusUnauthorized, "UNAUTHORIZED", "authentication required")
 	return false

@@ -27,11 +27,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/port"
 )
 
 // Registry is a running registry. Its methods are safe for concurrent use.
 type Registry struct {
-	addr  string
+	port  *port.Reservation
 	store http.Handler // go-containerregistry's; pushes use it directly
 	blobs *blobs
 
@@ -49,6 +50,10 @@ type Registry struct {
 
 // New starts a registry on a free port of 127.0.0.1.
 func New() (*Registry, error) {
+	p, err := port.Reserve()
+	if err != nil {
+		return nil, err
+	}
 	b := &blobs{content: map[string][]byte{}, repos: map[string]map[string]bool{}}
 	r := &Registry{
 		store:   registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithBlobHandler(b), registry.WithReferrersSupport(true)),
@@ -56,20 +61,20 @@ func New() (*Registry, error) {
 		changed: make(chan struct{}),
 		tokens:  map[string]grant{},
 		raw:     map[string]images.Raw{},
-		addr:    "127.0.0.1:0",
+		port:    p,
 	}
 	return r, r.Up()
 }
 
 // Host returns the registry's part of a reference, "127.0.0.1:port". [Registry.Down] and [Registry.Up] do not change
 // it.
-func (r *Registry) Host() string { return r.addr }
+func (r *Registry) Host() string { return r.port.Addr() }
 
 // URL returns the registry's address for a hosts.toml.
-func (r *Registry) URL() string { return "http://" + r.addr }
+func (r *Registry) URL() string { return "http://" + r.Host() }
 
 // Ref returns the full reference of "repo:tag" or "repo@digest".
-func (r *Registry) Ref(s string) string { return r.addr + "/" + s }
+func (r *Registry) Ref(s string) string { return r.Host() + "/" + s }
 
 // Up starts the server again after [Registry.Down].
 func (r *Registry) Up() error {
@@ -78,11 +83,10 @@ func (r *Registry) Up() error {
 	if r.server != nil {
 		return nil
 	}
-	l, err := net.Listen("tcp", r.addr)
+	l, err := net.Listen("tcp", r.Host())
 	if err != nil {
 		return fmt.Errorf("starting the registry: %w", err)
 	}
-	r.addr = l.Addr().String()
 	srv := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
 	served := make(chan struct{})
 	r.server, r.served = srv, served
@@ -109,6 +113,7 @@ func (r *Registry) Down() {
 // Close stops the registry and waits until all requests are done.
 func (r *Registry) Close() {
 	r.Down()
+	r.port.Close()
 	for {
 		r.mu.Lock()
 		busy := slices.ContainsFunc(r.requests, func(q *Request) bool { return !q.Done })
@@ -133,9 +138,9 @@ func (r *Registry) Push(ref string, content remote.Taggable) (v1.Hash, error) {
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	full := r.addr + "/" + ref
+	full := r.Host() + "/" + ref
 	if !tagged {
-		full = r.addr + "/" + repo + "@" + digest.String()
+		full = r.Host() + "/" + repo + "@" + digest.String()
 	}
 	target, err := name.ParseReference(full, name.Insecure)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // TestExampleConfig starts imagepin serve with the example in contrib/config/serve, with another metrics address.
@@ -18,7 +19,7 @@ func TestExampleConfig(t *testing.T) {
 	}
 	r := started(t, node.Options{
 		NoPods: true, Handlers: []node.Handler{{Name: "kata"}},
-		ServeExtra: strings.ReplaceAll(string(text), "127.0.0.1:9099", freeAddress(t)),
+		ServeExtra: strings.ReplaceAll(string(text), "127.0.0.1:9099", testkit.Address(t)),
 	})
 	if !strings.Contains(r.Logs(), `handler=kata target="linux/arm64 on overlayfs"`) {
 		t.Error("the handler of the example does not have its target")

@@ -175,7 +175,7 @@ func listening(t *testing.T, pid int) []string {
 // TestHealth checks the HTTP endpoints: /healthz, /readyz and metrics over TCP, and profiles on a unix socket only.
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	address := freeAddress(t)
+	address := testkit.Address(t)
 	r := newRig(t, node.Options{NoPods: true, ServeExtra: "[metrics]\naddress = " + quoted(address) + "\n"})
 	r.must(r.StartServe())
 	get := func(client *http.Client, url string) (int, string) {

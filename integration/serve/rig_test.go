@@ -5,7 +5,6 @@ package serve
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,17 +160,6 @@ func (r *serveRig) hang(conditions ...func(registry.Request) bool) (begun func()
 			r.Reg.SetFault(nil)
 			close(hang)
 		}
-}
-
-// freeAddress returns a free TCP address.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // line returns what a container of a pushed image prints.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/port"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -153,6 +154,17 @@ func NoLeaks(t testing.TB, n *node.Node, before *node.State) {
 	if d := node.Diff(before, State(t, n)); d != "" {
 		t.Errorf("the node's state differs from before (+ is leaked, - is lost):\n%s", d)
 	}
+}
+
+// Address returns an address of the loopback interface with a port that no other process gets until the end of the test.
+func Address(t testing.TB) string {
+	t.Helper()
+	p, err := port.Reserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p.Addr()
 }
 
 // Eventually waits until a condition holds. It checks the condition every few milliseconds for at most ten seconds. An error

@@ -15,12 +15,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"sync"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/daemon"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/port"
 )
 
 // token is the credential of the API server. It is not secret, because the API server serves only tests on loopback.
@@ -39,6 +39,9 @@ type Cluster struct {
 	url     string
 	client  *http.Client
 	daemons []*daemon.Daemon // in the order of their start
+
+	mu    sync.Mutex
+	ports []*port.Reservation
 }
 
 // Bin returns the path of a binary that hack/kubernetes-binaries.sh builds.
@@ -68,7 +71,7 @@ func Start(ctx context.Context) (*Cluster, error) {
 func (c *Cluster) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	ports, err := freePorts(3)
+	ports, err := c.reservePorts(3)
 	if err != nil {
 		return err
 	}
@@ -126,6 +129,9 @@ func (c *Cluster) Close() error {
 	var errs []error
 	for _, d := range c.daemons {
 		errs = append(errs, d.Kill9())
+	}
+	for _, p := range c.ports {
+		p.Close()
 	}
 	c.client.CloseIdleConnections()
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
@@ -234,16 +240,18 @@ func writeKey(path string) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// freePorts returns unused ports of the loopback interface.
-func freePorts(n int) ([]string, error) {
+// reservePorts returns ports of the loopback interface that no other process gets until the cluster is closed.
+func (c *Cluster) reservePorts(n int) ([]string, error) {
 	var ports []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		p, err := port.Reserve()
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close()
-		ports = append(ports, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+		c.mu.Lock()
+		c.ports = append(c.ports, p)
+		c.mu.Unlock()
+		ports = append(ports, p.Port())
 	}
 	return ports, nil
 }

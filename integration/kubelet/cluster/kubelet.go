@@ -60,7 +60,7 @@ func (c *Cluster) StartKubelet(ctx context.Context, name string, n *node.Node, o
 
 // Start starts kubelet, also after [Kubelet.Stop], and waits until the node is ready.
 func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
-	ports, err := freePorts(1)
+	ports, err := k.c.reservePorts(1)
 	if err != nil {
 		return err
 	}
