@@ -1,0 +1,37 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+)
+
+func TestName(t *testing.T) {
+	const image = "registry.example.com/shop/web:v7"
+	owner := Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-7d4b9c", UID: "3d2b1a"}
+	name := Name(owner, image)
+	if want := "web-7d4b9c.0b7e"; !strings.HasPrefix(name, want[:11]) || len(name) != len("web-7d4b9c.")+10 {
+		t.Errorf("got %q, want the owner's name, a dot and 10 digits", name)
+	}
+	others := map[string]string{
+		"another UID":      Name(Owner{Name: owner.Name, UID: "3d2b1b"}, image),
+		"another revision": Name(Owner{Name: owner.Name, UID: owner.UID, Revision: "1"}, image),
+		"another image":    Name(owner, image+"1"),
+	}
+	for what, other := range others {
+		if other == name {
+			t.Errorf("%s has the same name, %s", what, name)
+		}
+	}
+	// The separator keeps a UID and a revision apart.
+	if a, b := Name(Owner{UID: "a", Revision: "b"}, image), Name(Owner{UID: "ab"}, image); a == b {
+		t.Errorf("UID a of revision b and UID ab have the same name, %s", a)
+	}
+	for _, long := range []string{strings.Repeat("a", 253), strings.Repeat("a", 241) + "." + strings.Repeat("b", 11), strings.Repeat("a", 241) + "-bcd"} {
+		name := Name(Owner{Name: long, UID: "1"}, image)
+		if errs := validation.NameIsDNSSubdomain(name, false); len(errs) > 0 {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
