@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Builds the binaries of `make test-kubelet` into bin/kubernetes/:
 #
-#   kubelet, kube-apiserver, etcd   from the module integration/kubelet/binaries
-#   runc                            with seccomp, which kubelet requires; bin/runc is without
-#   kubectl                         only with the argument kubectl, for manual use
+#   kubelet, kube-apiserver, etcd
+#             from the module integration/kubelet/binaries
+#   runc      with seccomp, which kubelet requires; bin/runc is without
+#   kube-controller-manager, kube-scheduler
+#             only with the argument controllers, for make test-cluster
+#   kubectl   only with the argument kubectl, for manual use
 #
 # The first run compiles for minutes. The binaries are kept in the user's cache under a hash of their inputs. Later
 # runs, also in other checkouts, only link them.
@@ -57,11 +60,15 @@ once runc runc
 once etcd kubernetes go.etcd.io/etcd/server/v3
 once kubelet kubernetes k8s.io/kubernetes/cmd/kubelet
 once kube-apiserver kubernetes k8s.io/kubernetes/cmd/kube-apiserver
+if [ "${1:-}" = controllers ]; then
+    once kube-controller-manager kubernetes k8s.io/kubernetes/cmd/kube-controller-manager
+    once kube-scheduler kubernetes k8s.io/kubernetes/cmd/kube-scheduler
+fi
 if [ "${1:-}" = kubectl ]; then
     once kubectl kubernetes k8s.io/kubernetes/cmd/kubectl
 fi
 mkdir -p "$bin/kubernetes"
-for name in runc etcd kubelet kube-apiserver kubectl; do
+for name in runc etcd kubelet kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     [ ! -e "$built/$name" ] || ln -sfn "$built/$name" "$bin/kubernetes/$name"
 done
 touch "$built"

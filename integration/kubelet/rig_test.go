@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 
 func withCluster(m *testing.M) (code int, err error) {
 	ctx := context.Background()
-	if kube, err = cluster.Start(ctx); err != nil {
+	if kube, err = cluster.Start(ctx, cluster.Options{}); err != nil {
 		return 1, err
 	}
 	defer func() {

@@ -1,24 +1,21 @@
 // Package cluster runs a small Kubernetes cluster for tests: etcd and an API server on the loopback interface, and any
-// number of nodes, each a containerd under test with a kubelet. There is no scheduler, no controller and no network
-// plugin: pods name their node and use the host's network.
+// number of nodes, each a containerd under test with a kubelet. There is no network plugin: pods use the host's network.
+// Without [Cluster.StartScheduler], pods name their node.
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,12 +30,24 @@ import (
 // token is the credential of the API server. It is not secret, because the API server serves only tests on loopback.
 const token = "test"
 
-// Cluster is an etcd and an API server.
+// Options are the options of a cluster. The zero value permits all requests.
+type Options struct {
+	// Authorize makes the API server authorize requests as clusters do: those of nodes with the Node authorizer and
+	// NodeRestriction, all others with RBAC.
+	Authorize bool
+	// EmulatedVersion is the version of Kubernetes that the API server emulates, for example 1.34. The default is its own
+	// version.
+	EmulatedVersion string
+}
+
+// Cluster is an etcd and an API server. Its requests have all permissions.
 type Cluster struct {
+	*Client
 	dir     string
-	url     string
-	client  *http.Client
+	users   *authority
 	daemons []*daemon.Daemon // in the order of their start
+	server  *daemon.Daemon   // the API server, which is not one of daemons
+	args    []string         // of the API server
 
 	mu    sync.Mutex
 	ports []*port.Reservation
@@ -48,7 +57,7 @@ type Cluster struct {
 func Bin(name string) string { return filepath.Join(node.BinDir(), "kubernetes", name) }
 
 // Start starts a cluster and waits until it is ready.
-func Start(ctx context.Context) (*Cluster, error) {
+func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	for _, name := range []string{"etcd", "kube-apiserver", "kubelet", "runc"} {
 		if _, err := os.Stat(Bin(name)); err != nil {
 			return nil, fmt.Errorf("%w; run hack/kubernetes-binaries.sh", err)
@@ -58,17 +67,15 @@ func Start(ctx context.Context) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{dir: dir, client: &http.Client{Transport: &http.Transport{
-		// The API server creates a self-signed certificate.
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 50,
-	}}}
-	if err := c.start(ctx); err != nil {
+	c := &Cluster{dir: dir, Client: newClient()}
+	c.token = token
+	if err := c.start(ctx, opts); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-func (c *Cluster) start(ctx context.Context) error {
+func (c *Cluster) start(ctx context.Context, opts Options) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	ports, err := c.reservePorts(3)
@@ -88,30 +95,64 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := os.WriteFile(c.path("tokens"), []byte(token+",admin,admin,system:masters\n"), 0o600); err != nil {
 		return err
 	}
-	c.url = "https://127.0.0.1:" + ports[2]
-	api, err := c.run("kube-apiserver", "--bind-address=127.0.0.1", "--secure-port="+ports[2], "--cert-dir="+c.path("certs"),
-		"--etcd-servers="+etcd, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
-		"--service-account-key-file="+c.path("sa.key"), "--service-account-signing-key-file="+c.path("sa.key"),
-		"--authorization-mode=AlwaysAllow", "--token-auth-file="+c.path("tokens"),
-		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none")
-	if err != nil {
+	if c.users, err = newAuthority(c.path("users.crt")); err != nil {
 		return err
 	}
+	c.url = "https://127.0.0.1:" + ports[2]
+	args := []string{
+		"--bind-address=127.0.0.1", "--secure-port=" + ports[2], "--cert-dir=" + c.path("certs"),
+		"--etcd-servers=" + etcd, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
+		"--service-account-key-file=" + c.path("sa.key"), "--service-account-signing-key-file=" + c.path("sa.key"),
+		"--token-auth-file=" + c.path("tokens"), "--client-ca-file=" + c.path("users.crt"),
+		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
+	}
+	if opts.Authorize {
+		args = append(args, "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction")
+	} else {
+		args = append(args, "--authorization-mode=AlwaysAllow")
+	}
+	if opts.EmulatedVersion != "" {
+		args = append(args, "--emulated-version="+opts.EmulatedVersion)
+	}
+	c.args = args
 	kubeconfig := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"test",
 "clusters":[{"name":"test","cluster":{"server":%q,"insecure-skip-tls-verify":true}}],
 "users":[{"name":"test","user":{"token":%q}}],"contexts":[{"name":"test","context":{"cluster":"test","user":"test"}}]}`, c.url, token)
 	if err := os.WriteFile(c.Kubeconfig(), []byte(kubeconfig), 0o600); err != nil {
 		return err
 	}
-	return api.Await(ctx, func(ctx context.Context) error {
+	return c.StartServer(ctx)
+}
+
+// StartServer starts the API server again after [Cluster.KillServer], and waits until it is ready.
+func (c *Cluster) StartServer(ctx context.Context) error {
+	var err error
+	if c.server, err = c.launch("kube-apiserver", c.args...); err != nil {
+		return err
+	}
+	return c.server.Await(ctx, func(ctx context.Context) error {
 		return errors.Join(c.Do(ctx, "GET", "/readyz", nil, nil), c.Do(ctx, "GET", "/api/v1/namespaces/default", nil, nil))
 	})
 }
 
-func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
+// KillServer kills the API server with SIGKILL, and waits until it has exited.
+func (c *Cluster) KillServer() error {
+	if c.server == nil {
+		return nil
+	}
+	return c.server.Kill9()
+}
+
+// launch starts a process that the caller ends.
+func (c *Cluster) launch(name string, args ...string) (*daemon.Daemon, error) {
 	cmd := exec.Command(Bin(name), args...)
 	cmd.Dir = c.dir
-	d, err := daemon.Start(cmd, c.path(name+".log"))
+	return daemon.Start(cmd, c.path(name+".log"))
+}
+
+// run starts a process that [Cluster.Close] ends.
+func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
+	d, err := c.launch(name, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -126,56 +167,28 @@ func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
 
 // Close stops the cluster and removes its files. Close its nodes first.
 func (c *Cluster) Close() error {
-	var errs []error
+	errs := []error{c.KillServer()}
 	for _, d := range c.daemons {
 		errs = append(errs, d.Kill9())
 	}
 	for _, p := range c.ports {
 		p.Close()
 	}
-	c.client.CloseIdleConnections()
+	c.http.CloseIdleConnections()
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
 }
 
-// Do sends a request to the API server. in and out are the JSON bodies of the request and the response, or nil.
-func (c *Cluster) Do(ctx context.Context, method, path string, in, out any) error {
-	resp, err := c.send(ctx, method, path, in)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil || out == nil {
-		return err
-	}
-	return json.Unmarshal(b, out)
+// StartControllers starts kube-controller-manager with some of its controllers. It does not wait until they run.
+func (c *Cluster) StartControllers(names ...string) error {
+	_, err := c.run("kube-controller-manager", "--kubeconfig="+c.Kubeconfig(), "--secure-port=0", "--leader-elect=false",
+		"--controllers="+strings.Join(names, ","))
+	return err
 }
 
-func (c *Cluster) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return nil, err
-		}
-		body = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, c.url+path, body)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := c.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode >= 300 {
-		defer resp.Body.Close()
-		b, _ := io.ReadAll(resp.Body)
-		return nil, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, b)
-	}
-	return resp, nil
+// StartScheduler starts kube-scheduler. It does not wait until it runs.
+func (c *Cluster) StartScheduler() error {
+	_, err := c.run("kube-scheduler", "--kubeconfig="+c.Kubeconfig(), "--secure-port=0", "--leader-elect=false")
+	return err
 }
 
 const pods = "/api/v1/namespaces/default/pods"
@@ -187,7 +200,7 @@ func (c *Cluster) CreatePod(ctx context.Context, p *core.Pod) error {
 
 // WaitPod watches a pod until a condition holds. If the condition or the context fails, the error has the pod's status.
 func (c *Cluster) WaitPod(ctx context.Context, name string, condition func(*core.Pod) (bool, error)) (*core.Pod, error) {
-	resp, err := c.send(ctx, "GET", pods+"?watch=1&fieldSelector=metadata.name="+name, nil)
+	resp, err := c.Send(ctx, "GET", pods+"?watch=1&fieldSelector=metadata.name="+name, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,10 @@ type KubeletOptions struct {
 	Config map[string]any
 	// ConfigDir is a directory of drop-ins, which override everything else.
 	ConfigDir string
+	// Kubeconfig is a kubeconfig file. Empty means that of the cluster, with all permissions.
+	Kubeconfig string
+	// Labels are the labels of the node, as KEY=VALUE separated by commas.
+	Labels string
 }
 
 // Kubelet is a node of the cluster.
@@ -102,8 +107,11 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 		return err
 	}
 	args := []string{
-		"--config=" + k.n.Path("kubelet.json"), "--kubeconfig=" + k.c.Kubeconfig(), "--root-dir=" + k.n.Path("kubelet"),
+		"--config=" + k.n.Path("kubelet.json"), "--kubeconfig=" + cmp.Or(opts.Kubeconfig, k.c.Kubeconfig()), "--root-dir=" + k.n.Path("kubelet"),
 		"--cert-dir=" + k.n.Path("kubelet", "certs"), "--hostname-override=" + k.Name,
+	}
+	if opts.Labels != "" {
+		args = append(args, "--node-labels="+opts.Labels)
 	}
 	if opts.ConfigDir != "" {
 		args = append(args, "--config-dir="+opts.ConfigDir)
@@ -161,7 +169,7 @@ func (k *Kubelet) Status(ctx context.Context) (core.NodeStatus, error) {
 
 // Summary reads kubelet's /stats/summary.
 func (k *Kubelet) Summary(ctx context.Context, out any) error {
-	at := &Cluster{url: "https://127.0.0.1:" + k.port, client: k.c.client}
+	at := &Client{url: "https://127.0.0.1:" + k.port, http: k.c.http}
 	return at.Do(ctx, "GET", "/stats/summary", nil, out)
 }
 
