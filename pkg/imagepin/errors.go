@@ -56,6 +56,15 @@ const (
 	UnknownPin Reason = "UnknownPin"
 	// UpstreamNotSynced: containerd's own CRI service (upstream) did not learn about an image in time.
 	UpstreamNotSynced Reason = "UpstreamNotSynced"
+	// ClusterUnavailable: the Kubernetes API server cannot be reached, did not answer in time, is overloaded, or refuses all
+	// requests of this node for ImagePins.
+	ClusterUnavailable Reason = "ClusterUnavailable"
+	// ClaimRefused: the Kubernetes API server refused a request for an ImagePin, or of the owner of a pod.
+	ClaimRefused Reason = "ClaimRefused"
+	// ForeignPin: the ImagePin with the name of a revision's pin is that of another revision or image.
+	ForeignPin Reason = "ForeignPin"
+	// UnknownPod: the Kubernetes API server has no pod with this name and UID.
+	UnknownPod Reason = "UnknownPod"
 )
 
 // Error is an error that imagepin itself decides on. The first line of its text says what happened to which reference

@@ -1,0 +1,226 @@
+package claims
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	authentication "k8s.io/api/authentication/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+)
+
+// webPod adds a pod of the ReplicaSet web-7d4b9c with the UID rs-1, which does not have to exist.
+func (r *rig) webPod(name, node string) client.Pod {
+	r.t.Helper()
+	return r.addPod("web-7d4b9c-"+name, node, controlledBy("apps/v1", "ReplicaSet", "web-7d4b9c", "rs-1"))
+}
+
+// TestClaimsAtOnce lets many pods of two nodes claim one pin with two digests. One creates it, and all get it.
+func TestClaimsAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	type claim struct {
+		node    string
+		pod     client.Pod
+		digest  digest.Digest
+		pin     client.Pin
+		created bool
+		err     error
+	}
+	var claims []*claim
+	for i := range 5 {
+		claims = append(claims,
+			&claim{node: n1, pod: r.webPod(fmt.Sprintf("a%d", i), n1), digest: digestA},
+			&claim{node: n2, pod: r.webPod(fmt.Sprintf("b%d", i), n2), digest: digestB})
+	}
+	var owner *client.Owner
+	for _, c := range claims {
+		owner = r.ownerOf(c.node, c.pod)
+	}
+	var wg sync.WaitGroup
+	for _, c := range claims {
+		wg.Go(func() {
+			c.pin, c.created, c.err = r.clients[c.node].Claim(r.ctx, *owner, c.pod, tag, c.digest)
+		})
+	}
+	wg.Wait()
+	var winner *claim
+	for _, c := range claims {
+		if c.err != nil {
+			t.Fatal(c.err)
+		}
+		if c.created {
+			if winner != nil {
+				t.Fatalf("%v and %v have created the pin", winner.pod, c.pod)
+			}
+			winner = c
+		}
+	}
+	if winner == nil {
+		t.Fatal("no claim has created the pin")
+	}
+	for _, c := range claims {
+		if c.pin.UID != winner.pin.UID || c.pin.Digest != winner.digest || c.pin.By.Pod != winner.pod.Name || c.pin.By.Node != winner.node {
+			t.Errorf("%v got %+v, want the pin of %v", c.pod, c.pin, winner.pod)
+		}
+	}
+	var list v1alpha1.ImagePinList
+	r.must("GET", r.path("imagepin.io/v1alpha1/imagepins"), nil, &list)
+	if len(list.Items) != 1 {
+		t.Errorf("there are %d ImagePins, want 1", len(list.Items))
+	}
+}
+
+// TestRefreshedPin checks a pin that a person changes, and one that a person deletes.
+func TestRefreshedPin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	pod := r.webPod("x", n1)
+	owner := r.ownerOf(n1, pod)
+	first, _ := r.claim(n1, owner, pod, digestA)
+	path := r.path("imagepin.io/v1alpha1/imagepins", first.Name)
+	r.must("PATCH", path, map[string]any{"spec": map[string]any{"digest": digestB}}, nil)
+	if moved, created := r.claim(n1, owner, pod, digestA); created || moved.Digest != digestB || moved.UID != first.UID {
+		t.Errorf("got %+v, %v, want the changed pin", moved, created)
+	}
+	r.must("DELETE", path, nil, nil)
+	if again, created := r.claim(n1, owner, pod, digestA); !created || again.Digest != digestA || again.UID == first.UID {
+		t.Errorf("got %+v, %v, want a new pin", again, created)
+	}
+}
+
+// TestPodCreatedAgain checks a pod that is deleted and created again under its name.
+func TestPodCreatedAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	first := r.webPod("x", n1)
+	if owner := r.ownerOf(n1, first); owner == nil || owner.UID != "rs-1" {
+		t.Errorf("got %+v", owner)
+	}
+	r.must("DELETE", r.path("v1/pods", first.Name), &metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, nil)
+	second := r.addPod(first.Name, n1, controlledBy("apps/v1", "ReplicaSet", "web-7d4b9c", "rs-2"))
+	if owner := r.ownerOf(n1, second); owner == nil || owner.UID != "rs-2" {
+		t.Errorf("got %+v, want the owner of the second pod", owner)
+	}
+	_, err := r.clients[n1].OwnerOf(r.ctx, first)
+	want(t, err, imagepin.UnknownPod, errdefs.ErrNotFound, "the API server has no pod "+first.String()+" with UID "+string(first.UID))
+}
+
+// TestForeignPin checks an object with the name of a pin that is for something else.
+func TestForeignPin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	pod := r.webPod("x", n1)
+	owner := r.ownerOf(n1, pod)
+	other := owner.Owner
+	other.UID = "rs-0"
+	r.must("POST", r.path("imagepin.io/v1alpha1/imagepins"), &v1alpha1.ImagePin{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "imagepin.io/v1alpha1", Kind: "ImagePin"},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Name(owner.Owner, tag)},
+		Spec:       v1alpha1.ImagePinSpec{Image: tag, Digest: digestB, Owner: other},
+	}, nil)
+	_, err := r.clients[n1].Find(r.ctx, *owner, tag)
+	for err == nil && r.ctx.Err() == nil { // the API server's cache does not have it yet
+		_, err = r.clients[n1].Find(r.ctx, *owner, tag)
+	}
+	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0, not for ReplicaSet web-7d4b9c with UID rs-1")
+	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, tag, digestA)
+	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0")
+}
+
+// TestRefusedClaims checks claims that the API server refuses, and that they do not stop other calls.
+func TestRefusedClaims(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	pod := r.webPod("x", n1)
+	owner := r.ownerOf(n1, pod)
+
+	_, err := r.clients[n2].OwnerOf(r.ctx, pod)
+	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "no relationship found between node 'n2' and this object")
+	_, _, err = r.clients[n2].Claim(r.ctx, *owner, pod, tag, digestA)
+	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "denied request: spec.by.pod has to be a pod of the node in the namespace of the ImagePin")
+	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, "not-normalized", digestA)
+	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "spec.image")
+	if _, created := r.claim(n1, owner, pod, digestA); !created {
+		t.Error("a claim after those that were refused has not created the pin")
+	}
+
+	// Nothing can be created in a namespace that is terminating. It has the finalizer of a controller that does not run.
+	r.must("DELETE", "/api/v1/namespaces/"+r.ns, nil, nil)
+	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, "registry.example.com/shop/web:v8", digestA)
+	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, "because it is being terminated")
+	if pin, err := r.clients[n1].Find(r.ctx, *owner, tag); err != nil || pin == nil {
+		t.Errorf("got %v and %v, want the pin", pin, err)
+	}
+
+	gone := *owner
+	gone.Namespace = "no-such-namespace"
+	_, _, err = r.clients[n1].Claim(r.ctx, gone, client.Pod{Namespace: gone.Namespace, Name: pod.Name, UID: pod.UID}, tag, digestA)
+	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "no-such-namespace")
+}
+
+// TestCredentials checks credentials that are not those of a node.
+func TestCredentials(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	pod := r.webPod("x", n1)
+	owner := r.ownerOf(n1, pod)
+	claim := func(kubeconfig string) (client.Pin, error) {
+		t.Helper()
+		c, err := client.New(client.Config{Kubeconfig: kubeconfig})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		pin, _, err := c.Claim(r.ctx, *owner, pod, tag, digestA)
+		return pin, err
+	}
+	_, err := claim(r.Kubeconfig())
+	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, `its user "admin" is not a node`)
+
+	// Service accounts, with a token that is bound to nothing, and one that is bound to the node.
+	r.must("POST", r.path("v1/serviceaccounts"), &core.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "imagepin"}}, nil)
+	r.must("POST", r.path("rbac.authorization.k8s.io/v1/rolebindings"), &rbac.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "imagepin"}, RoleRef: rbac.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "imagepin-node"},
+		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: r.ns, Name: "imagepin"}},
+	}, nil)
+	var node core.Node
+	r.must("GET", "/api/v1/nodes/"+n1, nil, &node)
+	serviceAccount := func(bound *authentication.BoundObjectReference) string {
+		t.Helper()
+		request := &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{BoundObjectRef: bound}}
+		r.must("POST", r.path("v1/serviceaccounts", "imagepin", "token"), request, request)
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "token"), []byte(request.Status.Token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		kubeconfig := filepath.Join(dir, "kubeconfig")
+		text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
+"clusters":[{"name":"c","cluster":{"server":"https://%s","insecure-skip-tls-verify":true}}],
+"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{"tokenFile":"token"}}]}`, r.Server())
+		if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return kubeconfig
+	}
+	_, err = claim(serviceAccount(nil))
+	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, "is a service account, and the token is not bound to a node")
+	pin, err := claim(serviceAccount(&authentication.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: n1, UID: node.UID}))
+	if err != nil || pin.By.Node != n1 {
+		t.Errorf("got %+v and %v, want a claim of n1", pin, err)
+	}
+}
