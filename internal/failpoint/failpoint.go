@@ -60,6 +60,10 @@ var Names = []string{
 	"pin.remove",  // before a pin is removed
 	"pin.removed", // after
 
+	// Pins in the Kubernetes API.
+	"claim.create",  // before an ImagePin is created
+	"claim.created", // there is an ImagePin, and the node has no copy of it
+
 	// Retained content.
 	"retain.leased",  // the lease exists and holds nothing
 	"retain.add",     // before each resource is added to the lease

@@ -367,16 +367,19 @@ func (x *Credential) GetIdentityToken() string {
 
 // Pin holds a reference at a digest.
 type Pin struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // "node", or "workload/<namespace>/<label>=<value>"
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "node", "workload/<namespace>/<label>=<value>", or "workload/<namespace>/<kind>/<name>/<uid>[/<revision>]"
+	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
 	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
 	Root          *Descriptor            `protobuf:"bytes,3,opt,name=root,proto3" json:"root,omitempty"`
 	MadeAt        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=made_at,json=madeAt,proto3" json:"made_at,omitempty"`
 	UsedAt        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=used_at,json=usedAt,proto3" json:"used_at,omitempty"` // to the day
-	MadeBy        string                 `protobuf:"bytes,6,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // use, operator, refresh
+	MadeBy        string                 `protobuf:"bytes,6,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // use, operator, refresh, cluster
 	Retain        bool                   `protobuf:"varint,7,opt,name=retain,proto3" json:"retain,omitempty"`
-	History       []*PinChange           `protobuf:"bytes,8,rep,name=history,proto3" json:"history,omitempty"` // oldest first
-	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`     // unset if the tag is not known to have moved
+	History       []*PinChange           `protobuf:"bytes,8,rep,name=history,proto3" json:"history,omitempty"`           // oldest first
+	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`               // unset if the tag is not known to have moved
+	Claimer       string                 `protobuf:"bytes,10,opt,name=claimer,proto3" json:"claimer,omitempty"`          // the node that created the pin in the cluster; empty if a person did, or for own pins
+	Provisional   bool                   `protobuf:"varint,11,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the cluster when its API server answers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -474,12 +477,26 @@ func (x *Pin) GetDrift() *Drift {
 	return nil
 }
 
+func (x *Pin) GetClaimer() string {
+	if x != nil {
+		return x.Claimer
+	}
+	return ""
+}
+
+func (x *Pin) GetProvisional() bool {
+	if x != nil {
+		return x.Provisional
+	}
+	return false
+}
+
 // PinChange is a digest that a pin had before.
 type PinChange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // when the pin got the digest
 	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"` // what set the digest: use, operator, refresh
+	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"` // what set the digest: use, operator, refresh, cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2478,7 +2495,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\bpassword\x18\x02 \x01(\tR\bpassword\x12\x12\n" +
 	"\x04auth\x18\x03 \x01(\tR\x04auth\x12%\n" +
 	"\x0eserver_address\x18\x04 \x01(\tR\rserverAddress\x12%\n" +
-	"\x0eidentity_token\x18\x05 \x01(\tR\ridentityToken\"\xd1\x02\n" +
+	"\x0eidentity_token\x18\x05 \x01(\tR\ridentityToken\"\x8d\x03\n" +
 	"\x03Pin\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12+\n" +
@@ -2488,7 +2505,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\amade_by\x18\x06 \x01(\tR\x06madeBy\x12\x16\n" +
 	"\x06retain\x18\a \x01(\bR\x06retain\x120\n" +
 	"\ahistory\x18\b \x03(\v2\x16.imagepin.v1.PinChangeR\ahistory\x12(\n" +
-	"\x05drift\x18\t \x01(\v2\x12.imagepin.v1.DriftR\x05drift\"_\n" +
+	"\x05drift\x18\t \x01(\v2\x12.imagepin.v1.DriftR\x05drift\x12\x18\n" +
+	"\aclaimer\x18\n" +
+	" \x01(\tR\aclaimer\x12 \n" +
+	"\vprovisional\x18\v \x01(\bR\vprovisional\"_\n" +
 	"\tPinChange\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x0e\n" +

@@ -57,6 +57,9 @@ type Config struct {
 	// Handlers has settings of runtime handlers that containerd's own configuration does not have.
 	Handlers map[string]HandlerConfig `toml:"handlers"`
 
+	// Cluster has the settings of pins in the Kubernetes API.
+	Cluster ClusterConfig `toml:"cluster"`
+
 	// Rules override the settings for the references that they match. The first matching rule wins.
 	Rules []RuleConfig `toml:"rules"`
 }
@@ -99,6 +102,7 @@ func DefaultConfig() Config {
 		ManifestPullTimeout:  time.Minute.String(),
 		MaxConcurrentUnpacks: defaultOwnUnpacks,
 		Handlers:             map[string]HandlerConfig{},
+		Cluster:              defaultCluster(),
 		Rules:                []RuleConfig{},
 	}
 }
@@ -115,6 +119,7 @@ type Settings struct {
 	// MaxPinsPerNamespace and MaxRetainedBytes are without limit if zero.
 	MaxPinsPerNamespace int
 	MaxRetainedBytes    int64
+	Cluster             Cluster
 }
 
 // Table is a Config as containerd decodes it. If containerd decoded it into a struct, it would only log unknown keys. A
@@ -192,6 +197,10 @@ func (c Config) check() (Settings, error) {
 	if c.MaxRetainedBytes < 0 {
 		return Settings{}, keyError("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
 	}
+	cluster, err := c.Cluster.check()
+	if err != nil {
+		return Settings{}, err
+	}
 	rules, err := c.policy()
 	if err != nil {
 		return Settings{}, err
@@ -203,6 +212,7 @@ func (c Config) check() (Settings, error) {
 		MaxRetainedBytes:     c.MaxRetainedBytes,
 		ManifestPullTimeout:  timeout,
 		MaxConcurrentUnpacks: c.MaxConcurrentUnpacks,
+		Cluster:              cluster,
 		Isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
 	}
 	for name, h := range c.Handlers {

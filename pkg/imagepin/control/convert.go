@@ -41,6 +41,7 @@ func Pin(p pin.Pin) *api.Pin {
 	a := &api.Pin{
 		Scope: string(p.Scope), Ref: p.Ref, Root: descriptor(p.Root), MadeAt: timestamppb.New(p.MadeAt),
 		UsedAt: timestamppb.New(p.UsedAt), MadeBy: string(p.By), Retain: p.Retain,
+		Claimer: p.Claimer, Provisional: p.Provisional != nil,
 	}
 	for _, h := range p.History {
 		a.History = append(a.History, &api.PinChange{At: timestamppb.New(h.From), Digest: h.Digest.String(), By: string(h.By)})

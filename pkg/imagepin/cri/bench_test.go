@@ -17,7 +17,9 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -66,8 +68,13 @@ func newTestService(t testing.TB, count int) *Service {
 			t.Fatal(err)
 		}
 	}
+	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins := pin.New(pin.Config{})
 	return New(Config{
-		Namespace: ctdtest.Namespace, Store: s, Pins: pin.New(pin.Config{}), Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
+		Namespace: ctdtest.Namespace, Store: s, Pins: pins, Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}), Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 	})
 }
 

@@ -202,7 +202,21 @@ func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, b
 
 // podOf returns the fields of a sandbox that policies match.
 func podOf(c *runtime.PodSandboxConfig) policy.Pod {
-	return policy.Pod{Namespace: c.GetMetadata().GetNamespace(), Labels: c.GetLabels(), Annotations: c.GetAnnotations()}
+	return newPod(c)
+}
+
+// podMessage has the common fields of the CRI messages about a pod.
+type podMessage interface {
+	GetMetadata() *runtime.PodSandboxMetadata
+	GetLabels() map[string]string
+	GetAnnotations() map[string]string
+}
+
+func newPod(m podMessage) policy.Pod {
+	return policy.Pod{
+		Namespace: m.GetMetadata().GetNamespace(), Name: m.GetMetadata().GetName(), UID: m.GetMetadata().GetUid(),
+		Labels: m.GetLabels(), Annotations: m.GetAnnotations(),
+	}
 }
 
 // imageSpecs returns the images of a container and of its image volumes.

@@ -194,16 +194,14 @@ func (x *sandboxes) findByID(id string) *sandbox {
 
 // sandboxMessage has the common fields of the CRI messages about a sandbox.
 type sandboxMessage interface {
+	podMessage
 	GetRuntimeHandler() string
-	GetMetadata() *runtime.PodSandboxMetadata
-	GetLabels() map[string]string
-	GetAnnotations() map[string]string
 }
 
 func newSandbox(d sandboxMessage) *sandbox {
 	return &sandbox{
 		handler: d.GetRuntimeHandler(),
-		pod:     policy.Pod{Namespace: d.GetMetadata().GetNamespace(), Labels: d.GetLabels(), Annotations: d.GetAnnotations()},
+		pod:     newPod(d),
 		marks:   podMarks(d.GetMetadata().GetUid(), d.GetAnnotations()),
 	}
 }

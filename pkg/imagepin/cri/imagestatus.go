@@ -10,7 +10,6 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -19,11 +18,14 @@ import (
 // image's user, crictl), the answer is the last answer to a call that did, and otherwise a best guess.
 func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
-	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)))
+	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)) || s.Decider.SharesAnyPins())
 	if err != nil {
 		return nil, err
 	}
-	e, ok := s.statusEntry(name, c)
+	e, ok, err := s.statusEntry(ctx, name, c)
+	if err != nil {
+		return nil, err
+	}
 	if !ok {
 		if u, ok := s.Store.FindUntagged(name); ok {
 			return &runtime.ImageStatusResponse{Image: untaggedImage(u)}, nil
@@ -49,49 +51,53 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 }
 
 // statusEntry returns the entry for a caller of ImageStatus. ok is false if the image is not on the node, or not ready
-// for the caller's target.
-func (s *imageCalls) statusEntry(name string, c caller) (e imagepin.Entry, ok bool) {
+// for the caller's target. It fails as [decide.Decider.PinnedDigest] does.
+func (s *imageCalls) statusEntry(ctx context.Context, name string, c caller) (e imagepin.Entry, ok bool, err error) {
 	if !c.strict {
-		return s.fallbackEntry(name)
+		e, ok = s.fallbackEntry(name)
+		return e, ok, nil
 	}
-	if e, ok = s.entryForCaller(name, c); ok {
+	if e, ok, err = s.entryForCaller(ctx, name, c); ok {
 		s.answered.set(normalized(name), e)
 	}
-	return e, ok
+	return e, ok, err
 }
 
 // entryForCaller returns the entry of a name for the target and the pin of a caller. Without a pin, it is the entry
 // that the node has under the name.
-func (s *imageCalls) entryForCaller(name string, c caller) (imagepin.Entry, bool) {
-	root, pinned := s.pinnedFor(name, c)
+func (s *imageCalls) entryForCaller(ctx context.Context, name string, c caller) (_ imagepin.Entry, ok bool, _ error) {
+	root, pinned, err := s.pinnedFor(ctx, name, c)
+	if err != nil {
+		return imagepin.Entry{}, false, err
+	}
 	found := s.Store.Find(name)
 	for _, e := range found {
 		if e.Target == c.runtime.Target && (!pinned || e.Root.Digest == root.Digest()) {
-			return e, true
+			return e, true, nil
 		}
 	}
 	if !pinned {
-		return imagepin.Entry{}, false
+		return imagepin.Entry{}, false, nil
 	}
-	return s.Store.Get(imagepin.Key{Ref: root.String(), Target: c.runtime.Target})
+	e, ok := s.Store.Get(imagepin.Key{Ref: root.String(), Target: c.runtime.Target})
+	return e, ok, nil
 }
 
 // pinnedFor returns the digest that a tag is pinned to for the caller's pod.
-func (s *imageCalls) pinnedFor(name string, c caller) (_ reference.Canonical, ok bool) {
+func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ reference.Canonical, ok bool, _ error) {
 	if _, err := digest.Parse(name); err == nil {
-		return nil, false // an image ID has no repository
+		return nil, false, nil // an image ID has no repository
 	}
 	ref, err := reference.ParseDockerRef(name)
-	if err != nil || !s.Pins.Pinned(ref.String()) {
-		return nil, false
+	if err != nil || !s.Pins.Pinned(ref.String()) && !s.Decider.SharesPins(ref.String(), c.pod) {
+		return nil, false, nil
 	}
-	d, _ := s.Decider.EffectivePolicy(ref.String(), c.pod)
-	held, ok := s.Pins.Get(pin.ID{Scope: d.Scope, Ref: ref.String()})
-	if !ok {
-		return nil, false
+	pinned, ok, err := s.Decider.PinnedDigest(s.namespaced(ctx), ref, c.pod)
+	if err != nil || !ok {
+		return nil, false, err
 	}
-	root, err := reference.WithDigest(reference.TrimNamed(ref), held.Root.Digest)
-	return root, err == nil
+	root, err := reference.WithDigest(reference.TrimNamed(ref), pinned)
+	return root, err == nil, nil
 }
 
 // fallbackEntry returns the entry of a name for a call without a target: the last answer if it still exists, otherwise

@@ -78,6 +78,7 @@ type pinnedNode struct {
 	*imageCalls
 	t        *testing.T
 	upstream fakeSandboxes
+	cluster  decide.ClusterConfig
 }
 
 const pinnedTag = "registry.example/team/app:v1"
@@ -102,10 +103,13 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	if err := pins.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p := &pinnedNode{t: t, imageCalls: New(Config{
+	p := &pinnedNode{t: t}
+	p.imageCalls = New(Config{
 		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
-		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins}),
-	}).imageCalls}
+		Decider: decide.New(decide.Config{
+			Policy: ctdtest.Always(rules), Pins: pins, Images: st, Cluster: func() decide.ClusterConfig { return p.cluster },
+		}),
+	}).imageCalls
 	p.base.sandboxes = newSandboxes(p.upstream.list, p.upstream.status)
 	return p
 }
@@ -172,7 +176,7 @@ func (p *pinnedNode) pin(scope policy.Scope, v version, by pin.By) {
 // runSandbox adds a sandbox of a revision and returns the annotations of its image calls.
 func (p *pinnedNode) runSandbox(revision, handler string) map[string]string {
 	s := podSandbox("sandbox-"+revision, handler, "uid-"+revision, "seen-"+revision, int64(len(p.upstream.sandboxes)))
-	s.Metadata.Namespace, s.Labels = "team", map[string]string{"pod-template-hash": revision}
+	s.Metadata.Namespace, s.Metadata.Name, s.Labels = "team", "web-"+revision+"-x2x9z", map[string]string{"pod-template-hash": revision}
 	p.upstream.sandboxes = append(p.upstream.sandboxes, s)
 	return s.Annotations
 }

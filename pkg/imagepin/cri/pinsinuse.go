@@ -29,9 +29,7 @@ func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	pods := make(map[string]policy.Pod)
 	ready := make(map[policy.Scope]bool)
 	for _, sb := range sandboxes.GetItems() {
-		pod := policy.Pod{
-			Namespace: sb.GetMetadata().GetNamespace(), Labels: sb.GetLabels(), Annotations: sb.GetAnnotations(),
-		}
+		pod := s.Decider.WithKnownOwner(newPod(sb))
 		pods[sb.GetId()] = pod
 		if sb.GetState() == runtime.PodSandboxState_SANDBOX_READY {
 			for _, scope := range s.Decider.Scopes(pod) {

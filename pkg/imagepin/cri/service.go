@@ -129,6 +129,14 @@ type Decider interface {
 	Rule(ref string) policy.Rule
 	Scopes(pod policy.Pod) []policy.Scope
 	EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string)
+	// SharesPins reports whether a pod has the digest of a reference in common with other nodes, and SharesAnyPins whether
+	// the node uses the pins of a cluster.
+	SharesPins(ref string, pod policy.Pod) bool
+	SharesAnyPins() bool
+	// WithKnownOwner returns the pod with its owner as far as the node knows it.
+	WithKnownOwner(pod policy.Pod) policy.Pod
+	// PinnedDigest returns the digest that a reference is pinned to for a pod.
+	PinnedDigest(ctx context.Context, ref reference.Named, pod policy.Pod) (_ digest.Digest, ok bool, _ error)
 	// PinForPod returns the pin that applies to the containers of a pod.
 	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error)
 	// PinUse creates the pin for a container that is created without a pull.

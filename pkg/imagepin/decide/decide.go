@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Decider]. All fields are required.
+// Config has the dependencies of a [Decider]. All fields are required, except Cluster.
 type Config struct {
 	// Policy returns the current rules.
 	Policy   func() *policy.Policy
@@ -27,6 +27,9 @@ type Config struct {
 	Proofs   Proofs
 	Registry Registry
 	Retained Retained
+	// Cluster returns how the pins of a Kubernetes cluster are used. If it is nil or returns the zero value, every node has
+	// pins of its own.
+	Cluster func() ClusterConfig
 }
 
 // Decider decides which digest a reference resolves to. It is safe for concurrent use.
@@ -37,11 +40,17 @@ type Decider struct {
 	proofs   Proofs
 	registry Registry
 	retained Retained
+	cluster  func() ClusterConfig
 }
 
 // New returns a Decider.
 func New(c Config) *Decider {
-	return &Decider{policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained}
+	if c.Cluster == nil {
+		c.Cluster = func() ClusterConfig { return ClusterConfig{} }
+	}
+	return &Decider{
+		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained, cluster: c.Cluster,
+	}
 }
 
 // Request is the input of a decision.
@@ -49,6 +58,8 @@ type Request struct {
 	Ref        reference.Named // normalized, see [imagepin.ParseReference]
 	Credential resolve.Credential
 	Policy     policy.Decision
+	// Pod is the pod of the call, as [Decider.InCluster] returned it.
+	Pod policy.Pod
 	// Target is the target of the call. An image on the node for this target takes precedence over images for others.
 	Target runtimeplatform.Target
 	// DryRun does not change pins.
@@ -107,6 +118,9 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
+	if known, ok := d.claimed(q, pinned); ok {
+		return d.decideClaimed(ctx, q, known)
+	}
 	v, err := d.decideTag(ctx, q, pinned)
 	if err != nil {
 		return v, d.withoutTag(ctx, q, pinned, err)
@@ -157,7 +171,7 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 	// The pin can be made, moved or removed during the request to the registry.
 	held, pinned := d.pins.Get(q.pinID())
 	if pinned {
-		v = d.follow(v, held)
+		v = d.apply(v, held)
 	}
 	if pinned && !q.DryRun {
 		if err := d.pins.Touch(ctx, held.ID); err != nil {
@@ -174,8 +188,8 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 	return v, nil
 }
 
-// follow changes a verdict to the digest of a pin.
-func (d *Decider) follow(v Verdict, held pin.Pin) Verdict {
+// apply changes a verdict to the digest of a pin.
+func (d *Decider) apply(v Verdict, held pin.Pin) Verdict {
 	if v.Root.Digest != held.Root.Digest {
 		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
 	}

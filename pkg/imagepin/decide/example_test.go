@@ -98,6 +98,19 @@ func (p pins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor
 	return p.Move(ctx, read.ID, root, pin.ByRefresh, read.Retain)
 }
 
+func (p pins) Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ string) (pin.Pin, error) {
+	return p.Move(ctx, id, root, pin.ByCluster, retain)
+}
+
+func (p pins) Unfollow(_ context.Context, read pin.Pin) error {
+	delete(p, read.ID)
+	return nil
+}
+
+func (p pins) MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ pin.Claimant) (pin.Pin, error) {
+	return p.MakeForNamespace(ctx, "", id, root, pin.ByUse, retain)
+}
+
 func (p pins) List() (all []pin.Pin) {
 	for _, held := range p {
 		all = append(all, held)

@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // tagIsGone describes a tag that its registry does not have.
@@ -26,9 +28,22 @@ func goneError(held *pin.Pin, target, now string, err error) error {
 		Reason: imagepin.PinnedDigestGone, Ref: held.Ref, Target: target, Class: errdefs.ErrNotFound, Err: err,
 		Message: fmt.Sprintf("pinned to %s since %s in scope %s, but this digest is neither on the node nor in the registry; %s",
 			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, now),
-		Hint: fmt.Sprintf("To move the pin to the tag's current digest: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
-			held.Ref, held.Scope, held.Ref, held.Scope),
+		Hint: refreshHint(held),
 	}
+}
+
+// refreshHint returns how to move a pin.
+func refreshHint(held *pin.Pin) string {
+	if owner, ok := held.Scope.Owner(); ok {
+		return inClusterHint("refresh", held.Scope.Namespace(), owner)
+	}
+	return fmt.Sprintf("To move the pin to the tag's current digest: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
+		held.Ref, held.Scope, held.Ref, held.Scope)
+}
+
+// inClusterHint returns the command that changes the pins of an owner in the cluster.
+func inClusterHint(command, namespace string, owner policy.Owner) string {
+	return fmt.Sprintf("Run: kubectl imagepin %s --namespace %s %s/%s", command, namespace, strings.ToLower(owner.Kind), owner.Name)
 }
 
 // tagNow describes the current state of a pinned tag, for an error.

@@ -46,6 +46,9 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err := onlyTag(s.Ref); err != nil {
 		return pin.Pin{}, "", err
 	}
+	if err := onlyOwn(s.Scope, "set"); err != nil {
+		return pin.Pin{}, "", err
+	}
 	byDigest, err := reference.WithDigest(reference.TrimNamed(s.Ref), s.Digest)
 	if err != nil {
 		return pin.Pin{}, "", imagepin.Invalid("digest", s.Digest.String(), err)
@@ -82,7 +85,8 @@ type Refresh struct {
 	Images []imagepin.Entry
 }
 
-// Refresh resolves a tag at the registry. scope selects the pins to move; empty means all.
+// Refresh resolves a tag at the registry. scope selects the pins to move; empty means all of the node's own. Copies of the
+// cluster's pins do not move: they would differ from those of other nodes.
 //
 // It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), and with UnknownPin and
 // UnknownImage (both ErrNotFound) if there is nothing to move on the node.
@@ -90,10 +94,13 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if err := onlyTag(tag); err != nil {
 		return Refresh{}, err
 	}
+	if err := onlyOwn(scope, "refresh"); err != nil {
+		return Refresh{}, err
+	}
 	r := Refresh{Tag: tag, Images: d.images.ByRef(tag.String())}
 	var moves []pin.Pin
 	for _, held := range d.pins.Scopes(tag.String()) {
-		if scope == "" || held.Scope == scope {
+		if scope == "" && held.By != pin.ByCluster || held.Scope == scope {
 			moves = append(moves, held)
 		}
 	}
@@ -197,6 +204,19 @@ func onlyTag(ref reference.Named) error {
 		return imagepin.Invalid("reference", ref.String(), errDigest)
 	}
 	return nil
+}
+
+// onlyOwn fails for the scope of a pin of the cluster, which kubectl imagepin changes.
+func onlyOwn(scope policy.Scope, command string) error {
+	owner, ok := scope.Owner()
+	if !ok {
+		return nil
+	}
+	return &imagepin.Error{
+		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument,
+		Message: fmt.Sprintf("scope %q: the Kubernetes API has the pins of this scope", scope),
+		Hint:    inClusterHint(command, scope.Namespace(), owner),
+	}
 }
 
 func nothingToRefresh(tag reference.Named, scope policy.Scope) error {

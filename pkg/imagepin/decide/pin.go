@@ -41,6 +41,11 @@ type PinWriter interface {
 	Touch(ctx context.Context, id pin.ID) error
 	// RecordDrift records the digest that the registry returned for a pinned tag.
 	RecordDrift(ctx context.Context, id pin.ID, now digest.Digest) error
+	// Follow makes or moves the node's copy of a pin that a node has claimed in the cluster. Unfollow removes it.
+	Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, claimer string) (pin.Pin, error)
+	Unfollow(ctx context.Context, read pin.Pin) error
+	// MakeProvisional pins a reference until the cluster has a pin, unless it is pinned.
+	MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, pod pin.Claimant) (pin.Pin, error)
 	// Prove records proofs on the pins that retain a digest.
 	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
 }
@@ -51,19 +56,32 @@ type FirstUse struct {
 	// Namespace is the Kubernetes namespace of the pod that the pin is made for. It is empty if there is no pod.
 	Namespace string
 	Retain    bool
+	// Pod is the pod that the pin is claimed for in the cluster. It has neither an owner nor is it provisional if the pin is
+	// the node's own.
+	Pod policy.Pod
 }
+
+// inCluster reports whether the pin is one of the cluster.
+func (u *FirstUse) inCluster() bool { return u.Pod.Owner != nil || u.Pod.Provisional }
 
 func (q Request) pinID() pin.ID { return pin.ID{Scope: q.Policy.Scope, Ref: q.Ref.String()} }
 
 func (q Request) firstUse() *FirstUse {
-	return &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
+	use := &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
+	if q.Policy.Scope != policy.NodeScope {
+		use.Pod = q.Pod
+	}
+	return use
 }
 
 // Pinned returns the digest that the reference of a request is pinned to, or "".
 func (d *Decider) Pinned(q Request) digest.Digest {
 	held, ok := d.pins.Get(q.pinID())
-	if !ok || q.Policy.Scope == "" {
+	if q.Policy.Scope == "" {
 		return ""
+	}
+	if known, other := d.claimed(q, heldOrNil(held, ok)); other {
+		return known.Digest
 	}
 	return held.Root.Digest
 }
@@ -115,15 +133,23 @@ func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	if use == nil {
 		return v, nil
 	}
-	held, err := d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
+	held, err := d.makePin(ctx, v, use)
 	if err != nil {
 		return v, err
 	}
 	if held.Root.Digest != v.Root.Digest {
-		return v, &MovedError{Verdict: d.follow(v, held)}
+		return v, &MovedError{Verdict: d.apply(v, held)}
 	}
 	v.Pin, v.FirstUse = &held, nil
 	return v, nil
+}
+
+// makePin makes the pin of a verdict, unless the reference is pinned.
+func (d *Decider) makePin(ctx context.Context, v Verdict, use *FirstUse) (pin.Pin, error) {
+	if use.inCluster() {
+		return d.pinInCluster(ctx, v, use)
+	}
+	return d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
 }
 
 // CheckPin fails with a *[MovedError] if the pin of a verdict has moved since it was read.
@@ -135,7 +161,7 @@ func (d *Decider) CheckPin(v Verdict) error {
 	if !ok || now.Root.Digest == v.Root.Digest {
 		return nil
 	}
-	return &MovedError{Verdict: d.follow(v, now)}
+	return &MovedError{Verdict: d.apply(v, now)}
 }
 
 // MovesTag reports whether a verdict decides what its tag resolves to on the node. A pin of scope node decides if there

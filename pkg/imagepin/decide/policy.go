@@ -25,6 +25,11 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned {
 		return effective, ignored
 	}
+	if c := d.cluster(); c.Cluster != nil && effective.Consistency == policy.Workload {
+		if _, pinned := c.Known(pod.Owner, ref); pinned {
+			return effective, ignored
+		}
+	}
 	scopes := d.policy().Scopes(ref, pod)
 	for _, scope := range scopes {
 		if d.pins.CheckReadable(pin.ID{Scope: scope, Ref: ref}) != nil {

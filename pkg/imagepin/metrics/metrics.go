@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -14,18 +15,22 @@ import (
 
 const namespace = "imagepin"
 
-// Metrics counts events of one node. It implements [pull.Observer] and [resolve.Observer].
+// Metrics counts events of one node. It implements [pull.Observer], [resolve.Observer] and
+// [claim.Observer].
 type Metrics struct {
 	resolves       *prometheus.CounterVec
 	resolveSeconds prometheus.Histogram
 	fallbacks      prometheus.Counter
 	pulls          *prometheus.CounterVec
 	pinEvents      *prometheus.CounterVec
+	claims         *prometheus.CounterVec
+	claimSeconds   prometheus.Histogram
 }
 
 var (
 	_ pull.Observer    = (*Metrics)(nil)
 	_ resolve.Observer = (*Metrics)(nil)
+	_ claim.Observer   = (*Metrics)(nil)
 )
 
 // New returns metrics with all counters at 0. They are not served until [Metrics.Register].
@@ -52,6 +57,18 @@ func New() *Metrics {
 			Namespace: namespace, Name: "pin_events_total",
 			Help: "Changes of pins, by event.",
 		}, []string{"event"}),
+		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "claims_total",
+			Help: "Questions to the Kubernetes API for a pin, by outcome.",
+		}, []string{"outcome"}),
+		claimSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "claim_seconds",
+			Help:    "Duration of questions to the Kubernetes API for a pin.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14), // up to 8 s; the default timeout is 2 s
+		}),
+	}
+	for _, o := range claim.Outcomes {
+		m.claims.WithLabelValues(string(o))
 	}
 	for _, r := range resolve.Results {
 		m.resolves.WithLabelValues(string(r))
@@ -68,7 +85,7 @@ func New() *Metrics {
 // Register registers the metrics, and gauges of the state that read returns at each collection.
 func (m *Metrics) Register(r prometheus.Registerer, read func() State) error {
 	var errs []error
-	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.pinEvents, collector{read}} {
+	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.pinEvents, m.claims, m.claimSeconds, collector{read}} {
 		errs = append(errs, r.Register(c))
 	}
 	return errors.Join(errs...)
@@ -85,6 +102,12 @@ func (m *Metrics) Pulled(o pull.Outcome) { m.pulls.WithLabelValues(string(o)).In
 
 // FallbackUsed implements [pull.Observer].
 func (m *Metrics) FallbackUsed() { m.fallbacks.Inc() }
+
+// Claimed implements [claim.Observer].
+func (m *Metrics) Claimed(o claim.Outcome, took time.Duration) {
+	m.claims.WithLabelValues(string(o)).Inc()
+	m.claimSeconds.Observe(took.Seconds())
+}
 
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }

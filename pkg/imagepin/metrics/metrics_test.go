@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -37,7 +38,7 @@ func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
 	for m, r := range registries {
-		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, RetainedBytes: 7}
+		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, Provisional: 3, RetainedBytes: 7}
 		if err := m.Register(r, func() State { return state }); err != nil {
 			t.Fatal(err)
 		}
@@ -47,6 +48,7 @@ func TestTwoNodes(t *testing.T) {
 	one.Pulled(pull.Fetched)
 	one.FallbackUsed()
 	one.PinEvent(pin.Drifted)
+	one.Claimed(claim.Lost, time.Second)
 	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7}
 	for _, r := range resolve.Results {
 		want["resolves_total "+string(r)] = 0
@@ -57,7 +59,10 @@ func TestTwoNodes(t *testing.T) {
 	for _, e := range pin.Events {
 		want["pin_events_total "+string(e)] = 0
 	}
-	want["registry_fallbacks_total"], want["resolve_seconds"] = 0, 0
+	for _, o := range claim.Outcomes {
+		want["claims_total "+string(o)] = 0
+	}
+	want["registry_fallbacks_total"], want["resolve_seconds"], want["claim_seconds"], want["pins_provisional"] = 0, 0, 0, 3
 	compare := func(who string, m *Metrics) {
 		t.Helper()
 		got := gather(t, registries[m])
@@ -71,7 +76,7 @@ func TestTwoNodes(t *testing.T) {
 		}
 	}
 	compare("the other node", other)
-	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drifted", "resolve_seconds"} {
+	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drifted", "resolve_seconds", "claims_total lost", "claim_seconds"} {
 		want[name] = 1
 	}
 	want["pulls_total fetched"] = 2

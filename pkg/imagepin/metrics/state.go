@@ -10,6 +10,8 @@ type State struct {
 	Pins map[string]int
 	// Drifted is the number of pins whose tag has moved in the registry.
 	Drifted int
+	// Provisional is the number of pins that are to be claimed in the cluster.
+	Provisional int
 	// RetainedBytes is the size of the content that pins retain, in bytes, compressed as in the registry.
 	RetainedBytes int64
 }
@@ -21,15 +23,16 @@ type Target struct{ Platform, Snapshotter string }
 type collector struct{ read func() State }
 
 var (
-	keysDesc     = prometheus.NewDesc(namespace+"_keys", "Keys that are ready, by target.", []string{"platform", "snapshotter"}, nil)
-	pinsDesc     = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
-	driftDesc    = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
-	retainedDesc = prometheus.NewDesc(namespace+"_retained_bytes", "Bytes that pins retain, compressed as in the registry.", nil, nil)
+	keysDesc        = prometheus.NewDesc(namespace+"_keys", "Keys that are ready, by target.", []string{"platform", "snapshotter"}, nil)
+	pinsDesc        = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
+	driftDesc       = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
+	provisionalDesc = prometheus.NewDesc(namespace+"_pins_provisional", "Pins that are not claimed in the Kubernetes API yet.", nil, nil)
+	retainedDesc    = prometheus.NewDesc(namespace+"_retained_bytes", "Bytes that pins retain, compressed as in the registry.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{keysDesc, pinsDesc, driftDesc, retainedDesc} {
+	for _, d := range []*prometheus.Desc{keysDesc, pinsDesc, driftDesc, provisionalDesc, retainedDesc} {
 		ch <- d
 	}
 }
@@ -47,5 +50,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(pinsDesc, float64(n), scope)
 	}
 	gauge(driftDesc, float64(s.Drifted))
+	gauge(provisionalDesc, float64(s.Provisional))
 	gauge(retainedDesc, float64(s.RetainedBytes))
 }

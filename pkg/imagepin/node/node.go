@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -88,6 +89,7 @@ type Node struct {
 	retainer *retain.Retainer
 	decider  *decide.Decider
 	proofs   decide.Proofs
+	reporter *claim.Reporter
 	// inUse returns the pins that are in use on the node; nil before a CRI service is connected.
 	inUse func(ctx context.Context) (map[pin.ID]bool, error)
 	// garbage has an element if a collection is pending.
@@ -101,6 +103,7 @@ func New(c Config) (*Node, error) {
 		containerd: c.Containerd, nodeKey: c.NodeKey, transport: c.Transport, registerer: c.Metrics,
 		metrics: metrics.New(), garbage: make(chan struct{}, 1),
 	}
+	n.reporter = claim.NewReporter(n)
 	n.leases = lease.NewCalls(c.Leases)
 	n.containerd.Leases = n.leases
 	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, c.Content)
@@ -131,7 +134,7 @@ func New(c Config) (*Node, error) {
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{
 		Policy: func() *policy.Policy { return n.active.Load().Settings.Policy }, Pins: n.pins, Images: n.store, Proofs: n.proofs,
-		Registry: registry{n}, Retained: n.retainer,
+		Registry: registry{n}, Retained: n.retainer, Cluster: func() decide.ClusterConfig { return n.active.Load().cluster.ClusterConfig },
 	})
 	return n, nil
 }

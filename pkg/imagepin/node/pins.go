@@ -24,6 +24,7 @@ const (
 func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
 	ctx = inNamespace(ctx)
 	n.metrics.PinEvent(e)
+	n.reportEvent(e, p, previous)
 	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
 	switch e {
 	case pin.Drifted:
@@ -96,6 +97,9 @@ func (n *Node) state() metrics.State {
 		st.Pins[kind]++
 		if p.Drift != nil {
 			st.Drifted++
+		}
+		if p.Provisional != nil {
+			st.Provisional++
 		}
 	}
 	st.RetainedBytes = n.retainer.Bytes()

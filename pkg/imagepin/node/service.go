@@ -96,7 +96,9 @@ func (s *Service) Reload(setup Setup) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.node.active.Store(next)
+	if last := s.node.active.Swap(next); last.cluster.client != nil && last.cluster.client != next.cluster.client {
+		last.cluster.client.Close()
+	}
 	select {
 	case <-s.Ready():
 		s.ready.Store(new(make(chan struct{})))
@@ -150,6 +152,8 @@ func (s *Service) Run(ctx context.Context) error {
 	defer cancel()
 	background.Go(func() { s.sweep(ctx) })
 	background.Go(func() { s.node.collectGarbage(ctx) })
+	background.Go(func() { s.settlePins(ctx) })
+	background.Go(func() { s.node.reporter.Run(ctx) })
 	for {
 		err := s.listAndWatch(ctx)
 		if ctx.Err() != nil || s.ending.Err() != nil {

@@ -42,6 +42,7 @@ type active struct {
 	pull         *pull.Settings
 	cri          *cri.Settings
 	pinnedImages []string
+	cluster      clusterParts
 }
 
 // activate derives the values from a setup. If the setup is invalid, it fails with ErrInvalidArgument and names the
@@ -51,6 +52,9 @@ func (n *Node) activate(s Setup) (*active, error) {
 	loaded := func(name string) bool { _, ok := s.Snapshotters[name]; return ok }
 	var err error
 	if a.runtimes, err = s.CRI.Handlers(s.Settings, loaded); err != nil {
+		return nil, err
+	}
+	if a.cluster, err = n.clusterOf(s.Settings.Cluster); err != nil {
 		return nil, err
 	}
 	progress, err := s.CRI.ProgressTimeout()

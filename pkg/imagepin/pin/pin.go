@@ -31,6 +31,8 @@ const (
 	labelDrift   = imagepin.LabelPrefix + "pin.drift"
 	labelHistory = imagepin.LabelPrefix + "pin.history"
 	labelFor     = imagepin.LabelPrefix + "pin.namespace"
+	labelClaim   = imagepin.LabelPrefix + "pin.provisional"
+	labelClaimer = imagepin.LabelPrefix + "pin.claimer"
 
 	version = 1
 	// maxHistory is how many earlier digests a pin keeps.
@@ -47,6 +49,8 @@ const (
 	ByOperator By = "operator"
 	// ByRefresh is a refresh.
 	ByRefresh By = "refresh"
+	// ByCluster is a pin of the Kubernetes API, of which the node has a copy.
+	ByCluster By = "cluster"
 )
 
 // ID identifies a pin.
@@ -77,6 +81,11 @@ type Pin struct {
 	Drift *Drift
 	// History has the earlier digests of the pin, oldest first.
 	History []Change
+	// Provisional is the pod to claim the pin for, if the cluster does not have the pin yet because its API server did not
+	// answer. It is nil for other pins.
+	Provisional *Claimant
+	// Claimer is the node that created the pin in the cluster. It is empty if a person did, and for the node's own pins.
+	Claimer string
 	// Proofs are the proofs for the content that the pin retains, oldest first.
 	Proofs []Proof
 }
@@ -114,7 +123,12 @@ func (p Pin) record() (images.Image, error) {
 		labelDrift:   "",
 		labelHistory: "",
 		labelFor:     p.For,
+		labelClaim:   "",
+		labelClaimer: p.Claimer,
 	}}
+	if p.Provisional != nil {
+		img.Labels[labelClaim] = p.Provisional.String()
+	}
 	if p.Retain {
 		img.Labels[labelRetain] = "true"
 	}
@@ -156,7 +170,10 @@ func read(img images.Image) (Pin, error) {
 		By:     By(img.Labels[labelBy]),
 		Retain: img.Labels[labelRetain] == "true",
 		For:    img.Labels[labelFor],
-		Proofs: readProofs(img),
+
+		Provisional: parseClaimant(img.Labels[labelClaim]),
+		Claimer:     img.Labels[labelClaimer],
+		Proofs:      readProofs(img),
 	}
 	if p.ID.String() != img.Name {
 		return Pin{}, fmt.Errorf("pin %s: its labels are for %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)

@@ -236,6 +236,9 @@ func moved(old *Pin, id ID, root ocispec.Descriptor, by By, retain bool) (*Pin, 
 	}
 	p := *old
 	p.For = madeFor(id, old.For, by)
+	if by == ByOperator {
+		p.Provisional, p.Claimer = nil, "" // the choice for this node is not for the others
+	}
 	if p.Retain, p.Drift = retain, nil; !retain {
 		p.Proofs = nil // proofs are only for retained content
 	}

@@ -136,8 +136,14 @@ func (e *Error) Is(target error) bool { return target == errdefs.ErrInvalidArgum
 // Pod has the fields of the pod of a call that a policy needs. The zero value means that there is no pod.
 type Pod struct {
 	Namespace   string
+	Name        string
+	UID         string
 	Labels      map[string]string
 	Annotations map[string]string
+	// Owner is the owner of the pod. It is nil if the pod has none, or the node does not use the Kubernetes API.
+	Owner *Owner
+	// Provisional reports that the owner is not known because the Kubernetes API did not answer.
+	Provisional bool
 }
 
 // Decision is how a call for a reference is treated.
@@ -194,23 +200,36 @@ func (p *Policy) Scopes(ref string, pod Pod) []Scope {
 	if strings.Contains(ref, "@") {
 		return nil
 	}
-	if s := p.scope(Workload, pod); s != "" {
-		return []Scope{s, NodeScope}
+	var scopes []Scope
+	for _, s := range []Scope{p.scope(Workload, pod), p.LabelScope(pod), NodeScope} {
+		if s != "" && !slices.Contains(scopes, s) {
+			scopes = append(scopes, s)
+		}
 	}
-	return []Scope{NodeScope}
+	return scopes
 }
 
-// scope returns the scope for a pod. A pod without a revision label, and a call without a pod, have no workload scope.
+// LabelScope returns the scope of a pod by its revision label. It is empty for a pod without one.
+func (p *Policy) LabelScope(pod Pod) Scope {
+	for _, label := range p.labels {
+		if value := pod.Labels[label]; value != "" && pod.Namespace != "" {
+			return WorkloadScope(pod.Namespace, label, value)
+		}
+	}
+	return ""
+}
+
+// scope returns the scope for a pod. A pod with neither an owner nor a revision label, and a call without a pod, have no
+// workload scope.
 func (p *Policy) scope(c Consistency, pod Pod) Scope {
 	switch c {
 	case Node:
 		return NodeScope
 	case Workload:
-		for _, label := range p.labels {
-			if value := pod.Labels[label]; value != "" && pod.Namespace != "" {
-				return WorkloadScope(pod.Namespace, label, value)
-			}
+		if pod.Owner != nil {
+			return OwnerScope(pod.Namespace, *pod.Owner)
 		}
+		return p.LabelScope(pod)
 	}
 	return ""
 }

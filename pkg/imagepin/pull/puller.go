@@ -91,8 +91,12 @@ func (p *Puller) decideRequest(ctx context.Context, r Request) (decide.Request, 
 	if err != nil {
 		return decide.Request{}, err
 	}
+	pod, err := p.decider.InCluster(ctx, ref, r.Pod)
+	if err != nil {
+		return decide.Request{}, complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
+	}
 	return decide.Request{
-		Ref: ref, Credential: r.Credential, Policy: p.decider.PolicyFor(ctx, ref, r.Pod), Target: r.Runtime.Target,
+		Ref: ref, Credential: r.Credential, Policy: p.decider.PolicyFor(ctx, ref, pod), Pod: pod, Target: r.Runtime.Target,
 	}, nil
 }
 

@@ -99,7 +99,7 @@ func (a *app) printPin(s style, p *api.Pin) error {
 		field{"Reference", p.GetRef()},
 		field{"Digest", descriptor(p.GetRoot())},
 		field{"Made", s.since(p.GetMadeAt())},
-		field{"Made by", p.GetMadeBy()},
+		field{"Made by", madeBy(p)},
 		field{"Last used", s.since(p.GetUsedAt())},
 		field{"Retain", yesNo(p.GetRetain())},
 		field{"Drift", driftText(p.GetDrift())},

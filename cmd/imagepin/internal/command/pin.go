@@ -12,7 +12,8 @@ import (
 const pinDescription = `A pin holds a tag at a digest, even if the tag moves in the registry. The first
 use of a reference makes a pin if version_consistency is configured. "imagepin
 pin set" makes or moves a pin. A pin applies to the node, or to one revision of
-a workload: scope workload/<namespace>/<label>=<value>.
+a workload: scope workload/<namespace>/<label>=<value>. MADE BY "cluster" is a
+copy of an ImagePin, with the node that created it: kubectl imagepin changes it.
 
 Examples:
   imagepin pin ls
@@ -72,11 +73,22 @@ func (a *app) printPins(s style, pins []*api.Pin) error {
 	rows := make([][]string, len(pins))
 	for i, p := range pins {
 		rows[i] = []string{
-			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), p.GetMadeBy(),
+			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), madeBy(p),
 			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()),
 		}
 	}
 	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, rows)
+}
+
+// madeBy describes what made a pin.
+func madeBy(p *api.Pin) string {
+	switch {
+	case p.GetProvisional():
+		return p.GetMadeBy() + " (provisional)"
+	case p.GetClaimer() != "":
+		return p.GetMadeBy() + " (" + p.GetClaimer() + ")"
+	}
+	return p.GetMadeBy()
 }
 
 const pinSetDescription = `Pins a tag to a digest, from the next pull or container on. The digest must be

@@ -1,0 +1,299 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/lru"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// API is the Kubernetes API. [cluster.Client] implements it, and limits the time of each call. Its errors are
+// ErrUnavailable if the API server does not answer or refuses all requests.
+type API interface {
+	// OwnerOf returns the owner of a pod, or nil if the pod has none. It fails with ErrNotFound if there is no such pod.
+	OwnerOf(ctx context.Context, pod cluster.Pod) (*cluster.Owner, error)
+	// Find returns the ImagePin of an owner and an image, or nil if there is none.
+	Find(ctx context.Context, owner cluster.Owner, image string) (*cluster.Pin, error)
+	// Claim creates the ImagePin of an owner and an image. If there is one, it returns that. created reports whether this
+	// call has created it.
+	Claim(ctx context.Context, owner cluster.Owner, pod cluster.Pod, image string, d digest.Digest) (p cluster.Pin, created bool, _ error)
+}
+
+// Outcome is how a question to the API server has ended.
+type Outcome string
+
+// The outcomes. The first four have an ImagePin.
+const (
+	// Won: this node has created the ImagePin.
+	Won Outcome = "won"
+	// Agreed: another node has created the ImagePin meanwhile, with the same digest.
+	Agreed Outcome = "agreed"
+	// Lost: another node has created the ImagePin meanwhile, with another digest.
+	Lost Outcome = "lost"
+	// Found: there was an ImagePin.
+	Found Outcome = "found"
+	// Missing: there is no ImagePin yet.
+	Missing Outcome = "missing"
+	// Unavailable: the API server did not answer, or refused all requests.
+	Unavailable Outcome = "unavailable"
+	// Refused: the API server refused this request, or the ImagePin is not for this owner.
+	Refused Outcome = "refused"
+)
+
+// Outcomes lists all outcomes.
+var Outcomes = []Outcome{Won, Agreed, Lost, Found, Missing, Unavailable, Refused}
+
+// Observer is notified of questions to the API server.
+type Observer interface {
+	// Claimed is called at the end of each question. took is its duration.
+	Claimed(o Outcome, took time.Duration)
+}
+
+// Config configures Claims. All fields are required.
+type Config struct {
+	API      API
+	Observer Observer
+	Reporter *Reporter
+	// Recheck is how long an ImagePin that was read is used before it is read again.
+	Recheck time.Duration
+}
+
+const (
+	// maxOwners is how many owners of pods are remembered, and maxRead how many ImagePins.
+	maxOwners = 4096
+	maxRead   = 16384
+)
+
+// Claims finds and creates ImagePins. It is safe for concurrent use.
+type Claims struct {
+	config Config
+	owners *lru.Cache // types.UID of the pod → *cluster.Owner, nil for a pod without an owner
+	read   *lru.Cache // pinKey → read
+
+	asked   flight.Group[*cluster.Owner]
+	lookups flight.Group[digest.Digest]
+	claims  flight.Group[digest.Digest]
+}
+
+// pinKey identifies an ImagePin.
+type pinKey struct {
+	uid, revision, image string
+}
+
+// read is an ImagePin that was read.
+type read struct {
+	Pinned
+	at time.Time
+}
+
+// Pinned is what an ImagePin says.
+type Pinned struct {
+	Digest digest.Digest
+	// Node is the node that created the ImagePin, and At is when. Node is empty if a person created it.
+	Node string
+	At   time.Time
+}
+
+// New returns Claims.
+func New(c Config) *Claims {
+	return &Claims{config: c, owners: lru.New(maxOwners), read: lru.New(maxRead)}
+}
+
+// Owner returns the owner of a pod, or nil if it has none. It asks the API server once for each pod. Errors are those of
+// [API.OwnerOf]; a pod that the API server does not know has no owner.
+func (c *Claims) Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, error) {
+	o, err := c.owner(ctx, pod)
+	return ownerOf(o), err
+}
+
+// KnownOwner returns the owner of a pod if it was asked for before. It sends no request.
+func (c *Claims) KnownOwner(pod policy.Pod) *policy.Owner {
+	if known, ok := c.owners.Get(types.UID(pod.UID)); ok {
+		return ownerOf(known.(*cluster.Owner))
+	}
+	return nil
+}
+
+func ownerOf(o *cluster.Owner) *policy.Owner {
+	if o == nil {
+		return nil
+	}
+	return &policy.Owner{Kind: o.Kind, Name: o.Name, UID: string(o.UID), Revision: o.Revision}
+}
+
+func (c *Claims) owner(ctx context.Context, pod policy.Pod) (*cluster.Owner, error) {
+	uid := types.UID(pod.UID)
+	if known, ok := c.owners.Get(uid); ok {
+		return known.(*cluster.Owner), nil
+	}
+	return c.asked.Do(ctx, pod.UID, func(ctx context.Context) (o *cluster.Owner, err error) {
+		start := time.Now()
+		o, err = c.askOwner(ctx, cluster.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: uid})
+		if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
+			return nil, nil // not a pod of the API server. It is not remembered: the server may learn of it later
+		}
+		if err != nil {
+			c.failed(err, start)
+			return nil, err
+		}
+		c.owners.Add(uid, o)
+		return o, nil
+	})
+}
+
+const (
+	// boundRetries is how often the owner of a pod is asked for again that the node may not read, and boundDelay is the
+	// time before the first.
+	boundRetries = 3
+	boundDelay   = 100 * time.Millisecond
+)
+
+// askOwner asks the API server for the owner of a pod. A node may read the pods that are bound to it. An API server other
+// than kubelet's may learn a moment later that a pod is bound, so askOwner asks again if it refuses.
+func (c *Claims) askOwner(ctx context.Context, pod cluster.Pod) (o *cluster.Owner, err error) {
+	delay := boundDelay
+	for try := 0; ; try++ {
+		o, err = c.config.API.OwnerOf(ctx, pod)
+		if !errdefs.IsPermissionDenied(err) || try == boundRetries {
+			return o, err
+		}
+		select {
+		case <-time.After(delay):
+			delay *= 2
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// Lookup returns the digest that the cluster has pinned an image to for the owner of a pod, or "" if there is no ImagePin.
+// It asks the API server unless the ImagePin was read within the configured time.
+func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error) {
+	owner, err := c.owner(ctx, pod)
+	if err != nil || owner == nil {
+		return "", err
+	}
+	k := keyOf(ownerOf(owner), image)
+	if known, ok := c.get(k); ok && time.Since(known.at) < c.config.Recheck {
+		return known.Digest, nil
+	}
+	return c.lookups.Do(ctx, k.String(), func(ctx context.Context) (digest.Digest, error) {
+		start := time.Now()
+		p, err := c.config.API.Find(ctx, *owner, image)
+		if err != nil {
+			c.failed(err, start)
+			return "", err
+		}
+		if p == nil {
+			c.read.Remove(k)
+			c.config.Observer.Claimed(Missing, time.Since(start))
+			return "", nil
+		}
+		c.keep(k, *p, start)
+		c.config.Observer.Claimed(Found, time.Since(start))
+		return p.Digest, nil
+	})
+}
+
+// Known returns what the ImagePin of an owner and an image said when it was last read. It sends no request.
+func (c *Claims) Known(owner *policy.Owner, image string) (Pinned, bool) {
+	if owner == nil {
+		return Pinned{}, false
+	}
+	known, ok := c.get(keyOf(owner, image))
+	return known.Pinned, ok
+}
+
+// Claim pins an image to a digest for the owner of a pod. It returns the digest of the ImagePin: that of another node if
+// that was first. The image must be known to run on this node.
+//
+// Errors are ErrUnavailable if the API server does not answer, and ErrPermissionDenied and ErrFailedPrecondition if it
+// refuses the claim.
+func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	owner, err := c.owner(ctx, pod)
+	if err != nil {
+		return "", err
+	}
+	if owner == nil {
+		return d, nil // the pod is gone
+	}
+	k := keyOf(ownerOf(owner), image)
+	if known, ok := c.get(k); ok {
+		return known.Digest, nil
+	}
+	// Calls with different digests must not be merged: each has to learn whether its own digest was pinned.
+	return c.claims.Do(ctx, k.String()+"\x00"+d.String(), func(ctx context.Context) (digest.Digest, error) {
+		start := time.Now()
+		p, created, err := c.config.API.Claim(ctx, *owner, cluster.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}, image, d)
+		took := time.Since(start)
+		switch {
+		case err != nil:
+			c.failed(err, start)
+			return "", err
+		case created:
+			c.config.Observer.Claimed(Won, took)
+			c.config.Reporter.won(*owner, image, p)
+		case p.Digest == d:
+			c.config.Observer.Claimed(Agreed, took)
+		default:
+			c.config.Observer.Claimed(Lost, took)
+			c.config.Reporter.lost(*owner, pod, image, d, p)
+		}
+		c.keep(k, p, start)
+		return p.Digest, nil
+	})
+}
+
+// keep remembers an ImagePin. It is as old as the question, which an update of the ImagePin may have overtaken.
+func (c *Claims) keep(k pinKey, p cluster.Pin, asked time.Time) {
+	r := read{Pinned: Pinned{Digest: p.Digest, At: p.CreatedAt}, at: asked}
+	if p.By != nil {
+		r.Node = p.By.Node
+	}
+	c.read.Add(k, r)
+}
+
+func (c *Claims) get(k pinKey) (read, bool) {
+	known, ok := c.read.Get(k)
+	if !ok {
+		return read{}, false
+	}
+	return known.(read), true
+}
+
+func keyOf(o *policy.Owner, image string) pinKey {
+	return pinKey{uid: o.UID, revision: o.Revision, image: image}
+}
+
+// String returns a text that is different for each ImagePin.
+func (k pinKey) String() string { return k.uid + "\x00" + k.revision + "\x00" + k.image }
+
+// failed notifies the observer of a question that began at start and failed. It does not count calls whose callers have
+// gone.
+func (c *Claims) failed(err error, start time.Time) {
+	outcome := Refused
+	switch {
+	case errors.Is(err, context.Canceled):
+		return
+	case errdefs.IsUnavailable(err):
+		outcome = Unavailable
+	}
+	c.config.Observer.Claimed(outcome, time.Since(start))
+}
+
+// String describes who created the ImagePin and when, for messages.
+func (p Pinned) String() string {
+	by := "by a person"
+	if p.Node != "" {
+		by = "by node " + p.Node
+	}
+	return by + " at " + p.At.UTC().Format(time.RFC3339)
+}

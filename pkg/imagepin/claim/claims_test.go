@@ -1,0 +1,267 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+const image = "registry.example/shop/web:v7"
+
+var (
+	one, two = digest.FromString("one"), digest.FromString("two")
+	pod      = policy.Pod{Namespace: "shop", Name: "web-1-x2x9z", UID: "77"}
+)
+
+// fakeAPI is an API server with one owner. It counts requests, and answers after a delay.
+type fakeAPI struct {
+	mu    sync.Mutex
+	pin   digest.Digest
+	owner *cluster.Owner
+	err   error
+	delay time.Duration
+	asked map[string]int
+}
+
+func newFakeAPI() *fakeAPI {
+	owner := &cluster.Owner{Owner: v1alpha1.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "1"}, Namespace: "shop"}
+	return &fakeAPI{owner: owner, asked: make(map[string]int)}
+}
+
+func (a *fakeAPI) answer(ctx context.Context, what string) error {
+	a.mu.Lock()
+	a.asked[what]++
+	err, delay := a.err, a.delay
+	a.mu.Unlock()
+	select {
+	case <-time.After(delay):
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *fakeAPI) OwnerOf(ctx context.Context, _ cluster.Pod) (*cluster.Owner, error) {
+	if err := a.answer(ctx, "owner"); err != nil {
+		return nil, err
+	}
+	return a.owner, nil
+}
+
+func (a *fakeAPI) Find(ctx context.Context, _ cluster.Owner, _ string) (*cluster.Pin, error) {
+	if err := a.answer(ctx, "find"); err != nil || a.get() == "" {
+		return nil, err
+	}
+	return &cluster.Pin{Digest: a.get(), By: &v1alpha1.Claimer{Node: "n1"}}, nil
+}
+
+func (a *fakeAPI) Claim(ctx context.Context, _ cluster.Owner, p cluster.Pod, _ string, d digest.Digest) (cluster.Pin, bool, error) {
+	if err := a.answer(ctx, "claim"); err != nil {
+		return cluster.Pin{}, false, err
+	}
+	if p.Name != pod.Name || p.UID != types.UID(pod.UID) {
+		return cluster.Pin{}, false, errors.New("claimed for another pod")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	created := a.pin == ""
+	if created {
+		a.pin = d
+	}
+	return cluster.Pin{Digest: a.pin}, created, nil
+}
+
+func (a *fakeAPI) get() digest.Digest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pin
+}
+
+func (a *fakeAPI) set(d digest.Digest, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pin, a.err = d, err
+}
+
+// outcomes records what the observer is notified of.
+type outcomes struct {
+	mu  sync.Mutex
+	all []Outcome
+}
+
+func (o *outcomes) Claimed(outcome Outcome, _ time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.all = append(o.all, outcome)
+}
+
+func (o *outcomes) want(t *testing.T, want ...Outcome) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !slices.Equal(o.all, want) {
+		t.Errorf("got outcomes %v, want %v", o.all, want)
+	}
+	o.all = nil
+}
+
+func newClaims(a *fakeAPI) (*Claims, *outcomes) {
+	o := &outcomes{}
+	return New(Config{API: a, Observer: o, Reporter: NewReporter(nil), Recheck: time.Minute}), o
+}
+
+func (a *fakeAPI) wantAsked(t *testing.T, owner, find, claim int) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if got := [3]int{a.asked["owner"], a.asked["find"], a.asked["claim"]}; got != [3]int{owner, find, claim} {
+		t.Errorf("got %d, %d and %d requests for the owner, the pin and a claim, want %d, %d and %d", got[0], got[1], got[2], owner, find, claim)
+	}
+}
+
+// TestClaim finds no pin, claims it, and uses it without further requests until it is to be read again.
+func TestClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		c, o := newClaims(a)
+		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != "" {
+			t.Fatalf("got %s, %v, want no pin", d, err)
+		}
+		if d, err := c.Claim(t.Context(), pod, image, one); err != nil || d != one {
+			t.Fatalf("got %s, %v, want %s", d, err, one)
+		}
+		if d, err := c.Claim(t.Context(), pod, image, two); err != nil || d != one {
+			t.Errorf("second claim: got %s, %v, want %s", d, err, one)
+		}
+		a.wantAsked(t, 1, 1, 1)
+		a.set(two, nil)
+		time.Sleep(59 * time.Second)
+		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != one {
+			t.Errorf("within recheck: got %s, %v, want %s", d, err, one)
+		}
+		a.wantAsked(t, 1, 1, 1)
+		time.Sleep(time.Second)
+		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != two {
+			t.Errorf("after recheck: got %s, %v, want %s", d, err, two)
+		}
+		a.wantAsked(t, 1, 2, 1)
+		a.set("", nil)
+		time.Sleep(time.Minute)
+		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != "" {
+			t.Errorf("removed: got %s, %v, want none", d, err)
+		}
+		if known, ok := c.Known(c.KnownOwner(pod), image); ok {
+			t.Errorf("removed: still known as %+v", known)
+		}
+		o.want(t, Missing, Won, Found, Missing)
+	})
+}
+
+// TestLost returns the digest of the node that was first.
+func TestLost(t *testing.T) {
+	a := newFakeAPI()
+	c, o := newClaims(a)
+	a.set(two, nil)
+	if d, err := c.Claim(t.Context(), pod, image, one); err != nil || d != two {
+		t.Errorf("got %s, %v, want %s", d, err, two)
+	}
+	other, p := newClaims(a)
+	if d, err := other.Claim(t.Context(), pod, image, two); err != nil || d != two {
+		t.Errorf("got %s, %v, want %s", d, err, two)
+	}
+	o.want(t, Lost)
+	p.want(t, Agreed)
+}
+
+// TestMerged sends one request for calls at one time.
+func TestMerged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		a.delay = time.Second
+		c, _ := newClaims(a)
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				if _, err := c.Lookup(t.Context(), pod, image); err != nil {
+					t.Error(err)
+				}
+				if d, err := c.Claim(t.Context(), pod, image, one); err != nil || d != one {
+					t.Errorf("got %s, %v, want %s", d, err, one)
+				}
+			})
+		}
+		calls.Wait()
+		a.wantAsked(t, 1, 1, 1)
+	})
+}
+
+// TestUnavailable fails while the API server does not answer, and keeps what was read.
+func TestUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		a.set(one, nil)
+		c, o := newClaims(a)
+		if _, err := c.Lookup(t.Context(), pod, image); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		a.set(one, errdefs.ErrUnavailable)
+		if _, err := c.Lookup(t.Context(), pod, image); !errdefs.IsUnavailable(err) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+		if p, ok := c.Known(c.KnownOwner(pod), image); !ok || p.Digest != one || p.Node != "n1" {
+			t.Errorf("got %+v, want what was read", p)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		a.delay = time.Hour
+		if _, err := c.Lookup(ctx, pod, image); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want that the caller has gone", err)
+		}
+		o.want(t, Found, Unavailable)
+	})
+}
+
+// TestOwner remembers owners, and that a pod has none, but not failures.
+func TestOwner(t *testing.T) {
+	for name, test := range map[string]struct {
+		owner *cluster.Owner
+		err   error
+		asked int
+		fails bool
+	}{
+		"owner":     {newFakeAPI().owner, nil, 1, false},
+		"no owner":  {nil, nil, 1, false},
+		"no pod":    {nil, errdefs.ErrNotFound, 2, false},
+		"no name":   {nil, errdefs.ErrInvalidArgument, 2, false},
+		"forbidden": {nil, errdefs.ErrPermissionDenied, 2 * (1 + boundRetries), true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newFakeAPI()
+			a.owner, a.err = test.owner, test.err
+			c, _ := newClaims(a)
+			for range 2 {
+				owner, err := c.Owner(t.Context(), pod)
+				if (err != nil) != test.fails || (owner != nil) != (test.owner != nil) {
+					t.Errorf("%s: got %+v, %v", name, owner, err)
+				}
+			}
+			a.wantAsked(t, test.asked, 0, 0)
+			if known := c.KnownOwner(pod); (known != nil) != (test.owner != nil) {
+				t.Errorf("%s: got known owner %+v", name, known)
+			}
+		})
+	}
+}

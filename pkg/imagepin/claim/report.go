@@ -1,0 +1,123 @@
+package claim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/lru"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// EventAPI creates Events of Kubernetes. [cluster.Client] implements it.
+type EventAPI interface {
+	// Report creates an event, unless there is one with the same owner, reason and key.
+	Report(ctx context.Context, e cluster.Event) error
+}
+
+const (
+	// maxQueued is how many events wait to be sent. Further events are dropped.
+	maxQueued = 64
+	// maxReported is how many events are remembered, so that they are not sent again.
+	maxReported = 1024
+	// eventPeriod is the time between two events of a node, after a burst of eventBurst.
+	eventPeriod = time.Second
+	eventBurst  = 16
+)
+
+// Reporter reports what happens to pins as Events on their owners. It sends each event once, and at a limited rate, and
+// drops what exceeds it. It never delays its callers. It is safe for concurrent use.
+type Reporter struct {
+	api   EventAPI
+	queue chan cluster.Event
+	sent  *lru.Cache // cluster.Event → nothing
+	limit *rate.Limiter
+}
+
+// NewReporter returns a Reporter. It sends nothing until [Reporter.Run].
+func NewReporter(api EventAPI) *Reporter {
+	return &Reporter{
+		api: api, queue: make(chan cluster.Event, maxQueued), sent: lru.New(maxReported),
+		limit: rate.NewLimiter(rate.Every(eventPeriod), eventBurst),
+	}
+}
+
+// Run sends events until ctx ends.
+func (r *Reporter) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-r.queue:
+			if r.limit.Wait(ctx) != nil {
+				return
+			}
+			if err := r.api.Report(ctx, e); err != nil && ctx.Err() == nil {
+				log.G(ctx).WithError(err).WithField("reason", e.Reason).Debug("cannot report an event")
+			}
+		}
+	}
+}
+
+func (r *Reporter) report(e cluster.Event) {
+	id := [3]string{string(e.Owner.UID), e.Reason, e.Key}
+	if _, sent := r.sent.Get(id); sent {
+		return
+	}
+	select {
+	case r.queue <- e:
+		r.sent.Add(id, nil)
+	default:
+	}
+}
+
+// won reports that a node has created an ImagePin.
+func (r *Reporter) won(o cluster.Owner, image string, p cluster.Pin) {
+	r.report(cluster.Event{
+		Namespace: o.Namespace, Owner: o.Owner, Type: cluster.Normal, Reason: "ImagePinned", Key: image + "\x00" + p.Digest.String(),
+		Note: fmt.Sprintf("%s is pinned to %s for this revision", image, p.Digest),
+	})
+}
+
+// lost reports that a node has resolved a tag to another digest than that of the ImagePin.
+func (r *Reporter) lost(o cluster.Owner, pod policy.Pod, image string, seen digest.Digest, p cluster.Pin) {
+	by := "a person"
+	if p.By != nil {
+		by = "node " + p.By.Node
+	}
+	r.report(cluster.Event{
+		Namespace: o.Namespace, Owner: o.Owner, Type: cluster.Normal, Reason: "ImageClaimLost", Key: image + "\x00" + seen.String(),
+		Note: fmt.Sprintf("%s resolved to %s for pod %s, but %s has pinned it to %s for this revision", image, seen, pod.Name, by, p.Digest),
+	})
+}
+
+// Moved reports that the node runs another digest for an owner from now on.
+func (r *Reporter) Moved(namespace string, o policy.Owner, image string, previous, now digest.Digest) {
+	r.report(cluster.Event{
+		Namespace: namespace, Owner: apiOwner(o), Type: cluster.Normal, Reason: "ImagePinMoved",
+		Key:  image + "\x00" + previous.String() + "\x00" + now.String(),
+		Note: fmt.Sprintf("%s is pinned to %s for this revision, it was %s. Running containers are not affected", image, now, previous),
+	})
+}
+
+// Drifted reports that a tag has moved in its registry.
+func (r *Reporter) Drifted(namespace string, o policy.Owner, image string, pinned, tag digest.Digest) {
+	r.report(cluster.Event{
+		Namespace: namespace, Owner: apiOwner(o), Type: cluster.Warning, Reason: "ImageTagMoved", Key: image + "\x00" + tag.String(),
+		Note: fmt.Sprintf("The tag of %s has moved to %s in its registry. This revision stays at %s", image, tag, pinned),
+	})
+}
+
+// apiVersions has the API versions of the owners that Kubernetes itself has.
+var apiVersions = map[string]string{"ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Job": "batch/v1"}
+
+func apiOwner(o policy.Owner) v1alpha1.Owner {
+	return v1alpha1.Owner{APIVersion: apiVersions[o.Kind], Kind: o.Kind, Name: o.Name, UID: types.UID(o.UID), Revision: o.Revision}
+}

@@ -1,0 +1,76 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// ClusterConfig is the section for pins in the Kubernetes API:
+//
+//	[plugins."io.containerd.imagepin.v1.images".cluster]
+type ClusterConfig struct {
+	// Kubeconfig is the file with the API server and the credential of the node, for example kubelet's. If it is empty, the
+	// node does not use the Kubernetes API. The file is read when it is needed first, and may appear later.
+	Kubeconfig string `toml:"kubeconfig"`
+
+	// Unavailable is what happens to a pod whose pin the node does not know while the API server does not answer: "local"
+	// pins the image on the node and claims the pin later, "fail" fails the pull.
+	Unavailable string `toml:"unavailable"`
+
+	// Timeout is how long a call waits for the API server. The minimum is 100ms.
+	Timeout string `toml:"timeout"`
+
+	// Recheck is how long the node uses a pin that it has read before it reads the pin again; "0s" reads it for every
+	// container.
+	Recheck string `toml:"recheck"`
+}
+
+// The values of ClusterConfig.Unavailable.
+const (
+	unavailableLocal = "local"
+	unavailableFail  = "fail"
+)
+
+const (
+	minClusterTimeout = 100 * time.Millisecond
+	maxClusterTimeout = time.Minute
+)
+
+// Cluster is a ClusterConfig that has been checked. It is comparable.
+type Cluster struct {
+	Kubeconfig string // absolute; empty if the node does not use the Kubernetes API
+	// Strict reports that a pod fails whose pin is not known while the API server does not answer.
+	Strict  bool
+	Timeout time.Duration
+	Recheck time.Duration
+}
+
+func defaultCluster() ClusterConfig {
+	return ClusterConfig{Unavailable: unavailableLocal, Timeout: (2 * time.Second).String(), Recheck: time.Minute.String()}
+}
+
+func (c ClusterConfig) check() (Cluster, error) {
+	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
+		return Cluster{}, keyError("cluster.kubeconfig", fmt.Errorf("%q is not an absolute path", c.Kubeconfig))
+	}
+	if !slices.Contains([]string{unavailableLocal, unavailableFail}, c.Unavailable) {
+		return Cluster{}, keyError("cluster.unavailable", fmt.Errorf("%q: must be one of %q, %q", c.Unavailable, unavailableLocal, unavailableFail))
+	}
+	timeout, err := time.ParseDuration(c.Timeout)
+	if err != nil {
+		return Cluster{}, keyError("cluster.timeout", err)
+	}
+	if timeout < minClusterTimeout || timeout > maxClusterTimeout {
+		return Cluster{}, keyError("cluster.timeout", fmt.Errorf("%s is not between %s and %s", timeout, minClusterTimeout, maxClusterTimeout))
+	}
+	recheck, err := time.ParseDuration(c.Recheck)
+	if err != nil {
+		return Cluster{}, keyError("cluster.recheck", err)
+	}
+	if recheck < 0 {
+		return Cluster{}, keyError("cluster.recheck", fmt.Errorf("%s is less than 0s", recheck))
+	}
+	return Cluster{Kubeconfig: c.Kubeconfig, Strict: c.Unavailable == unavailableFail, Timeout: timeout, Recheck: recheck}, nil
+}

@@ -1,0 +1,84 @@
+package cri
+
+import (
+	"context"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// clusterPins has the pins of a cluster by the UID of the owner, which is that of its only pod.
+type clusterPins struct {
+	decide.Cluster
+	pins  map[string]digest.Digest
+	err   error
+	asked int
+}
+
+func (c *clusterPins) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error) {
+	c.asked++
+	return &policy.Owner{Kind: "ReplicaSet", Name: "web", UID: pod.UID}, c.err
+}
+
+func (c *clusterPins) KnownOwner(policy.Pod) *policy.Owner { return nil }
+
+func (c *clusterPins) Lookup(_ context.Context, pod policy.Pod, _ string) (digest.Digest, error) {
+	return c.pins[pod.UID], c.err
+}
+
+func (c *clusterPins) Known(owner *policy.Owner, _ string) (claim.Pinned, bool) {
+	if owner == nil {
+		return claim.Pinned{}, false
+	}
+	d, ok := c.pins[owner.UID]
+	return claim.Pinned{Digest: d}, ok
+}
+
+// TestImageStatusOfClusterPin answers for the digest that the cluster has for the pod's revision. It is absent if the node
+// does not have that digest, so that kubelet pulls it with the pod's credentials.
+func TestImageStatusOfClusterPin(t *testing.T) {
+	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
+	p := newPinnedNode(t, policy.Workload)
+	pins := &clusterPins{pins: map[string]digest.Digest{"uid-a": v1.root.Digest}}
+	p.cluster.Cluster = pins
+	p.put(v2, "", pinnedTag, v2.byDigest)
+	spec := func(annotations map[string]string) *runtime.ImageSpec {
+		return &runtime.ImageSpec{Image: pinnedTag, Annotations: annotations}
+	}
+	a, b := p.runSandbox("a", ""), p.runSandbox("b", "")
+	p.expectStatus("a digest that the node does not have", spec(a), nil)
+	p.expectStatus("a revision without a pin", spec(b), &v2)
+	p.put(v1, "", v1.byDigest)
+	p.expectStatus("the digest of the cluster", spec(a), &v1)
+	if want := 3; pins.asked != want {
+		t.Errorf("got %d requests for owners, want %d", pins.asked, want)
+	}
+	p.expectStatus("an image ID", &runtime.ImageSpec{Image: v2.id.String(), Annotations: a}, &v2)
+	p.expectStatus("a digest", &runtime.ImageSpec{Image: v2.byDigest, Annotations: a}, &v2)
+	p.expectStatus("no pod", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+	if want := 3; pins.asked != want {
+		t.Errorf("got %d requests for owners after calls that no pin decides, want %d", pins.asked, want)
+	}
+}
+
+// TestImageStatusWithoutTheCluster answers while the API server does not.
+func TestImageStatusWithoutTheCluster(t *testing.T) {
+	v := versionOf("one", "")
+	p := newPinnedNode(t, policy.Workload)
+	p.put(v, "", pinnedTag, v.byDigest)
+	p.cluster.Cluster = &clusterPins{err: &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable}}
+	a := p.runSandbox("a", "")
+	p.expectStatus("local", &runtime.ImageSpec{Image: pinnedTag, Annotations: a}, &v)
+	p.cluster.Strict = true
+	_, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: pinnedTag, Annotations: a}}, nil)
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("fail: got %v, want ClusterUnavailable", err)
+	}
+}

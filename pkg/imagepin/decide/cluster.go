@@ -1,0 +1,385 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// Cluster shares pins with the other nodes of a Kubernetes cluster. [claim.Claims] implements it. Its errors are
+// ErrUnavailable if the API server does not answer.
+type Cluster interface {
+	// Owner returns the owner of a pod, or nil if it has none.
+	Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, error)
+	// KnownOwner is Owner without a request. It returns nil if the owner is not known.
+	KnownOwner(pod policy.Pod) *policy.Owner
+	// Lookup returns the digest that the cluster has for an image of the pod's owner, or "".
+	Lookup(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error)
+	// Known is the result of the last Lookup or Claim.
+	Known(owner *policy.Owner, image string) (claim.Pinned, bool)
+	// Claim pins an image for the pod's owner, unless it is pinned. It returns the digest that the cluster has.
+	Claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error)
+}
+
+// ClusterConfig is how a Decider uses the pins of a cluster.
+type ClusterConfig struct {
+	Cluster
+	// Strict reports that a pod fails whose pin is unknown while the API server does not answer. Otherwise the node pins the
+	// image provisionally, and claims the pin later.
+	Strict bool
+}
+
+// claim is Claim with failpoints.
+func (c ClusterConfig) claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	failpoint.Reach("claim.create")
+	claimed, err := c.Claim(ctx, pod, image, d)
+	if err == nil {
+		failpoint.Reach("claim.created")
+	}
+	return claimed, err
+}
+
+const (
+	// sourceAnnotation is the annotation that kubelet sets on every pod, with the source of the pod (pkg/kubelet/types).
+	sourceAnnotation = "kubernetes.io/config.source"
+	// sourceAPI is its value for pods of the API server. Other pods are static, and the API server has mirrors of them
+	// with other UIDs.
+	sourceAPI = "api"
+)
+
+// InCluster returns the pod with its owner, after the node's pin for ref has been brought in line with the cluster's. It
+// returns the pod as it is if the policy does not pin ref for a workload, or the node does not use the Kubernetes API.
+//
+// If the API server does not answer, the node's copy of the pin applies. Without one, InCluster fails with
+// [imagepin.ClusterUnavailable] (ErrUnavailable), or returns a pod whose pins are provisional.
+func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy.Pod) (policy.Pod, error) {
+	c := d.cluster()
+	if c.Cluster == nil || !d.SharesPins(ref.String(), pod) {
+		return pod, nil
+	}
+	owner, err := c.Owner(ctx, pod)
+	if err != nil {
+		return d.withoutAnswer(c, ref, pod, err)
+	}
+	if pod.Owner = owner; owner == nil {
+		return pod, nil
+	}
+	claimed, err := c.Lookup(ctx, pod, ref.String())
+	if err != nil {
+		return d.withoutAnswer(c, ref, pod, err)
+	}
+	return pod, d.follow(ctx, c, ref, pod, claimed)
+}
+
+// SharesAnyPins reports whether the node uses the pins of a cluster.
+func (d *Decider) SharesAnyPins() bool { return d.cluster().Cluster != nil }
+
+// SharesPins reports whether a pod has the digest of a reference in common with the other nodes of the cluster.
+func (d *Decider) SharesPins(ref string, pod policy.Pod) bool {
+	if d.cluster().Cluster == nil || pod.Namespace == "" || pod.Name == "" || pod.UID == "" || strings.Contains(ref, "@") {
+		return false
+	}
+	if source, ok := pod.Annotations[sourceAnnotation]; ok && source != sourceAPI {
+		return false
+	}
+	decision, _ := d.policy().Decide(ref, pod)
+	return decision.Consistency == policy.Workload
+}
+
+// WithKnownOwner returns the pod with its owner as far as the node knows it, without a request: from an earlier call for
+// the pod, or from the node's pins.
+func (d *Decider) WithKnownOwner(pod policy.Pod) policy.Pod {
+	c := d.cluster()
+	if c.Cluster == nil || pod.Owner != nil || pod.UID == "" {
+		return pod
+	}
+	if pod.Owner = c.KnownOwner(pod); pod.Owner == nil {
+		pod.Owner = d.likelyOwner(pod)
+	}
+	return pod
+}
+
+// likelyOwner returns the owner of the node's pins that is most likely the owner of a pod. It is used if the API server
+// does not answer.
+func (d *Decider) likelyOwner(pod policy.Pod) *policy.Owner {
+	var found *pin.Pin
+	for _, held := range d.pins.List() {
+		owner, ok := held.Scope.Owner()
+		if !ok || held.Scope.Namespace() != pod.Namespace || !owner.MayOwn(pod) {
+			continue
+		}
+		// An owner that was deleted and created again has the same name. The later one was used last.
+		if found == nil || held.UsedAt.After(found.UsedAt) {
+			found = &held
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	owner, _ := found.Scope.Owner()
+	return &owner
+}
+
+// withoutAnswer returns the pod for a call while the API server does not answer, or the error that it returned.
+func (d *Decider) withoutAnswer(c ClusterConfig, ref reference.Named, pod policy.Pod, err error) (policy.Pod, error) {
+	if !errdefs.IsUnavailable(err) {
+		return pod, err
+	}
+	pod = d.WithKnownOwner(pod)
+	if pod.Owner != nil {
+		if _, ok := d.pins.Get(pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()}); ok {
+			return pod, nil
+		}
+	}
+	if c.Strict {
+		return pod, err
+	}
+	pod.Provisional = true
+	return pod, nil
+}
+
+// follow brings the node's copy of a pin in line with the cluster's. claimed is the digest that the cluster has, or "". If
+// the node does not have the descriptor of the digest, the copy follows when the image is pulled.
+func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, claimed digest.Digest) error {
+	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()}
+	held, ok := d.pins.Get(id)
+	if claimed == "" {
+		provisional, found := held, ok && held.Provisional != nil
+		if !found {
+			provisional, found = d.provisionalOf(ref, pod)
+		}
+		if found {
+			_, err := d.settle(ctx, c, provisional, pod)
+			return err
+		}
+		if _, again := c.Known(pod.Owner, ref.String()); ok && held.By == pin.ByCluster && !again {
+			return d.pins.Unfollow(ctx, held) // it was removed from the cluster: the tag is resolved again
+		}
+		return nil
+	}
+	if ok && held.Root.Digest == claimed && held.Provisional == nil {
+		if stale, found := d.provisionalOf(ref, pod); found {
+			return d.pins.Unfollow(ctx, stale) // the claim was lost
+		}
+		return nil
+	}
+	root, here := d.describe(ref, claimed)
+	if !here {
+		return nil
+	}
+	_, err := d.keepCopy(ctx, c, pod, id, root, d.retains(ref, pod))
+	return err
+}
+
+// provisionalOf returns the provisional pin that was made for the pod's revision while its owner was not known.
+func (d *Decider) provisionalOf(ref reference.Named, pod policy.Pod) (pin.Pin, bool) {
+	held, ok := d.pins.Get(pin.ID{Scope: d.policy().LabelScope(pod), Ref: ref.String()})
+	return held, ok && held.Provisional != nil
+}
+
+func (d *Decider) retains(ref reference.Named, pod policy.Pod) bool {
+	decision, _ := d.policy().Decide(ref.String(), pod)
+	return decision.Retain
+}
+
+// describe returns the descriptor of a digest of ref's repository if the node has it.
+func (d *Decider) describe(ref reference.Named, root digest.Digest) (ocispec.Descriptor, bool) {
+	for _, e := range d.inRepository(ref, root) {
+		return e.Root, true
+	}
+	for _, held := range d.pins.Scopes(ref.String()) {
+		if held.Root.Digest == root {
+			return held.Root, true
+		}
+	}
+	return ocispec.Descriptor{}, false
+}
+
+// keepCopy records the node's copy of a pin of the cluster. pod is a pod of its owner.
+func (d *Decider) keepCopy(ctx context.Context, c ClusterConfig, pod policy.Pod, id pin.ID, root ocispec.Descriptor, retain bool) (pin.Pin, error) {
+	if held, ok := d.pins.Get(id); retain && (!ok || held.Root.Digest != root.Digest) {
+		ref, err := reference.ParseNamed(id.Ref)
+		if err != nil {
+			return pin.Pin{}, err
+		}
+		release, err := d.retained.Reserve(nil, d.inRepository(ref, root.Digest)...)
+		if err != nil {
+			return pin.Pin{}, err
+		}
+		defer release()
+	}
+	known, _ := c.Known(pod.Owner, id.Ref)
+	return d.pins.Follow(ctx, id, root, retain, known.Node)
+}
+
+// Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
+// moves to it. settled is false if the pod is gone: the pin stays provisional until another pod of its revision starts.
+func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool, _ error) {
+	c := d.cluster()
+	if c.Cluster == nil || provisional.Provisional == nil {
+		return false, nil
+	}
+	pod := policy.Pod{Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID}
+	owner, err := c.Owner(ctx, pod)
+	if errdefs.IsPermissionDenied(err) {
+		return false, nil // the Node authorizer refuses pods that are gone
+	}
+	if err != nil || owner == nil {
+		return false, err
+	}
+	pod.Owner = owner
+	_, err = d.settle(ctx, c, provisional, pod)
+	return err == nil, err
+}
+
+// settle claims a provisional pin for a pod whose owner is known. It returns the pin of the owner.
+func (d *Decider) settle(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (pin.Pin, error) {
+	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: provisional.Ref}
+	claimed, err := c.claim(ctx, pod, provisional.Ref, provisional.Root.Digest)
+	if err != nil {
+		return pin.Pin{}, err
+	}
+	root := provisional.Root
+	if claimed != root.Digest {
+		log.G(ctx).WithField("ref", provisional.Ref).WithField("scope", string(id.Scope)).WithField("digest", claimed).WithField("previous", root.Digest).
+			Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
+		if root, err = d.describeAtRegistry(ctx, provisional.Ref, claimed); err != nil {
+			return pin.Pin{}, err
+		}
+	}
+	held, err := d.keepCopy(ctx, c, pod, id, root, provisional.Retain)
+	if err != nil || id == provisional.ID {
+		return held, err
+	}
+	return held, d.pins.Unfollow(ctx, provisional)
+}
+
+// describeAtRegistry returns the descriptor of a digest, from the node or from the registry with the node's credentials.
+func (d *Decider) describeAtRegistry(ctx context.Context, name string, root digest.Digest) (ocispec.Descriptor, error) {
+	ref, err := reference.ParseNamed(name)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	if desc, ok := d.describe(ref, root); ok {
+		return desc, nil
+	}
+	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	v, err := d.ask(ctx, Request{Ref: byDigest}, byDigest, "")
+	return v.Root, err
+}
+
+// claimed returns the digest that the cluster has for a request, or "" if that is the digest of the node's copy.
+func (d *Decider) claimed(q Request, held *pin.Pin) (claim.Pinned, bool) {
+	c := d.cluster()
+	if c.Cluster == nil || q.Pod.Owner == nil || q.Policy.Scope != policy.OwnerScope(q.Pod.Namespace, *q.Pod.Owner) {
+		return claim.Pinned{}, false
+	}
+	known, ok := c.Known(q.Pod.Owner, q.Ref.String())
+	return known, ok && (held == nil || held.Root.Digest != known.Digest)
+}
+
+// decideClaimed decides for a tag whose digest the cluster has, and of which the node has no copy yet. It asks the
+// registry only if the digest is not on the node, or the credential has no proof.
+func (d *Decider) decideClaimed(ctx context.Context, q Request, known claim.Pinned) (Verdict, error) {
+	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), known.Digest)
+	if err != nil {
+		return Verdict{}, err
+	}
+	asked := q
+	asked.Ref = byDigest
+	v, err := d.decideDigest(ctx, asked, known.Digest)
+	if errdefs.IsNotFound(err) {
+		return Verdict{}, goneFromCluster(q, known, err)
+	}
+	if err != nil {
+		return v, err
+	}
+	v.Ref, v.Registry, v.FirstUse = q.Ref, nil, q.firstUse()
+	v.Why = "pinned in the cluster " + known.String()
+	return v, nil
+}
+
+// goneFromCluster returns the error for a digest of the cluster that the registry does not have for this node.
+func goneFromCluster(q Request, known claim.Pinned, err error) error {
+	return &imagepin.Error{
+		Reason: imagepin.PinnedDigestGone, Ref: q.Ref.String(), Target: q.Target.String(), Class: errdefs.ErrNotFound, Err: err,
+		Message: fmt.Sprintf("pinned to %s in the cluster %s, but this digest is neither on the node nor in the registry", known.Digest, known),
+		Hint:    inClusterHint("refresh", q.Pod.Namespace, *q.Pod.Owner),
+	}
+}
+
+// pinInCluster pins a verdict for its owner in the cluster, and keeps a copy on the node. It fails with a *[MovedError] if
+// the cluster has another digest.
+func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (pin.Pin, error) {
+	c := d.cluster()
+	if use.Pod.Provisional {
+		return d.pinProvisionally(ctx, v.Root, use)
+	}
+	claimed, err := c.claim(ctx, use.Pod, use.ID.Ref, v.Root.Digest)
+	switch {
+	case errdefs.IsUnavailable(err) && !c.Strict:
+		return d.pinProvisionally(ctx, v.Root, use)
+	case err != nil:
+		return pin.Pin{}, err
+	}
+	known, ok := c.Known(use.Pod.Owner, use.ID.Ref)
+	if !ok {
+		known = claim.Pinned{Digest: claimed}
+	}
+	if known.Digest == v.Root.Digest {
+		return d.pins.Follow(ctx, use.ID, v.Root, use.Retain, known.Node)
+	}
+	q := Request{
+		Ref: v.Ref, Credential: v.Credential, Pod: use.Pod,
+		Policy: policy.Decision{Rule: policy.Rule{Retain: use.Retain}, Scope: use.ID.Scope, Namespace: use.Namespace},
+	}
+	moved, err := d.decideClaimed(ctx, q, known)
+	if err != nil {
+		return pin.Pin{}, err
+	}
+	return pin.Pin{}, &MovedError{Verdict: moved}
+}
+
+// pinProvisionally pins an image on the node until the API server answers.
+func (d *Decider) pinProvisionally(ctx context.Context, root ocispec.Descriptor, use *FirstUse) (pin.Pin, error) {
+	log.G(ctx).WithFields(log.Fields{"ref": use.ID.Ref, "scope": string(use.ID.Scope), "digest": root.Digest}).
+		Warn("the Kubernetes API server did not answer, the image is pinned on this node until it does")
+	return d.pins.MakeProvisional(ctx, use.ID, root, use.Retain, pin.Claimant{Name: use.Pod.Name, UID: use.Pod.UID})
+}
+
+// PinnedDigest returns the digest that a reference is pinned to for a pod. ok is false if it is not pinned. The node may
+// not have the digest. Errors are those of [Decider.InCluster].
+func (d *Decider) PinnedDigest(ctx context.Context, ref reference.Named, pod policy.Pod) (_ digest.Digest, ok bool, _ error) {
+	pod, err := d.InCluster(ctx, ref, pod)
+	if err != nil {
+		return "", false, err
+	}
+	effective, _ := d.EffectivePolicy(ref.String(), pod)
+	held, ok := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref.String()})
+	if known, other := d.claimed(Request{Ref: ref, Policy: effective, Pod: pod}, heldOrNil(held, ok)); other {
+		return known.Digest, true, nil
+	}
+	return held.Root.Digest, ok, nil
+}
+
+func heldOrNil(held pin.Pin, ok bool) *pin.Pin {
+	if !ok {
+		return nil
+	}
+	return &held
+}

@@ -1,0 +1,400 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/claim"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// errAway is the error of an API server that does not answer.
+var errAway = &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable}
+
+// fakeCluster has the pins of a cluster with one workload, web, in two revisions. Pods of the first have names that begin
+// with web-1.
+type fakeCluster struct {
+	mu      sync.Mutex
+	pins    map[string]digest.Digest // by owner UID and image
+	refuses error                    // the error of every request
+	asked   int
+	beside  func() // runs before a claim is decided
+}
+
+func newFakeCluster() *fakeCluster { return &fakeCluster{pins: make(map[string]digest.Digest)} }
+
+// member is the view of one node. It remembers what it has read.
+type member struct {
+	*fakeCluster
+	known map[string]digest.Digest
+}
+
+func webOwner(pod policy.Pod) *policy.Owner {
+	name, _, ok := strings.Cut(strings.TrimPrefix(pod.Name, "web-"), "-")
+	if !ok || !strings.HasPrefix(pod.Name, "web-") {
+		return nil
+	}
+	return &policy.Owner{Kind: "ReplicaSet", Name: "web-" + name, UID: "uid-" + name}
+}
+
+func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refuses != nil {
+		return nil, m.refuses
+	}
+	return webOwner(pod), nil
+}
+
+func (m *member) KnownOwner(policy.Pod) *policy.Owner { return nil }
+
+func (m *member) Lookup(_ context.Context, pod policy.Pod, image string) (digest.Digest, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked++
+	if m.refuses != nil {
+		return "", m.refuses
+	}
+	key := pod.Owner.UID + " " + image
+	d, ok := m.pins[key]
+	if m.known[key] = d; !ok {
+		delete(m.known, key)
+	}
+	return d, nil
+}
+
+func (m *member) Known(owner *policy.Owner, image string) (claim.Pinned, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if owner == nil {
+		return claim.Pinned{}, false
+	}
+	d, ok := m.known[owner.UID+" "+image]
+	return claim.Pinned{Digest: d, Node: "other", At: time.Unix(0, 0)}, ok
+}
+
+func (m *member) Claim(_ context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	if m.beside != nil {
+		m.beside()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked++
+	if m.refuses != nil {
+		return "", m.refuses
+	}
+	key := pod.Owner.UID + " " + image
+	if m.pins[key] == "" {
+		m.pins[key] = d
+	}
+	m.known[key] = m.pins[key]
+	return m.pins[key], nil
+}
+
+// newMember returns a node of a cluster whose policy pins everything for workloads.
+func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
+	t.Helper()
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload})
+	m := &member{fakeCluster: c, known: make(map[string]digest.Digest)}
+	e.Decider.cluster = func() ClusterConfig { return ClusterConfig{Cluster: m, Strict: strict} }
+	return e
+}
+
+func webPod(name string) policy.Pod {
+	return policy.Pod{
+		Namespace: "shop", Name: name, UID: "uid of " + name, Labels: map[string]string{"revision": strings.Split(name, "-")[1]},
+	}
+}
+
+// pull decides for a pod, and pins as a pull does. It returns the version that the pod runs.
+func (e *env) pull(t *testing.T, pod policy.Pod) (string, error) {
+	t.Helper()
+	pod, err := e.InCluster(e.ctx, e.ref, pod)
+	if err != nil {
+		return "", err
+	}
+	v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+	if err != nil {
+		return "", err
+	}
+	for range 2 {
+		var moved *MovedError
+		if v, err = e.PinFirstUse(e.ctx, v); !errors.As(err, &moved) {
+			break
+		}
+		v = moved.Verdict
+	}
+	if err != nil {
+		return "", err
+	}
+	return version(v.Root.Digest), nil
+}
+
+func (e *env) wantPull(t *testing.T, pod policy.Pod, want string) {
+	t.Helper()
+	got, err := e.pull(t, pod)
+	if err != nil || got != want {
+		t.Errorf("pod %s: got %s, %v, want %s", pod.Name, got, err, want)
+	}
+}
+
+var firstScope = policy.OwnerScope("shop", policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"})
+
+// wantCopy fails the test unless the node has a copy of a pin of the cluster.
+func (e *env) wantCopy(t *testing.T, want string) {
+	t.Helper()
+	held, ok := e.pins.Get(e.id(firstScope))
+	if !ok || version(held.Root.Digest) != want || held.By != pin.ByCluster || held.Provisional != nil {
+		t.Errorf("got pin %+v, want a copy of the cluster's pin to %s", held, want)
+	}
+}
+
+// TestClusterAgrees runs the digest of the first node on all nodes, for one revision.
+func TestClusterAgrees(t *testing.T) {
+	c := newFakeCluster()
+	a, b := newMember(t, c, false), newMember(t, c, false)
+	b.ref = a.ref
+	a.wantPull(t, webPod("web-1-a"), "old")
+	a.registry.tag.Store("new")
+	b.wantPull(t, webPod("web-1-b"), "old")
+	a.wantPull(t, webPod("web-1-c"), "old")
+	b.wantPull(t, webPod("web-2-d"), "new")
+	a.wantPull(t, webPod("web-2-e"), "new")
+	a.wantCopy(t, "old")
+	b.wantCopy(t, "old")
+}
+
+// TestClusterLost runs the winner's digest if another node claims first while this one resolves the tag.
+func TestClusterLost(t *testing.T) {
+	c := newFakeCluster()
+	a, b := newMember(t, c, false), newMember(t, c, false)
+	b.ref = a.ref
+	c.beside = func() {
+		c.beside = nil
+		a.registry.tag.Store("new")
+		b.wantPull(t, webPod("web-1-b"), "new")
+	}
+	a.wantPull(t, webPod("web-1-a"), "new")
+	a.wantCopy(t, "new")
+}
+
+// TestClusterContainer pins and resolves for containers that are created without a pull.
+func TestClusterContainer(t *testing.T) {
+	c := newFakeCluster()
+	a, b := newMember(t, c, false), newMember(t, c, false)
+	b.ref = a.ref
+	held, err := a.PinUse(a.ctx, a.ref, webPod("web-1-a"), roots["old"])
+	if err != nil || version(held.Root.Digest) != "old" {
+		t.Fatalf("got %+v, %v, want the digest on the node", held, err)
+	}
+	a.wantCopy(t, "old")
+	b.ref = a.ref
+	b.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	held, scoped, err := b.PinForPod(b.ctx, b.ref, webPod("web-1-b"))
+	if err != nil || !scoped || held == nil || version(held.Root.Digest) != "old" {
+		t.Fatalf("got %+v, %v, want the cluster's digest", held, err)
+	}
+	if held, err = b.PinUse(b.ctx, b.ref, webPod("web-1-b"), roots["new"]); err != nil || version(held.Root.Digest) != "old" {
+		t.Errorf("got %+v, %v, want the cluster's digest instead of the one on the node", held, err)
+	}
+	if d, ok, err := b.PinnedDigest(b.ctx, b.ref, webPod("web-1-b")); err != nil || !ok || version(d) != "old" {
+		t.Errorf("got %s, %v, want the cluster's digest", d, err)
+	}
+}
+
+// TestClusterRefreshed follows an ImagePin that a person has moved, and resolves the tag again if it was removed.
+func TestClusterRefreshed(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	e.wantPull(t, webPod("web-1-a"), "old")
+	for key := range c.pins {
+		c.pins[key] = roots["new"].Digest
+	}
+	e.wantPull(t, webPod("web-1-b"), "new")
+	e.wantCopy(t, "new")
+	clear(c.pins)
+	e.wantPull(t, webPod("web-1-c"), "old") // what the tag resolves to
+	e.wantCopy(t, "old")
+}
+
+// TestClusterAway pins provisionally while the API server does not answer, and claims the pin later.
+func TestClusterAway(t *testing.T) {
+	c := newFakeCluster()
+	a, b := newMember(t, c, false), newMember(t, c, false)
+	b.ref = a.ref
+	c.refuses = errAway
+	a.wantPull(t, webPod("web-1-a"), "old")
+	label := policy.WorkloadScope("shop", "revision", "1")
+	held, ok := a.pins.Get(a.id(label))
+	if !ok || held.Provisional == nil || *held.Provisional != (pin.Claimant{Name: "web-1-a", UID: "uid of web-1-a"}) {
+		t.Fatalf("got %+v, want a provisional pin", held)
+	}
+	a.registry.tag.Store("new")
+	a.wantPull(t, webPod("web-1-b"), "old")
+
+	t.Run("settled", func(t *testing.T) {
+		c.refuses = nil
+		settled, err := a.Settle(a.ctx, held)
+		noError(t, err)
+		wantEqual(t, "settled", settled, true)
+		a.wantCopy(t, "old")
+		if _, ok := a.pins.Get(a.id(label)); ok {
+			t.Error("the provisional pin is still there")
+		}
+		b.wantPull(t, webPod("web-1-c"), "old")
+	})
+	t.Run("the copy is enough", func(t *testing.T) {
+		c.refuses = errAway
+		a.wantPull(t, webPod("web-1-d"), "old")
+	})
+}
+
+// TestClusterSettles claims a provisional pin when the next pod of its revision starts.
+func TestClusterSettles(t *testing.T) {
+	for name, test := range map[string]struct{ other, want string }{
+		"wins":  {"", "old"},
+		"loses": {"new", "new"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newFakeCluster()
+			e := newMember(t, c, false)
+			c.refuses = errAway
+			e.wantPull(t, webPod("web-1-a"), "old")
+			e.registry.tag.Store("new")
+			c.refuses = nil
+			if test.other != "" {
+				c.pins["uid-1 "+e.ref.String()] = roots[test.other].Digest
+			}
+			e.wantPull(t, webPod("web-1-b"), test.want)
+			e.wantCopy(t, test.want)
+			_, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			noError(t, err)
+			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
+		})
+	}
+}
+
+// TestClusterLosesProvisional moves a provisional pin to the digest of the cluster.
+func TestClusterLosesProvisional(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = nil
+	c.pins["uid-1 "+e.ref.String()] = roots["new"].Digest
+	for _, held := range e.pins.Provisional() {
+		_, err := e.Settle(e.ctx, held)
+		noError(t, err)
+	}
+	e.wantCopy(t, "new")
+	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
+}
+
+// TestClusterPodGone does not claim a provisional pin whose pod is gone. The Node authorizer refuses to return such a pod.
+func TestClusterPodGone(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = errdefs.ErrPermissionDenied
+	for _, held := range e.pins.Provisional() {
+		settled, err := e.Settle(e.ctx, held)
+		noError(t, err)
+		wantEqual(t, "settled", settled, false)
+	}
+	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+}
+
+// TestClusterStrict fails a pod whose pin is not known while the API server does not answer.
+func TestClusterStrict(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, true)
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-b"), "old")
+	if _, err := e.pull(t, webPod("web-2-c")); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want ClusterUnavailable", err)
+	}
+	wantEqual(t, "pins", len(e.pins.List()), 1)
+}
+
+// TestClusterRefuses fails a claim that the API server refuses, and pins nothing.
+func TestClusterRefuses(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.beside = func() {
+		c.refuses = &imagepin.Error{Reason: imagepin.ClaimRefused, Class: errdefs.ErrPermissionDenied}
+	}
+	if _, err := e.pull(t, webPod("web-1-a")); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("got %v, want ClaimRefused", err)
+	}
+	wantEqual(t, "pins", len(e.pins.List()), 0)
+}
+
+// TestClusterGone names the node that has pinned a digest which the registry does not have.
+func TestClusterGone(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.pins["uid-1 "+e.ref.String()] = digest.FromString("gone")
+	e.registry.tag.Store("gone")
+	_, err := e.pull(t, webPod("web-1-a"))
+	var known *imagepin.Error
+	if !errors.As(err, &known) || known.Reason != imagepin.PinnedDigestGone || !strings.Contains(err.Error(), "by node other") ||
+		!strings.Contains(err.Error(), "kubectl imagepin refresh --namespace shop replicaset/web-1") {
+		t.Errorf("got %v, want PinnedDigestGone with the node", err)
+	}
+}
+
+// TestClusterOnlyForPods sends no request for calls that have no pod of the API server.
+func TestClusterOnlyForPods(t *testing.T) {
+	static := webPod("web-1-a")
+	static.Annotations = map[string]string{sourceAnnotation: "file"}
+	for name, pod := range map[string]policy.Pod{
+		"no pod": {}, "static pod": static, "without a UID": {Namespace: "shop", Name: "web-1-a"},
+	} {
+		c := newFakeCluster()
+		e := newMember(t, c, true)
+		c.refuses = errAway
+		if _, err := e.pull(t, pod); err != nil || c.asked != 0 {
+			t.Errorf("%s: got %v after %d requests, want none", name, err, c.asked)
+		}
+	}
+}
+
+// TestClusterOperator leaves copies of the cluster's pins to kubectl imagepin.
+func TestClusterOperator(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	e.wantPull(t, webPod("web-1-a"), "old")
+	_, _, err := e.SetPin(e.ctx, SetPin{Ref: e.ref, Scope: firstScope, Digest: roots["new"].Digest})
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kubectl imagepin set --namespace shop replicaset/web-1") {
+		t.Errorf("set: got %v, want the command for the cluster", err)
+	}
+	if _, err := e.Refresh(e.ctx, e.ref, firstScope, resolve.Credential{}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("refresh: got %v, want an InvalidArgument error", err)
+	}
+	if _, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{}); !errdefs.IsNotFound(err) {
+		t.Errorf("refresh of all scopes: got %v, want NotFound", err)
+	}
+}
+
+// TestKnownOwner finds the owner of a pod without a request.
+func TestKnownOwner(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	e.wantPull(t, webPod("web-1-a"), "old")
+	for name, want := range map[string]string{"web-1-b": "web-1", "web-2-b": "", "other": ""} {
+		got := e.WithKnownOwner(policy.Pod{Namespace: "shop", Name: name, UID: "1"}).Owner
+		if got == nil && want != "" || got != nil && got.Name != want {
+			t.Errorf("%s: got %+v, want %q", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package policy
+
+import "strings"
+
+// Owner is the revision of a workload that a pod belongs to, as the Kubernetes API names it.
+type Owner struct {
+	// Kind, Name and UID are those of the object that controls the pod, for example a ReplicaSet.
+	Kind, Name, UID string
+	// Revision is the revision of an object that has several, as a StatefulSet and a DaemonSet have. It is empty for
+	// others.
+	Revision string
+}
+
+// OwnerScope returns the scope of one revision of a workload whose owner is known. The UID distinguishes it from an owner
+// of the same name that was deleted.
+func OwnerScope(namespace string, o Owner) Scope {
+	parts := []string{namespace, o.Kind, o.Name, o.UID}
+	if o.Revision != "" {
+		parts = append(parts, o.Revision)
+	}
+	return Scope(workloadPrefix + strings.Join(parts, "/"))
+}
+
+// Owner returns the owner of a scope. ok is false for the node scope and for a scope by label.
+func (s Scope) Owner() (_ Owner, ok bool) {
+	parts := strings.Split(strings.TrimPrefix(string(s), workloadPrefix), "/")
+	if !strings.HasPrefix(string(s), workloadPrefix) || strings.Contains(string(s), "=") || len(parts) < 4 || len(parts) > 5 {
+		return Owner{}, false
+	}
+	for _, part := range parts {
+		if part == "" {
+			return Owner{}, false
+		}
+	}
+	o := Owner{Kind: parts[1], Name: parts[2], UID: parts[3]}
+	if len(parts) == 5 {
+		o.Revision = parts[4]
+	}
+	return o, true
+}
+
+// revisionLabel is the label of the pods of a StatefulSet or DaemonSet that has their revision.
+const revisionLabel = "controller-revision-hash"
+
+// maxGenerated is how much of an owner's name the name of a pod begins with, in bytes: the API server cuts a name that
+// it generates (maxGeneratedNameLength in k8s.io/apiserver/pkg/storage/names).
+const maxGenerated = 58
+
+// MayOwn reports whether the name and the revision of a pod are such that o can be its owner. Kinds that name their pods
+// in another way than by their own name are not recognized.
+func (o Owner) MayOwn(p Pod) bool {
+	prefix := o.Name + "-"
+	if strings.HasPrefix(p.Name, prefix) {
+		return o.Revision == p.Labels[revisionLabel]
+	}
+	return len(prefix) > maxGenerated && strings.HasPrefix(p.Name, prefix[:maxGenerated]) && o.Revision == p.Labels[revisionLabel]
+}
