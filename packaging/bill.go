@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"path"
 	"slices"
@@ -61,37 +60,6 @@ func newBill(name, version, arch string, created time.Time, binaries []binary) (
 	}
 	return b, nil
 }
-
-// sorted returns all modules, sorted by path.
-func (b *bill) sorted() []modules.Module {
-	return slices.SortedFunc(maps.Keys(b.licenses), func(x, y modules.Module) int {
-		return strings.Compare(x.Path+"@"+x.Version, y.Path+"@"+y.Version)
-	})
-}
-
-// licenseTexts returns all licenses and notices that must accompany the
-// binaries. A text that several modules share appears once.
-func (b *bill) licenseTexts() []byte {
-	users := make(map[string][]string)
-	var texts []string
-	for _, m := range b.sorted() {
-		l := b.licenses[m]
-		for _, file := range slices.Sorted(maps.Keys(l.Files)) {
-			text := strings.TrimSpace(l.Files[file])
-			if users[text] == nil {
-				texts = append(texts, text)
-			}
-			users[text] = append(users[text], fmt.Sprintf("%s %s (%s)", m.Path, m.Version, file))
-		}
-	}
-	var out bytes.Buffer
-	for _, text := range texts {
-		fmt.Fprintf(&out, "%s\n%s\n%s\n\n%s\n\n", rule, strings.Join(users[text], "\n"), rule, text)
-	}
-	return out.Bytes()
-}
-
-var rule = strings.Repeat("-", 80)
 
 // The parts of SPDX 2.3 that are used. https://spdx.github.io/spdx-spec/v2.3/
 type (
@@ -156,7 +124,7 @@ func (b *bill) spdx() ([]byte, error) {
 		Relationships: []spdxRelationship{{document, "DESCRIBES", pkg}},
 	}
 	ids := make(map[modules.Module]string)
-	for i, m := range b.sorted() {
+	for i, m := range modules.Sorted(b.licenses) {
 		ids[m] = fmt.Sprintf("SPDXRef-Module-%d", i+1)
 		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.licenses[m].ID))
 	}

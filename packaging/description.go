@@ -11,6 +11,8 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/deb" // registers itself
 	"github.com/goreleaser/nfpm/v2/files"
 	_ "github.com/goreleaser/nfpm/v2/rpm"
+
+	"github.com/imagepin/imagepin/packaging/internal/modules"
 )
 
 // formats are the formats that nfpm builds. The tarball has the files of the
@@ -88,7 +90,7 @@ func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir 
 	if err := os.WriteFile(released, text, 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(texts, bom.licenseTexts(), 0o644)
+	return os.WriteFile(texts, modules.Texts(bom.licenses), 0o644)
 }
 
 // load reads a description for a format and replaces its variables.

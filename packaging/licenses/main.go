@@ -35,6 +35,15 @@ var (
 	shipped = []string{"linux/amd64", "linux/arm64"}
 )
 
+// The kubectl plugin, a module of its own, and its platforms.
+var (
+	plugin          = "cmd/kubectl-imagepin"
+	pluginPlatforms = []string{"linux/amd64", "linux/arm64", "darwin/amd64", "darwin/arm64", "windows/amd64", "windows/arm64"}
+)
+
+// self is the module of the binaries, which the plugin uses.
+const self = "github.com/imagepin/imagepin"
+
 func main() {
 	check := flag.Bool("check", false, "write nothing, fail if the file is out of date")
 	flag.Parse()
@@ -54,7 +63,13 @@ func run(file string, check bool) error {
 	if err != nil {
 		return err
 	}
-	text, err := page(mods)
+	linked, err := modules.Linked(filepath.Join(root, plugin), pluginPlatforms, ".")
+	if err != nil {
+		return err
+	}
+	mods = append(mods, slices.DeleteFunc(linked, func(m modules.Module) bool { return m.Path == self })...)
+	slices.SortStableFunc(mods, func(a, b modules.Module) int { return strings.Compare(a.Path, b.Path) })
+	text, err := page(slices.Compact(mods))
 	if err != nil {
 		return err
 	}
@@ -76,20 +91,21 @@ func page(mods []modules.Module) ([]byte, error) {
 	b.WriteString(`# Licenses
 
 imagepin has the Apache License 2.0, see [LICENSE](../LICENSE). This page lists the modules in its binaries (containerd,
-ctr, the shim and imagepin, for Linux). The packages contain the license texts in
-` + "`/usr/share/doc/<package>/third-party-licenses.txt`" + ` and the modules with versions and checksums in
-` + "`sbom.spdx.json`" + `.
+ctr, the shim and imagepin, for Linux, and the kubectl plugin, for Linux, macOS and Windows). The packages contain the
+license texts in ` + "`/usr/share/doc/<package>/third-party-licenses.txt`" + ` and the modules with versions and checksums in
+` + "`sbom.spdx.json`" + `. The archives of the plugin contain ` + "`third-party-licenses.txt`" + `.
 
 `)
 	fmt.Fprintf(&b, "Allowed licenses: %s. `make check-licenses`, a part of `make check`, rejects others.\n`make licenses` writes this file.\n\n", strings.Join(allowed, ", "))
 	b.WriteString("| module | license |\n|---|---|\n")
+	var rows []string
 	for _, m := range mods {
 		l, err := m.License()
 		if err != nil {
 			return nil, err
 		}
 		if reason, ok := exceptions[m.Path]; ok {
-			fmt.Fprintf(&b, "| %s | %s: %s |\n", m.Path, l.ID, reason)
+			rows = append(rows, fmt.Sprintf("| %s | %s: %s |\n", m.Path, l.ID, reason))
 			continue
 		}
 		for id := range strings.SplitSeq(l.ID, " AND ") {
@@ -101,7 +117,11 @@ ctr, the shim and imagepin, for Linux). The packages contain the license texts i
 		if m.Path == modules.Go {
 			name = "Go's standard library"
 		}
-		fmt.Fprintf(&b, "| %s | %s |\n", name, l.ID)
+		rows = append(rows, fmt.Sprintf("| %s | %s |\n", name, l.ID))
+	}
+	// The plugin may have another version of a module.
+	for _, row := range slices.Compact(rows) {
+		b.WriteString(row)
 	}
 	return b.Bytes(), nil
 }

@@ -1,0 +1,163 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/kubectl/pkg/util/templates"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
+)
+
+// refreshOptions are the flags of the command refresh.
+type refreshOptions struct {
+	*change
+	restart  bool
+	resolver registry.Resolver
+}
+
+func (e *env) refresh() *cobra.Command {
+	var o *refreshOptions
+	cmd := &cobra.Command{
+		Use:   "refresh (NAME | KIND/NAME)...",
+		Short: "Move ImagePins to the current digest of their tags",
+		Long: templates.LongDesc(`
+			Move ImagePins to the current digest of their tags.
+
+			For a workload, it moves the ImagePins of the current revision. Pods that start afterwards run the new digest.
+			Running pods keep theirs. If a tag cannot be resolved, nothing is changed.
+
+			With --restart, it moves nothing. It restarts the rollout of a Deployment, StatefulSet or DaemonSet, as
+			"kubectl rollout restart" does, if the digest of a tag has changed, and only then. The new revision resolves its
+			tags anew, and "kubectl rollout undo" returns to the digests of the old one.
+
+			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
+			use "kubectl imagepin rm": then the node that starts the next pod resolves the tag.`),
+		Example: templates.Examples(`
+			# Move the ImagePins of the current revision of a Deployment
+			kubectl imagepin refresh deployment/web
+
+			# Restart a Deployment if one of its tags has moved
+			kubectl imagepin refresh deployment/web --restart
+
+			# Show what would change
+			kubectl imagepin refresh deployment/web --dry-run=client`),
+		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
+		ValidArgsFunction: e.completePins,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.complete(cmd); err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), args)
+		},
+	}
+	o = &refreshOptions{change: e.newChange(cmd)}
+	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
+	cmd.Flags().BoolVar(&o.resolver.Insecure, "insecure-registry", false, "Use HTTP for registries that do not serve HTTPS.")
+	return cmd
+}
+
+func (o *refreshOptions) run(ctx context.Context, args []string) error {
+	namespace, err := o.namespace()
+	if err != nil {
+		return err
+	}
+	pins, err := o.pins()
+	if err != nil {
+		return err
+	}
+	digests := make(digests)
+	var targets []target
+	for _, arg := range args {
+		t, err := o.target(ctx, pins, namespace, arg)
+		if err != nil {
+			return err
+		}
+		if o.restart {
+			if err := restartable(t); err != nil {
+				return err
+			}
+		}
+		targets = append(targets, t)
+		if err := digests.resolve(ctx, o.resolver, t.pins); err != nil {
+			return err
+		}
+	}
+	for _, t := range targets {
+		if err := o.apply(ctx, pins, t, digests); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply moves the ImagePins of a target, or restarts its rollout.
+func (o *refreshOptions) apply(ctx context.Context, pins *kube.Pins, t target, digests digests) error {
+	if o.restart {
+		return o.restartChanged(ctx, t, digests)
+	}
+	if len(t.pins) == 0 {
+		o.none(t)
+	}
+	for i := range t.pins {
+		if err := o.move(ctx, pins, &t.pins[i], digests[t.pins[i].Spec.Image]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// digests are the current digests of tags.
+type digests map[string]string
+
+// resolve resolves the images of ImagePins. The error has all that cannot be resolved.
+func (d digests) resolve(ctx context.Context, r registry.Resolver, pins []v1alpha1.ImagePin) error {
+	var errs []error
+	for _, pin := range pins {
+		if _, ok := d[pin.Spec.Image]; ok {
+			continue
+		}
+		digest, err := r.Digest(ctx, pin.Spec.Image)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d[pin.Spec.Image] = digest
+	}
+	return utilerrors.NewAggregate(errs)
+}
+
+// restartable returns an error for a target that refresh --restart cannot compare and restart.
+func restartable(t target) error {
+	if t.revision == nil {
+		return errors.New("--restart needs a Deployment, StatefulSet or DaemonSet, not an ImagePin")
+	}
+	if err := canRestart(t.object); err != nil {
+		return err
+	}
+	if len(t.pins) == 0 {
+		return fmt.Errorf("%s has no ImagePins to compare: to restart it in any case, use kubectl rollout restart", t.revision)
+	}
+	return nil
+}
+
+// restartChanged restarts the rollout of a workload if the digest of a tag has changed. It moves no ImagePins, so that
+// "kubectl rollout undo" returns to the digests of the current revision.
+func (o *refreshOptions) restartChanged(ctx context.Context, t target, digests digests) error {
+	changed := false
+	for _, pin := range t.pins {
+		if now := digests[pin.Spec.Image]; now != pin.Spec.Digest {
+			changed = true
+			fmt.Fprintf(o.ErrOut, "%s has changed from %s to %s.\n", pin.Spec.Image, short(pin.Spec.Digest), short(now))
+		}
+	}
+	if !changed {
+		return o.done(t.object.Unstructured, "not restarted, no digest has changed")
+	}
+	return o.restartRollout(ctx, t.object)
+}
