@@ -5,8 +5,9 @@ CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
-MODULES      = . integration integration/lazy integration/kubelet integration/kubelet/binaries packaging integration/packages \
-               integration/versions/2.2/plugin integration/versions/2.3/plugin tools
+MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
+               integration/kubelet/schemas packaging integration/packages integration/versions/2.2/plugin \
+               integration/versions/2.3/plugin tools
 SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
 
@@ -20,6 +21,10 @@ build: ## bin/containerd (with imagepin), bin/imagepin, bin/ctr, bin/containerd-
 	$(GOBUILD) -o $(BIN)/imagepin ./cmd/imagepin
 	$(GOBUILD) -o $(BIN)/ctr github.com/containerd/containerd/v2/cmd/ctr
 	$(GOBUILD) -o $(BIN)/containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
+
+.PHONY: kubectl-imagepin
+kubectl-imagepin: ## bin/kubectl-imagepin, the kubectl plugin
+	cd cmd/kubectl-imagepin && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(abspath $(BIN))/ .
 
 .PHONY: test-binaries
 test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
@@ -47,6 +52,17 @@ packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill 
 	version=$$($(GO) run ./cmd/imagepin --version | sed 's/.* //') && dist=$$(realpath $(DIST)) && cd packaging && \
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run . -version $$version -stage $$dist/.stage -out $$dist $(ARCHS)
 	rm -rf $(DIST)/.stage
+
+PLUGIN_PLATFORMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+
+.PHONY: plugin
+plugin: ## Archives of the kubectl plugin for Linux, macOS and Windows, and its manifest for krew, in dist/plugin/
+	rm -rf $(DIST)/plugin $(DIST)/.plugin
+	@set -e; for p in $(PLUGIN_PLATFORMS); do $(REPRODUCIBLE) GOOS=$${p%/*} GOARCH=$${p#*/} \
+		$(MAKE) --no-print-directory kubectl-imagepin BIN=$(DIST)/.plugin/$${p%/*}-$${p#*/}; done
+	version=$$($(GO) run ./cmd/imagepin --version | sed 's/.* //') && dist=$$(realpath $(DIST)) && cd packaging && \
+		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./plugin -version $$version -stage $$dist/.plugin -out $$dist/plugin $(PLUGIN_PLATFORMS)
+	rm -rf $(DIST)/.plugin
 
 .PHONY: licenses
 licenses: ## Write docs/licenses.md: the licenses of the modules in the binaries
@@ -79,6 +95,8 @@ test-stages: test-integration test-kubelet test-serve test-unit test-packages te
 .PHONY: test-unit
 test-unit: ## Unit tests with the race detector
 	$(GO) test -race $(OURS)
+	cd cmd/kubectl-imagepin && $(GO) test ./...
+	cd packaging && $(GO) test ./plugin ./internal/...
 
 .PHONY: test-sim
 test-sim: ## Run simulated histories for three minutes (SIM_TIME)
@@ -133,7 +151,13 @@ test-lazy: build test-binaries ## Pods on the lazily pulling stargz snapshotter 
 test-kubelet: build test-binaries ## Tests with a real kubelet, API server and etcd
 	GO=$(GO) hack/kubernetes-binaries.sh
 	GO=$(GO) hack/lazy-binaries.sh
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./...
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 .
+
+# These tests take about four minutes.
+.PHONY: test-cluster
+test-cluster: build kubectl-imagepin test-binaries crash-binaries ## Tests of pins in the Kubernetes API, with three nodes
+	GO=$(GO) hack/kubernetes-binaries.sh controllers
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./agree ./claims ./kubectl ./manifests
 
 # The first run installs a Debian with systemd into the user's cache, which takes minutes.
 .PHONY: test-packages
@@ -153,7 +177,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-licenses check-versions ## All checks that run no tests
+check: check-format check-vet check-lint check-windows check-tidy check-generate check-manifests check-licenses check-versions ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -162,15 +186,18 @@ check-format:
 .PHONY: check-vet
 check-vet:
 	$(GO) vet $(OURS)
+	cd cmd/kubectl-imagepin && $(GO) vet ./...
 	cd integration && $(GO) vet ./...
 	cd integration/lazy && $(GO) vet ./...
 	cd integration/kubelet && $(GO) vet ./...
+	cd integration/kubelet/schemas && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...
 	cd integration/packages && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint:
 	$(GO) tool -modfile=tools/go.mod staticcheck $(OURS)
+	cd cmd/kubectl-imagepin && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
 
 .PHONY: check-windows
 check-windows:
@@ -179,14 +206,21 @@ check-windows:
 .PHONY: check-tidy
 check-tidy:
 	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
+	@cd integration/kubelet/schemas && $(GO) mod tidy -diff -modfile=1.35.mod
 
 .PHONY: generate
-generate: ## Generate the code from api/
+generate: ## Generate the code and the CRD from api/
 	cd tools && $(GO) run ./protogen ../api imagepin/v1/imagepin.proto
+	GO=$(GO) hack/generate-kubernetes-api.sh
 
 .PHONY: check-generate
 check-generate:
 	cd tools && $(GO) run ./protogen -check ../api imagepin/v1/imagepin.proto
+	GO=$(GO) hack/generate-kubernetes-api.sh -check
+
+.PHONY: check-manifests
+check-manifests:
+	cd integration/kubelet/schemas && $(GO) test -count 1 . && $(GO) test -count 1 -modfile=1.35.mod .
 
 .PHONY: check-versions
 check-versions:
