@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"strings"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -175,7 +177,16 @@ func withRef(err error, ref string) error {
 
 // connectionLost reports whether an existing connection was lost, for example because the API server has restarted.
 func connectionLost(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err)
+	if err == nil {
+		return false
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.EPIPE) ||
+		utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err) {
+		return true
+	}
+	// net/http does not export these errors (errClientConnClosed and GoAwayError in http2/transport.go). The first one is
+	// that of a request whose body is being sent.
+	return strings.Contains(err.Error(), "http2: client conn is closed") || strings.Contains(err.Error(), "http2: server sent GOAWAY")
 }
 
 // notServed reports whether an error with the code 404 is about the resource, not about an object of it: it has no Status

@@ -1,8 +1,14 @@
 package cluster
 
 import (
+	"context"
 	"errors"
+	"io"
+	"net"
+	"net/url"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -26,4 +32,31 @@ func want(t *testing.T, err error, reason imagepin.Reason, class error, text str
 func wantUnavailable(t *testing.T, err error, text string) {
 	t.Helper()
 	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, text)
+}
+
+// TestConnectionLost checks the errors of net/http for a connection that ends while a request is sent or answered.
+func TestConnectionLost(t *testing.T) {
+	post := func(err error) error { return &url.Error{Op: "Post", URL: "https://api.example", Err: err} }
+	for _, err := range []error{
+		post(io.EOF),
+		post(io.ErrUnexpectedEOF),
+		post(&net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.EPIPE)}),
+		post(&net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}),
+		post(errors.New("http2: client connection lost")),
+		post(errors.New("http2: client conn is closed")),
+		post(errors.New(`http2: server sent GOAWAY and closed the connection; LastStreamID=3, ErrCode=NO_ERROR, debug=""`)),
+	} {
+		if !connectionLost(err) {
+			t.Errorf("%v: the connection was lost", err)
+		}
+	}
+	for _, err := range []error{
+		nil,
+		post(context.DeadlineExceeded),
+		post(&net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}),
+	} {
+		if connectionLost(err) {
+			t.Errorf("%v: no connection was lost", err)
+		}
+	}
 }
