@@ -84,6 +84,12 @@ demo: build test-binaries ## Run the demo with its own registry and containerd
 demo-stock: build test-binaries ## Run the demo on stock containerd: shows where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
+# The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache.
+.PHONY: demo-cluster
+demo-cluster: build kubectl-imagepin test-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
+	GO=$(GO) hack/kubernetes-binaries.sh controllers
+	@cd integration/kubelet && $(GO) build -o ../../bin/demo-cluster ./demo && exec ../../bin/demo-cluster
+
 # The stages mostly wait for containerd and kubelet, so two run at a time. The output of each stage is in one piece.
 .PHONY: test
 test: ## All tests
@@ -157,7 +163,7 @@ test-kubelet: build test-binaries ## Tests with a real kubelet, API server and e
 .PHONY: test-cluster
 test-cluster: build kubectl-imagepin test-binaries crash-binaries ## Tests of pins in the Kubernetes API, with three nodes
 	GO=$(GO) hack/kubernetes-binaries.sh controllers
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./agree ./claims ./kubectl ./manifests
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 ./agree ./claims ./demo ./kubectl ./manifests
 
 # The first run installs a Debian with systemd into the user's cache, which takes minutes.
 .PHONY: test-packages

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -13,13 +12,11 @@ import (
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/script"
 )
 
 // tag is the image of the demo.
 const tag = "app:stable"
-
-// width is the maximum length of a printed line.
-const width = 110
 
 // handler is a runtime handler of the node with its expected state.
 type handler struct {
@@ -126,35 +123,5 @@ func (d *demo) took() time.Duration { return time.Since(d.began).Round(100 * tim
 // ref returns the full reference of the tag.
 func (d *demo) ref() string { return d.reg.Ref(tag) }
 
-// say prints a paragraph. It wraps lines that are too long, and keeps their indentation.
-func (d *demo) say(format string, args ...any) {
-	for line := range strings.Lines(fmt.Sprintf(format, args...) + "\n") {
-		fmt.Fprintln(d.out, wrap(strings.TrimRight(line, "\n")))
-	}
-}
-
-// wrap breaks a line between words. The next line of a list item ("- " or "[1] ") is indented to the item's text.
-func wrap(line string) string {
-	text := strings.TrimLeft(line, " ")
-	indent := len(line) - len(text)
-	if mark, _, ok := strings.Cut(text, " "); ok && (mark == "-" || strings.HasPrefix(mark, "[")) {
-		indent += len(mark) + 1
-	}
-	var b strings.Builder
-	b.WriteString(line[:len(line)-len(text)])
-	at := b.Len()
-	for i, word := range strings.Split(text, " ") {
-		switch {
-		case i == 0:
-		case at+1+len(word) > width:
-			b.WriteString("\n" + strings.Repeat(" ", indent))
-			at = indent
-		default:
-			b.WriteByte(' ')
-			at++
-		}
-		b.WriteString(word)
-		at += len(word)
-	}
-	return b.String()
-}
+// say prints a paragraph.
+func (d *demo) say(format string, args ...any) { script.Say(d.out, format, args...) }

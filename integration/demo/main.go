@@ -11,10 +11,11 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
+
+	"github.com/imagepin/imagepin/integration/script"
 )
 
 // timeout ends a demo that hangs.
@@ -26,35 +27,8 @@ func main() {
 	if code, done := withoutRoot(); done {
 		os.Exit(code)
 	}
-	// Without this, a closed standard output would kill the process before it cleans up.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := run(*stock); err != nil {
+	if err := script.Run(timeout, func(ctx context.Context, out io.Writer) error { return newDemo(out, *stock).run(ctx) }); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
-}
-
-// run runs the demo until it ends, receives a signal, or cannot write its output. It always cleans up.
-func run(stock bool) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	ctx, expire := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not finished after %s", timeout))
-	defer expire()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	return newDemo(&output{file: os.Stdout, closed: cancel}, stock).run(ctx)
-}
-
-// output ends the demo when a write fails, such as to a pipe without a reader.
-type output struct {
-	file   *os.File
-	closed context.CancelCauseFunc
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	n, err := o.file.Write(b)
-	if err != nil {
-		o.closed(err)
-	}
-	return n, err
 }

@@ -1,8 +1,6 @@
 package install
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -65,7 +63,7 @@ func TestDemo(t *testing.T) {
 					t.Errorf("a line is longer than 110 columns: %s", line)
 				}
 			}
-			demoLeavesNothing(t, string(out))
+			testkit.NothingLeft(t, string(out))
 		})
 	}
 }
@@ -82,7 +80,7 @@ func TestDemoInterrupted(t *testing.T) {
 		{"5. ", syscall.SIGTERM},
 	} {
 		t.Run("step "+strings.Trim(test.at, ". ")+" "+test.signal.String(), func(t *testing.T) {
-			out, err := interruptDemo(t, demo, test.at, test.signal)
+			out, err := testkit.Interrupt(t, demo, test.at, test.signal)
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 				t.Errorf("the demo: got %v, want exit code 1\n%s", err, out)
@@ -90,64 +88,7 @@ func TestDemoInterrupted(t *testing.T) {
 			if !strings.Contains(out, "Cleaned up") || strings.Contains(out, "Result") {
 				t.Errorf("the demo was not interrupted:\n%s", out)
 			}
-			demoLeavesNothing(t, out)
+			testkit.NothingLeft(t, out)
 		})
-	}
-}
-
-// interruptDemo sends the demo a signal when it prints a line with a prefix. It returns the whole output and the error.
-func interruptDemo(t *testing.T, demo, at string, signal os.Signal) (string, error) {
-	t.Helper()
-	cmd := exec.CommandContext(testkit.Context(t), demo)
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	lines := bufio.NewScanner(stdout)
-	for lines.Scan() {
-		out.WriteString(lines.Text() + "\n")
-		if strings.HasPrefix(lines.Text(), at) {
-			break
-		}
-	}
-	if err := cmd.Process.Signal(signal); err != nil {
-		t.Error(err)
-	}
-	for lines.Scan() {
-		out.WriteString(lines.Text() + "\n")
-	}
-	err = errors.Join(lines.Err(), cmd.Wait())
-	return out.String(), err
-}
-
-// demoLeavesNothing checks that no files, mounts, cgroups and processes of the root that the demo printed are left.
-func demoLeavesNothing(t *testing.T, out string) {
-	t.Helper()
-	root := regexp.MustCompile(`/\S*/imagepin-\d+-\d+`).FindString(out)
-	if root == "" {
-		t.Fatalf("the demo did not print its root:\n%s", out)
-	}
-	if _, err := os.Stat(root); !os.IsNotExist(err) {
-		t.Errorf("%s: %v", root, err)
-	}
-	name := filepath.Base(root)
-	for _, pattern := range []string{"/sys/fs/cgroup/" + name, "/sys/fs/cgroup/*/" + name} {
-		if left, _ := filepath.Glob(pattern); len(left) > 0 { // the patterns are valid
-			t.Errorf("cgroups are left: %q", left)
-		}
-	}
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append(files, "/proc/self/mountinfo") {
-		b, _ := os.ReadFile(file) // the process may have exited
-		if bytes.Contains(b, []byte(name)) {
-			t.Errorf("%s still contains %s: %s", file, name, bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
-		}
 	}
 }

@@ -5,18 +5,20 @@ import (
 	"time"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 )
 
 // TestCertificateRotation replaces the node's client certificate while imagepin runs. With an expired certificate, the node
 // pins provisionally. With the next one, it claims the pin.
 func TestCertificateRotation(t *testing.T) {
 	t.Parallel()
-	p := newPool(t, "certificate", poolOptions{nodes: 1})
+	p := newPool(t, "certificate", poolOptions{Options: pool.Options{Nodes: 1}})
 	r := newRig(t, p)
-	m := p.members[0]
+	m := p.Members[0]
 	rotate := func(expires time.Time) {
 		t.Helper()
-		if err := kube.WriteNodeCertificate(m.certificate, m.name, expires); err != nil {
+		if err := kube.WriteNodeCertificate(m.Certificate, m.Name, expires); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -39,5 +41,5 @@ func TestCertificateRotation(t *testing.T) {
 	r.agreed(r.running("rotated", 1, rollout, "1"), "")
 	r.awaitPins(3)
 	r.agreed(pods, "")
-	m.awaitPin(t, r.image(), meta.GetControllerOf(&pods[0]).UID, "is that of the cluster", settled(second))
+	awaitPin(t, m, r.image(), meta.GetControllerOf(&pods[0]).UID, "is that of the cluster", settled(second))
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 )
 
 // TestKill kills containerd between the request to the registry, the creation of the ImagePin, and the node's record. The
@@ -14,8 +16,8 @@ import (
 func TestKill(t *testing.T) {
 	t.Parallel()
 	fail := filepath.Join(t.TempDir(), "failpoint")
-	p := newPool(t, "kill", poolOptions{nodes: 1, binary: "containerd-failpoints", env: []string{"IMAGEPIN_FAILPOINT=@" + fail}})
-	m := p.members[0]
+	p := newPool(t, "kill", poolOptions{Options: pool.Options{Nodes: 1, Binary: "containerd-failpoints", Env: []string{"IMAGEPIN_FAILPOINT=@" + fail}}})
+	m := p.Members[0]
 	for _, c := range []struct {
 		point string
 		// resolved is how often the tag is resolved in all.
@@ -56,7 +58,7 @@ func TestKill(t *testing.T) {
 			if n := len(r.pins()); n != 1 {
 				t.Errorf("got %d ImagePins, want 1", n)
 			}
-			m.awaitPin(t, r.image(), meta.GetControllerOf(&pods[0]).UID, "is that of the cluster", settled(pin.Spec.Digest))
+			awaitPin(t, m, r.image(), meta.GetControllerOf(&pods[0]).UID, "is that of the cluster", settled(pin.Spec.Digest))
 		})
 	}
 }

@@ -4,18 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
-
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 )
 
 // manifests are the files of contrib/kubernetes/cluster in the order of its kustomization.
@@ -32,7 +28,7 @@ var (
 	// kube is the cluster of all tests.
 	kube *cluster.Cluster
 	// three has the three nodes of the tests that do not disturb their nodes.
-	three *pool
+	three *pool.Pool
 )
 
 func TestMain(m *testing.M) {
@@ -60,51 +56,23 @@ func withCluster(m *testing.M) (code int, err error) {
 	if err := errors.Join(kube.StartControllers(controllers...), kube.StartScheduler()); err != nil {
 		return 1, err
 	}
-	if three, err = startPool(ctx, "three", poolOptions{nodes: 3, staticPods: true}); err != nil {
+	if three, err = startPool(ctx, "three", poolOptions{Options: pool.Options{Nodes: 3, StaticPods: true}}); err != nil {
 		return 1, err
 	}
-	defer func() { err = errors.Join(err, three.close()) }()
+	defer func() { err = errors.Join(err, three.Close()) }()
 	return m.Run(), nil
 }
 
-// install creates the objects of the manifests and waits until the API server serves ImagePins.
+// install installs ImagePins.
 func install(ctx context.Context) error {
+	var files []string
 	for _, name := range manifests {
-		f, err := os.Open(filepath.Join("../../../contrib/kubernetes/cluster", name))
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		docs := yaml.NewYAMLOrJSONDecoder(f, 4096)
-		for {
-			var o unstructured.Unstructured
-			if err := docs.Decode(&o.Object); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if len(o.Object) == 0 {
-				continue // a comment
-			}
-			plural, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
-			if err := kube.Do(ctx, "POST", "/apis/"+o.GetAPIVersion()+"/"+plural.Resource, o.Object, nil); err != nil {
-				return err
-			}
-		}
+		files = append(files, filepath.Join("../../../contrib/kubernetes/cluster", name))
 	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := kube.Do(ctx, "GET", pinsPath("default"), nil, nil)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("ImagePins are not served: %w: %v", context.Cause(ctx), err)
-		}
+	if err := kube.InstallFiles(ctx, files...); err != nil {
+		return err
 	}
+	return kube.AwaitImagePins(ctx)
 }
 
 func pinsPath(ns string, name ...string) string {

@@ -68,9 +68,9 @@ func TestMirrors(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, three)
 	r.host = r.ns + ".example.com"
-	for _, m := range three.members {
+	for _, m := range three.Members {
 		mirror := testkit.Registry(t)
-		idx := r.app(r.ns + m.name)
+		idx := r.app(r.ns + m.Name)
 		testkit.Push(t, mirror, tag, idx)
 		testkit.Push(t, r.reg, tag, idx)
 		if err := m.WriteHosts(r.host, node.Mirror(r.reg.URL(), mirror.URL())); err != nil {

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -20,7 +21,7 @@ const recheck = time.Second
 // ImagePin: a new pod resolves the tag, and the node creates the ImagePin again.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newPool(t, "refresh", poolOptions{nodes: 1, cluster: `recheck = "` + recheck.String() + `"`}))
+	r := newRig(t, newPool(t, "refresh", poolOptions{Options: pool.Options{Nodes: 1}, cluster: `recheck = "` + recheck.String() + `"`}))
 	person := r.ns + "-dev"
 	r.do("POST", r.path("/apis/rbac.authorization.k8s.io/v1", "rolebindings", nil), &rbac.RoleBinding{
 		ObjectMeta: meta.ObjectMeta{Name: "dev"},

@@ -20,6 +20,7 @@ import (
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -34,22 +35,22 @@ type rig struct {
 	ns   string
 	reg  *registry.Registry
 	host string // of image references, by default that of reg
-	pool *pool
+	pool *pool.Pool
 }
 
 // namespaces is the number of namespaces that tests have created.
 var namespaces atomic.Int32
 
-func newRig(t *testing.T, p *pool) *rig {
+func newRig(t *testing.T, p *pool.Pool) *rig {
 	t.Helper()
 	r := &rig{t: t, ctx: testkit.Context(t), ns: fmt.Sprintf("test-%d", namespaces.Add(1)), reg: testkit.Registry(t), pool: p}
 	r.host = r.reg.Host()
 	r.do("POST", "/api/v1/namespaces", &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: r.ns}}, nil)
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, m := range p.members {
-				t.Logf("the end of %s's kubelet log:\n%s", m.name, m.k.LogTail(15))
-				t.Logf("the end of what %s's containerd logged of the test:\n%s", m.name, r.logOf(m))
+			for _, m := range p.Members {
+				t.Logf("the end of %s's kubelet log:\n%s", m.Name, m.Kubelet.LogTail(15))
+				t.Logf("the end of what %s's containerd logged of the test:\n%s", m.Name, r.logOf(m))
 			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -62,7 +63,7 @@ func newRig(t *testing.T, p *pool) *rig {
 }
 
 // logOf returns the last lines of containerd's log that name the test's namespace or registry.
-func (r *rig) logOf(m *member) string {
+func (r *rig) logOf(m *pool.Member) string {
 	var lines []string
 	for line := range strings.Lines(m.Logs()) {
 		if strings.Contains(line, r.ns) || strings.Contains(line, r.host) {
@@ -120,7 +121,7 @@ func (r *rig) template(app string) core.PodTemplateSpec {
 		ObjectMeta: meta.ObjectMeta{Labels: selector(app).MatchLabels, Annotations: map[string]string{rollout: "1"}},
 		Spec: core.PodSpec{
 			HostNetwork: true, AutomountServiceAccountToken: new(bool), TerminationGracePeriodSeconds: new(int64(1)),
-			NodeSelector: map[string]string{poolLabel: r.pool.name},
+			NodeSelector: map[string]string{pool.Label: r.pool.Name},
 			Containers:   []core.Container{{Name: "c", Image: r.image(), ImagePullPolicy: core.PullAlways}},
 			TopologySpreadConstraints: []core.TopologySpreadConstraint{{
 				MaxSkew: 1, TopologyKey: core.LabelHostname, WhenUnsatisfiable: core.DoNotSchedule, LabelSelector: selector(app),
@@ -323,14 +324,14 @@ func (r *rig) replace(p core.Pod, app string, n int) []core.Pod {
 }
 
 // on returns the pod on a node.
-func on(t *testing.T, pods []core.Pod, m *member) core.Pod {
+func on(t *testing.T, pods []core.Pod, m *pool.Member) core.Pod {
 	t.Helper()
 	for _, p := range pods {
-		if p.Spec.NodeName == m.name {
+		if p.Spec.NodeName == m.Name {
 			return p
 		}
 	}
-	t.Fatalf("no pod on %s", m.name)
+	t.Fatalf("no pod on %s", m.Name)
 	return core.Pod{}
 }
 

@@ -8,6 +8,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/integration/kubelet/pool"
 )
 
 // TestUnreachable cuts a node's imagepin off from the API server: at first its packets are dropped, later they are refused. The node pins new revisions provisionally, and claims
@@ -15,49 +16,49 @@ import (
 // the API server, also after a restart.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	p := newPool(t, "local", poolOptions{nodes: 2, timeout: "5s"})
+	p := newPool(t, "local", poolOptions{Options: pool.Options{Nodes: 2}, timeout: "5s"})
 	r := newRig(t, p)
-	a, b := p.members[0], p.members[1]
-	b.cordon(t, true)
+	a, b := p.Members[0], p.Members[1]
+	cordon(t, b, true)
 
-	a.link.Stall()
+	a.Link.Stall()
 	first := r.push("1")
 	r.do("POST", r.apps("deployments"), r.deployment("web", 1), nil)
 	pods := r.running("web", 1, rollout, "1")
 	r.wantDigest(pods, first)
-	a.awaitPin(t, r.image(), "", "is provisional", provisional)
+	awaitPin(t, a, r.image(), "", "is provisional", provisional)
 	if pins := r.pins(); len(pins) > 0 {
 		t.Fatalf("got ImagePins %v of a node without the API server", pins)
 	}
-	if err := a.link.Restore(); err != nil {
+	if err := a.Link.Restore(); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitPins(1)
 	r.agreed(pods, "")
-	a.awaitPin(t, r.image(), meta.GetControllerOf(&pods[0]).UID, "is not provisional", settled(first))
+	awaitPin(t, a, r.image(), meta.GetControllerOf(&pods[0]).UID, "is not provisional", settled(first))
 
 	// The claim loses.
-	a.link.Cut()
+	a.Link.Cut()
 	second := r.push("2")
 	r.do("POST", r.apps("deployments"), r.deployment("other", 1), nil)
 	r.wantDigest(r.running("other", 1, rollout, "1"), second)
 	third := r.push("3")
-	b.cordon(t, false)
+	cordon(t, b, false)
 	r.scale(r.apps("deployments", "other"), 2)
 	pods = r.running("other", 2, rollout, "1")
 	r.wantDigest([]core.Pod{on(t, pods, a)}, second)
 	r.wantDigest([]core.Pod{on(t, pods, b)}, third)
-	if err := a.link.Restore(); err != nil {
+	if err := a.Link.Restore(); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitPin(t, r.image(), meta.GetControllerOf(&pods[0]).UID, "moves to that of the other node", settled(third))
+	awaitPin(t, a, r.image(), meta.GetControllerOf(&pods[0]).UID, "moves to that of the other node", settled(third))
 	r.awaitEvent(meta.GetControllerOf(&pods[0]), "ImageClaimLost")
 	pods = r.replace(on(t, pods, a), "other", 2)
 	r.wantDigest(pods, third)
 	r.agreed([]core.Pod{on(t, pods, b)}, "")
 
 	// A known pin.
-	a.link.Cut()
+	a.Link.Cut()
 	r.push("4")
 	if err := a.Restart(r.ctx, nil); err != nil {
 		t.Fatal(err)
@@ -70,22 +71,22 @@ func TestUnreachable(t *testing.T) {
 // its own. The next pod pulls the digest of the ImagePin with its secret, and no provisional pin is left.
 func TestUnreachablePrivate(t *testing.T) {
 	t.Parallel()
-	p := newPool(t, "private", poolOptions{nodes: 2})
+	p := newPool(t, "private", poolOptions{Options: pool.Options{Nodes: 2}})
 	r := newRig(t, p)
 	r.private()
-	a, b := p.members[0], p.members[1]
-	b.cordon(t, true)
-	a.link.Cut()
+	a, b := p.Members[0], p.Members[1]
+	cordon(t, b, true)
+	a.Link.Cut()
 	first := r.push("1")
 	d := r.deployment("web", 1)
 	d.Spec.Template.Spec.ImagePullSecrets = alice
 	r.do("POST", r.apps("deployments"), d, nil)
 	r.wantDigest(r.running("web", 1, rollout, "1"), first)
 	second := r.push("2")
-	b.cordon(t, false)
+	cordon(t, b, false)
 	r.scale(r.apps("deployments", "web"), 2)
 	pods := r.running("web", 2, rollout, "1")
-	if err := a.link.Restore(); err != nil {
+	if err := a.Link.Restore(); err != nil {
 		t.Fatal(err)
 	}
 	// The node asks the API server again after a pause, which is longer the longer it was unreachable.
@@ -93,7 +94,7 @@ func TestUnreachablePrivate(t *testing.T) {
 		pods = r.replace(on(t, pods, a), "web", 2)
 	}
 	r.wantDigest(pods, second)
-	a.awaitPin(t, r.image(), "", "is that of the cluster", settled(second))
+	awaitPin(t, a, r.image(), "", "is that of the cluster", settled(second))
 }
 
 // awaitPins waits until the namespace has n ImagePins.
@@ -105,9 +106,9 @@ func (r *rig) awaitPins(n int) []v1alpha1.ImagePin {
 // TestUnreachableFail is TestUnreachable for a node that does not pin provisionally: the pod waits.
 func TestUnreachableFail(t *testing.T) {
 	t.Parallel()
-	p := newPool(t, "fail", poolOptions{nodes: 1, cluster: `unavailable = "fail"`})
+	p := newPool(t, "fail", poolOptions{Options: pool.Options{Nodes: 1}, cluster: `unavailable = "fail"`})
 	r := newRig(t, p)
-	link := p.members[0].link
+	link := p.Members[0].Link
 	link.Cut()
 	first := r.push("1")
 	r.do("POST", r.apps("deployments"), r.deployment("web", 1), nil)
@@ -144,18 +145,18 @@ func TestServerRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	race.release()
-	for _, m := range three.members {
-		m.awaitPin(t, r.image(), "", "is provisional", provisional)
+	for _, m := range three.Members {
+		awaitPin(t, m, r.image(), "", "is provisional", provisional)
 	}
 	if err := kube.StartServer(r.ctx); err != nil {
 		t.Fatal(err)
 	}
 	pods := r.running("web", 3, rollout, "1")
 	pin := r.awaitPins(1)[0]
-	for _, m := range three.members {
-		m.awaitPin(t, r.image(), pin.Spec.Owner.UID, "is that of the cluster", settled(pin.Spec.Digest))
+	for _, m := range three.Members {
+		awaitPin(t, m, r.image(), pin.Spec.Owner.UID, "is that of the cluster", settled(pin.Spec.Digest))
 	}
-	for _, m := range three.members {
+	for _, m := range three.Members {
 		pods = r.replace(on(t, pods, m), "web", 3)
 	}
 	r.wantDigest(pods, pin.Spec.Digest)

@@ -14,7 +14,7 @@ import (
 func TestPodsWithoutOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, three)
-	m := three.members[0]
+	m := three.Members[0]
 	first := r.push("1")
 	template := r.template("bare")
 	bare := &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
@@ -33,8 +33,8 @@ func TestPodsWithoutOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(m.staticPods(), r.ns+".json")
-	hidden := filepath.Join(m.staticPods(), "."+r.ns) // kubelet ignores it
+	file := filepath.Join(m.StaticPods(), r.ns+".json")
+	hidden := filepath.Join(m.StaticPods(), "."+r.ns) // kubelet ignores it
 	if err := os.WriteFile(hidden, manifest, 0o644); err != nil {
 		t.Fatal(err)
 	}

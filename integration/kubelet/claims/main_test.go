@@ -113,22 +113,10 @@ func (s *server) close() error {
 
 // install creates the objects of manifests and waits until the API server serves ImagePins.
 func (s *server) install(ctx context.Context, names ...string) error {
-	if err := s.Install(ctx, files(names...)...); err != nil {
+	if err := s.InstallFiles(ctx, files(names...)...); err != nil {
 		return err
 	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := s.Do(ctx, "GET", "/apis/imagepin.io/v1alpha1/imagepins", nil, nil)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("ImagePins are not served: %w: %v", context.Cause(ctx), err)
-		}
-	}
+	return s.AwaitImagePins(ctx)
 }
 
 // files returns the paths of manifests.

@@ -58,7 +58,7 @@ func TestServer(t *testing.T) {
 	_, _, err = node.Claim(ctx, *owner, pod, tag, digestA)
 	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, "no request was sent so soon after a failure: the API server")
 	permissions := len(manifests) - 1
-	if err := s.Install(ctx, files(manifests[permissions])...); err != nil {
+	if err := s.InstallFiles(ctx, files(manifests[permissions])...); err != nil {
 		t.Fatal(err)
 	}
 	testkit.EventuallyIn(t, time.Minute, "the node has the permission, but there are no ImagePins", func(context.Context) (bool, error) {

@@ -162,6 +162,9 @@ func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
+// Dir returns the directory of the cluster's files.
+func (c *Cluster) Dir() string { return c.dir }
+
 // Kubeconfig returns the path of the cluster's kubeconfig file.
 func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
 
@@ -232,6 +235,12 @@ func (c *Cluster) WaitPod(ctx context.Context, name string, condition func(*core
 func (c *Cluster) DeletePod(ctx context.Context, name string) error {
 	second := int64(1)
 	return c.Do(ctx, "DELETE", pods+"/"+name, &meta.DeleteOptions{GracePeriodSeconds: &second}, nil)
+}
+
+// Cordon makes the scheduler skip a node, or use it again. Its pods keep running.
+func (c *Cluster) Cordon(ctx context.Context, node string, cordoned bool) error {
+	change := map[string]any{"spec": map[string]any{"unschedulable": cordoned}}
+	return c.Do(ctx, "PATCH", "/api/v1/nodes/"+node, change, nil)
 }
 
 // forget deletes a node whose kubelet has stopped, and its pods, from the API server.

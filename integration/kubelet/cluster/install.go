@@ -8,20 +8,21 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// Install creates the objects in manifest files, which are objects of the cluster, in their order.
-func (c *Cluster) Install(ctx context.Context, files ...string) error {
+// InstallFiles creates the objects in manifest files, see [Cluster.Install].
+func (c *Cluster) InstallFiles(ctx context.Context, files ...string) error {
 	for _, file := range files {
 		f, err := os.Open(file)
 		if err != nil {
 			return err
 		}
-		err = c.install(ctx, f)
+		err = c.Install(ctx, f)
 		f.Close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(file), err)
@@ -30,8 +31,9 @@ func (c *Cluster) Install(ctx context.Context, files ...string) error {
 	return nil
 }
 
-func (c *Cluster) install(ctx context.Context, r io.Reader) error {
-	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
+// Install creates the objects in a stream of manifests in their order. They must not be namespaced.
+func (c *Cluster) Install(ctx context.Context, manifests io.Reader) error {
+	documents := yaml.NewYAMLOrJSONDecoder(manifests, 4096)
 	for {
 		var o unstructured.Unstructured
 		if err := documents.Decode(&o.Object); errors.Is(err, io.EOF) {
@@ -44,8 +46,25 @@ func (c *Cluster) install(ctx context.Context, r io.Reader) error {
 		}
 		resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 		path := strings.Join([]string{"/apis", o.GetAPIVersion(), resource.Resource}, "/")
-		if err := c.Do(ctx, "POST", path, o.Object, nil); err != nil {
+		if err := c.Do(ctx, "POST", path+"?fieldValidation=Strict", o.Object, nil); err != nil {
 			return err
+		}
+	}
+}
+
+// AwaitImagePins waits until the API server serves ImagePins, which is some time after their installation.
+func (c *Cluster) AwaitImagePins(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := c.Do(ctx, "GET", "/apis/imagepin.io/v1alpha1/imagepins", nil, nil)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("ImagePins are not served: %w: %v", context.Cause(ctx), err)
 		}
 	}
 }

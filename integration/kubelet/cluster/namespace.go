@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 
@@ -18,7 +19,8 @@ const devicePlugins = "/var/lib/kubelet/device-plugins"
 
 // InNamespace runs main in a new mount namespace and returns its exit code. Call it first in TestMain, with the rest of
 // TestMain as main. In the namespace, kubelet does not change the machine's sysctls, /var/lib/kubelet and
-// /var/log/containers. All mounts end with the namespace. InNamespace also cleans up after a main that died.
+// /var/log/containers. All mounts end with the namespace. main gets the signals of this process. InNamespace also cleans up
+// after a main that died.
 func InNamespace(main func() int) int {
 	if os.Getenv(insideEnv) != "" {
 		if err := hideHost(os.Getenv(insideEnv)); err != nil {
@@ -46,8 +48,20 @@ func runInside() (int, error) {
 	cmd.Env = append(os.Environ(), insideEnv+"="+dir)
 	// The namespace's mounts are private: they are not visible outside.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	// SIGQUIT is what go test sends after its timeout. main then prints its goroutines.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	if err := cmd.Start(); err != nil {
+		return 1, fmt.Errorf("running in a mount namespace: %w", err)
+	}
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s) // main may have ended
+		}
+	}()
 	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		return 1, fmt.Errorf("running in a mount namespace: %w", err)
 	}
 	return cmd.ProcessState.ExitCode(), nil

@@ -11,10 +11,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
@@ -55,29 +52,10 @@ func (s *server) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, doc := range strings.Split(manifests.out, "\n---\n") {
-		o := &unstructured.Unstructured{}
-		if err := yaml.UnmarshalStrict([]byte(doc), &o.Object); err != nil {
-			return fmt.Errorf("%w in %s", err, doc)
-		}
-		plural, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
-		if err := s.Do(ctx, "POST", "/apis/"+o.GetAPIVersion()+"/"+plural.Resource+"?fieldValidation=Strict", o, nil); err != nil {
-			return err
-		}
+	if err := s.Install(ctx, strings.NewReader(manifests.out)); err != nil {
+		return err
 	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := s.Do(ctx, "GET", "/apis/"+v1alpha1.GroupVersion.String()+"/imagepins", nil, nil)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("the API server does not serve ImagePins: %w", err)
-		}
-	}
+	return s.AwaitImagePins(ctx)
 }
 
 // namespaces is the number of namespaces that tests have created.
