@@ -30,8 +30,8 @@ type ReadyFunc func(ctx context.Context) (ready func(imagepin.Entry) bool, _ err
 // Load builds the index from the labels on the image records. It calls look before it lists the records.
 //
 // Load only writes to clean up after a crash between two writes. It removes labels that are not valid any more, because
-// they would become valid again after the key is removed from its current record. It also creates missing records of
-// image IDs.
+// they would become valid again after the key is removed from its current record. It also repairs the records of image
+// IDs.
 func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	before := s.index.all()
 	ready, err := look(ctx)
@@ -67,7 +67,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	if err := s.removeLabels(ctx, l.stale); err != nil {
 		return nil, err
 	}
-	if err := s.createIDRecords(ctx, targets); err != nil {
+	if err := s.repairIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
 	return &Loaded{Lost: l.lost, Records: all}, nil
@@ -130,21 +130,28 @@ func (s *writer) removeLabels(ctx context.Context, stale []imagepin.Entry) error
 	return nil
 }
 
-// createIDRecords creates the missing records of image IDs. The caller holds the lock.
-func (s *writer) createIDRecords(ctx context.Context, targets map[string]digest.Digest) error {
-	var nameless []imagepin.Entry
+// repairIDRecords creates the missing records of image IDs, and moves those that target an image without a key to one that
+// has keys. A kill before the last write of a pull leaves both. targets are those of all records, by name. The caller holds
+// the lock.
+func (s *writer) repairIDRecords(ctx context.Context, targets map[string]digest.Digest) error {
+	var (
+		names   []string
+		entries []imagepin.Entry
+	)
 	s.index.mu.RLock()
-	for id, entries := range s.index.byID {
-		if _, ok := targets[id.String()]; !ok {
-			nameless = append(nameless, entries.values()...)
+	for id, about := range s.index.byID {
+		target := targets[id.String()]
+		if !slices.ContainsFunc(about, func(e *imagepin.Entry) bool { return e.RecordTarget.Digest == target }) {
+			names = append(names, id.String())
+			entries = append(entries, about.values()...)
 		}
 	}
 	s.index.mu.RUnlock()
-	if len(nameless) == 0 {
+	if len(names) == 0 {
 		return nil
 	}
-	slices.SortFunc(nameless, Compare)
-	_, err := s.apply(ctx, nil, nameless, "")
+	slices.Sort(names)
+	_, err := s.writePlan(ctx, plan{view: s.view(nil, entries, nil), names: names, mayCreate: isID})
 	return err
 }
 

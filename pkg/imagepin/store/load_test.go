@@ -147,6 +147,44 @@ func TestLoadRemovesKeysOfDeletedTag(t *testing.T) {
 	wantEqual(t, "keys on the record", e.keyLabels(t, want[2].Ref), texts(want[2]))
 }
 
+// TestLoadMovesImageID checks a kill before the write that moves the record of an image ID: another tool has pulled an index
+// with the same configuration before, and the tag has moved to this one.
+func TestLoadMovesImageID(t *testing.T) {
+	e := newEnv(t)
+	a := e.image("a")
+	other := a
+	other.root = e.blobs.Index(a.amd64.Manifest)
+	e.pull(t, tag, a, native, 0, "")
+	id := a.amd64.Config.Digest.String()
+	before := e.state(t)
+	e.move(t, id, other)
+	e.restart()
+	e.load(t)
+	if after := e.state(t); lines(after) != lines(before) {
+		t.Errorf("got\n%s\nwant\n%s", lines(after), lines(before))
+	}
+	e.wantSound(t)
+}
+
+// TestLoadKeepsMovedTag checks that a start does not move back a tag that another tool has moved, together with the record
+// of the image ID, to an index with the same configuration.
+func TestLoadKeepsMovedTag(t *testing.T) {
+	e := newEnv(t)
+	a := e.image("a")
+	other := a
+	other.root = e.blobs.Index(a.amd64.Manifest)
+	e.pull(t, tag, a, native, 0, "")
+	e.move(t, tag, other)
+	e.move(t, a.amd64.Config.Digest.String(), other)
+	e.restart()
+	if got := e.load(t); !slices.Contains(got, tag) {
+		t.Errorf("got unaccounted records %v, want %s", got, tag)
+	}
+	if img, err := e.Images.Get(e.ctx, tag); err != nil || img.Target.Digest != other.root.Digest {
+		t.Errorf("tag: got %v and %v, want digest %s", img.Target.Digest, err, other.root.Digest)
+	}
+}
+
 func TestLoadReturnsUnaccountedRecords(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.image("a"), e.image("b")
