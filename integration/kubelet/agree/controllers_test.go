@@ -13,40 +13,46 @@ import (
 	"github.com/imagepin/imagepin/api/v1alpha1"
 )
 
+// workload is a kind of workloads with three pods, one on each node.
+type workload struct {
+	kind, resource string
+	object         func(r *rig, name string) any
+}
+
+// revisioned are the kinds whose revisions are ControllerRevisions.
+var revisioned = []workload{
+	{"DaemonSet", "daemonsets", func(r *rig, name string) any {
+		template := r.template(name)
+		template.Spec.TopologySpreadConstraints = nil
+		return &apps.DaemonSet{
+			ObjectMeta: meta.ObjectMeta{Name: name},
+			Spec:       apps.DaemonSetSpec{Selector: selector(name), Template: template},
+		}
+	}},
+	{"StatefulSet", "statefulsets", func(r *rig, name string) any {
+		template := r.template(name)
+		template.Spec.TopologySpreadConstraints[0].MatchLabelKeys = []string{apps.ControllerRevisionHashLabelKey}
+		return &apps.StatefulSet{
+			ObjectMeta: meta.ObjectMeta{Name: name},
+			Spec: apps.StatefulSetSpec{
+				Replicas: new(int32(3)), Selector: selector(name), Template: template, ServiceName: name,
+				PodManagementPolicy: apps.ParallelPodManagement,
+			},
+		}
+	}},
+}
+
 // TestRevisions runs two revisions of a DaemonSet and of a StatefulSet. The first pods of each start at one time, and the
 // registry gives each node another digest. Each revision has one digest, and its ImagePin has its ControllerRevision as
 // the owner.
 func TestRevisions(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		kind, resource string
-		object         func(*rig) any
-	}{
-		{"DaemonSet", "daemonsets", func(r *rig) any {
-			template := r.template("web")
-			template.Spec.TopologySpreadConstraints = nil
-			return &apps.DaemonSet{
-				ObjectMeta: meta.ObjectMeta{Name: "web"},
-				Spec:       apps.DaemonSetSpec{Selector: selector("web"), Template: template},
-			}
-		}},
-		{"StatefulSet", "statefulsets", func(r *rig) any {
-			template := r.template("web")
-			template.Spec.TopologySpreadConstraints[0].MatchLabelKeys = []string{apps.ControllerRevisionHashLabelKey}
-			return &apps.StatefulSet{
-				ObjectMeta: meta.ObjectMeta{Name: "web"},
-				Spec: apps.StatefulSetSpec{
-					Replicas: new(int32(3)), Selector: selector("web"), Template: template, ServiceName: "web",
-					PodManagementPolicy: apps.ParallelPodManagement,
-				},
-			}
-		}},
-	} {
+	for _, c := range revisioned {
 		t.Run(c.kind, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, three)
 			race, _ := r.moving(3, 3)
-			r.do("POST", r.apps(c.resource), c.object(r), nil)
+			r.do("POST", r.apps(c.resource), c.object(r, "web"), nil)
 			pods := r.running("web", 3, rollout, "1")
 			race.finish()
 			first := r.wantRevision(pods, c.kind)

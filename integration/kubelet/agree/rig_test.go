@@ -36,6 +36,8 @@ type rig struct {
 	reg  *registry.Registry
 	host string // of image references, by default that of reg
 	pool *pool.Pool
+	// pushed is the number of images that moving has pushed.
+	pushed int
 }
 
 // namespaces is the number of namespaces that tests have created.
@@ -249,8 +251,9 @@ func (r *rig) moving(n, together int) (*race, []string) {
 		heads   []registry.Fault
 		digests []string
 	)
-	for i := range n {
-		idx := r.app(fmt.Sprintf("%s-moving-%d", r.ns, i))
+	for range n {
+		r.pushed++
+		idx := r.app(fmt.Sprintf("%s-moving-%d", r.ns, r.pushed))
 		digest := testkit.Push(r.t, r.reg, tag, idx).String()
 		body, err := idx.RawManifest()
 		if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/imagepin/imagepin/integration/kubelet/pool"
 )
 
-// TestUnreachable cuts a node's imagepin off from the API server: at first its packets are dropped, later they are refused. The node pins new revisions provisionally, and claims
-// them later. Where another node was first, the pin moves to its digest. A revision that the node knows starts without
+// TestUnreachable cuts a node's imagepin off from the API server: at first its packets are dropped, later they are refused.
+// The node pins new revisions provisionally, and claims them later. Where another node was first, the pin moves to its digest. A revision that the node knows starts without
 // the API server, also after a restart.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
@@ -97,6 +97,22 @@ func TestUnreachablePrivate(t *testing.T) {
 	awaitPin(t, a, r.image(), "", "is that of the cluster", settled(second))
 }
 
+// awaitWaiting waits until a pod of a workload does not run for a reason.
+func (r *rig) awaitWaiting(app, reason string) {
+	r.t.Helper()
+	what := "a pod of " + app + " waits because of " + reason
+	await[core.Pod](r.t, r.core("pods"), appLabel+"="+app, what, func(pods []core.Pod) bool {
+		for _, p := range pods {
+			for _, c := range p.Status.ContainerStatuses {
+				if w := c.State.Waiting; w != nil && strings.Contains(w.Message, reason) {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
 // awaitPins waits until the namespace has n ImagePins.
 func (r *rig) awaitPins(n int) []v1alpha1.ImagePin {
 	r.t.Helper()
@@ -112,16 +128,7 @@ func TestUnreachableFail(t *testing.T) {
 	link.Cut()
 	first := r.push("1")
 	r.do("POST", r.apps("deployments"), r.deployment("web", 1), nil)
-	await[core.Pod](t, r.core("pods"), "", "the pod waits for the API server", func(pods []core.Pod) bool {
-		for _, p := range pods {
-			for _, c := range p.Status.ContainerStatuses {
-				if w := c.State.Waiting; w != nil && strings.Contains(w.Message, "ClusterUnavailable") {
-					return true
-				}
-			}
-		}
-		return false
-	})
+	r.awaitWaiting("web", "ClusterUnavailable")
 	if err := link.Restore(); err != nil {
 		t.Fatal(err)
 	}

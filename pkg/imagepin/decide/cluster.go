@@ -331,7 +331,10 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 		return d.pinProvisionally(ctx, v.Root, use)
 	}
 	claimed, err := c.claim(ctx, use.Pod, use.ID.Ref, v.Root.Digest)
+	held, here := d.pins.Get(use.ID)
 	switch {
+	case errdefs.IsUnavailable(err) && here && held.Provisional == nil:
+		return held, nil
 	case errdefs.IsUnavailable(err) && !c.Strict:
 		return d.pinProvisionally(ctx, v.Root, use)
 	case err != nil:

@@ -322,7 +322,14 @@ func TestClusterStrict(t *testing.T) {
 	e.wantPull(t, webPod("web-1-a"), "old")
 	c.refuses = errAway
 	e.wantPull(t, webPod("web-1-b"), "old")
+	// A container of a pod whose image is on the node.
+	held, err := e.PinUse(e.ctx, e.ref, webPod("web-1-c"), roots["old"])
+	noError(t, err)
+	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	if _, err := e.pull(t, webPod("web-2-c")); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want ClusterUnavailable", err)
+	}
+	if _, err := e.PinUse(e.ctx, e.ref, webPod("web-2-c"), roots["old"]); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, want ClusterUnavailable", err)
 	}
 	wantEqual(t, "pins", len(e.pins.List()), 1)
