@@ -378,6 +378,28 @@ func TestClusterOnlyForPods(t *testing.T) {
 	}
 }
 
+// TestClusterPreview explains pins of the cluster to people.
+func TestClusterPreview(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	preview := func(scope policy.Scope, want string) {
+		t.Helper()
+		v, _, err := e.Preview(e.ctx, Request{Ref: e.ref}, scope)
+		noError(t, err)
+		if version(v.Root.Digest) != "old" || !strings.HasPrefix(v.Why, want) {
+			t.Errorf("got %s, because %s, want old, because %s", version(v.Root.Digest), v.Why, want)
+		}
+	}
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-2-a"), "old")
+	e.registry.tag.Store("new")
+	preview(firstScope, "pinned in the cluster by node other, in scope workload/shop/ReplicaSet/web-1/uid-1 since ")
+	provisional := e.pins.Provisional()
+	wantEqual(t, "provisional pins", len(provisional), 1)
+	preview(provisional[0].Scope, "pinned in scope "+string(provisional[0].Scope)+" since ")
+}
+
 // TestClusterOperator leaves copies of the cluster's pins to kubectl imagepin.
 func TestClusterOperator(t *testing.T) {
 	e := newMember(t, newFakeCluster(), false)

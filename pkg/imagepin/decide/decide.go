@@ -191,13 +191,27 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 // apply changes a verdict to the digest of a pin.
 func (d *Decider) apply(v Verdict, held pin.Pin) Verdict {
 	if v.Root.Digest != held.Root.Digest {
-		v.Why = fmt.Sprintf("pinned in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
+		v.Why = whyPinned(held)
 	}
 	v.Root, v.Pin, v.FirstUse = held.Root, &held, nil
 	if v.Proof != "" {
 		v.Proof = d.proofs.Of(v.Ref, v.Credential, held.Root.Digest)
 	}
 	return v
+}
+
+// whyPinned returns the reason of a verdict that a pin decides.
+func whyPinned(held pin.Pin) string {
+	in := fmt.Sprintf("in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
+	switch {
+	case held.Provisional != nil:
+		return "pinned " + in + ", provisionally: the Kubernetes API server did not answer"
+	case held.By == pin.ByCluster && held.Claimer != "":
+		return "pinned in the cluster by node " + held.Claimer + ", " + in
+	case held.By == pin.ByCluster:
+		return "pinned in the cluster by a person, " + in
+	}
+	return "pinned " + in
 }
 
 // noteDrift records the digest that the registry returned for a tag on all pins of the tag.

@@ -62,6 +62,10 @@ func TestOutput(t *testing.T) {
 			c.inspect = &api.InspectResponse{Ref: appRef, Rule: &api.Rule{PullBehavior: "default", VersionConsistency: "off"}}
 		}), 0, "inspect " + appRef},
 		{"resolve", recorded(), 0, "resolve " + appRef},
+		{"resolve-cluster", ok(func(c *control) {
+			c.resolve.Pin = clusterPin()
+			c.resolve.Why = "pinned in the cluster by node n2, in scope " + clusterPin().Scope + " since 2026-11-19T10:00:00Z"
+		}), 0, "resolve " + appRef + " --scope " + clusterPin().Scope},
 		{"resolve-offline", ok(func(c *control) {
 			c.resolve.Registry, c.resolve.Host, c.resolve.Pin, c.resolve.Missing = nil, "", nil, nil
 			c.resolve.RegistryError, c.resolve.Ready = "CannotPullImageManifest: no route to host\nis it up?", true

@@ -80,7 +80,7 @@ func pinText(p *api.Pin) string {
 	if p == nil {
 		return "none"
 	}
-	return fmt.Sprintf("%s, scope %s, since %s by %s", p.GetRoot().GetDigest(), p.GetScope(), stamp(p.GetMadeAt()), p.GetMadeBy())
+	return fmt.Sprintf("%s, scope %s, since %s by %s", p.GetRoot().GetDigest(), p.GetScope(), stamp(p.GetMadeAt()), madeBy(p))
 }
 
 func registryText(r *api.ResolveResponse) string {

@@ -232,6 +232,13 @@ func workloadPin() *api.Pin {
 	}
 }
 
+// clusterPin is the node's copy of a pin in the Kubernetes API.
+func clusterPin() *api.Pin {
+	p := appPin()
+	p.Scope, p.MadeBy, p.Claimer = "workload/shop/ReplicaSet/web-7d4b9c/1b2c", "cluster", "n2"
+	return p
+}
+
 func appRule() *api.Rule {
 	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true}
 }
