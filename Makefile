@@ -53,6 +53,7 @@ packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill 
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run . -version $$version -stage $$dist/.stage -out $$dist $(ARCHS)
 	rm -rf $(DIST)/.stage
 
+# The first run compiles the plugin and its dependencies for each platform, which takes minutes.
 PLUGIN_PLATFORMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 .PHONY: plugin

@@ -1,0 +1,97 @@
+package kube
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+)
+
+// ReplicaSets returns the ReplicaSets that an object controls.
+func (f *Finder) ReplicaSets(ctx context.Context, obj metav1.Object) ([]appsv1.ReplicaSet, error) {
+	return f.replicaSets(ctx, obj, metav1.ListOptions{})
+}
+
+func (f *Finder) replicaSets(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) ([]appsv1.ReplicaSet, error) {
+	list, err := f.Apps.ReplicaSets(obj.GetNamespace()).List(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	var controlled []appsv1.ReplicaSet
+	for _, rs := range list.Items {
+		if metav1.IsControlledBy(&rs, obj) {
+			controlled = append(controlled, rs)
+		}
+	}
+	return controlled, nil
+}
+
+// Reference returns the owner reference of the ImagePins of a revision: the object that Kubernetes deletes when the
+// revision ends. It is the ControllerRevision if there is one, else the object that controls the pods.
+func (f *Finder) Reference(ctx context.Context, r *Revision) (metav1.OwnerReference, error) {
+	ref := metav1.OwnerReference{APIVersion: r.Owner.APIVersion, Kind: r.Owner.Kind, Name: r.Owner.Name, UID: r.Owner.UID, BlockOwnerDeletion: new(bool)}
+	if r.Owner.Revision == "" {
+		return ref, nil
+	}
+	for _, name := range historyNames(r.Owner) {
+		c, err := f.Apps.ControllerRevisions(r.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return ref, err
+		}
+		if by := metav1.GetControllerOfNoCopy(c); by != nil && by.UID == r.Owner.UID {
+			ref.APIVersion, ref.Kind, ref.Name, ref.UID = appsv1.SchemeGroupVersion.String(), "ControllerRevision", c.Name, c.UID
+			return ref, nil
+		}
+	}
+	return ref, nil
+}
+
+// historyNames returns the names that the ControllerRevision of an owner can have. A StatefulSet labels its pods with the
+// name, a DaemonSet with the hash at its end. Some controllers cut the name of the owner
+// (ControllerRevisionName in k8s.io/kubernetes/pkg/controller/history).
+func historyNames(o v1alpha1.Owner) []string {
+	const maxOwner = 223
+	names := []string{o.Revision, o.Name + "-" + o.Revision}
+	if len(o.Name) > maxOwner {
+		names = append(names, o.Name[:maxOwner]+"-"+o.Revision)
+	}
+	return names
+}
+
+// latest returns the latest ControllerRevision that an object controls, or nil.
+func (f *Finder) latest(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) (*appsv1.ControllerRevision, error) {
+	list, err := f.Apps.ControllerRevisions(obj.GetNamespace()).List(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	var latest *appsv1.ControllerRevision
+	for i := range list.Items {
+		c := &list.Items[i]
+		if metav1.IsControlledBy(c, obj) && (latest == nil || c.Revision > latest.Revision) {
+			latest = c
+		}
+	}
+	return latest, nil
+}
+
+// currentReplicaSet returns the ReplicaSet that has the pod template of a Deployment, as the deployment controller finds
+// it: the hash label apart, the oldest if there is more than one. It returns nil if there is none.
+func currentReplicaSet(d *appsv1.Deployment, all []appsv1.ReplicaSet) *appsv1.ReplicaSet {
+	var current *appsv1.ReplicaSet
+	for i := range all {
+		rs := &all[i]
+		template := rs.Spec.Template.DeepCopy()
+		delete(template.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
+		if equality.Semantic.DeepEqual(template, &d.Spec.Template) && (current == nil || rs.CreationTimestamp.Before(&current.CreationTimestamp)) {
+			current = rs
+		}
+	}
+	return current
+}
