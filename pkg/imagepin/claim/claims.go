@@ -85,7 +85,7 @@ type Claims struct {
 
 // pinKey identifies an ImagePin.
 type pinKey struct {
-	uid, revision, image string
+	namespace, uid, revision, image string
 }
 
 // read is an ImagePin that was read.
@@ -114,12 +114,12 @@ func (c *Claims) Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, erro
 	return ownerOf(o), err
 }
 
-// KnownOwner returns the owner of a pod if it was asked for before. It sends no request.
-func (c *Claims) KnownOwner(pod policy.Pod) *policy.Owner {
+// KnownOwner is Owner without a request. ok is false if the owner was not asked for before.
+func (c *Claims) KnownOwner(pod policy.Pod) (_ *policy.Owner, ok bool) {
 	if known, ok := c.owners.Get(types.UID(pod.UID)); ok {
-		return ownerOf(known.(*cluster.Owner))
+		return ownerOf(known.(*cluster.Owner)), true
 	}
-	return nil
+	return nil, false
 }
 
 func ownerOf(o *cluster.Owner) *policy.Owner {
@@ -181,7 +181,8 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string) (dige
 	if err != nil || owner == nil {
 		return "", err
 	}
-	k := keyOf(ownerOf(owner), image)
+	pod.Owner = ownerOf(owner)
+	k := keyOf(pod, image)
 	if known, ok := c.get(k); ok && time.Since(known.at) < c.config.Recheck {
 		return known.Digest, nil
 	}
@@ -203,12 +204,13 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string) (dige
 	})
 }
 
-// Known returns what the ImagePin of an owner and an image said when it was last read. It sends no request.
-func (c *Claims) Known(owner *policy.Owner, image string) (Pinned, bool) {
-	if owner == nil {
+// Known returns what the ImagePin of an image for the pod's owner, which the pod has, said when it was last read. It sends
+// no request.
+func (c *Claims) Known(pod policy.Pod, image string) (Pinned, bool) {
+	if pod.Owner == nil {
 		return Pinned{}, false
 	}
-	known, ok := c.get(keyOf(owner, image))
+	known, ok := c.get(keyOf(pod, image))
 	return known.Pinned, ok
 }
 
@@ -225,7 +227,8 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 	if owner == nil {
 		return d, nil // the pod is gone
 	}
-	k := keyOf(ownerOf(owner), image)
+	pod.Owner = ownerOf(owner)
+	k := keyOf(pod, image)
 	if known, ok := c.get(k); ok {
 		return known.Digest, nil
 	}
@@ -269,12 +272,16 @@ func (c *Claims) get(k pinKey) (read, bool) {
 	return known.(read), true
 }
 
-func keyOf(o *policy.Owner, image string) pinKey {
-	return pinKey{uid: o.UID, revision: o.Revision, image: image}
+// keyOf returns the key for a pod, whose owner must be set. An owner is identified by its UID, but a pod in another namespace
+// can name it as its owner, too.
+func keyOf(pod policy.Pod, image string) pinKey {
+	return pinKey{namespace: pod.Namespace, uid: pod.Owner.UID, revision: pod.Owner.Revision, image: image}
 }
 
 // String returns a text that is different for each ImagePin.
-func (k pinKey) String() string { return k.uid + "\x00" + k.revision + "\x00" + k.image }
+func (k pinKey) String() string {
+	return k.namespace + "\x00" + k.uid + "\x00" + k.revision + "\x00" + k.image
+}
 
 // failed notifies the observer of a question that began at start and failed. It does not count calls whose callers have
 // gone.

@@ -131,6 +131,12 @@ func (a *fakeAPI) wantAsked(t *testing.T, owner, find, claim int) {
 	}
 }
 
+// known is what is known of the ImagePin for the owner of a pod.
+func known(c *Claims, pod policy.Pod) (Pinned, bool) {
+	pod.Owner, _ = c.KnownOwner(pod)
+	return c.Known(pod, image)
+}
+
 // TestClaim finds no pin, claims it, and uses it without further requests until it is to be read again.
 func TestClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -162,7 +168,7 @@ func TestClaim(t *testing.T) {
 		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != "" {
 			t.Errorf("removed: got %s, %v, want none", d, err)
 		}
-		if known, ok := c.Known(c.KnownOwner(pod), image); ok {
+		if known, ok := known(c, pod); ok {
 			t.Errorf("removed: still known as %+v", known)
 		}
 		o.want(t, Missing, Won, Found, Missing)
@@ -221,7 +227,7 @@ func TestUnavailable(t *testing.T) {
 		if _, err := c.Lookup(t.Context(), pod, image); !errdefs.IsUnavailable(err) {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
-		if p, ok := c.Known(c.KnownOwner(pod), image); !ok || p.Digest != one || p.Node != "n1" {
+		if p, ok := known(c, pod); !ok || p.Digest != one || p.Node != "n1" {
 			t.Errorf("got %+v, want what was read", p)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -259,9 +265,27 @@ func TestOwner(t *testing.T) {
 				}
 			}
 			a.wantAsked(t, test.asked, 0, 0)
-			if known := c.KnownOwner(pod); (known != nil) != (test.owner != nil) {
+			if known, _ := c.KnownOwner(pod); (known != nil) != (test.owner != nil) {
 				t.Errorf("%s: got known owner %+v", name, known)
 			}
 		})
+	}
+}
+
+// TestNamespaces keeps pods of two namespaces apart that have one owner, which a tenant can write into the pods of its own.
+func TestNamespaces(t *testing.T) {
+	a := newFakeAPI()
+	c, _ := newClaims(a)
+	a.set(two, nil)
+	other := policy.Pod{Namespace: "evil", Name: "web-1-abcde", UID: "78"}
+	if d, err := c.Lookup(t.Context(), other, image); err != nil || d != two {
+		t.Fatalf("got %s, %v, want %s", d, err, two)
+	}
+	if p, ok := known(c, pod); ok {
+		t.Errorf("got %+v in another namespace", p)
+	}
+	a.set(one, nil)
+	if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != one {
+		t.Errorf("got %s, %v, want %s", d, err, one)
 	}
 }

@@ -126,7 +126,7 @@ func TestAnswers(t *testing.T) {
 				for err := error(nil); err == nil; {
 					_, err = io.WriteString(w, strings.Repeat(" ", 1<<16))
 				}
-			}, calls: "OwnerOf Find Claim", reason: imagepin.ClusterUnavailable, text: "the response has more than 4194304 bytes", stops: "OwnerOf Find Claim",
+			}, calls: "OwnerOf Find Claim", reason: imagepin.ClaimRefused, text: "the response has more than 4194304 bytes",
 		},
 	} {
 		for _, call := range strings.Fields(c.calls) {

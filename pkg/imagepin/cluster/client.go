@@ -69,9 +69,18 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// run makes a call within the timeout. pins is true for calls that need ImagePins. If its connection was lost or its
-// credential was not accepted, run repeats the call once on another connection, with the files as they are then.
-func (c *Client) run(ctx context.Context, pins bool, call func(context.Context, *session) error) error {
+// purpose is what a call is for.
+type purpose int
+
+const (
+	forOwner purpose = iota
+	forPin           // needs ImagePins
+	forEvent         // its failures do not concern other calls
+)
+
+// run makes a call within the timeout. If its connection was lost or its credential was not accepted, run repeats the call
+// once on another connection, with the files as they are then.
+func (c *Client) run(ctx context.Context, what purpose, call func(context.Context, *session) error) error {
 	hurried := c.hurried(ctx)
 	limited, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -80,7 +89,7 @@ func (c *Client) run(ctx context.Context, pins bool, call func(context.Context, 
 		return err
 	}
 	defer func() { c.sessions.release(s) }()
-	p, err := c.enter(pins)
+	p, err := c.enter(what == forPin)
 	if err != nil {
 		return err
 	}
@@ -99,7 +108,7 @@ func (c *Client) run(ctx context.Context, pins bool, call func(context.Context, 
 	case err != nil && errors.Is(ctx.Err(), context.Canceled):
 		c.giveUp(p)
 		return ctx.Err()
-	case f != nil && f.late && hurried:
+	case f != nil && (f.late && hurried || what == forEvent):
 		c.giveUp(p)
 	default:
 		if f != nil && f.reconnect {

@@ -119,6 +119,11 @@ func (s *session) answer(status metav1.Status) error {
 
 // noAnswer is explain for an error without an answer of an API server.
 func (s *session) noAnswer(err error, doing string) *failure {
+	if errors.Is(err, errTooLarge) { // of a pod or an ImagePin that a tenant has made
+		return &failure{err: &imagepin.Error{
+			Reason: imagepin.ClaimRefused, Class: errdefs.ErrPermissionDenied, Message: doing, Err: errTooLarge,
+		}}
+	}
 	lost, late := connectionLost(err), errors.Is(err, context.DeadlineExceeded)
 	// A url.Error has the method and the URL, which say no more than doing.
 	var u *url.Error

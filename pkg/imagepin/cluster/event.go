@@ -89,7 +89,7 @@ func (e *event) DeepCopyObject() runtime.Object {
 // Errors: [imagepin.ClaimRefused] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable), or
 // context.Canceled.
 func (c *Client) Report(ctx context.Context, e Event) error {
-	return c.run(ctx, false, func(ctx context.Context, s *session) error {
+	return c.run(ctx, forEvent, func(ctx context.Context, s *session) error {
 		node, err := s.node(ctx)
 		if err != nil {
 			return err

@@ -65,3 +65,21 @@ func TestReport(t *testing.T) {
 		t.Error("events with other keys have the same name")
 	}
 }
+
+// TestFailedReport checks that an event that cannot be created does not stop other calls.
+func TestFailedReport(t *testing.T) {
+	a := startServer(t)
+	a.on(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/events") {
+			return false
+		}
+		refuse(w, apierrors.NewTooManyRequests("the limit of events is reached", 3600))
+		return true
+	})
+	c, _ := a.client()
+	e := Event{Namespace: "shop", Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "1"}, Type: Normal, Reason: "ImagePinned", Key: tag}
+	wantUnavailable(t, c.Report(t.Context(), e), "the limit of events is reached")
+	if _, err := c.Find(t.Context(), webOwner(), tag); err != nil {
+		t.Error(err)
+	}
+}

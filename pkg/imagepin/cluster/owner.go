@@ -3,12 +3,14 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -37,7 +39,7 @@ var (
 )
 
 // OwnerOf returns the revision of a workload that a pod belongs to, which never changes. It returns nil if there is none:
-// no object controls the pod, or a Node does (a static pod). The API server itself may be a static pod. So check the
+// no object controls the pod, or a Node does (a static pod), or no object can have the fields of its controller. The API server itself may be a static pod. So check the
 // annotation kubernetes.io/config.source before calling OwnerOf.
 //
 // It reads the metadata of the pod, and that of its ControllerRevision if the pod has a revision. The API server allows a
@@ -52,7 +54,7 @@ func (c *Client) OwnerOf(ctx context.Context, pod Pod) (*Owner, error) {
 		return nil, err
 	}
 	var owner *Owner
-	err := c.run(ctx, false, func(ctx context.Context, s *session) error {
+	err := c.run(ctx, forOwner, func(ctx context.Context, s *session) error {
 		meta, err := s.pod(ctx, pod)
 		if err != nil {
 			return err
@@ -119,7 +121,26 @@ func ownerOf(pod *metav1.PartialObjectMetadata) *Owner {
 	if !hasOneRevision(kind) {
 		owner.Revision = pod.Labels[revisionLabel]
 	}
+	if !canExist(owner.Owner) {
+		return nil
+	}
 	return owner
+}
+
+// The forms of the fields of objects that can control pods.
+var (
+	kindForm = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]{0,62}$`)
+	uidForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+)
+
+// maxAPIVersion is the maximum length of a group, a slash and a version, in bytes.
+const maxAPIVersion = 317
+
+// canExist reports whether an object can have the fields of an owner. The API server accepts any text in the
+// ownerReferences of a pod, of any length. It becomes a part of paths, records and names.
+func canExist(o v1alpha1.Owner) bool {
+	return kindForm.MatchString(o.Kind) && uidForm.MatchString(string(o.UID)) && len(o.APIVersion) <= maxAPIVersion &&
+		len(validation.IsDNS1123Subdomain(o.Name)) == 0 && len(validation.IsValidLabelValue(o.Revision)) == 0
 }
 
 // hasOneRevision reports whether the pods of an object of a kind all have one revision, also if a user gives them the

@@ -229,6 +229,40 @@ func TestOwnerOfAnotherPod(t *testing.T) {
 	}
 }
 
+// TestControllersThatCannotExist checks pods whose ownerReferences have what no object has. They have no owner, and the
+// node keeps asking for other pods.
+func TestControllersThatCannotExist(t *testing.T) {
+	long := strings.Repeat("a", 1000)
+	for name, edit := range map[string]func(*metav1.OwnerReference){
+		"path":        func(o *metav1.OwnerReference) { o.Name = "a/b" },
+		"long name":   func(o *metav1.OwnerReference) { o.Name = long },
+		"UID":         func(o *metav1.OwnerReference) { o.UID = "a/b/c" },
+		"long UID":    func(o *metav1.OwnerReference) { o.UID = types.UID(long) },
+		"kind":        func(o *metav1.OwnerReference) { o.Kind = "Stateful=Set" },
+		"long group":  func(o *metav1.OwnerReference) { o.APIVersion = long + "/v1" },
+		"empty name":  func(o *metav1.OwnerReference) { o.Name = "" },
+		"upper case":  func(o *metav1.OwnerReference) { o.Name = "Web" },
+		"line breaks": func(o *metav1.OwnerReference) { o.Kind = "Stateful\nSet" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := startServer(t)
+			c, _ := a.client()
+			o := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "sts-1", Controller: new(bool)}
+			*o.Controller = true
+			edit(&o)
+			pod := a.addPod("db-0", "pod-1", func(m *metav1.PartialObjectMetadata) {
+				m.OwnerReferences, m.Labels = []metav1.OwnerReference{o}, map[string]string{revisionLabel: "x"}
+			})
+			if owner, err := c.OwnerOf(t.Context(), pod); err != nil || owner != nil {
+				t.Errorf("got %+v and %v, want no owner", owner, err)
+			}
+			if _, err := c.OwnerOf(t.Context(), webPod); err != nil && !errdefs.IsNotFound(err) {
+				t.Errorf("another pod: %v", err)
+			}
+		})
+	}
+}
+
 // TestInvalidPods checks that names that the Kubernetes API cannot have are not sent.
 func TestInvalidPods(t *testing.T) {
 	a := startServer(t)

@@ -40,7 +40,7 @@ func (c *Client) Find(ctx context.Context, owner Owner, image string) (*Pin, err
 		return nil, err
 	}
 	var pin *Pin
-	err = c.run(ctx, true, func(ctx context.Context, s *session) error {
+	err = c.run(ctx, forPin, func(ctx context.Context, s *session) error {
 		pin, err = s.find(ctx, key, owner, image, true)
 		return err
 	})
@@ -80,7 +80,7 @@ func (c *Client) Claim(ctx context.Context, owner Owner, pod Pod, image string, 
 		return Pin{}, false, err
 	}
 	cl := &claim{key: key, owner: owner, pod: pod, image: image, digest: d}
-	err = c.run(ctx, true, func(ctx context.Context, s *session) error {
+	err = c.run(ctx, forPin, func(ctx context.Context, s *session) error {
 		p, created, err = cl.run(ctx, s)
 		return err
 	})

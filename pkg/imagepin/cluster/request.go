@@ -141,6 +141,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 // shorter than JSON.
 const maxResponse = 4 << 20
 
+// errTooLarge is the error of a response that is longer than maxResponse.
+var errTooLarge = fmt.Errorf("the response has more than %d bytes", maxResponse)
+
 // limited is a transport that limits the size of responses.
 type limited struct{ http.RoundTripper }
 
@@ -169,7 +172,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.ReadCloser.Read(p)
 	if n > b.left {
-		n, err = b.left, fmt.Errorf("the response has more than %d bytes", maxResponse)
+		n, err = b.left, errTooLarge
 	}
 	b.left -= n
 	return n, err

@@ -27,17 +27,17 @@ func (c *clusterPins) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, e
 	return &policy.Owner{Kind: "ReplicaSet", Name: "web", UID: pod.UID}, c.err
 }
 
-func (c *clusterPins) KnownOwner(policy.Pod) *policy.Owner { return nil }
+func (c *clusterPins) KnownOwner(policy.Pod) (*policy.Owner, bool) { return nil, false }
 
 func (c *clusterPins) Lookup(_ context.Context, pod policy.Pod, _ string) (digest.Digest, error) {
 	return c.pins[pod.UID], c.err
 }
 
-func (c *clusterPins) Known(owner *policy.Owner, _ string) (claim.Pinned, bool) {
-	if owner == nil {
+func (c *clusterPins) Known(pod policy.Pod, _ string) (claim.Pinned, bool) {
+	if pod.Owner == nil {
 		return claim.Pinned{}, false
 	}
-	d, ok := c.pins[owner.UID]
+	d, ok := c.pins[pod.Owner.UID]
 	return claim.Pinned{Digest: d}, ok
 }
 

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -23,12 +24,12 @@ import (
 type Cluster interface {
 	// Owner returns the owner of a pod, or nil if it has none.
 	Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, error)
-	// KnownOwner is Owner without a request. It returns nil if the owner is not known.
-	KnownOwner(pod policy.Pod) *policy.Owner
+	// KnownOwner is Owner without a request. ok is false if it is not known whether the pod has an owner.
+	KnownOwner(pod policy.Pod) (_ *policy.Owner, ok bool)
 	// Lookup returns the digest that the cluster has for an image of the pod's owner, or "".
 	Lookup(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error)
-	// Known is the result of the last Lookup or Claim.
-	Known(owner *policy.Owner, image string) (claim.Pinned, bool)
+	// Known is the result of the last Lookup or Claim for the pod's owner.
+	Known(pod policy.Pod, image string) (claim.Pinned, bool)
 	// Claim pins an image for the pod's owner, unless it is pinned. It returns the digest that the cluster has.
 	Claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error)
 }
@@ -80,7 +81,10 @@ func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy
 	if err != nil {
 		return d.withoutAnswer(c, ref, pod, err)
 	}
-	return pod, d.follow(ctx, c, ref, pod, claimed)
+	if err := d.follow(ctx, c, ref, pod, claimed); err != nil {
+		return d.withoutAnswer(c, ref, pod, err)
+	}
+	return pod, nil
 }
 
 // SharesAnyPins reports whether the node uses the pins of a cluster.
@@ -105,7 +109,8 @@ func (d *Decider) WithKnownOwner(pod policy.Pod) policy.Pod {
 	if c.Cluster == nil || pod.Owner != nil || pod.UID == "" {
 		return pod
 	}
-	if pod.Owner = c.KnownOwner(pod); pod.Owner == nil {
+	known, ok := c.KnownOwner(pod)
+	if pod.Owner = known; !ok {
 		pod.Owner = d.likelyOwner(pod)
 	}
 	return pod
@@ -120,8 +125,7 @@ func (d *Decider) likelyOwner(pod policy.Pod) *policy.Owner {
 		if !ok || held.Scope.Namespace() != pod.Namespace || !owner.MayOwn(pod) {
 			continue
 		}
-		// An owner that was deleted and created again has the same name. The later one was used last.
-		if found == nil || held.UsedAt.After(found.UsedAt) {
+		if found == nil || likelier(owner, held, *found) {
 			found = &held
 		}
 	}
@@ -130,6 +134,17 @@ func (d *Decider) likelyOwner(pod policy.Pod) *policy.Owner {
 	}
 	owner, _ := found.Scope.Owner()
 	return &owner
+}
+
+// likelier reports whether owner, which has the pin held, is more likely the owner of a pod than that of another pin. Of two
+// names, the longer one has more in common with the pod's. An owner that was deleted and created again has the same name:
+// the later one was used last.
+func likelier(owner policy.Owner, held, than pin.Pin) bool {
+	other, _ := than.Scope.Owner()
+	if len(owner.Name) != len(other.Name) {
+		return len(owner.Name) > len(other.Name)
+	}
+	return held.UsedAt.After(than.UsedAt)
 }
 
 // withoutAnswer returns the pod for a call while the API server does not answer, or the error that it returned.
@@ -162,9 +177,12 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 		}
 		if found {
 			_, err := d.settle(ctx, c, provisional, pod)
+			if isUndescribed(err) {
+				return nil // the pull has the credential of the pod
+			}
 			return err
 		}
-		if _, again := c.Known(pod.Owner, ref.String()); ok && held.By == pin.ByCluster && !again {
+		if _, again := c.Known(pod, ref.String()); ok && held.By == pin.ByCluster && !again {
 			return d.pins.Unfollow(ctx, held) // it was removed from the cluster: the tag is resolved again
 		}
 		return nil
@@ -220,12 +238,13 @@ func (d *Decider) keepCopy(ctx context.Context, c ClusterConfig, pod policy.Pod,
 		}
 		defer release()
 	}
-	known, _ := c.Known(pod.Owner, id.Ref)
+	known, _ := c.Known(pod, id.Ref)
 	return d.pins.Follow(ctx, id, root, retain, known.Node)
 }
 
 // Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
-// moves to it. settled is false if the pod is gone: the pin stays provisional until another pod of its revision starts.
+// moves to it. settled is false if the pin waits for another pod of its revision: the API server refuses the claim, because
+// the pod is gone, or the registry requires the credential of a pod for the digest of the cluster.
 func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool, _ error) {
 	c := d.cluster()
 	if c.Cluster == nil || provisional.Provisional == nil {
@@ -241,6 +260,9 @@ func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool
 	}
 	pod.Owner = owner
 	_, err = d.settle(ctx, c, provisional, pod)
+	if errdefs.IsPermissionDenied(err) {
+		return false, nil
+	}
 	return err == nil, err
 }
 
@@ -253,17 +275,29 @@ func (d *Decider) settle(ctx context.Context, c ClusterConfig, provisional pin.P
 	}
 	root := provisional.Root
 	if claimed != root.Digest {
-		log.G(ctx).WithField("ref", provisional.Ref).WithField("scope", string(id.Scope)).WithField("digest", claimed).WithField("previous", root.Digest).
-			Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
 		if root, err = d.describeAtRegistry(ctx, provisional.Ref, claimed); err != nil {
-			return pin.Pin{}, err
+			return pin.Pin{}, &undescribedError{err}
 		}
+		log.G(ctx).WithField("ref", provisional.Ref).WithField("scope", string(id.Scope)).WithField("digest", claimed).WithField("previous", provisional.Root.Digest).
+			Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
 	}
 	held, err := d.keepCopy(ctx, c, pod, id, root, provisional.Retain)
 	if err != nil || id == provisional.ID {
 		return held, err
 	}
 	return held, d.pins.Unfollow(ctx, provisional)
+}
+
+// undescribedError means that a digest of the cluster is not on the node, and that the registry did not return its
+// descriptor with the node's credentials.
+type undescribedError struct{ error }
+
+// Unwrap returns the error of the registry.
+func (e *undescribedError) Unwrap() error { return e.error }
+
+func isUndescribed(err error) bool {
+	var u *undescribedError
+	return errors.As(err, &u)
 }
 
 // describeAtRegistry returns the descriptor of a digest, from the node or from the registry with the node's credentials.
@@ -289,7 +323,7 @@ func (d *Decider) claimed(q Request, held *pin.Pin) (claim.Pinned, bool) {
 	if c.Cluster == nil || q.Pod.Owner == nil || q.Policy.Scope != policy.OwnerScope(q.Pod.Namespace, *q.Pod.Owner) {
 		return claim.Pinned{}, false
 	}
-	known, ok := c.Known(q.Pod.Owner, q.Ref.String())
+	known, ok := c.Known(q.Pod, q.Ref.String())
 	return known, ok && (held == nil || held.Root.Digest != known.Digest)
 }
 
@@ -340,11 +374,14 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 	case err != nil:
 		return pin.Pin{}, err
 	}
-	known, ok := c.Known(use.Pod.Owner, use.ID.Ref)
+	known, ok := c.Known(use.Pod, use.ID.Ref)
 	if !ok {
 		known = claim.Pinned{Digest: claimed}
 	}
 	if known.Digest == v.Root.Digest {
+		if here && held.Provisional == nil && held.Root.Digest == known.Digest && (held.Retain || !use.Retain) {
+			return held, nil
+		}
 		return d.pins.Follow(ctx, use.ID, v.Root, use.Retain, known.Node)
 	}
 	q := Request{
@@ -361,7 +398,7 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 // pinProvisionally pins an image on the node until the API server answers.
 func (d *Decider) pinProvisionally(ctx context.Context, root ocispec.Descriptor, use *FirstUse) (pin.Pin, error) {
 	log.G(ctx).WithFields(log.Fields{"ref": use.ID.Ref, "scope": string(use.ID.Scope), "digest": root.Digest}).
-		Warn("the Kubernetes API server did not answer, the image is pinned on this node until it does")
+		Warn("the Kubernetes API server is not available, the image is pinned on this node until it is")
 	return d.pins.MakeProvisional(ctx, use.ID, root, use.Retain, pin.Claimant{Name: use.Pod.Name, UID: use.Pod.UID})
 }
 

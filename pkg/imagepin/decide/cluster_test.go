@@ -56,7 +56,7 @@ func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error)
 	return webOwner(pod), nil
 }
 
-func (m *member) KnownOwner(policy.Pod) *policy.Owner { return nil }
+func (m *member) KnownOwner(policy.Pod) (*policy.Owner, bool) { return nil, false }
 
 func (m *member) Lookup(_ context.Context, pod policy.Pod, image string) (digest.Digest, error) {
 	m.mu.Lock()
@@ -73,13 +73,13 @@ func (m *member) Lookup(_ context.Context, pod policy.Pod, image string) (digest
 	return d, nil
 }
 
-func (m *member) Known(owner *policy.Owner, image string) (claim.Pinned, bool) {
+func (m *member) Known(pod policy.Pod, image string) (claim.Pinned, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if owner == nil {
+	if pod.Owner == nil {
 		return claim.Pinned{}, false
 	}
-	d, ok := m.known[owner.UID+" "+image]
+	d, ok := m.known[pod.Owner.UID+" "+image]
 	return claim.Pinned{Digest: d, Node: "other", At: time.Unix(0, 0)}, ok
 }
 
@@ -112,7 +112,7 @@ func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
 
 func webPod(name string) policy.Pod {
 	return policy.Pod{
-		Namespace: "shop", Name: name, UID: "uid of " + name, Labels: map[string]string{"revision": strings.Split(name, "-")[1]},
+		Namespace: "shop", Name: name + "2x9z", UID: "uid of " + name, Labels: map[string]string{"revision": strings.Split(name, "-")[1]},
 	}
 }
 
@@ -236,7 +236,7 @@ func TestClusterAway(t *testing.T) {
 	a.wantPull(t, webPod("web-1-a"), "old")
 	label := policy.WorkloadScope("shop", "revision", "1")
 	held, ok := a.pins.Get(a.id(label))
-	if !ok || held.Provisional == nil || *held.Provisional != (pin.Claimant{Name: "web-1-a", UID: "uid of web-1-a"}) {
+	if !ok || held.Provisional == nil || *held.Provisional != (pin.Claimant{Name: "web-1-a2x9z", UID: "uid of web-1-a"}) {
 		t.Fatalf("got %+v, want a provisional pin", held)
 	}
 	a.registry.tag.Store("new")
@@ -298,6 +298,24 @@ func TestClusterLosesProvisional(t *testing.T) {
 	}
 	e.wantCopy(t, "new")
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
+}
+
+// TestClusterRefusesWrites starts a container with the provisional pin of its pod if the API server answers reads only.
+func TestClusterRefusesWrites(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.beside = func() { c.refuses = errAway }
+	again := func() { c.refuses = nil } // what reads get
+	e.wantPull(t, webPod("web-1-a"), "old")
+	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+	e.registry.tag.Store("new")
+	again()
+	held, err := e.PinUse(e.ctx, e.ref, webPod("web-1-a"), roots["old"])
+	noError(t, err)
+	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
+	again()
+	e.wantPull(t, webPod("web-1-b"), "old")
+	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 }
 
 // TestClusterPodGone does not claim a provisional pin whose pod is gone. The Node authorizer refuses to return such a pod.
@@ -420,7 +438,7 @@ func TestClusterOperator(t *testing.T) {
 func TestKnownOwner(t *testing.T) {
 	e := newMember(t, newFakeCluster(), false)
 	e.wantPull(t, webPod("web-1-a"), "old")
-	for name, want := range map[string]string{"web-1-b": "web-1", "web-2-b": "", "other": ""} {
+	for name, want := range map[string]string{"web-1-b2x9z": "web-1", "web-2-b2x9z": "", "web-1-b-2x9z": "", "other": ""} {
 		got := e.WithKnownOwner(policy.Pod{Namespace: "shop", Name: name, UID: "1"}).Owner
 		if got == nil && want != "" || got != nil && got.Name != want {
 			t.Errorf("%s: got %+v, want %q", name, got, want)

@@ -205,7 +205,7 @@ func whyPinned(held pin.Pin) string {
 	in := fmt.Sprintf("in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
 	switch {
 	case held.Provisional != nil:
-		return "pinned " + in + ", provisionally: the Kubernetes API server did not answer"
+		return "pinned " + in + ", provisionally: the Kubernetes API server was not available"
 	case held.By == pin.ByCluster && held.Claimer != "":
 		return "pinned in the cluster by node " + held.Claimer + ", " + in
 	case held.By == pin.ByCluster:

@@ -26,7 +26,7 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 		return effective, ignored
 	}
 	if c := d.cluster(); c.Cluster != nil && effective.Consistency == policy.Workload {
-		if _, pinned := c.Known(pod.Owner, ref); pinned {
+		if _, pinned := c.Known(pod, ref); pinned {
 			return effective, ignored
 		}
 	}

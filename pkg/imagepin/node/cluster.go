@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
@@ -58,30 +57,37 @@ func (s *Service) settlePins(ctx context.Context) {
 
 // settling is what an attempt to claim provisional pins leaves for the next one.
 type settling struct {
-	gone   map[string]bool // pins whose pods are gone, with their pods
-	failed bool            // and logged
+	// waiting are the pins that wait for another pod, with their pods, until they are tried again. The API server also
+	// refuses to return a pod that exists, when it has just started.
+	waiting map[string]time.Time
+	failed  bool // and logged
 }
 
-// settleOnce claims the provisional pins. It logs the first of consecutive failures, and skips pins whose pods are gone.
+// waitingPeriod is how often a pin is tried that waits for another pod.
+const waitingPeriod = 5 * time.Minute
+
+// settleOnce claims the provisional pins. It logs the first of consecutive failures.
 func (s *Service) settleOnce(ctx context.Context, last settling) settling {
-	next := settling{gone: make(map[string]bool)}
+	next := settling{waiting: make(map[string]time.Time)}
+	if s.node.active.Load().cluster.client == nil {
+		return next
+	}
 	for _, p := range s.node.pins.Provisional() {
 		id := p.ID.String() + " for " + p.Provisional.String()
-		if last.gone[id] {
-			next.gone[id] = true
+		if until := last.waiting[id]; time.Now().Before(until) {
+			next.waiting[id] = until
 			continue
 		}
 		settled, err := s.node.decider.Settle(ctx, p)
 		if err == nil {
-			next.gone[id] = !settled
+			if !settled {
+				next.waiting[id] = time.Now().Add(waitingPeriod)
+			}
 			continue
 		}
 		if next.failed = true; !last.failed && ctx.Err() == nil {
 			log.G(ctx).WithError(err).WithField("ref", p.Ref).WithField("scope", string(p.Scope)).
 				Warn("a provisional pin cannot be claimed in the cluster yet, trying again")
-		}
-		if errdefs.IsUnavailable(err) {
-			break // the others would fail as well
 		}
 	}
 	return next

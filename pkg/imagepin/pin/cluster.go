@@ -39,6 +39,9 @@ func (s *Store) Follow(ctx context.Context, id ID, root ocispec.Descriptor, reta
 				return nil, "", err
 			}
 			p.By, p.Provisional, p.Claimer, p.UsedAt = ByCluster, nil, claimer, time.Now()
+			if old != nil && old.Root.Digest == root.Digest {
+				p.Drift = old.Drift
+			}
 			return p, event, nil
 		})
 	})

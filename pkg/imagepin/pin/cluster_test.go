@@ -24,14 +24,20 @@ func TestFollow(t *testing.T) {
 	}
 	must(t)(e.Follow(e.ctx, owned, root("one"), false, "n1"))
 	want("first", "one", 0)
+	if err := e.RecordDrift(e.ctx, owned, root("two").Digest); err != nil {
+		t.Fatal(err)
+	}
 	must(t)(e.Follow(e.ctx, owned, root("one"), false, "n1"))
 	want("again", "one", 0)
+	if p, _ := e.Get(owned); p.Drift == nil {
+		t.Error("the drift is lost")
+	}
 	must(t)(e.Follow(e.ctx, owned, root("two"), true, "n1"))
 	want("moved", "two", 1)
 	if p, _ := e.Get(owned); !p.Retain {
 		t.Error("the copy does not retain its content")
 	}
-	wantEqual(t, "events", e.notified, []string{"made " + ref, "moved " + ref})
+	wantEqual(t, "events", e.notified, []string{"made " + ref, "drifted " + ref, "moved " + ref})
 }
 
 // TestProvisional keeps for which pod a pin is to be claimed, until it is claimed.

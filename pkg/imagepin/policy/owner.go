@@ -1,6 +1,9 @@
 package policy
 
-import "strings"
+import (
+	"regexp"
+	"strings"
+)
 
 // Owner is the revision of a workload that a pod belongs to, as the Kubernetes API names it.
 type Owner struct {
@@ -46,12 +49,26 @@ const revisionLabel = "controller-revision-hash"
 // it generates (maxGeneratedNameLength in k8s.io/apiserver/pkg/storage/names).
 const maxGenerated = 58
 
+// suffixes are the ends of the names of pods, after the owner's name and a hyphen, by the kind of the owner. The end that the
+// API server generates has five characters. Pods of an indexed Job have their index before it.
+var suffixes = map[string]*regexp.Regexp{
+	"ReplicaSet":            regexp.MustCompile(`^[a-z0-9]{5}$`),
+	"ReplicationController": regexp.MustCompile(`^[a-z0-9]{5}$`),
+	"DaemonSet":             regexp.MustCompile(`^[a-z0-9]{5}$`),
+	"StatefulSet":           regexp.MustCompile(`^[0-9]+$`),
+	"Job":                   regexp.MustCompile(`^([0-9]+-)?[a-z0-9]{5}$`),
+}
+
 // MayOwn reports whether the name and the revision of a pod are such that o can be its owner. Kinds that name their pods
 // in another way than by their own name are not recognized.
 func (o Owner) MayOwn(p Pod) bool {
-	prefix := o.Name + "-"
-	if strings.HasPrefix(p.Name, prefix) {
-		return o.Revision == p.Labels[revisionLabel]
+	if o.Revision != p.Labels[revisionLabel] {
+		return false
 	}
-	return len(prefix) > maxGenerated && strings.HasPrefix(p.Name, prefix[:maxGenerated]) && o.Revision == p.Labels[revisionLabel]
+	prefix := o.Name + "-"
+	if suffix, ok := strings.CutPrefix(p.Name, prefix); ok {
+		known := suffixes[o.Kind]
+		return known == nil || known.MatchString(suffix)
+	}
+	return len(prefix) > maxGenerated && strings.HasPrefix(p.Name, prefix[:maxGenerated])
 }

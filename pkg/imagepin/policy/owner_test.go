@@ -53,14 +53,21 @@ func TestMayOwn(t *testing.T) {
 		pod   Pod
 		want  bool
 	}{
-		"its pod":          {Owner{Name: "web-1"}, Pod{Name: "web-1-x2x9z"}, true},
-		"another's pod":    {Owner{Name: "web-1"}, Pod{Name: "web-2-x2x9z"}, false},
-		"longer name":      {Owner{Name: "web-1"}, Pod{Name: "web-11-x2x9z"}, false},
-		"the name itself":  {Owner{Name: "web"}, Pod{Name: "web"}, false},
-		"revision":         {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "1"}}, true},
-		"another revision": {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "2"}}, false},
-		"cut name":         {Owner{Name: long}, Pod{Name: long[:58] + "x2x9z"}, true},
-		"other cut name":   {Owner{Name: long}, Pod{Name: "b" + long[:57] + "x2x9z"}, false},
+		"its pod":              {Owner{Name: "web-1"}, Pod{Name: "web-1-x2x9z"}, true},
+		"another's pod":        {Owner{Name: "web-1"}, Pod{Name: "web-2-x2x9z"}, false},
+		"longer name":          {Owner{Name: "web-1"}, Pod{Name: "web-11-x2x9z"}, false},
+		"the name itself":      {Owner{Name: "web"}, Pod{Name: "web"}, false},
+		"revision":             {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "1"}}, true},
+		"another revision":     {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "2"}}, false},
+		"hash of a ReplicaSet": {Owner{Kind: "ReplicaSet", Name: "web"}, Pod{Name: "web-7d4b9c-x2x9z"}, false},
+		"pod of a ReplicaSet":  {Owner{Kind: "ReplicaSet", Name: "web-7d4b9c"}, Pod{Name: "web-7d4b9c-x2x9z"}, true},
+		"ordinal":              {Owner{Kind: "StatefulSet", Name: "db"}, Pod{Name: "db-12"}, true},
+		"longer StatefulSet":   {Owner{Kind: "StatefulSet", Name: "db"}, Pod{Name: "db-old-0"}, false},
+		"indexed Job":          {Owner{Kind: "Job", Name: "backup"}, Pod{Name: "backup-3-x2x9z"}, true},
+		"longer Job":           {Owner{Kind: "Job", Name: "backup"}, Pod{Name: "backup-full-x2x9z"}, false},
+		"custom kind":          {Owner{Kind: "Rollout", Name: "web"}, Pod{Name: "web-blue-green-1"}, true},
+		"cut name":             {Owner{Name: long}, Pod{Name: long[:58] + "x2x9z"}, true},
+		"other cut name":       {Owner{Name: long}, Pod{Name: "b" + long[:57] + "x2x9z"}, false},
 	} {
 		if got := test.owner.MayOwn(test.pod); got != test.want {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
