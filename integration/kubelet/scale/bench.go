@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
@@ -84,10 +86,15 @@ func (b *bench) claims(ctx context.Context, kube *server) (failed, err error) {
 		}
 		b.results.columns = append(b.results.columns, column)
 	}
+	peak, err := measure.PeakRSS(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	b.say("the maximum memory of this process was %s", measure.Megabytes(peak))
 	return errors.Join(checks...), nil
 }
 
-// about describes the machine, the API server and the sizes.
+// about describes the machine and its load, the API server and the sizes.
 func about(ctx context.Context, kube *server, z sizes) (string, error) {
 	machine, err := measure.Machine()
 	if err != nil {
@@ -97,8 +104,13 @@ func about(ctx context.Context, kube *server, z sizes) (string, error) {
 	if err := kube.Do(ctx, "GET", "/version", nil, &version); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s; Kubernetes %s; %s agents, %s nodes with heartbeats", machine, version.GitVersion,
-		measure.Thousands(z.agents), measure.Thousands(z.heartbeats)), nil
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "", err
+	}
+	minute, _, _ := strings.Cut(string(load), " ")
+	return fmt.Sprintf("%s, load average %s before; Kubernetes %s; %s agents, %s nodes with heartbeats", machine, minute,
+		version.GitVersion, measure.Thousands(z.agents), measure.Thousands(z.heartbeats)), nil
 }
 
 // startServer starts etcd and an API server that serves ImagePins.

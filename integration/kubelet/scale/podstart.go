@@ -28,7 +28,7 @@ const (
 // startCase is a state in which a pod starts.
 type startCase struct {
 	name   string
-	budget time.Duration // the additional time that ImagePins may take; 0 for no budget
+	budget time.Duration // the additional time that ImagePins may take
 	// same means that all pods have one revision, of which a pod has run on the node.
 	same bool
 	// pinned means that the ImagePin was created before, by another node.
@@ -37,7 +37,7 @@ type startCase struct {
 
 var startCases = []startCase{
 	{name: "another pod of a revision", same: true, budget: 3 * time.Millisecond},
-	{name: "first pod on the node, known ImagePin", pinned: true},
+	{name: "first pod on the node, known ImagePin", pinned: true, budget: 3 * time.Millisecond},
 	{name: "first pod of a revision, new ImagePin", budget: 10 * time.Millisecond},
 }
 

@@ -119,6 +119,9 @@ func (b *bench) scenario(ctx context.Context, kube *server, hearts *heartbeats, 
 	if first != nil {
 		b.say("%s: one of the errors: %v", s.name, first)
 	}
+	if c.beats.first != nil {
+		b.say("%s: one of the errors of heartbeats: %v", s.name, c.beats.first)
+	}
 	failed = errors.Join(check(list.Items, results, s.pins, c.won), eventErr)
 	if s.open && first != nil { // the others open their connections on the same machine, so that it may take too long
 		failed = errors.Join(failed, fmt.Errorf("the first attempts of %d agents failed: %w", c.failed, first))

@@ -53,7 +53,7 @@ var claimLines = []line{
 	{"API server: CPU", false, func(c column) string { return measure.Duration(c.server) }},
 	{"API server: maximum memory (RSS)", false, func(c column) string { return measure.Megabytes(c.peak) }},
 	{"etcd: CPU", false, func(c column) string { return measure.Duration(c.etcd) }},
-	{"agents: CPU", false, func(c column) string { return measure.Duration(c.self) }},
+	{"benchmark process: CPU", false, func(c column) string { return measure.Duration(c.self) }},
 	{"heartbeats", false, func(c column) string { return measure.Thousands(len(c.beats.took) + c.beats.failed) }},
 	{"heartbeats that failed", false, func(c column) string { return measure.Thousands(c.beats.failed) }},
 	{"heartbeat: p50", false, func(c column) string { return quantile(c.beats.took, 0.5) }},
