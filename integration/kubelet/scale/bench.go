@@ -56,7 +56,7 @@ func (b *bench) measure(ctx context.Context) (failed, err error) {
 	return failed, nil
 }
 
-// claims measures the heartbeats alone, and then with each scenario.
+// claims measures the heartbeats alone, the connections of the agents, and each scenario.
 func (b *bench) claims(ctx context.Context, kube *server) (failed, err error) {
 	b.say("creating %s nodes", measure.Thousands(b.agents))
 	all, err := newAgents(ctx, kube, b.agents)
@@ -74,7 +74,12 @@ func (b *bench) claims(ctx context.Context, kube *server) (failed, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b.results.columns = append(b.results.columns, alone)
+	b.say("connecting the agents")
+	connecting, err := b.connect(ctx, kube, hearts, all)
+	if err != nil {
+		return nil, fmt.Errorf("connecting the agents: %w", err)
+	}
+	b.results.columns = append(b.results.columns, alone, connecting)
 	var checks []error
 	for i, s := range scenarios(b.sizes) {
 		column, failed, err := b.scenario(ctx, kube, hearts, all, i, s)

@@ -142,7 +142,7 @@ type heart struct {
 
 // newHeart creates the lease of a node, as the node.
 func newHeart(ctx context.Context, kube *server, name string) (*heart, error) {
-	c, err := kube.User("system:node:"+name, "system:nodes")
+	c, err := kube.Node(name)
 	if err != nil {
 		return nil, err
 	}

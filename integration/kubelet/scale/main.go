@@ -66,6 +66,8 @@ type sizes struct {
 	heartbeats int // nodes that renew a lease
 	stored     int // ImagePins that are in etcd
 	starts     int // of pods, for each case
+	// connecting adds the scenario in which all agents open their connections at one instant.
+	connecting bool
 
 	period time.Duration // of the heartbeats
 	alone  time.Duration // how long the heartbeats are measured alone
@@ -91,6 +93,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.heartbeats, "heartbeats", o.heartbeats, "`number` of nodes that renew a lease every 10 seconds")
 	flags.IntVar(&o.stored, "stored", o.stored, "`number` of ImagePins that are in etcd before the agents start")
 	flags.IntVar(&o.starts, "n", o.starts, "`number` of pods that are started in each case")
+	connecting := flags.Bool("connecting", false, "also claim at one instant without connections: measures the TLS handshakes on this machine")
 	quick := flags.Bool("quick", false, "small sizes: a test of the benchmark, not of speed")
 	flags.StringVar(&o.out, "out", "", "`file` for the table")
 	flags.StringVar(&o.doc, "doc", "", "measure nothing: write the table of the -out file into the `file`")
@@ -100,6 +103,7 @@ func parse(args []string) (options, error) {
 	if *quick {
 		o.sizes = quickSizes
 	}
+	o.connecting = *connecting
 	if flags.NArg() > 0 || o.agents < perPin || o.heartbeats < 1 || o.stored < 1 || o.starts < 1 || o.doc != "" && o.out == "" {
 		return o, errors.New("invalid arguments; see -help")
 	}

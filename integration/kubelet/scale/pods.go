@@ -83,7 +83,7 @@ func createPods(ctx context.Context, kube *server, namespace string, all []*agen
 
 // awaitReadable waits until a node can read a pod from the cache of the API server.
 func awaitReadable(ctx context.Context, kube *server, pod policy.Pod, node string) error {
-	user, err := kube.User("system:node:"+node, "system:nodes")
+	user, err := kube.Node(node)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 type results struct {
 	about   string
 	stored  stored
-	columns []column // of the heartbeats alone, and of the scenarios
+	columns []column // of the heartbeats alone, the connections, and the scenarios
 	starts  []*starts
 }
 
@@ -47,7 +47,7 @@ var claimLines = []line{
 	{"claim: p50", true, func(c column) string { return quantile(c.took, 0.5) }},
 	{"claim: p99", true, func(c column) string { return quantile(c.took, 0.99) }},
 	{"claim: maximum", true, func(c column) string { return quantile(c.took, 1) }},
-	{"until all agents have the digest", true, func(c column) string { return measure.Duration(c.all) }},
+	{"duration", false, func(c column) string { return measure.Duration(c.all) }},
 	{"answers 429", false, func(c column) string { return measure.Thousands(c.rejected) }},
 	{"Events", true, func(c column) string { return measure.Thousands(c.events) }},
 	{"API server: CPU", false, func(c column) string { return measure.Duration(c.server) }},
