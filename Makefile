@@ -124,8 +124,8 @@ bench-docs: ## Run the benchmark and write docs/performance.md and docs/performa
 	@$(MAKE) --no-print-directory bench BENCH='-out docs/performance $(BENCH)'
 	bin/bench -out docs/performance -doc docs/performance.md
 
-# With 10,000 agents this needs 8 GB of memory and 12,000 open files, and takes about 15 minutes. BENCH='-agents N' or '-quick' runs
-# less. BENCH=-help lists all options.
+# With 10,000 agents this needs 8 GB of memory and 12,000 open files, and takes about 15 minutes. BENCH='-agents N' or
+# '-quick' runs less. BENCH=-help lists all options.
 .PHONY: bench-cluster
 bench-cluster: build test-binaries ## Measure ImagePins with 10,000 agents and one API server; use an idle machine
 	GO=$(GO) hack/kubernetes-binaries.sh
