@@ -12,27 +12,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
 
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/offline"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
-
-func TestMedian(t *testing.T) {
-	for _, tc := range []struct {
-		of   []float64
-		want float64
-	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 9}, 3}} {
-		if got := median(tc.of); got != tc.want {
-			t.Errorf("median(%v): got %v, want %v", tc.of, got, tc.want)
-		}
-	}
-}
 
 // TestVerdict checks the verdicts for budgets. They compare samples of the same repetition.
 func TestVerdict(t *testing.T) {
@@ -133,7 +122,7 @@ func TestDocumentHasTheTable(t *testing.T) {
 	if err := os.WriteFile(pasted, before, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := pasteTable(pasted, filepath.Join(docs, "performance")); err != nil {
+	if err := measure.Paste(pasted, "table", filepath.Join(docs, "performance", tableFile)); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.ReadFile(pasted)
@@ -222,17 +211,6 @@ func TestProfile(t *testing.T) {
 	fi, err := os.Stat(filepath.Join(dir, "version.pprof"))
 	if err != nil || fi.Size() == 0 {
 		t.Errorf("got profile %v, %v, want a file that is not empty", fi, err)
-	}
-}
-
-func TestDurationText(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "0", 123 * time.Microsecond: "0.12 ms", 9_870 * time.Microsecond: "9.87 ms", 45_600 * time.Microsecond: "45.6 ms",
-		789 * time.Millisecond: "789 ms", 1_234 * time.Millisecond: "1.23 s", 12_340 * time.Millisecond: "12.3 s", -300 * time.Microsecond: "-0.30 ms",
-	} {
-		if got := durationText(d); got != want {
-			t.Errorf("durationText(%d): got %q, want %q", d, got, want)
-		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/node"
 )
 
@@ -55,7 +56,7 @@ func repeated(times int, call func() error) (float64, error) {
 		}
 		walls[i] = float64(time.Since(start))
 	}
-	return median(walls), nil
+	return measure.Median(walls), nil
 }
 
 // app pushes an image that can run, and returns its reference.

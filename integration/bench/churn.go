@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 // churn is the leak check. It pulls and removes as many images as a busy node in hours.
 func churn(z sizes) scenario {
 	after := func(what string) string {
-		return fmt.Sprintf("%s after %s pulls and removals", what, thousands(z.churn))
+		return fmt.Sprintf("%s after %s pulls and removals", what, measure.Thousands(z.churn))
 	}
 	memory := row{name: after("memory (RSS)"), unit: bytes_, budget: ratio(1.1)}
 	heap := row{name: after("live heap gained"), unit: bytes_, gain: true}
@@ -71,7 +73,7 @@ func churn(z sizes) scenario {
 			if err != nil {
 				return nil, err
 			}
-			total, _, err := rss(s.PID())
+			total, _, err := measure.RSS(s.PID())
 			return sample{memory.name: total, heap.name: heapAfter - heapBefore, routines.name: routinesAfter - routinesBefore}, err
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -66,7 +67,7 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 				}
 				b.reg.Reset()
 				syscall.Sync()
-				before, err := cpu(s.PID())
+				before, err := measure.CPU(s.PID())
 				if err != nil {
 					return nil, err
 				}
@@ -75,14 +76,14 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 					return nil, err
 				}
 				walls = append(walls, float64(time.Since(start)))
-				after, err := cpu(s.PID())
+				after, err := measure.CPU(s.PID())
 				if err != nil {
 					return nil, err
 				}
 				used += after - before
 				requested = b.reg.Count(registry.In(repository))
 			}
-			return sample{wall.name: median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}, nil
+			return sample{wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}, nil
 		},
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/offline"
 )
@@ -159,7 +160,7 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			}
 		}
 		s.firstStart = time.Since(start)
-		b.say("%s started in %s", s, durationText(s.firstStart))
+		b.say("%s started in %s", s, measure.Duration(s.firstStart))
 		v, err := s.Client().Version(ctx)
 		if err != nil {
 			return p, err
@@ -197,13 +198,13 @@ func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 	if err := errors.Join(fill(ctx, r, count), r.Close()); err != nil {
 		return fmt.Errorf("filling a root: %w", err)
 	}
-	b.say("%s synthetic images written in %s", thousands(count), durationText(time.Since(start)))
+	b.say("%s synthetic images written in %s", measure.Thousands(count), measure.Duration(time.Since(start)))
 	for _, s := range p.sides() {
 		if out, err := exec.CommandContext(ctx, "cp", "-a", dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
 			return fmt.Errorf("copying a root: %w: %s", err, out)
 		}
 	}
-	b.say("copied for both sides, %s in total", durationText(time.Since(start)))
+	b.say("copied for both sides, %s in total", measure.Duration(time.Since(start)))
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/offline"
 )
 
@@ -22,7 +23,7 @@ func growth(z sizes) []scenario {
 }
 
 // at returns the name of a row for a number of images.
-func at(what string, n int) string { return what + ", " + thousands(n) + " images" }
+func at(what string, n int) string { return what + ", " + measure.Thousands(n) + " images" }
 
 // only returns the budget for 1,000 images, and none for other numbers.
 func only(n int, b budget) budget {
@@ -113,7 +114,7 @@ func restarts(z sizes, n int, f fleet) scenario {
 				return nil, err
 			}
 			got.took(ready.name, time.Since(start))
-			processor, err := cpu(s.PID())
+			processor, err := measure.CPU(s.PID())
 			if err != nil {
 				return nil, err
 			}
@@ -129,7 +130,7 @@ func restarts(z sizes, n int, f fleet) scenario {
 			if err := pause(ctx, z.idle); err != nil {
 				return nil, err
 			}
-			if got[memory.name], got[own.name], err = rss(s.PID()); err != nil {
+			if got[memory.name], got[own.name], err = measure.RSS(s.PID()); err != nil {
 				return nil, err
 			}
 			if got[routines.name], err = s.goroutines(ctx); err != nil {
@@ -207,7 +208,7 @@ func reconciled(log string) (time.Duration, error) {
 // repairs are restarts after the snapshots of some images were lost.
 func repairs(n int, f fleet) scenario {
 	lost := max(1, n/100)
-	name := fmt.Sprintf("restart until repaired, %s images, %d of them without snapshot", thousands(n), lost)
+	name := fmt.Sprintf("restart until repaired, %s images, %d of them without snapshot", measure.Thousands(n), lost)
 	repaired := row{name: name, curve: "restart until repaired", x: n}
 	return scenario{
 		rows: []row{repaired}, fleet: f, restarts: true, fraction: 2, stockFails: true,

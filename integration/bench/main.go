@@ -15,12 +15,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/containerd/log"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 func main() {
@@ -53,7 +57,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return errors.New("invalid arguments; see -help")
 	}
 	if *doc != "" {
-		return pasteTable(*doc, *out)
+		return measure.Paste(*doc, "table", filepath.Join(*out, tableFile))
 	}
 	o := options{n: *n, sizes: fullSizes, profile: *profile, profileFor: 10 * time.Second}
 	if *quick {
@@ -84,10 +88,11 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	b.say("done in %s", time.Since(start).Round(time.Second))
-	about, err := machine(b.versions, b.n)
+	about, err := measure.Machine()
 	if err != nil {
 		return err
 	}
+	about += fmt.Sprintf("; containerd %s; %d repetitions", strings.Join(b.versions, " and "), b.n)
 	if *out != "" {
 		if err := b.write(*out, about); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -95,14 +96,14 @@ func removal(z sizes) scenario {
 				}
 				walls = append(walls, float64(time.Since(start)))
 			}
-			return sample{wall.name: median(walls)}, nil
+			return sample{wall.name: measure.Median(walls)}, nil
 		},
 	}
 }
 
 // pullAll pulls references, atATime of them concurrently. It returns how long all took and the CPU time used.
 func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, used time.Duration, err error) {
-	before, err := cpu(s.PID())
+	before, err := measure.CPU(s.PID())
 	if err != nil {
 		return 0, 0, err
 	}
@@ -130,6 +131,6 @@ func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, u
 	for e := range errs {
 		err = errors.Join(err, e)
 	}
-	after, cpuErr := cpu(s.PID())
+	after, cpuErr := measure.CPU(s.PID())
 	return took, after - before, errors.Join(err, cpuErr)
 }

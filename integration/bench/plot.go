@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 // plot shows how a number grows with the number of images, for both sides.
@@ -95,7 +97,7 @@ func (p plot) svg() []byte {
 	}
 	for _, at := range p.points {
 		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %dV%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",
-			x(float64(at.x)), top, height-bottom, x(float64(at.x)), height-bottom+16, thousands(at.x))
+			x(float64(at.x)), top, height-bottom, x(float64(at.x)), height-bottom+16, measure.Thousands(at.x))
 	}
 	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">images on the node</text>`+"\n", (left+width-right)/2, height-6)
 	legend := width - right

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 // tree describes the layers of an image.
@@ -82,7 +83,7 @@ func (b *bench) push(repository string, t tree, variant int) (string, error) {
 			return "", err
 		}
 		b.bases[t] = of
-		b.say("  %s: %d layers with %s files, %.1f MB fetched, %.1f MB unpacked", repository, t.layers, thousands(t.layers*t.files),
+		b.say("  %s: %d layers with %s files, %.1f MB fetched, %.1f MB unpacked", repository, t.layers, measure.Thousands(t.layers*t.files),
 			float64(of.fetched())/1e6, float64(int64(t.layers)*t.size)/1e6)
 	}
 	img, top, err := of.variant(variant)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -74,11 +73,3 @@ var (
 	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, warm: 50, small: 10, equal: 100, different: 50, list: 100, churn: 1_000, idle: 5 * time.Second}
 	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16, idle: 500 * time.Millisecond}
 )
-
-// thousands formats a number with commas.
-func thousands(n int) string {
-	if n < 1_000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1_000), n%1_000)
-}

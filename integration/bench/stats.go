@@ -5,20 +5,9 @@ import (
 	"math"
 	"slices"
 	"time"
-)
 
-// median returns the median of numbers, or 0 if there are none.
-func median(all []float64) float64 {
-	if len(all) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(all))
-	m := len(s) / 2
-	if len(s)%2 == 1 {
-		return s[m]
-	}
-	return (s[m-1] + s[m]) / 2
-}
+	"github.com/imagepin/imagepin/integration/measure"
+)
 
 // spread is a median with minimum and maximum.
 type spread struct {
@@ -31,7 +20,7 @@ func spreadOf(all []float64) spread {
 	if len(all) == 0 {
 		return spread{}
 	}
-	return spread{median(all), slices.Min(all), slices.Max(all)}
+	return spread{measure.Median(all), slices.Min(all), slices.Max(all)}
 }
 
 // result has the samples of a row. Samples with the same index are of the same repetition.
@@ -108,47 +97,27 @@ func (r result) verdict() string {
 	case b.kind == noBudget || len(r.ours) == 0:
 		return ""
 	case b.kind == absoluteBudget:
-		value = median(r.ours)
+		value = measure.Median(r.ours)
 	case len(r.stock) == 0:
 		return ""
 	case b.kind == moreBudget:
-		value = median(r.differences())
+		value = measure.Median(r.differences())
 	default:
-		value = median(r.ratios())
+		value = measure.Median(r.ratios())
 	}
-	if value <= r.row.budget.limit {
-		return "ok"
-	}
-	return "missed"
+	return measure.Verdict(value, r.row.budget.limit)
 }
 
 // text formats a number with its unit.
 func (u unit) text(v float64) string {
 	switch u {
 	case duration:
-		return durationText(time.Duration(v))
+		return measure.Duration(time.Duration(v))
 	case bytes_:
-		return fmt.Sprintf("%.1f MB", v/1e6)
+		return measure.Megabytes(v)
 	}
 	if v == math.Trunc(v) {
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.1f", v)
-}
-
-// durationText formats a duration with about three significant digits.
-func durationText(d time.Duration) string {
-	switch abs := d.Abs(); {
-	case abs >= 10*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case abs >= time.Second:
-		return fmt.Sprintf("%.2f s", d.Seconds())
-	case abs >= 100*time.Millisecond:
-		return fmt.Sprintf("%.0f ms", float64(d)/1e6)
-	case abs >= 10*time.Millisecond:
-		return fmt.Sprintf("%.1f ms", float64(d)/1e6)
-	case abs == 0:
-		return "0"
-	}
-	return fmt.Sprintf("%.2f ms", float64(d)/1e6)
 }

@@ -5,7 +5,8 @@ import (
 	"io"
 	"regexp"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 var header = []string{"metric", "stock", "imagepin", "ratio (min–max)", "budget", ""}
@@ -14,10 +15,10 @@ var header = []string{"metric", "stock", "imagepin", "ratio (min–max)", "budge
 func (r *result) cells() []string {
 	stock, ours := "–", "–"
 	if len(r.stock) > 0 {
-		stock = r.row.unit.text(median(r.stock))
+		stock = r.row.unit.text(measure.Median(r.stock))
 	}
 	if len(r.ours) > 0 {
-		ours = r.row.unit.text(median(r.ours))
+		ours = r.row.unit.text(measure.Median(r.ours))
 	}
 	compared := ""
 	if len(r.stock) > 0 && len(r.ours) > 0 && !r.row.gain {
@@ -61,26 +62,8 @@ func table(w io.Writer, results []*result) error {
 		}
 		lines = append(lines, cells)
 	}
-	widths := make([]int, len(header))
-	for _, cells := range lines {
-		for i, c := range cells {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c))
-		}
-	}
-	for _, cells := range lines {
-		var b strings.Builder
-		for i, c := range cells {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
-			if i == 0 || i == len(cells)-1 {
-				b.WriteString(c + pad) // text; numbers are aligned to the right
-			} else {
-				b.WriteString(pad + c)
-			}
-			b.WriteString("  ")
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(b.String(), " ")); err != nil {
-			return err
-		}
+	if err := measure.Table(w, lines, true); err != nil {
+		return err
 	}
 	for i, n := range notes {
 		if _, err := fmt.Fprintf(w, "[%d] %s\n", i+1, n); err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -48,7 +49,7 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var walls []float64
 			b.reg.Reset()
-			before, err := cpu(s.PID())
+			before, err := measure.CPU(s.PID())
 			if err != nil {
 				return nil, err
 			}
@@ -59,13 +60,13 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 				}
 				walls = append(walls, float64(time.Since(start)))
 			}
-			after, err := cpu(s.PID())
+			after, err := measure.CPU(s.PID())
 			if err != nil {
 				return nil, err
 			}
 			calls := float64(z.warm)
 			return sample{
-				wall.name: median(walls), cpuTime.name: float64(after-before) / calls,
+				wall.name: measure.Median(walls), cpuTime.name: float64(after-before) / calls,
 				requests.name: float64(b.reg.Count(registry.In(repository))) / calls,
 			}, nil
 		},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
 // tableFile is the file of the printed table.
@@ -68,42 +67,4 @@ func (b *bench) write(dir, about string) error {
 		}
 	}
 	return nil
-}
-
-// These lines enclose the table in a document.
-const (
-	tableBegin = "<!-- table: begin -->"
-	tableEnd   = "<!-- table: end -->"
-)
-
-// pasteTable writes the table of a directory into a document.
-func pasteTable(doc, dir string) error {
-	text, err := os.ReadFile(doc)
-	if err != nil {
-		return err
-	}
-	t, err := os.ReadFile(filepath.Join(dir, tableFile))
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(text), tableBegin)
-	_, after, closed := strings.Cut(rest, tableEnd)
-	if !ok || !closed {
-		return fmt.Errorf("%s has no %s and %s", doc, tableBegin, tableEnd)
-	}
-	return os.WriteFile(doc, []byte(before+tableBegin+"\n"+indented(string(t))+tableEnd+after), 0o644)
-}
-
-// indented returns the text as an indented block of code.
-func indented(text string) string {
-	var b strings.Builder
-	b.WriteString("\n")
-	for line := range strings.Lines(text) {
-		if line != "\n" {
-			b.WriteString("    ")
-		}
-		b.WriteString(line)
-	}
-	b.WriteString("\n")
-	return b.String()
 }

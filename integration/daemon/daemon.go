@@ -53,6 +53,9 @@ func Start(cmd *exec.Cmd, log string) (*Daemon, error) {
 	return d, nil
 }
 
+// PID returns the ID of the process.
+func (d *Daemon) PID() int { return d.cmd.Process.Pid }
+
 // Kill9 kills the process with SIGKILL and waits until it has exited.
 func (d *Daemon) Kill9() error { return d.end(syscall.SIGKILL) }
 

@@ -42,6 +42,17 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 	if res.Pod, err = n.RunPod(ctx, k.PodOptions); err != nil {
 		return res, err
 	}
+	opts, err := n.ImageAsKubelet(ctx, k, res)
+	if err != nil {
+		return res, err
+	}
+	res.Container, res.Line, err = n.RunContainer(ctx, res.Pod, opts)
+	return res, err
+}
+
+// ImageAsKubelet is the part of [Node.RunAsKubelet] between RunPodSandbox and CreateContainer: the calls for the image. It
+// returns the options of the container, and sets the image in res, which has the pod.
+func (n *Node) ImageAsKubelet(ctx context.Context, k KubeletPod, res *KubeletResult) (ContainerOptions, error) {
 	handler := ""
 	if k.Gate {
 		handler = k.Handler
@@ -49,30 +60,30 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 	spec := func(image string) *cri.ImageSpec {
 		return &cri.ImageSpec{Image: image, Annotations: res.Pod.Config.Annotations, RuntimeHandler: handler}
 	}
+	opts := k.Container
 	status, err := n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: spec(k.Image)})
 	if err != nil {
-		return res, fmt.Errorf("ImageStatus: %w", err)
+		return opts, fmt.Errorf("ImageStatus: %w", err)
 	}
 	res.ImageID = status.GetImage().GetId()
 	if k.Always || res.ImageID == "" {
 		pulled, err := n.images.PullImage(ctx, &cri.PullImageRequest{Image: spec(k.Image), Auth: k.Auth, SandboxConfig: res.Pod.Config})
 		if err != nil {
-			return res, fmt.Errorf("PullImage: %w", err)
+			return opts, fmt.Errorf("PullImage: %w", err)
 		}
 		res.ImageID, res.Pulled = pulled.ImageRef, true
 		status, err = n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: spec(k.Image)})
 		if err != nil {
-			return res, fmt.Errorf("ImageStatus after the pull: %w", err)
+			return opts, fmt.Errorf("ImageStatus after the pull: %w", err)
 		}
 		if status.GetImage() == nil {
-			return res, fmt.Errorf("ImageStatus after the pull: no image %s", k.Image)
+			return opts, fmt.Errorf("ImageStatus after the pull: no image %s", k.Image)
 		}
 	}
 	status, err = n.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: k.Image}})
 	if err != nil {
-		return res, fmt.Errorf("ImageStatus for the user: %w", err)
+		return opts, fmt.Errorf("ImageStatus for the user: %w", err)
 	}
-	opts := k.Container
 	opts.Image, opts.UserImage, opts.Labels = res.ImageID, k.Image, map[string]string{ContainerNameLabel: "app"}
 	if opts.RunAsUser == nil && opts.RunAsUsername == "" {
 		switch img := status.GetImage(); {
@@ -85,6 +96,5 @@ func (n *Node) RunAsKubelet(ctx context.Context, k KubeletPod) (*KubeletResult, 
 			opts.RunAsUser = new(int64)
 		}
 	}
-	res.Container, res.Line, err = n.RunContainer(ctx, res.Pod, opts)
-	return res, err
+	return opts, nil
 }

@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// Interrupt runs a demo, and sends it a signal when it prints a line with a prefix. It returns the whole output and the
+// Interrupt runs a demo with arguments, and sends it a signal when it prints a line with a prefix. It returns the whole output and the
 // error.
-func Interrupt(t *testing.T, demo, at string, signal os.Signal) (string, error) {
+func Interrupt(t *testing.T, demo, at string, signal os.Signal, args ...string) (string, error) {
 	t.Helper()
-	cmd := exec.CommandContext(Context(t), demo)
+	cmd := exec.CommandContext(Context(t), demo, args...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

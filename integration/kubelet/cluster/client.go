@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -37,6 +38,17 @@ func (c *Cluster) User(name string, groups ...string) (*Client, error) {
 	}
 	u := newClient(cert)
 	u.url = c.url
+	return u, nil
+}
+
+// Node returns a client for the user of a node. It has one connection, with HTTP/2, as that of a kubelet.
+func (c *Cluster) Node(name string) (*Client, error) {
+	u, err := c.User("system:node:"+name, nodes)
+	if err != nil {
+		return nil, err
+	}
+	t := u.http.Transport.(*http.Transport)
+	t.ForceAttemptHTTP2, t.DialContext = true, (&net.Dialer{Timeout: 30 * time.Second}).DialContext
 	return u, nil
 }
 

@@ -47,7 +47,9 @@ type Cluster struct {
 	users   *authority
 	daemons []*daemon.Daemon // in the order of their start
 	server  *daemon.Daemon   // the API server, which is not one of daemons
+	etcd    *daemon.Daemon   // one of daemons
 	args    []string         // of the API server
+	etcdURL string
 
 	mu    sync.Mutex
 	ports []*port.Reservation
@@ -82,10 +84,10 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	etcd := "http://127.0.0.1:" + ports[0]
+	c.etcdURL = "http://127.0.0.1:" + ports[0]
 	peer := "http://127.0.0.1:" + ports[1]
-	if _, err := c.run("etcd", "--unsafe-no-fsync", "--log-level=warn", "--data-dir="+c.path("etcd"),
-		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
+	if c.etcd, err = c.run("etcd", "--unsafe-no-fsync", "--log-level=warn", "--data-dir="+c.path("etcd"),
+		"--listen-client-urls="+c.etcdURL, "--advertise-client-urls="+c.etcdURL,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 	c.url = "https://127.0.0.1:" + ports[2]
 	args := []string{
 		"--bind-address=127.0.0.1", "--secure-port=" + ports[2], "--cert-dir=" + c.path("certs"),
-		"--etcd-servers=" + etcd, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
+		"--etcd-servers=" + c.etcdURL, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
 		"--service-account-key-file=" + c.path("sa.key"), "--service-account-signing-key-file=" + c.path("sa.key"),
 		"--token-auth-file=" + c.path("tokens"), "--client-ca-file=" + c.path("users.crt"),
 		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
@@ -161,6 +163,15 @@ func (c *Cluster) run(name string, args ...string) (*daemon.Daemon, error) {
 }
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+// ServerPID returns the process ID of the API server.
+func (c *Cluster) ServerPID() int { return c.server.PID() }
+
+// EtcdPID returns the process ID of etcd.
+func (c *Cluster) EtcdPID() int { return c.etcd.PID() }
+
+// EtcdURL returns the URL of etcd, which also serves its metrics.
+func (c *Cluster) EtcdURL() string { return c.etcdURL }
 
 // Dir returns the directory of the cluster's files.
 func (c *Cluster) Dir() string { return c.dir }

@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"bufio"
@@ -12,8 +12,8 @@ import (
 // filesystems are names of file systems by their magic numbers (statfs(2)).
 var filesystems = map[int64]string{0xef53: "ext4", 0x58465342: "xfs", 0x9123683e: "btrfs", 0x01021994: "tmpfs", 0x2fc12fc1: "zfs", 0x794c7630: "overlay"}
 
-// machine describes the machine, the versions of containerd and the repetitions.
-func machine(versions []string, repetitions int) (string, error) {
+// Machine describes the processor, the memory, the kernel, and the file system of temporary files.
+func Machine() (string, error) {
 	var uts syscall.Utsname
 	if err := syscall.Uname(&uts); err != nil {
 		return "", err
@@ -54,6 +54,6 @@ func machine(versions []string, repetitions int) (string, error) {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%d cores (%s), %.0f GB, Linux %s, %s; containerd %s; %d repetitions",
-		runtime.NumCPU(), model, memory/1e6, release.String(), disk, strings.Join(versions, " and "), repetitions), nil
+	return fmt.Sprintf("%d cores (%s), %.0f GB, Linux %s, %s",
+		runtime.NumCPU(), model, memory/1e6, release.String(), disk), nil
 }
