@@ -46,9 +46,11 @@ func TestRestartDeployment(t *testing.T) {
 	if p := api.pins(t, ns)[pin.Name]; p.Spec.Digest != before {
 		t.Errorf("the ImagePin of the old ReplicaSet was moved to %s", p.Spec.Digest)
 	}
-	// The pod of the new ReplicaSet resolves the tag anew. So there is nothing left to restart.
+	// The pod of the new ReplicaSet resolves the tag again. So there is nothing left to restart, also not because of an image
+	// that only kubectl debug has used, and that the registry does not have.
 	replacement := second(t, ns, pod, after)
 	api.claim(t, replacement, image, after)
+	api.claim(t, replacement, "registry.example.com/debug:v1", digestB)
 	if out := kubectl.must(t, ns, refresh...); out != "deployment.apps/web not restarted, no digest has changed\n" {
 		t.Errorf("got %q", out)
 	}

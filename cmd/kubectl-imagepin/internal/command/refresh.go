@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -29,12 +30,12 @@ func (e *env) refresh() *cobra.Command {
 		Long: templates.LongDesc(`
 			Move ImagePins to the current digest of their tags.
 
-			For a workload, it moves the ImagePins of the current revision. Pods that start afterwards run the new digest.
-			Running pods keep theirs. If a tag cannot be resolved, nothing is changed.
+			For a workload, it moves the ImagePins of the current revision. Containers that are created afterwards run the new
+			digest. Running containers keep theirs. If a tag cannot be resolved, nothing is changed.
 
 			With --restart, it moves nothing. It restarts the rollout of a Deployment, StatefulSet or DaemonSet, as
-			"kubectl rollout restart" does, if the digest of a tag has changed, and only then. The new revision resolves its
-			tags anew, and "kubectl rollout undo" returns to the digests of the old one.
+			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
+			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to the digests of the old one.
 
 			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
 			use "kubectl imagepin rm": then the node that starts the next pod resolves the tag.`),
@@ -79,7 +80,7 @@ func (o *refreshOptions) run(ctx context.Context, args []string) error {
 			return err
 		}
 		if o.restart {
-			if err := restartable(t); err != nil {
+			if err := restartable(&t); err != nil {
 				return err
 			}
 		}
@@ -132,14 +133,16 @@ func (d digests) resolve(ctx context.Context, r registry.Resolver, pins []v1alph
 	return utilerrors.NewAggregate(errs)
 }
 
-// restartable returns an error for a target that refresh --restart cannot compare and restart.
-func restartable(t target) error {
+// restartable returns an error for a target that refresh --restart cannot compare and restart. It removes the ImagePins of
+// images that the pod template does not name: a restart would not bring back an ephemeral container.
+func restartable(t *target) error {
 	if t.revision == nil {
 		return errors.New("--restart needs a Deployment, StatefulSet or DaemonSet, not an ImagePin")
 	}
 	if err := canRestart(t.object); err != nil {
 		return err
 	}
+	t.pins = slices.DeleteFunc(t.pins, func(p v1alpha1.ImagePin) bool { return !names(t.revision, p.Spec.Image) })
 	if len(t.pins) == 0 {
 		return fmt.Errorf("%s has no ImagePins to compare: to restart it in any case, use kubectl rollout restart", t.revision)
 	}

@@ -15,12 +15,12 @@ func (e *env) rm() *cobra.Command {
 	var o *rmOptions
 	cmd := &cobra.Command{
 		Use:   "rm (NAME | KIND/NAME)...",
-		Short: "Delete ImagePins: the next pod that starts resolves the tag anew",
+		Short: "Delete ImagePins: the next pod that starts resolves the tag again",
 		Long: templates.LongDesc(`
 			Delete ImagePins.
 
 			For a workload, it deletes those of the current revision. The node that starts the next pod resolves the tag with
-			the credentials of the pod, and creates the ImagePin anew. Running pods keep their digest.`),
+			the credentials of the pod, and creates the ImagePin again. Running containers keep their digest.`),
 		Example: templates.Examples(`
 			# Delete an ImagePin
 			kubectl imagepin rm web-7d4b9c.4f2a91c07b
