@@ -50,6 +50,13 @@ func (h hanging) Stat(ctx context.Context, name string) (snapshots.Info, error) 
 	}
 }
 
+// patient is a snapshotter that responds however busy the machine is: it ignores the timeout of Stat.
+type patient struct{ snapshots.Snapshotter }
+
+func (p patient) Stat(ctx context.Context, name string) (snapshots.Info, error) {
+	return p.Snapshotter.Stat(context.WithoutCancel(ctx), name)
+}
+
 // syncs are the digests of the calls of Sync. It retains nothing.
 type syncs chan digest.Digest
 
@@ -116,7 +123,7 @@ func newHangingNode(t *testing.T) *hangingNode {
 		if name == "second" {
 			return hanging{n.Snapshotter(name), h.responds}
 		}
-		return n.Snapshotter(name)
+		return patient{n.Snapshotter(name)}
 	}
 	h.store = store.New(c)
 	h.Reconciler = reconcilerOf(n, c, h.store)
