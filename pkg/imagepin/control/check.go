@@ -12,7 +12,7 @@ import (
 // Check implements the API.
 func (s *Server) Check(ctx context.Context, r *api.CheckRequest) (*api.CheckResponse, error) {
 	return guarded(ctx, s, "Check", func(ctx context.Context) (*api.CheckResponse, error) {
-		report, err := s.config.Health.Check(ctx)
+		report, err := s.config.Health.Check(ctx, s.pinnedRef)
 		if err != nil {
 			return nil, err
 		}

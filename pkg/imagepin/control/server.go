@@ -81,7 +81,7 @@ type Puller interface {
 
 // Health checks and repairs. [reconcile.Reconciler] implements it.
 type Health interface {
-	Check(ctx context.Context) (health.Report, error)
+	Check(ctx context.Context, ref health.PinnedRef) (health.Report, error)
 	DeepCheck(ctx context.Context, d health.DeepOptions) (health.Report, error)
 	Repair(ctx context.Context, f health.Finding) (reconcile.Repaired, error)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -42,7 +43,7 @@ const (
 	LostKey
 	// WrongRecord is a key whose record is wrong or missing.
 	WrongRecord
-	// DamagedBlob is a damaged file that the key does not need to be ready, such as that of a layer.
+	// DamagedBlob is a damaged or unreadable file that the key does not need to be ready, such as that of a layer.
 	DamagedBlob
 )
 
@@ -53,11 +54,11 @@ func Ignore(subject, problem string) Finding {
 
 // RepairHint describes how the finding would be repaired.
 func (f Finding) RepairHint() string {
+	if f.Loss.Unknown {
+		return "wait until it can be read"
+	}
 	switch f.Kind {
 	case LostKey:
-		if f.Loss.Unknown {
-			return "wait until it can be read"
-		}
 		return "unpack it again from local content; if that fails, fetch it by digest; if that fails, drop the key"
 	case WrongRecord:
 		return "repair its records and labels"
@@ -67,19 +68,32 @@ func (f Finding) RepairHint() string {
 	return "ignore it"
 }
 
+// PinnedRef returns the reference of a pin at a root digest, or "" if there is none. It is used to fetch content again
+// that only a pin retains.
+type PinnedRef func(root digest.Digest) string
+
 // Check compares the keys with the content and the snapshots that they need, with their records, and with the layers
-// that are kept. It writes nothing.
-func (c *Checker) Check(ctx context.Context) (Report, error) {
+// that are kept. It also checks the content that pins retain. It writes nothing. ref may be nil.
+func (c *Checker) Check(ctx context.Context, ref PinnedRef) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
 		return Report{}, err
 	}
-	return c.checkAgainst(ctx, have)
+	needed, err := c.needed(ctx, have)
+	if err != nil {
+		return Report{}, err
+	}
+	report, err := c.checkAgainst(ctx, have)
+	if err != nil {
+		return report, err
+	}
+	c.checkRetained(have, needed, ref, &report)
+	return report, nil
 }
 
-// checkAgainst is [Checker.Check] with a given inventory.
+// checkAgainst compares the keys with an inventory.
 func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, error) {
-	if _, err := have.DamagedLayers(ctx, c.config.Content); err != nil {
+	if _, err := have.CheckLayers(ctx, c.config.Content); err != nil {
 		return Report{}, err
 	}
 	all, err := c.config.Records.List(ctx)

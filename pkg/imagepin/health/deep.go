@@ -2,12 +2,10 @@ package health
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -18,9 +16,8 @@ import (
 type DeepOptions struct {
 	// BytesPerSecond limits how fast content is read. Zero means no limit.
 	BytesPerSecond int64
-	// PinnedRef returns the reference of a pin with the given root digest. It is used to fetch content that the pin
-	// retains again. It may be nil.
-	PinnedRef func(root digest.Digest) string
+	// PinnedRef may be nil.
+	PinnedRef PinnedRef
 	// Progress is called with the progress of the check. It may be nil.
 	Progress func(DeepProgress)
 }
@@ -33,8 +30,8 @@ type DeepProgress struct {
 }
 
 // DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it with its digests, and
-// checks that the directories of snapshots exist. It changes nothing. At the end it checks damaged content again, so
-// that it does not report content that was replaced in the meantime. It stops when ctx is done.
+// checks that the directories of snapshots exist. It changes nothing. At the end it checks content with problems again,
+// so that it does not report content that was replaced in the meantime. It stops when ctx is done.
 func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
@@ -50,7 +47,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
 	}
-	damaged, err := run.verifyBlobs(ctx, needed)
+	bad, err := run.verifyBlobs(ctx, needed)
 	if err != nil {
 		return Report{}, err
 	}
@@ -61,11 +58,13 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 	if have, err = c.Inventory(ctx); err != nil {
 		return Report{}, err
 	}
-	for _, b := range damaged {
-		if damage, err := run.verify(ctx, b, nil); err != nil {
+	for _, b := range bad {
+		problem, err := run.verify(ctx, b, nil)
+		if err != nil {
 			return Report{}, err
-		} else if damage != nil {
-			have.Add(damage)
+		}
+		if problem != nil {
+			have.files.noteResult(b.Digest, problem)
 		}
 	}
 	for sn, why := range missing {
@@ -93,12 +92,11 @@ func (r *deepRun) report() {
 	}
 }
 
-// verifyBlobs reads blobs one by one, and returns the damaged ones.
-func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) ([]blob, error) {
-	var damaged []blob
+// verifyBlobs reads blobs one by one, and returns those that are damaged or cannot be read.
+func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) (bad []blob, _ error) {
 	for _, b := range needed {
 		before := r.done.Bytes
-		damage, err := r.verify(ctx, b, func(n int64) error {
+		problem, err := r.verify(ctx, b, func(n int64) error {
 			r.done.Bytes += n
 			r.report()
 			return r.throttle.wait(ctx, n)
@@ -106,33 +104,29 @@ func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) ([]blob, error
 		if err != nil {
 			return nil, err
 		}
-		if damage != nil {
-			damaged = append(damaged, b)
+		if problem != nil {
+			bad = append(bad, b)
 		}
 		r.done.Blobs++
 		r.done.Bytes = before + b.Size
 		r.report()
 	}
-	return damaged, nil
+	return bad, nil
 }
 
-// verify reads one blob. If its state is unknown, verify logs the error. The check of its file reports this if a key
-// needs it.
-func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (*blobs.Damage, error) {
-	err := blobs.Verify(ctx, r.checker.config.Content, b.Digest, b.Size, read)
-	damage := new(blobs.Damage)
-	switch {
-	case ctx.Err() != nil:
+// verify reads one blob. problem is a [*blobs.Damage], or another error if it is unknown whether the blob is damaged.
+func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (problem, _ error) {
+	problem = blobs.Verify(ctx, r.checker.config.Content, b.Digest, b.Size, read)
+	if ctx.Err() != nil {
 		return nil, ctx.Err()
-	case errors.As(err, &damage):
-		if _, err := r.checker.config.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
-			return nil, nil // the blob was removed concurrently
-		}
-		return damage, nil
-	case err != nil:
-		log.G(ctx).WithError(err).Warn("cannot verify content")
 	}
-	return nil, nil
+	if problem == nil {
+		return nil, nil
+	}
+	if _, err := r.checker.config.Content.Info(ctx, b.Digest); errdefs.IsNotFound(err) {
+		return nil, nil // the blob was removed concurrently
+	}
+	return problem, nil
 }
 
 // checkSnapshots checks the directories of snapshots, and returns the problem of each snapshot without one.

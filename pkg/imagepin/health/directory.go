@@ -59,11 +59,13 @@ func isNotExist(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), syscall.ENOENT.Error())
 }
 
-// directories returns the host paths in mounts. It leaves out paths with placeholders for a mount manager.
+// directories returns the host paths in mounts. It leaves out paths with placeholders for a mount manager, and devices: the
+// mounts of containerd's btrfs and devmapper snapshotters have one, and imagepin serve may have a /dev of its own
+// (PrivateDevices in systemd.exec(5)).
 func directories(mounts []mount.Mount) []string {
 	var all []string
 	add := func(path string) {
-		if filepath.IsAbs(path) && !strings.Contains(path, "{{") {
+		if filepath.IsAbs(path) && !strings.HasPrefix(path, "/dev/") && !strings.Contains(path, "{{") {
 			all = append(all, path)
 		}
 	}

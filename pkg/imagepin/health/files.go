@@ -89,9 +89,32 @@ func (f *files) check(ctx context.Context, contents content.Store, layers bool) 
 func (f *files) noteResult(d digest.Digest, err error) {
 	if damage := new(blobs.Damage); errors.As(err, &damage) {
 		f.damaged[d] = damage
+		delete(f.unread, d)
 		return
 	}
 	f.unread[d] = err
+}
+
+// FileProblem is a file of a blob that is damaged or cannot be read.
+type FileProblem struct {
+	Digest digest.Digest
+	// Problem continues "its file ...".
+	Problem string
+	// Unknown reports whether it is unknown whether the file is damaged.
+	Unknown bool
+}
+
+// problems returns the problems of all files that were checked, in order of their digests.
+func (f *files) problems() []FileProblem {
+	var all []FileProblem
+	for d, damage := range f.damaged {
+		all = append(all, FileProblem{Digest: d, Problem: damage.Problem})
+	}
+	for d, err := range f.unread {
+		all = append(all, FileProblem{Digest: d, Problem: "cannot be read: " + err.Error(), Unknown: true})
+	}
+	slices.SortFunc(all, func(a, b FileProblem) int { return strings.Compare(a.Digest.String(), b.Digest.String()) })
+	return all
 }
 
 // blobProblem describes what is wrong with a blob that a key needs. It returns "" if the blob is present.
@@ -109,27 +132,12 @@ func (inv *Inventory) blobProblem(what string, d digest.Digest) string {
 	return ""
 }
 
-// DamagedLayers checks the files of all recorded layers, and returns the damaged ones. It leaves out files whose state
-// is unknown.
-func (inv *Inventory) DamagedLayers(ctx context.Context, contents content.Store) ([]*blobs.Damage, error) {
+// CheckLayers checks the files of all recorded layers, and returns those with a problem.
+func (inv *Inventory) CheckLayers(ctx context.Context, contents content.Store) ([]FileProblem, error) {
 	if err := inv.files.check(ctx, contents, true); err != nil {
 		return nil, err
 	}
-	var found []*blobs.Damage
-	for d, layer := range inv.files.layers {
-		if damage := inv.files.damaged[d]; layer && damage != nil {
-			found = append(found, damage)
-		}
-	}
-	slices.SortFunc(found, func(a, b *blobs.Damage) int { return strings.Compare(a.Digest.String(), b.Digest.String()) })
-	return found, nil
-}
-
-// Add adds damage that was found by other means.
-func (inv *Inventory) Add(damage ...*blobs.Damage) {
-	for _, d := range damage {
-		inv.files.damaged[d.Digest] = d
-	}
+	return slices.DeleteFunc(inv.files.problems(), func(p FileProblem) bool { return !inv.files.layers[p.Digest] }), nil
 }
 
 // addMissingDirectory adds a snapshot whose directory is gone. why describes the problem.

@@ -13,12 +13,12 @@ type Loss struct {
 	Reason string
 	// Unpackable reports whether only the snapshot is missing. The layers may be on the node.
 	Unpackable bool
-	// Unknown reports whether the state of the key is unknown, because the snapshotter does not respond or a file cannot
-	// be read.
+	// Unknown reports whether the state of the key, or of Blob, is unknown, because the snapshotter does not respond or a
+	// file cannot be read.
 	Unknown bool
 	// MissingDirectory reports whether the snapshot exists but its directory is gone.
 	MissingDirectory bool
-	// Blob is a blob with a damaged file that the key does not need. It is empty if the key itself is lost.
+	// Blob is a blob with a damaged or unreadable file that the key does not need. It is empty if the key itself is lost.
 	Blob digest.Digest
 	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
 	Record string

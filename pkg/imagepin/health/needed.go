@@ -79,22 +79,29 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 	return found, nil
 }
 
-// checkRetained adds damaged blobs that a pin retains to a report, unless the repair of another finding replaces them.
-// ref returns the reference of a pin with the given root digest.
-func (c *Checker) checkRetained(have *Inventory, needed []blob, ref func(root digest.Digest) string, r *Report) {
-	repaired := c.repaired(have, r)
+// checkRetained adds blobs that a pin retains and that are damaged or cannot be read to a report, unless the repair of
+// another finding replaces them.
+func (c *Checker) checkRetained(have *Inventory, needed []blob, ref PinnedRef, r *Report) {
+	retained := make(map[digest.Digest]digest.Digest)
 	for _, b := range needed {
-		damage := have.files.damaged[b.Digest]
-		if damage == nil || b.Retained == "" || repaired[b.Digest] {
+		if b.Retained != "" {
+			retained[b.Digest] = b.Retained
+		}
+	}
+	repaired := c.repaired(have, r)
+	for _, p := range have.files.problems() {
+		root, ok := retained[p.Digest]
+		if !ok || repaired[p.Digest] {
 			continue
 		}
-		problem := fmt.Sprintf("a pin retains it, and its file %s", damage.Problem)
+		problem := "a pin retains it, and its file " + p.Problem
 		var e imagepin.Entry
 		if ref != nil {
-			e.Ref = ref(b.Retained)
+			e.Ref = ref(root)
 		}
 		r.Findings = append(r.Findings, Finding{
-			Subject: b.Digest.String(), Problem: problem, Kind: DamagedBlob, Loss: Loss{Entry: e, Reason: problem, Blob: b.Digest},
+			Subject: p.Digest.String(), Problem: problem, Kind: DamagedBlob,
+			Loss: Loss{Entry: e, Reason: problem, Blob: p.Digest, Unknown: p.Unknown},
 		})
 	}
 }

@@ -2,20 +2,19 @@ package health
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// checkUnneeded reports each blob with a damaged file that no key needs once, for the first key that has it: layers of
+// checkUnneeded reports each blob with a damaged or unreadable file that no key needs once, for the first key that has it: layers of
 // unpacked images, and what else an index references. A blob that a key needs is reported with the loss of that key.
 func (c *Checker) checkUnneeded(have *Inventory, r *Report) {
-	if len(have.files.damaged) == 0 {
+	problems := have.files.problems()
+	if len(problems) == 0 {
 		return
 	}
 	needed := make(map[digest.Digest]bool)
@@ -35,24 +34,24 @@ func (c *Checker) checkUnneeded(have *Inventory, r *Report) {
 			}
 		}
 	}
-	for _, d := range slices.Sorted(maps.Keys(have.files.damaged)) {
+	for _, p := range problems {
 		switch {
-		case needed[d]:
-		case len(layersOf[d]) > 0:
-			r.addUnneeded("layer", ", but it cannot be unpacked for another handler", have.files.damaged[d], layersOf[d])
-		case len(keptBy[d]) > 0:
-			r.addUnneeded("content", "", have.files.damaged[d], keptBy[d])
+		case needed[p.Digest]:
+		case len(layersOf[p.Digest]) > 0:
+			r.addUnneeded("layer", ", but it cannot be unpacked for another handler", p, layersOf[p.Digest])
+		case len(keptBy[p.Digest]) > 0:
+			r.addUnneeded("content", "", p, keptBy[p.Digest])
 		}
 	}
 }
 
-// addUnneeded adds a damaged blob that no key needs, for the first of the keys that have it.
-func (r *Report) addUnneeded(kind, effect string, damage *blobs.Damage, entries []imagepin.Entry) {
+// addUnneeded adds a blob that no key needs, for the first of the keys that have it.
+func (r *Report) addUnneeded(kind, effect string, p FileProblem, entries []imagepin.Entry) {
 	first := slices.MinFunc(entries, store.Compare)
-	problem := fmt.Sprintf("the file of %s %s %s", kind, damage.Digest, damage.Problem)
+	problem := fmt.Sprintf("the file of %s %s %s", kind, p.Digest, p.Problem)
 	if len(entries) > 1 {
 		problem += fmt.Sprintf(" (%d keys have it)", len(entries))
 	}
 	r.add(DamagedBlob, first, problem+": pods can use the image"+effect)
-	r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Reason: problem, Blob: damage.Digest}
+	r.Findings[len(r.Findings)-1].Loss = Loss{Entry: first, Reason: problem, Blob: p.Digest, Unknown: p.Unknown}
 }

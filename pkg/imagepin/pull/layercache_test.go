@@ -142,7 +142,7 @@ func TestLayerCache(t *testing.T) {
 		if err != nil || len(lost) > 0 || len(s.ByRef(e.Ref)) != 1 {
 			t.Errorf("%s: load lost %+v, %v", when, lost, err)
 		}
-		report, err := checkerOf(s, c).Check(ctx)
+		report, err := checkerOf(s, c).Check(ctx, nil)
 		if err != nil || report.Checked != 1 || len(report.Findings) > 0 {
 			t.Errorf("%s: got findings %+v, %v, want none", when, report.Findings, err)
 		}

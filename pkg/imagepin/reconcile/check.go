@@ -15,9 +15,9 @@ import (
 )
 
 // Check compares the recorded with the actual state: the keys, and the images of other tools without a key. It writes
-// nothing.
-func (r *Reconciler) Check(ctx context.Context) (health.Report, error) {
-	report, err := r.config.Checker.Check(ctx)
+// nothing. ref may be nil.
+func (r *Reconciler) Check(ctx context.Context, ref health.PinnedRef) (health.Report, error) {
+	report, err := r.config.Checker.Check(ctx, ref)
 	if err != nil {
 		return report, err
 	}
@@ -62,15 +62,20 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 	return report, nil
 }
 
-// warnAboutLayers checks the files of layers, and logs the damaged ones. It does not repair them: containers of the
-// image still run, and a pull that needs the layer fetches it again.
+// warnAboutLayers checks the files of layers, and logs their problems. It does not repair them: containers of the image
+// still run, and a pull that needs the layer fetches it again.
 func warnAboutLayers(ctx context.Context, contents content.Store, have *health.Inventory) {
-	damaged, err := have.DamagedLayers(ctx, contents)
+	problems, err := have.CheckLayers(ctx, contents)
 	if err != nil {
 		return // the process is stopping
 	}
-	for _, d := range damaged {
-		log.G(ctx).WithField("digest", d.Digest).Warnf("layer is damaged: its file %s; run imagepin check --repair to fetch it again", d.Problem)
+	for _, p := range problems {
+		entry := log.G(ctx).WithField("digest", p.Digest)
+		if p.Unknown {
+			entry.Warn("layer may be damaged: its file " + p.Problem)
+			continue
+		}
+		entry.Warnf("layer is damaged: its file %s; run imagepin check --repair to fetch it again", p.Problem)
 	}
 }
 

@@ -115,7 +115,7 @@ func (d *deepNode) cut(t *testing.T, blob digest.Digest) {
 // wantLost checks that a check, a use of the image and a start find that a key lacks a blob, or none if about is empty.
 func (d *deepNode) wantLost(t *testing.T, e imagepin.Entry, about string) {
 	t.Helper()
-	report, err := d.Check(d.ctx)
+	report, err := d.Check(d.ctx, nil)
 	noError(t, err)
 	lost := slices.ContainsFunc(report.Findings, func(f health.Finding) bool {
 		return f.Kind == health.LostKey && f.Loss.Entry.Key == e.Key && strings.Contains(f.Problem, about)
@@ -170,10 +170,7 @@ func TestDamageThatNoKeyNeeds(t *testing.T) {
 	e := d.adoptTarget(ctx, t, "registry.example/app:1", index)
 	done()
 	noError(t, os.Remove(d.File(other.Manifest.Digest)))
-	for name, check := range map[string]func() (health.Report, error){
-		"check":      func() (health.Report, error) { return d.Check(d.ctx) },
-		"deep check": func() (health.Report, error) { return d.DeepCheck(d.ctx, health.DeepOptions{}) },
-	} {
+	for name, check := range d.checks() {
 		report, err := check()
 		noError(t, err)
 		if len(report.Findings) != 1 || report.Findings[0].Kind != health.DamagedBlob || report.Findings[0].Loss.Blob != other.Manifest.Digest {

@@ -138,7 +138,7 @@ func TestDeepCheckFindsAlteredBytes(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			d := newDeepNode(t)
 			d.flip(t, of(d.images[1]))
-			if r, err := d.Check(d.ctx); err != nil || len(r.Findings) > 0 {
+			if r, err := d.Check(d.ctx, nil); err != nil || len(r.Findings) > 0 {
 				t.Errorf("check: got findings %+v, %v, want none", r.Findings, err)
 			}
 			problems := d.check(t)
@@ -164,10 +164,9 @@ func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 	}
 }
 
-// TestDeepCheckOfRetained checks that a deep check also reads content that only a pin retains.
-func TestDeepCheckOfRetained(t *testing.T) {
-	d := newDeepNode(t)
-	img := d.images[0]
+// retainOnly retains an image by a pin, and removes its keys.
+func (d *deepNode) retainOnly(t *testing.T, img ctdtest.Image) {
+	t.Helper()
 	l, err := d.Leases.Create(d.ctx, leases.WithID("kept"), leases.WithLabels(map[string]string{
 		imagepin.LeaseLabel: "retain", imagepin.LabelPrefix + "retain.root": img.Manifest.Digest.String(),
 	}))
@@ -181,10 +180,82 @@ func TestDeepCheckOfRetained(t *testing.T) {
 			noError(t, err)
 		}
 	}
+}
+
+// TestDeepCheckOfRetained checks that a deep check also reads content that only a pin retains.
+func TestDeepCheckOfRetained(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	d.retainOnly(t, img)
 	d.flip(t, img.Layer.Digest)
 	problems := d.check(t)
 	if len(problems) != 1 || !strings.HasPrefix(problems[0], img.Layer.Digest.String()+": a pin retains it") {
 		t.Errorf("got problems %q, want only the retained layer", problems)
+	}
+}
+
+// TestUnreadableContent checks that checks report a file that cannot be opened, of a layer that no key needs and of
+// content that only a pin retains, and that a repair does not replace it.
+func TestUnreadableContent(t *testing.T) {
+	for what, subject := range map[string]func(d *deepNode, of ctdtest.Image) string{
+		"layer": func(*deepNode, ctdtest.Image) string { return "registry.example/a:1 " },
+		"retained": func(d *deepNode, of ctdtest.Image) string {
+			d.retainOnly(t, of)
+			return of.Layer.Digest.String()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := newDeepNode(t)
+			img := d.images[0]
+			prefix := subject(d, img)
+			file := d.File(img.Layer.Digest)
+			noError(t, os.Rename(file, file+".kept"))
+			noError(t, os.Symlink(file, file)) // opening it fails with ELOOP
+			want := func(n int) {
+				t.Helper()
+				for name, check := range d.checks() {
+					report, err := check()
+					noError(t, err)
+					if len(report.Findings) != n {
+						t.Errorf("%s: got findings %+v, want %d", name, report.Findings, n)
+					}
+					for _, f := range report.Findings {
+						if !strings.HasPrefix(f.Subject, prefix) || !strings.Contains(f.Problem, "cannot be read: ") || f.RepairHint() != "wait until it can be read" {
+							t.Errorf("%s: got finding %+v, want one about %s", name, f, prefix)
+						}
+						if done, err := d.Repair(d.ctx, f); err != nil || done != Ignored {
+							t.Errorf("%s: repair: got %q, %v, want %q", name, done, err, Ignored)
+						}
+					}
+				}
+			}
+			want(1)
+			noError(t, os.Rename(file+".kept", file))
+			want(0)
+		})
+	}
+}
+
+// checks are the checks by name.
+func (d *deepNode) checks() map[string]func() (health.Report, error) {
+	return map[string]func() (health.Report, error){
+		"check":      func() (health.Report, error) { return d.Check(d.ctx, nil) },
+		"deep check": func() (health.Report, error) { return d.DeepCheck(d.ctx, health.DeepOptions{}) },
+	}
+}
+
+// TestCheckOfRetained checks that a check finds content without a file that only a pin retains.
+func TestCheckOfRetained(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	d.retainOnly(t, img)
+	noError(t, os.Remove(d.File(img.Config.Digest)))
+	for name, check := range d.checks() {
+		report, err := check()
+		noError(t, err)
+		if len(report.Findings) != 1 || report.Findings[0].Loss.Blob != img.Config.Digest || report.Findings[0].Kind != health.DamagedBlob {
+			t.Errorf("%s: got findings %+v, want one about %s", name, report.Findings, img.Config.Digest)
+		}
 	}
 }
 

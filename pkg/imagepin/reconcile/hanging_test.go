@@ -305,7 +305,7 @@ func TestCheckWithHangingSnapshotter(t *testing.T) {
 	h := newHangingNode(t)
 	h.add(t, goodRef)
 	h.add(t, longRef)
-	report, err := h.Check(h.ctx)
+	report, err := h.Check(h.ctx, nil)
 	noError(t, err)
 	want := []string{goodRef, longRef}
 	for _, f := range report.Findings {

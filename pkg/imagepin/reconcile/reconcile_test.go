@@ -153,7 +153,7 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 		}
 	}
 	r := reconcilerOf(n, storeConfig(n, runtimes), s)
-	report, err := r.Check(ctx)
+	report, err := r.Check(ctx, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,6 +43,9 @@ func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error
 	case health.LostKey:
 		return r.repairKey(ctx, f.Loss)
 	case health.DamagedBlob:
+		if f.Loss.Unknown {
+			return Ignored, nil // a later check may read it
+		}
 		if err := r.config.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
 			return Ignored, err // the key is ready without the blob
 		}

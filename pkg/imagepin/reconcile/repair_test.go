@@ -30,7 +30,7 @@ func (p failingPuller) Repair(context.Context, imagepin.Entry) (pull.Outcome, er
 func TestFailedRepairOfAMovedTag(t *testing.T) {
 	d := newDeepNode(t)
 	noError(t, os.Remove(d.File(d.images[0].Manifest.Digest)))
-	report, err := d.Check(d.ctx)
+	report, err := d.Check(d.ctx, nil)
 	noError(t, err)
 	lost := report.Findings[slices.IndexFunc(report.Findings, func(f health.Finding) bool { return f.Kind == health.LostKey })]
 	key := lost.Loss.Entry.Key
@@ -105,7 +105,7 @@ func TestRepairKeepsWhatIsReadyAgain(t *testing.T) {
 			manifest, err := os.ReadFile(file)
 			noError(t, err)
 			noError(t, os.Remove(file))
-			report, err := d.Check(d.ctx)
+			report, err := d.Check(d.ctx, nil)
 			noError(t, err)
 			at := slices.IndexFunc(report.Findings, func(f health.Finding) bool { return f.Kind == health.LostKey })
 			if at < 0 {

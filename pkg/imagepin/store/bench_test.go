@@ -87,7 +87,7 @@ func BenchmarkCheck(b *testing.B) {
 			e.fillAtOnce(b, count)
 			b.ReportAllocs()
 			for b.Loop() {
-				if r, err := newChecker(e.store).Check(e.ctx); err != nil || len(r.Findings) > 0 {
+				if r, err := newChecker(e.store).Check(e.ctx, nil); err != nil || len(r.Findings) > 0 {
 					b.Fatal(r.Findings, err)
 				}
 			}

@@ -12,7 +12,7 @@ func TestCheckOfDamagedLabels(t *testing.T) {
 	a := e.image("a")
 	e.pull(t, tag, a, native, 1, "")
 	e.pull(t, tag, a, nativeToo, 1, "")
-	if r, err := newChecker(e.store).Check(e.ctx); err != nil || r.Checked != 4 || len(r.Findings) != 0 {
+	if r, err := newChecker(e.store).Check(e.ctx, nil); err != nil || r.Checked != 4 || len(r.Findings) != 0 {
 		t.Fatalf("without damage: got %+v, %v, want 4 checked keys and no findings", r, err)
 	}
 	record := repo + "@" + a.root.Digest.String()
@@ -21,7 +21,7 @@ func TestCheckOfDamagedLabels(t *testing.T) {
 		"unreadable": "{", "of a newer version": `{"v":99}`, "another key's": e.labelOf(t, record, imagepin.Key{Ref: tag, Target: nativeToo}),
 	} {
 		e.label(t, record, label, value)
-		r, err := newChecker(e.store).Check(e.ctx)
+		r, err := newChecker(e.store).Check(e.ctx, nil)
 		if err != nil || len(r.Findings) != 1 || r.Findings[0].Subject != record {
 			t.Errorf("%s label: got findings %+v, %v, want 1", what, r.Findings, err)
 		}

@@ -55,7 +55,7 @@ func TestFilesOfBlobs(t *testing.T) {
 				do(t, e.File(of(a)))
 				lost, stay := keysOf(entries(tag, a, native, 1)), keysOf(entries(repo+":b", b, native, 2))
 
-				r, err := newChecker(e.store).Check(e.ctx)
+				r, err := newChecker(e.store).Check(e.ctx, nil)
 				noError(t, err)
 				if what == "layer" {
 					wantFindings(t, r, "layer "+of(a).String(), lost[1:])

@@ -290,7 +290,7 @@ func (h *history) compare(what string) {
 			h.t.Errorf("after %s: unexpected key %s", what, k)
 		}
 	}
-	report, err := newChecker(h.store).Check(h.ctx)
+	report, err := newChecker(h.store).Check(h.ctx, nil)
 	if err != nil {
 		h.t.Fatal(err)
 	}

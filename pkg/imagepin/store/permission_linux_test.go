@@ -65,7 +65,7 @@ func TestFilePermissionDenied(t *testing.T) {
 	if len(loaded.Lost) != 2 {
 		t.Errorf("got %d lost keys, want 2", len(loaded.Lost))
 	}
-	r, err := newChecker(e.store).Check(e.ctx)
+	r, err := newChecker(e.store).Check(e.ctx, nil)
 	noError(t, err)
 	for _, f := range r.Findings {
 		if f.RepairHint() != "wait until it can be read" {
