@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -67,6 +68,9 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 	found := make(map[digest.Digest]digest.Digest)
 	for _, l := range all {
 		resources, err := c.config.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
+		if errdefs.IsNotFound(err) {
+			continue // it was deleted concurrently
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
 		}
