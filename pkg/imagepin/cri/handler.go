@@ -40,7 +40,9 @@ type caller struct {
 	// strict reports whether the call identifies its pod or target: by a handler, a sandbox, or annotations other than
 	// an unknown mark.
 	strict bool
-	// pod is the zero value if the call belongs to no known sandbox.
+	// unknownPod reports whether the call is for a pod, but has nothing that identifies the pod or its target.
+	unknownPod bool
+	// pod is the zero value if the call belongs to no known sandbox. If unknownPod is set, it has annotations only.
 	pod policy.Pod
 }
 
@@ -73,6 +75,9 @@ func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *ru
 	// the pod.
 	unknownMark := len(marks) > 0 && known == nil
 	c.strict = handler != "" || known != nil || config != nil || (len(spec.GetAnnotations()) > 0 && !unknownMark)
+	if c.unknownPod = unknownMark && !c.strict; c.unknownPod {
+		c.pod.Annotations = spec.GetAnnotations()
+	}
 	var err error
 	c.runtime, err = s.lookup(handler)
 	return c, err

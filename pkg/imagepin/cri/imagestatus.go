@@ -14,8 +14,9 @@ import (
 )
 
 // imageStatus answers from the index. If the call identifies its pod, only the target and the pin of that pod count: if
-// the image is not ready for them, it is reported as absent, and kubelet pulls. If it does not (kubelet's lookup of the
-// image's user, crictl), the answer is the last answer to a call that did, and otherwise a best guess.
+// the image is not ready for them, it is reported as absent, and kubelet pulls. If the call is for an unknown pod, the
+// image of any target counts. If the call is for no pod (kubelet's lookup of the image's user, crictl), the answer is the
+// last answer to a call for a pod, and otherwise a best guess.
 func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
 	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)) || s.Decider.SharesAnyPins())
@@ -53,11 +54,16 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 // statusEntry returns the entry for a caller of ImageStatus. ok is false if the image is not on the node, or not ready
 // for the caller's target. It fails as [decide.Decider.PinnedDigest] does.
 func (s *imageCalls) statusEntry(ctx context.Context, name string, c caller) (e imagepin.Entry, ok bool, err error) {
-	if !c.strict {
+	switch {
+	case c.strict:
+		e, ok, err = s.entryForCaller(ctx, name, c)
+	case c.unknownPod:
+		e, ok, err = s.entryForUnknownPod(ctx, name, c)
+	default:
 		e, ok = s.fallbackEntry(name)
 		return e, ok, nil
 	}
-	if e, ok, err = s.entryForCaller(ctx, name, c); ok {
+	if ok {
 		s.answered.set(normalized(name), e)
 	}
 	return e, ok, err
@@ -83,6 +89,24 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name string, c caller) 
 	return e, ok, nil
 }
 
+// entryForUnknownPod returns the entry of a name for a pod that is not known: the digest of a pin that applies to the
+// whole node, otherwise the entry that the node has under the name. It does not use the last answer, because the pin of
+// another workload can have decided it. An entry of any target is good enough: kubelet cannot restart a container with
+// the policy Never if its image is absent, and CreateContainer makes the image ready for the target of the pod.
+func (s *imageCalls) entryForUnknownPod(ctx context.Context, name string, c caller) (_ imagepin.Entry, ok bool, _ error) {
+	root, pinned, err := s.pinnedFor(ctx, name, c)
+	if err != nil {
+		return imagepin.Entry{}, false, err
+	}
+	if pinned {
+		if e, ok := s.anyEntry(root.String()); ok {
+			return e, true, nil
+		}
+	}
+	e, ok := s.anyEntry(name)
+	return e, ok, nil
+}
+
 // pinnedFor returns the digest that a tag is pinned to for the caller's pod.
 func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ reference.Canonical, ok bool, _ error) {
 	if _, err := digest.Parse(name); err == nil {
@@ -100,8 +124,8 @@ func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ re
 	return root, err == nil, nil
 }
 
-// fallbackEntry returns the entry of a name for a call without a target: the last answer if it still exists, otherwise
-// the entry of the default target, otherwise any entry.
+// fallbackEntry returns the entry of a name for a call that is not for a pod: the last answer if it still exists,
+// otherwise any entry.
 func (s *imageCalls) fallbackEntry(name string) (imagepin.Entry, bool) {
 	if last, ok := s.answered.get(normalized(name)); ok {
 		for _, ref := range []string{last.Ref, byDigest(last).String()} {
@@ -111,6 +135,11 @@ func (s *imageCalls) fallbackEntry(name string) (imagepin.Entry, bool) {
 		}
 		s.answered.forget(normalized(name))
 	}
+	return s.anyEntry(name)
+}
+
+// anyEntry returns the entry of a name for the default target, otherwise for any target.
+func (s *imageCalls) anyEntry(name string) (imagepin.Entry, bool) {
 	found := s.Store.Find(name)
 	if len(found) == 0 {
 		return imagepin.Entry{}, false

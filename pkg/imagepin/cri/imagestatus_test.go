@@ -21,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -92,7 +93,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: consistency}, nil, []string{"pod-template-hash"})
+	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: consistency, AllowPodOverride: true}, nil, []string{"pod-template-hash"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,6 +270,81 @@ func TestImageStatusWithAnUnknownMark(t *testing.T) {
 	p.expectStatus("an unknown mark with the gate on", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown, RuntimeHandler: "other"}, &v)
 }
 
+// answeredID returns the image ID that ImageStatus returns.
+func (p *pinnedNode) answeredID(spec *runtime.ImageSpec) string {
+	p.t.Helper()
+	resp, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: spec}, nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp.GetImage().GetId()
+}
+
+// pullerOf is a puller whose pulls return one entry.
+type pullerOf struct {
+	Puller
+	entry imagepin.Entry
+}
+
+func (p pullerOf) Pull(context.Context, pull.Request) (pull.Pulled, error) {
+	return pull.Pulled{Entry: p.entry}, nil
+}
+
+// TestUnknownMarkIgnoresPinsOfOthers restarts a container after a restart of kubelet. The last answer for its tag is the
+// digest that another revision is pinned to. The container runs the digest that the tag has on the node, as the user of
+// that image, and its use pins that digest.
+func TestUnknownMarkIgnoresPinsOfOthers(t *testing.T) {
+	v1, v2 := versionOf("one", "0"), versionOf("two", "1000")
+	askAsPinned := func(p *pinnedNode, annotations map[string]string) {
+		p.expectStatus("the pinned revision", &runtime.ImageSpec{Image: pinnedTag, Annotations: annotations}, &v1)
+	}
+	pullAsPinned := func(p *pinnedNode, annotations map[string]string) {
+		p.base.Puller = pullerOf{entry: p.Store.Find(v1.byDigest)[0]}
+		spec := &runtime.ImageSpec{Image: pinnedTag, Annotations: annotations}
+		if _, err := p.pullImage(p.ctx(), &runtime.PullImageRequest{Image: spec}, nil); err != nil {
+			p.t.Error(err)
+		}
+	}
+	for name, test := range map[string]struct {
+		consistency policy.Consistency
+		by          pin.By
+		asPinned    func(*pinnedNode, map[string]string)
+		wantPins    int
+	}{
+		"ImageStatus of a revision pinned by a rule":      {policy.Workload, pin.ByUse, askAsPinned, 2},
+		"PullImage of a revision pinned by a rule":        {policy.Workload, pin.ByUse, pullAsPinned, 2},
+		"ImageStatus of a revision pinned by an operator": {policy.Off, pin.ByOperator, askAsPinned, 1},
+		"PullImage of a revision pinned by an operator":   {policy.Off, pin.ByOperator, pullAsPinned, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPinnedNode(t, test.consistency)
+			p.put(v1, "", v1.byDigest)
+			p.put(v2, "", pinnedTag, v2.byDigest)
+			p.pin(policy.WorkloadScope("team", "pod-template-hash", "a"), v1, test.by)
+			test.asPinned(p, p.runSandbox("a", ""))
+
+			restarted := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{configSeenAnnotation: "after the restart"}}
+			p.expectStatus("an unknown mark", restarted, &v2)
+			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v2)
+			c, pod := &containers{p.base}, policy.Pod{Namespace: "other", Name: "web", UID: "uid", Labels: map[string]string{"pod-template-hash": "fresh"}}
+			created := &runtime.ImageSpec{Image: p.answeredID(restarted), UserSpecifiedImage: pinnedTag}
+			images, err := c.resolveImages(p.ctx(), []*runtime.ImageSpec{created}, pod, p.Runtimes().Default().Target)
+			if err != nil || len(images) != 1 || images[0].root.Digest != v2.root.Digest {
+				t.Fatalf("CreateContainer resolves to %v, %v, want %s", images, err, v2.root.Digest)
+			}
+			if decided, err := c.pinUses(p.ctx(), images, pod); err != nil || !decided {
+				t.Errorf("pinned: %t, %v, want the digest that runs", decided, err)
+			}
+			if pins := p.Pins.(*pin.Store).Scopes(pinnedTag); len(pins) != test.wantPins {
+				t.Errorf("got pins %v, want %d", pins, test.wantPins)
+			}
+
+			test.asPinned(p, p.upstream.sandboxes[0].GetAnnotations())
+			p.expectStatus("the pinned revision's user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+		})
+	}
+}
+
 // TestImageStatusOfNodePin checks that a node pin, by a rule or by an operator, applies to calls without a known pod.
 func TestImageStatusOfNodePin(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -280,18 +356,47 @@ func TestImageStatusOfNodePin(t *testing.T) {
 			p := newPinnedNode(t, c.consistency)
 			p.put(v2, "", pinnedTag, v2.byDigest)
 			handler := &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}
+			unknown := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{configSeenAnnotation: "after the restart"}}
 			p.expectStatus("no pin", handler, &v2)
 			p.pin(policy.NodeScope, v1, c.by)
 			p.expectStatus("the pinned digest is not on the node", handler, nil)
+			p.expectStatus("the pinned digest is not on the node, for an unknown mark", unknown, &v2)
 			p.expectStatus("the pinned digest is not on the node, for a pod", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("a", "")}, nil)
 			p.expectStatus("an image ID is not affected", &runtime.ImageSpec{Image: v2.id.String(), RuntimeHandler: "runc"}, &v2)
 			p.put(v1, "", v1.byDigest)
 			p.expectStatus("the pinned digest is on the node", handler, &v1)
 			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+			p.answered.forget(pinnedTag)
+			p.expectStatus("the pinned digest is on the node, for an unknown mark", unknown, &v1)
+			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
 			p.remove("", v2.byDigest, pinnedTag)
 			p.expectStatus("only the pinned digest is on the node", handler, &v1)
 			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
+			p.expectStatus("only the pinned digest is on the node, for an unknown mark", unknown, &v1)
+			p.remove("", v1.byDigest)
+			p.expectStatus("nothing is on the node, for an unknown mark", unknown, nil)
 		})
+	}
+}
+
+// TestImageStatusOfUnknownPodThatOverrides checks calls with an unknown mark whose annotations select the scope of the
+// pod's pin.
+func TestImageStatusOfUnknownPodThatOverrides(t *testing.T) {
+	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
+	unknown := map[string]string{configSeenAnnotation: "after the restart"}
+	for _, test := range []struct {
+		rule, annotation policy.Consistency
+		want             *version
+	}{
+		{policy.Off, policy.Node, &v1},
+		{policy.Node, policy.Off, &v2},
+	} {
+		p := newPinnedNode(t, test.rule)
+		p.put(v1, "", v1.byDigest)
+		p.put(v2, "", pinnedTag, v2.byDigest)
+		p.pin(policy.NodeScope, v1, pin.ByUse)
+		unknown[policy.ConsistencyAnnotation] = string(test.annotation)
+		p.expectStatus(fmt.Sprintf("rule %s, annotation %s", test.rule, test.annotation), &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, test.want)
 	}
 }
 

@@ -10,8 +10,9 @@ import (
 // maxAnswered is how many names are cached. It is more than a large node's images have.
 const maxAnswered = 16384
 
-// lastAnswered caches the entry that each name was last answered with, for a call that identified its pod. Calls that
-// do not identify their pod use it. The least recently used names are evicted first. The zero value is ready to use.
+// lastAnswered caches the entry that each name was last answered with, for a call for a pod. Only calls that are not for
+// a pod use it, such as kubelet's lookup of the image's user: the pin of another workload can have decided the entry. The
+// least recently used names are evicted first. The zero value is ready to use.
 type lastAnswered struct {
 	mu     sync.Mutex
 	byName map[string]*list.Element
