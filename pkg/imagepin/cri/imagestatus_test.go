@@ -80,6 +80,7 @@ type pinnedNode struct {
 	t        *testing.T
 	upstream fakeSandboxes
 	cluster  decide.ClusterConfig
+	maxPins  int // per namespace; zero means no limit
 }
 
 const pinnedTag = "registry.example/team/app:v1"
@@ -100,13 +101,16 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	st := store.New(store.Config{
 		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
-	pins := pin.New(pin.Config{Images: n.Images, Namespaces: namespaceStore{n.DB}})
+	p := &pinnedNode{t: t}
+	pins := pin.New(pin.Config{
+		Images: n.Images, Namespaces: namespaceStore{n.DB}, MaxPerNamespace: func() int { return p.maxPins },
+		InUse: func(ctx context.Context) (map[pin.ID]bool, error) { return (&containers{p.base}).pinsInUse(ctx) },
+	})
 	if err := pins.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p := &pinnedNode{t: t}
 	p.imageCalls = New(Config{
-		Namespace: ctdtest.Namespace, Store: st, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
+		Namespace: ctdtest.Namespace, Store: st, Records: plainRecords{n.Images}, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 		Decider: decide.New(decide.Config{
 			Policy: ctdtest.Always(rules), Pins: pins, Images: st, Cluster: func() decide.ClusterConfig { return p.cluster },
 		}),

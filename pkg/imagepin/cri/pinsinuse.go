@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -11,8 +12,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// PinsInUse returns the pins that are in use: the pins of the node's containers, in any state, and all pins of a
-// workload that has a ready pod sandbox, because its containers may be created later.
+// PinsInUse returns the pins that are in use: the pins of the node's containers and of their image volumes, in any state
+// of the container, and all pins of a workload that has a ready pod sandbox, because its containers may be created
+// later.
 func (s *Service) PinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	return s.containers.pinsInUse(ctx)
 }
@@ -27,14 +29,37 @@ func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 		return nil, fmt.Errorf("list pins in use: %w", err)
 	}
 	pods := make(map[string]policy.Pod)
-	ready := make(map[policy.Scope]bool)
 	for _, sb := range sandboxes.GetItems() {
-		pod := s.Decider.WithKnownOwner(newPod(sb))
-		pods[sb.GetId()] = pod
-		if sb.GetState() == runtime.PodSandboxState_SANDBOX_READY {
-			for _, scope := range s.Decider.Scopes(pod) {
-				ready[scope] = scope != policy.NodeScope
-			}
+		pods[sb.GetId()] = s.Decider.WithKnownOwner(newPod(sb))
+	}
+	used := s.pinsOfReadySandboxes(sandboxes.GetItems(), pods)
+	for _, c := range containers.GetContainers() {
+		s.markPins(used, pods[c.GetPodSandboxId()], c.GetImage().GetUserSpecifiedImage(), c.GetImageRef())
+	}
+	if s.allUsed(used) {
+		return used, nil // the image volumes, which cost a call for each container, make no difference
+	}
+	for _, c := range containers.GetContainers() {
+		volumes, err := s.imageVolumes(ctx, c.GetId())
+		if err != nil {
+			return nil, fmt.Errorf("list pins in use: %w", err)
+		}
+		for _, v := range volumes {
+			s.markPins(used, pods[c.GetPodSandboxId()], v.GetUserSpecifiedImage(), v.GetImage())
+		}
+	}
+	return used, nil
+}
+
+// pinsOfReadySandboxes returns the pins of the workloads that have a ready sandbox. pods has the pods by sandbox.
+func (s *containers) pinsOfReadySandboxes(sandboxes []*runtime.PodSandbox, pods map[string]policy.Pod) map[pin.ID]bool {
+	ready := make(map[policy.Scope]bool)
+	for _, sb := range sandboxes {
+		if sb.GetState() != runtime.PodSandboxState_SANDBOX_READY {
+			continue
+		}
+		for _, scope := range s.Decider.Scopes(pods[sb.GetId()]) {
+			ready[scope] = scope != policy.NodeScope
 		}
 	}
 	used := make(map[pin.ID]bool)
@@ -43,19 +68,27 @@ func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 			used[p.ID] = true
 		}
 	}
-	for _, c := range containers.GetContainers() {
-		names := []string{c.GetImage().GetUserSpecifiedImage()}
-		for _, e := range s.Store.Find(c.GetImageRef()) {
-			names = append(names, e.Ref)
-		}
-		for _, name := range names {
-			ref, err := imagepin.ParseReference(name)
-			if err != nil {
-				continue
-			}
-			d, _ := s.Decider.EffectivePolicy(ref.String(), pods[c.GetPodSandboxId()])
-			used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
-		}
+	return used
+}
+
+// markPins marks the pins that a pod uses for an image: that of the reference by which the pod names the image, which
+// may be empty, and those of the image's references on the node.
+func (s *containers) markPins(used map[pin.ID]bool, pod policy.Pod, reference, image string) {
+	names := []string{reference}
+	for _, e := range s.Store.Find(image) {
+		names = append(names, e.Ref)
 	}
-	return used, nil
+	for _, name := range names {
+		ref, err := imagepin.ParseReference(name)
+		if err != nil {
+			continue
+		}
+		d, _ := s.Decider.EffectivePolicy(ref.String(), pod)
+		used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
+	}
+}
+
+// allUsed reports whether every pin of the node is marked as used.
+func (s *containers) allUsed(used map[pin.ID]bool) bool {
+	return !slices.ContainsFunc(s.Pins.List(), func(p pin.Pin) bool { return !used[p.ID] })
 }

@@ -212,12 +212,12 @@ func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 		for _, name := range []string{c.GetImageRef(), c.GetImageId(), c.GetImage().GetImage()} {
 			s.markUsed(used, name, rt.Target)
 		}
-		status, err := s.runtimes.ContainerStatus(ctx, &runtime.ContainerStatusRequest{ContainerId: c.GetId()})
+		volumes, err := s.imageVolumes(ctx, c.GetId())
 		if err != nil {
-			continue // removed meanwhile
+			return nil, fmt.Errorf("list images in use: %w", err)
 		}
-		for _, m := range status.GetStatus().GetMounts() {
-			s.markUsed(used, m.GetImage().GetImage(), rt.Target)
+		for _, v := range volumes {
+			s.markUsed(used, v.GetImage(), rt.Target)
 		}
 	}
 	return used, nil

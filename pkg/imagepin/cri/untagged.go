@@ -10,7 +10,7 @@ import (
 )
 
 // RemoveUntagged removes images that have no key, whose records were last written before the given time, and that no
-// container of the node uses.
+// container or image volume of the node uses.
 func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
 	return s.remover.removeUntagged(ctx, before)
 }
@@ -41,7 +41,7 @@ func (s *remover) removeUntagged(ctx context.Context, before time.Time) error {
 	return s.collect(ctx)
 }
 
-// imagesInUse returns the IDs of the images that the node's containers were created from.
+// imagesInUse returns the IDs of the images of the node's containers and of their image volumes.
 func (s *remover) imagesInUse(ctx context.Context) (map[digest.Digest]bool, error) {
 	resp, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{})
 	if err != nil {
@@ -49,7 +49,15 @@ func (s *remover) imagesInUse(ctx context.Context) (map[digest.Digest]bool, erro
 	}
 	used := make(map[digest.Digest]bool)
 	for _, c := range resp.GetContainers() {
-		for _, name := range []string{c.GetImageId(), c.GetImageRef(), c.GetImage().GetImage()} {
+		names := []string{c.GetImageId(), c.GetImageRef(), c.GetImage().GetImage()}
+		volumes, err := s.imageVolumes(ctx, c.GetId())
+		if err != nil {
+			return nil, fmt.Errorf("list images in use: %w", err)
+		}
+		for _, v := range volumes {
+			names = append(names, v.GetImage())
+		}
+		for _, name := range names {
 			if id, err := digest.Parse(name); err == nil {
 				used[id] = true
 			}

@@ -66,7 +66,7 @@ func (v Visibility) knows(ctx context.Context, name string, id digest.Digest) (b
 	return err == nil && resp.GetImage().GetId() == id.String(), err
 }
 
-// untraced keeps the calls of a poll out of the caller's trace.
+// untraced keeps calls that are made many times, as in a poll, out of the caller's trace.
 func untraced(ctx context.Context) context.Context {
 	span := trace.SpanContextFromContext(ctx)
 	return trace.ContextWithSpanContext(ctx, span.WithTraceFlags(span.TraceFlags().WithSampled(false)))
