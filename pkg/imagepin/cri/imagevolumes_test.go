@@ -176,21 +176,24 @@ func TestUntaggedImageOfVolume(t *testing.T) {
 	expect("not mounted", false)
 }
 
-// TestContainerStatusFails checks that nothing counts as unused if the image volumes of a container are unknown. A
-// container that has been removed meanwhile has none.
+// TestContainerStatusFails checks that no pin and no image without a key counts as unused if the image volumes of a
+// container are unknown, and that RemoveImage works nevertheless. A container that has been removed meanwhile has none.
 func TestContainerStatusFails(t *testing.T) {
 	p := newPinnedNode(t, policy.Node)
 	noError(t, p.use(pin.ID{Scope: policy.NodeScope, Ref: pinnedTag}))
 	u := p.mountVolume(&runtime.ImageSpec{Image: pinnedTag})
-	for want, call := range map[string]func(context.Context) error{
-		"pins":            func(ctx context.Context) error { _, err := (&containers{p.base}).pinsInUse(ctx); return err },
-		"images":          func(ctx context.Context) error { _, err := (&remover{p.base}).inUse(ctx); return err },
-		"untagged images": func(ctx context.Context) error { _, err := (&remover{p.base}).imagesInUse(ctx); return err },
+	for what, c := range map[string]struct {
+		call  func(context.Context) error
+		fails bool
+	}{
+		"pins":            {func(ctx context.Context) error { _, err := (&containers{p.base}).pinsInUse(ctx); return err }, true},
+		"images":          {func(ctx context.Context) error { _, err := (&remover{p.base}).inUse(ctx); return err }, false},
+		"untagged images": {func(ctx context.Context) error { _, err := (&remover{p.base}).imagesInUse(ctx); return err }, true},
 	} {
-		for code, fails := range map[codes.Code]bool{codes.NotFound: false, codes.Unavailable: true} {
+		for code, fails := range map[codes.Code]bool{codes.NotFound: false, codes.Unavailable: c.fails} {
 			u.err = status.Error(code, "")
-			if err := call(t.Context()); (err != nil) != fails {
-				t.Errorf("%s in use, ContainerStatus returns %s: got %v, want an error: %t", want, code, err, fails)
+			if err := c.call(t.Context()); (err != nil) != fails {
+				t.Errorf("%s in use, ContainerStatus returns %s: got %v, want an error: %t", what, code, err, fails)
 			}
 		}
 	}

@@ -213,8 +213,11 @@ func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 			s.markUsed(used, name, rt.Target)
 		}
 		volumes, err := s.imageVolumes(ctx, c.GetId())
-		if err != nil {
-			return nil, fmt.Errorf("list images in use: %w", err)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil { // one broken container does not keep all images
+			log.G(ctx).WithError(err).Warn("image volumes of a container are unknown")
 		}
 		for _, v := range volumes {
 			s.markUsed(used, v.GetImage(), rt.Target)
