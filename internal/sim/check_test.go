@@ -26,6 +26,7 @@ const (
 	keyTwice         = "key-on-two-records"
 	keyNoRecord      = "key-without-record"
 	keyNoContent     = "key-without-content"
+	keyNoLayer       = "key-without-layer"
 	keyNoSnapshot    = "key-without-snapshot"
 	keyWrong         = "key-inconsistent"
 	tagMismatch      = "tag-or-id-has-another-digest"
@@ -273,9 +274,10 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		return
 	}
 	for _, l := range m.Layers {
-		// The layer may be missing: containerd's unpacker fetches no layer whose snapshot exists, for example because
-		// of a container (core/unpack/unpacker.go).
 		c.blobs[l.Digest] = true
+		if _, ok := c.content[l.Digest]; !ok && !c.mayLackLayers() {
+			c.w.wrong(keyNoLayer, "key %s: layer %s is missing", k, l.Digest)
+		}
 	}
 	config, ok := read[ocispec.Image](c, k, "configuration", m.Config.Digest)
 	if !ok {
@@ -296,6 +298,14 @@ func (c *check) contentOf(k key, target ocispec.Descriptor) {
 		}
 		name = info.Parent
 	}
+}
+
+// mayLackLayers reports whether an image may be ready without its layers: if they are discarded, or if a container has kept
+// the snapshots of an image that was removed. containerd's unpacker fetches no layer whose snapshot exists
+// (core/unpack/unpacker.go).
+func (c *check) mayLackLayers() bool {
+	return c.w.choice.discard || c.w.facts.otherTools.Load() ||
+		slices.ContainsFunc(c.w.facts.ops, func(o *op) bool { return o.method == "CreateContainer" })
 }
 
 func read[T any](c *check, k key, what string, d digest.Digest) (v T, _ bool) {
@@ -400,9 +410,7 @@ func (c *check) accountSnapshot(sn, name string) {
 }
 
 func (c *check) leaks() {
-	// The snapshot of a killed pull for another target stays until the next start if something else keeps the
-	// configuration.
-	if c.w.facts.otherTools.Load() || c.w.facts.killedAt.Load() > 0 {
+	if c.w.facts.otherTools.Load() {
 		for _, d := range slices.Sorted(maps.Keys(c.blobs)) {
 			c.accountChildren(c.content[d])
 		}

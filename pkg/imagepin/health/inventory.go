@@ -74,12 +74,7 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 func (c *Checker) walkContent(ctx context.Context, inv *Inventory) error {
 	err := c.config.Content.Walk(ctx, func(i content.Info) error {
 		inv.files.note(i)
-		inv.blobs[i.Digest] = nil
-		for label := range i.Labels {
-			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
-				inv.blobs[i.Digest] = append(inv.blobs[i.Digest], name)
-			}
-		}
+		inv.blobs[i.Digest] = snapshottersOf(i)
 		return nil
 	})
 	if err != nil {
@@ -151,9 +146,37 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 }
 
 // Unpacked returns the images whose configuration references a snapshot, in order.
-func (inv *Inventory) Unpacked() []store.Unpacked {
+func (inv *Inventory) Unpacked() []store.Unpacked { return unpacked(inv.blobs) }
+
+// Unpacked returns the images whose configuration references a snapshot, in order. It reads containerd's records of
+// content, and no files.
+func (c *Checker) Unpacked(ctx context.Context) ([]store.Unpacked, error) {
+	blobs := make(map[digest.Digest][]string)
+	err := c.config.Content.Walk(ctx, func(i content.Info) error {
+		if snapshotters := snapshottersOf(i); len(snapshotters) > 0 {
+			blobs[i.Digest] = snapshotters
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("walk content: %w", err)
+	}
+	return unpacked(blobs), nil
+}
+
+// snapshottersOf returns the snapshotters in which a blob references a snapshot.
+func snapshottersOf(i content.Info) (names []string) {
+	for label := range i.Labels {
+		if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func unpacked(blobs map[digest.Digest][]string) []store.Unpacked {
 	var all []store.Unpacked
-	for d, snapshotters := range inv.blobs {
+	for d, snapshotters := range blobs {
 		for _, name := range snapshotters {
 			all = append(all, store.Unpacked{ImageID: d, Snapshotter: name})
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// sweepPeriod is how often unused pins and images without a key are removed.
+	// sweepPeriod is how often unused pins, images without a key and snapshots that no key needs are removed.
 	sweepPeriod = time.Hour
 	// untaggedGrace is how long an image without a key is kept.
 	untaggedGrace = time.Hour
@@ -40,7 +40,7 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	}
 }
 
-// sweep removes unused pins, images and leases periodically until ctx ends.
+// sweep removes unused pins, images, snapshots and leases periodically until ctx ends.
 func (s *Service) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
@@ -55,6 +55,9 @@ func (s *Service) sweep(ctx context.Context) {
 		}
 		if err := s.reconciler.NoteUnkeyed(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to list images without a key")
+		}
+		if err := s.reconciler.ReleaseOrphans(ctx); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("failed to release snapshots that no key needs")
 		}
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove images without a key")

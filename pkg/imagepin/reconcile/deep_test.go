@@ -35,7 +35,7 @@ type deepNode struct {
 // newEmptyNode returns a deepNode without images.
 func newEmptyNode(t *testing.T) *deepNode {
 	t.Helper()
-	n := ctdtest.New(t, "first")
+	n := ctdtest.New(t, "first", "second")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)

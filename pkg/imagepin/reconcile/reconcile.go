@@ -99,6 +99,8 @@ type Repairs interface {
 	// Drop removes a key that is not in the index from its record. RemoveSeen removes an entry of the index.
 	Drop(ctx context.Context, e imagepin.Entry) error
 	RemoveSeen(ctx context.Context, seen store.Seen) (removed bool, _ error)
+	// Lost lists the recorded keys that are not in the index.
+	Lost(ctx context.Context) ([]imagepin.Entry, error)
 	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
@@ -138,6 +140,7 @@ type Reconciler struct {
 	adopter *adopter
 	unkeyed *unkeyed
 	repairs *repairs
+	orphans *orphans
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// work are calls that other goroutines pass to Run's, because these use the adopter or unkeyed.
@@ -159,6 +162,7 @@ func New(c Config) *Reconciler {
 	r := &Reconciler{
 		config: &c, repairs: newRepairs(repairer{&c}), work: make(chan func(context.Context)),
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
+		orphans: &orphans{config: &c},
 	}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
 	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}

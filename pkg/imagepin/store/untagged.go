@@ -77,6 +77,19 @@ func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
 	}), nil
 }
 
+// Lost lists the keys on records that are not in the index, in no particular order. They are about to be repaired or
+// dropped.
+func (s *presence) Lost(ctx context.Context) (lost []imagepin.Entry, _ error) {
+	all, err := s.config.Records.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	for _, img := range all {
+		lost = append(lost, s.lostOn(img)...)
+	}
+	return lost, nil
+}
+
 // forgetUntagged notes that the record of an image ID is gone.
 func (s *reader) forgetUntagged(name string) {
 	s.index.mu.Lock()
