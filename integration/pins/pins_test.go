@@ -186,7 +186,8 @@ func TestPinByContainer(t *testing.T) {
 	}
 }
 
-// TestRefusedContainerPinsNothing checks that a container makes no pin if a verifier refuses its image.
+// TestRefusedContainerPinsNothing checks that a container makes no pin if a verifier refuses its image. If the image is
+// ready for the container, it runs, as with stock containerd.
 func TestRefusedContainerPinsNothing(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
@@ -208,8 +209,19 @@ func TestRefusedContainerPinsNothing(t *testing.T) {
 		wantPins(r, ref, map[string]string{})
 		v.Refuse(false)
 	}
+	opts.Handler = ""
 	pod, err := r.RunPod(r.Ctx, opts)
 	if err != nil {
+		t.Fatal(err)
+	}
+	v.Refuse(true)
+	if _, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err != nil {
+		t.Errorf("CreateContainer of an image that is ready: %v", err)
+	}
+	wantPins(r, ref, map[string]string{})
+	v.Refuse(false)
+	opts.Handler = "arm"
+	if pod, err = r.RunPod(r.Ctx, opts); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: ref}); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -15,6 +16,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -47,15 +49,18 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 }
 
 // readyImages makes the images of a container ready, and then creates the pins that this use requires. It pins last, so
-// that an image that is refused or cannot run is not pinned. It returns the request with image IDs in place of names.
-// The images stay locked and leased until release is called. If another use pins a reference in the meantime, that pin
-// applies.
+// that an image that cannot run is not pinned. It calls the image verifiers before it locks the images: a verifier is a
+// program that can take long. It returns the request with image IDs in place of names. The images stay locked and leased
+// until release is called. If another use pins a reference in the meantime, that pin applies.
 func (s *containers) readyImages(ctx context.Context, original *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
 	pod := podOf(original.GetSandboxConfig())
 	for range maxTries {
 		r = proto.CloneOf(original)
 		images, err := s.resolveImages(ctx, imageSpecs(r), pod, rt.Target)
 		if err != nil {
+			return nil, nil, err
+		}
+		if err := s.verifyNewPins(ctx, images); err != nil {
 			return nil, nil, err
 		}
 		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
@@ -99,15 +104,43 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 	})
 }
 
-// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready.
+// verifyNewPins calls the image verifiers for the images that the container would pin, as a pull does before it makes a
+// pin. An image that they do not accept is used without a pin, as with stock containerd, which verifies pulls only. With
+// the pin, every later pull in its scope would fail, whatever the tag resolves to. It fails if the verifiers cannot be
+// called.
+func (s *containers) verifyNewPins(ctx context.Context, images []containerImage) error {
+	for i, w := range images {
+		if w.scope == "" || w.pin != nil {
+			continue
+		}
+		err := s.Puller.Verify(s.namespaced(ctx), w.ref, w.root)
+		var refused *imagepin.Error
+		switch {
+		case err == nil:
+			images[i].verified = true
+		case ctx.Err() != nil || !errors.As(err, &refused) || refused.Reason != imagepin.ImageVerificationFailed:
+			return err
+		default:
+			log.G(ctx).WithError(err).WithFields(log.Fields{"ref": w.ref.String(), "digest": w.root.Digest, "scope": string(w.scope)}).
+				Warn("image verifiers do not accept the image on the node, it is not pinned")
+		}
+	}
+	return nil
+}
+
+// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready, and
+// none was removed meanwhile.
 func (s *containers) pinUses(ctx context.Context, images []containerImage, pod policy.Pod) (decided bool, _ error) {
 	for _, w := range images {
 		if w.ref == nil {
 			continue
 		}
-		held, err := s.Decider.PinUse(s.namespaced(ctx), w.ref, pod, w.root)
-		if err != nil || held != nil && held.Root.Digest != w.root.Digest {
+		held, err := s.Decider.PinUse(s.namespaced(ctx), decide.Use{Ref: w.ref, Pod: pod, Root: w.root, Verified: w.verified})
+		if err != nil {
 			return false, err
+		}
+		if moved := held != nil && held.Root.Digest != w.root.Digest; moved || held == nil && w.pin != nil {
+			return false, nil
 		}
 	}
 	return true, nil
@@ -123,8 +156,10 @@ type containerImage struct {
 	// root is the image to run: the root of entry, unless a pin applies.
 	root ocispec.Descriptor
 	pin  *pin.Pin // the pin that applies; nil if none does
-	// pinned reports whether a pin applies or this use creates one.
-	pinned bool
+	// scope is the scope of the pin that applies or that this use creates. It is empty if the policy does not pin ref.
+	scope policy.Scope
+	// verified reports whether the image verifiers have accepted ref and root, so that this use may create a pin.
+	verified bool
 }
 
 func (w containerImage) byDigest() reference.Named {
@@ -147,7 +182,7 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 		w := containerImage{spec: spec, entry: e, root: e.Root}
 		if ref, ok := podReference(spec, e); ok {
 			var err error
-			if w.pin, w.pinned, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {
+			if w.pin, w.scope, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {
 				return nil, err
 			}
 			w.ref = ref
@@ -251,7 +286,7 @@ func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runti
 	}
 	// If the tag already has an entry for the target, that entry stays: use the digest that the caller was given.
 	ref := w.byDigest()
-	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && !w.pinned {
+	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && w.scope == "" {
 		if named, err := reference.ParseNamed(w.entry.Ref); err == nil {
 			ref = named
 		}

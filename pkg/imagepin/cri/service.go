@@ -21,6 +21,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -137,10 +138,10 @@ type Decider interface {
 	WithKnownOwner(pod policy.Pod) policy.Pod
 	// PinnedDigest returns the digest that a reference is pinned to for a pod.
 	PinnedDigest(ctx context.Context, ref reference.Named, pod policy.Pod) (_ digest.Digest, ok bool, _ error)
-	// PinForPod returns the pin that applies to the containers of a pod.
-	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scoped bool, _ error)
+	// PinForPod returns the pin that applies to the containers of a pod, and the scope in which the policy pins ref.
+	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error)
 	// PinUse creates the pin for a container that is created without a pull.
-	PinUse(ctx context.Context, ref reference.Named, pod policy.Pod, root ocispec.Descriptor) (*pin.Pin, error)
+	PinUse(ctx context.Context, u decide.Use) (*pin.Pin, error)
 }
 
 // Puller makes images ready. [pull.Puller] implements it.
@@ -148,6 +149,8 @@ type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	PullDetached(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	MakeReady(ctx context.Context, n pull.Need) (imagepin.Entry, error)
+	// Verify calls the image verifiers. It fails with [imagepin.ImageVerificationFailed] if they do not accept an image.
+	Verify(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error
 	Shutdown(ctx context.Context) error
 }
 

@@ -328,24 +328,28 @@ func (d *Decider) claimed(q Request, held *pin.Pin) (claim.Pinned, bool) {
 }
 
 // decideClaimed decides for a tag whose digest the cluster has, and of which the node has no copy yet. It asks the
-// registry only if the digest is not on the node, or the credential has no proof.
+// registry only if the digest is not on the node, or the credential has no proof. As for every tag, mirrors that may only
+// pull are not asked.
 func (d *Decider) decideClaimed(ctx context.Context, q Request, known claim.Pinned) (Verdict, error) {
-	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), known.Digest)
-	if err != nil {
-		return Verdict{}, err
-	}
-	asked := q
-	asked.Ref = byDigest
-	v, err := d.decideDigest(ctx, asked, known.Digest)
+	v, err := d.authorizeClaimed(ctx, q, known)
 	if errdefs.IsNotFound(err) {
 		return Verdict{}, goneFromCluster(q, known, err)
 	}
 	if err != nil {
 		return v, err
 	}
-	v.Ref, v.Registry, v.FirstUse = q.Ref, nil, q.firstUse()
-	v.Why = "pinned in the cluster " + known.String()
+	v.FirstUse = q.firstUse()
 	return v, nil
+}
+
+// authorizeClaimed returns the verdict for the digest that the cluster has.
+func (d *Decider) authorizeClaimed(ctx context.Context, q Request, known claim.Pinned) (Verdict, error) {
+	why := "pinned in the cluster " + known.String()
+	claimed := pin.Pin{ID: q.pinID(), Root: ocispec.Descriptor{Digest: known.Digest}}
+	if local, here := d.onNode(q, &claimed); here {
+		return d.authorize(ctx, q, local, why)
+	}
+	return d.authorizeDigest(ctx, q, known.Digest, why)
 }
 
 // goneFromCluster returns the error for a digest of the cluster that the registry does not have for this node.

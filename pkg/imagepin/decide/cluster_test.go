@@ -193,23 +193,48 @@ func TestClusterContainer(t *testing.T) {
 	c := newFakeCluster()
 	a, b := newMember(t, c, false), newMember(t, c, false)
 	b.ref = a.ref
-	held, err := a.PinUse(a.ctx, a.ref, webPod("web-1-a"), roots["old"])
+	held, err := a.PinUse(a.ctx, Use{Ref: a.ref, Pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 	if err != nil || version(held.Root.Digest) != "old" {
 		t.Fatalf("got %+v, %v, want the digest on the node", held, err)
 	}
 	a.wantCopy(t, "old")
 	b.ref = a.ref
 	b.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
-	held, scoped, err := b.PinForPod(b.ctx, b.ref, webPod("web-1-b"))
-	if err != nil || !scoped || held == nil || version(held.Root.Digest) != "old" {
+	held, scope, err := b.PinForPod(b.ctx, b.ref, webPod("web-1-b"))
+	if err != nil || scope != firstScope || held == nil || version(held.Root.Digest) != "old" {
 		t.Fatalf("got %+v, %v, want the cluster's digest", held, err)
 	}
-	if held, err = b.PinUse(b.ctx, b.ref, webPod("web-1-b"), roots["new"]); err != nil || version(held.Root.Digest) != "old" {
+	if held, err = b.PinUse(b.ctx, Use{Ref: b.ref, Pod: webPod("web-1-b"), Root: roots["new"], Verified: true}); err != nil || version(held.Root.Digest) != "old" {
 		t.Errorf("got %+v, %v, want the cluster's digest instead of the one on the node", held, err)
 	}
 	if d, ok, err := b.PinnedDigest(b.ctx, b.ref, webPod("web-1-b")); err != nil || !ok || version(d) != "old" {
 		t.Errorf("got %s, %v, want the cluster's digest", d, err)
 	}
+}
+
+// TestClusterUnverified claims nothing for a container whose image the verifiers do not accept, whether the API server
+// answers or not. Such a container uses the pin that the cluster has.
+func TestClusterUnverified(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	e.put(t, "old", ownTarget, imagepin.SourceImported, nil, 1)
+	use := Use{Ref: e.ref, Pod: webPod("web-1-a"), Root: roots["old"]}
+	for name, refuses := range map[string]error{"the API server answers": nil, "the API server is away": errAway} {
+		c.refuses = refuses
+		held, err := e.PinUse(e.ctx, use)
+		if err != nil || held != nil || len(e.pins.List()) != 0 || len(c.pins) != 0 {
+			t.Errorf("%s: got %+v, %v, claims %v, want no pin", name, held, err, c.pins)
+		}
+	}
+	c.refuses = nil
+	for _, claimed := range []string{"new", "old"} {
+		c.pins["uid-1 "+e.ref.String()] = roots[claimed].Digest
+		held, err := e.PinUse(e.ctx, use)
+		if err != nil || held == nil || version(held.Root.Digest) != claimed {
+			t.Errorf("got %+v, %v, want the cluster's pin to %s", held, err, claimed)
+		}
+	}
+	e.wantCopy(t, "old")
 }
 
 // TestClusterRefreshed follows an ImagePin that a person has moved, and resolves the tag again if it was removed.
@@ -310,7 +335,7 @@ func TestClusterRefusesWrites(t *testing.T) {
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 	e.registry.tag.Store("new")
 	again()
-	held, err := e.PinUse(e.ctx, e.ref, webPod("web-1-a"), roots["old"])
+	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	again()
@@ -341,13 +366,13 @@ func TestClusterStrict(t *testing.T) {
 	c.refuses = errAway
 	e.wantPull(t, webPod("web-1-b"), "old")
 	// A container of a pod whose image is on the node.
-	held, err := e.PinUse(e.ctx, e.ref, webPod("web-1-c"), roots["old"])
+	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-c"), Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	if _, err := e.pull(t, webPod("web-2-c")); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, want ClusterUnavailable", err)
 	}
-	if _, err := e.PinUse(e.ctx, e.ref, webPod("web-2-c"), roots["old"]); !errdefs.IsUnavailable(err) {
+	if _, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-2-c"), Root: roots["old"], Verified: true}); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, want ClusterUnavailable", err)
 	}
 	wantEqual(t, "pins", len(e.pins.List()), 1)

@@ -143,7 +143,7 @@ func TestDecideFailsIfAPinCannotBeWritten(t *testing.T) {
 			if _, err := e.Decide(e.ctx, q); !errors.Is(err, cause) {
 				t.Errorf("got %v, want %v", err, cause)
 			}
-			if _, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots["old"]); !errors.Is(err, cause) {
+			if _, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots["old"], Verified: true}); !errors.Is(err, cause) {
 				t.Errorf("PinUse: got %v, want %v", err, cause)
 			}
 		})

@@ -240,7 +240,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 				return "absent", nil
 			}
 		}
-		used, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots[version(run)])
+		used, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots[version(run)], Verified: true})
 		noError(t, err)
 		if used != nil && used.Root.Digest != run {
 			t.Errorf("pinned %s, but ran %s", version(used.Root.Digest), version(run))

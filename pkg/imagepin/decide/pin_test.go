@@ -127,7 +127,7 @@ func TestPinFirstUseFails(t *testing.T) {
 	wantEqual(t, "digest", version(v.Root.Digest), "old")
 	wantEqual(t, "pin", e.pinned(policy.NodeScope), "")
 
-	_, err = e.PinUse(e.ctx, e.ref, policy.Pod{Namespace: "shop"}, roots["old"])
+	_, err = e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{Namespace: "shop"}, Root: roots["old"], Verified: true})
 	wantError(t, err, imagepin.PinLimitReached, errdefs.ErrResourceExhausted)
 }
 
@@ -189,12 +189,12 @@ func TestPinUse(t *testing.T) {
 	e.put(t, "old", ownTarget, imagepin.SourcePull, nil, 1)
 
 	e.retained.full = true
-	_, err := e.PinUse(e.ctx, e.ref, pod, roots["old"])
+	_, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["old"], Verified: true})
 	wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
 	wantEqual(t, "pin without space", e.pinned(policy.NodeScope), "")
 
 	e.retained.full = false
-	held, err := e.PinUse(e.ctx, e.ref, pod, roots["old"])
+	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	wantEqual(t, "by", held.By, pin.ByUse)
@@ -209,7 +209,7 @@ func TestPinUse(t *testing.T) {
 	for !time.Now().After(before) {
 		runtime.Gosched() // the clock may be coarse
 	}
-	held, err = e.PinUse(e.ctx, e.ref, pod, roots["new"])
+	held, err = e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["new"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest of the second use", held.Root.Digest, roots["old"].Digest)
 	now, _ := e.pins.Get(held.ID)
@@ -218,36 +218,52 @@ func TestPinUse(t *testing.T) {
 	}
 }
 
+// TestPinUseUnverified makes no pin, and uses a pin that there is.
+func TestPinUseUnverified(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node, Retain: true})
+	e.retained.full = true // no space is reserved for a pin that is not made
+	use := Use{Ref: e.ref, Pod: policy.Pod{Namespace: "shop"}, Root: roots["new"]}
+	held, err := e.PinUse(e.ctx, use)
+	noError(t, err)
+	if held != nil || len(e.pins.List()) != 0 {
+		t.Errorf("got pin %+v, want none", held)
+	}
+	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	held, err = e.PinUse(e.ctx, use)
+	noError(t, err)
+	wantEqual(t, "digest", version(held.Root.Digest), "old")
+}
+
 // TestPinUseWithoutPolicy pins nothing.
 func TestPinUseWithoutPolicy(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
-	held, err := e.PinUse(e.ctx, e.ref, policy.Pod{}, roots["old"])
+	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots["old"], Verified: true})
 	noError(t, err)
 	if held != nil || len(e.pins.List()) != 0 {
 		t.Errorf("got pin %+v, want none", held)
 	}
 }
 
-// TestPinForPod returns the pin of the pod's scope, and whether the policy pins the reference.
+// TestPinForPod returns the pin of the pod's scope, and where the policy pins the reference.
 func TestPinForPod(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, policy.Rule{Match: "**/team/*", Consistency: policy.Workload})
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
-	held, scoped, err := e.PinForPod(e.ctx, e.ref, pod)
+	held, scope, err := e.PinForPod(e.ctx, e.ref, pod)
 	noError(t, err)
-	if held != nil || !scoped {
-		t.Errorf("without a pin: got %v, %t, want none in a scope", held, scoped)
+	if held != nil || scope != workload {
+		t.Errorf("without a pin: got %v in scope %q, want none in %q", held, scope, workload)
 	}
 	e.make(t, workload, "old", pin.ByUse, false)
-	held, scoped, err = e.PinForPod(e.ctx, e.ref, pod)
+	held, scope, err = e.PinForPod(e.ctx, e.ref, pod)
 	noError(t, err)
-	if held == nil || held.Scope != workload || !scoped {
-		t.Errorf("with a pin: got %v, %t", held, scoped)
+	if held == nil || held.Scope != workload || scope != workload {
+		t.Errorf("with a pin: got %v in scope %q, want one in %q", held, scope, workload)
 	}
 	other, err := reference.ParseNormalizedNamed("registry.example/other:1")
 	noError(t, err)
-	held, scoped, err = e.PinForPod(e.ctx, other, pod)
+	held, scope, err = e.PinForPod(e.ctx, other, pod)
 	noError(t, err)
-	if held != nil || scoped {
-		t.Errorf("without a policy: got %v, %t, want none", held, scoped)
+	if held != nil || scope != "" {
+		t.Errorf("without a policy: got %v in scope %q, want none", held, scope)
 	}
 }

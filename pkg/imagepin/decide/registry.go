@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -29,7 +30,13 @@ func (d *Decider) authorize(ctx context.Context, q Request, local imagepin.Entry
 	if d.mayHave(q, local) {
 		return q.verdict(local.Root, why), nil
 	}
-	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), local.Root.Digest)
+	return d.authorizeDigest(ctx, q, local.Root.Digest, why)
+}
+
+// authorizeDigest returns the verdict for a digest of the request's repository. A host with the capability resolve must
+// accept the caller's credential for it. Mirrors that may only pull do not decide who may use the image of a tag.
+func (d *Decider) authorizeDigest(ctx context.Context, q Request, root digest.Digest, why string) (Verdict, error) {
+	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), root)
 	if err != nil {
 		return Verdict{}, err
 	}

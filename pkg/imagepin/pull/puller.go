@@ -33,6 +33,7 @@ type Puller struct {
 
 	pulls    flight.Group[Pulled]
 	makes    flight.Group[Pulled]
+	verdicts flight.Group[struct{}]
 	unshared atomic.Uint64
 }
 
@@ -193,8 +194,8 @@ func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) 
 // errEnded is the error of pulls after [Puller.Shutdown].
 var errEnded = fmt.Errorf("imagepin does not pull images until containerd restarts: %w", errdefs.ErrFailedPrecondition)
 
-// Shutdown makes every later pull fail with ErrFailedPrecondition, cancels running pulls, also those whose callers have
+// Shutdown makes every later call fail with ErrFailedPrecondition, cancels running pulls, also those whose callers have
 // gone, and waits for them.
 func (p *Puller) Shutdown(ctx context.Context) error {
-	return errors.Join(p.pulls.Shutdown(ctx, errEnded), p.makes.Shutdown(ctx, errEnded))
+	return errors.Join(p.pulls.Shutdown(ctx, errEnded), p.makes.Shutdown(ctx, errEnded), p.verdicts.Shutdown(ctx, errEnded))
 }

@@ -9,10 +9,23 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
+
+// Verify calls the image verifier plugins with a reference and its digest, as a pull does, without a pull. It merges
+// concurrent identical calls. A verdict is not kept, because the policy and the signatures can change. The caller must
+// not hold a lock: a verifier is a program that can take as long as its timeout.
+//
+// It fails with ImageVerificationFailed (ErrPermissionDenied) if a verifier blocks the image or cannot verify it.
+func (p *Puller) Verify(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error {
+	_, err := p.verdicts.Do(ctx, ref.String()+"\x00"+root.Digest.String(), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, verify(ctx, p.maker.config.Settings().Verifiers, ref.String(), root)
+	})
+	return err
+}
 
 // verify calls every image verifier plugin with the reference and the descriptor from the registry, as containerd's
 // transfer service does (core/transfer/local/pull.go). The pull fails if a verifier blocks the image or returns an

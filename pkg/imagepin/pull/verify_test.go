@@ -5,13 +5,18 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -19,6 +24,47 @@ type verifierFunc func(name string, desc ocispec.Descriptor) (*imageverifier.Jud
 
 func (f verifierFunc) VerifyImage(_ context.Context, name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error) {
 	return f(name, desc)
+}
+
+// TestVerifyIsMerged calls a verifier once for concurrent questions about one reference and digest, and again for later
+// ones.
+func TestVerifyIsMerged(t *testing.T) {
+	roots := []ocispec.Descriptor{{Digest: digest.FromString("a")}, {Digest: digest.FromString("b")}}
+	ref, err := reference.ParseNamed("registry.example/app:1")
+	noError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		var calls atomic.Int32
+		blocks := verifierFunc(func(string, ocispec.Descriptor) (*imageverifier.Judgement, error) {
+			calls.Add(1)
+			<-answer
+			return &imageverifier.Judgement{Reason: "nobody signed it"}, nil
+		})
+		p := NewPuller(nil, &Maker{config: Config{Settings: ctdtest.Always(&Settings{
+			Verifiers: map[string]imageverifier.ImageVerifier{"blocks": blocks},
+		})}}, nil, nil)
+		var callers sync.WaitGroup
+		for _, root := range append(roots, roots...) {
+			callers.Go(func() {
+				if err := p.Verify(t.Context(), ref, root); !errdefs.IsPermissionDenied(err) {
+					t.Errorf("got %v, want ImageVerificationFailed", err)
+				}
+			})
+		}
+		synctest.Wait()
+		close(answer)
+		callers.Wait()
+		if calls.Load() != 2 {
+			t.Errorf("got %d calls for two digests, want 2", calls.Load())
+		}
+		if err := p.Verify(t.Context(), ref, roots[0]); !errdefs.IsPermissionDenied(err) || calls.Load() != 3 {
+			t.Errorf("got %v after %d calls, want another verdict", err, calls.Load())
+		}
+		noError(t, p.Shutdown(t.Context()))
+		if err := p.Verify(t.Context(), ref, roots[0]); !errdefs.IsFailedPrecondition(err) || calls.Load() != 3 {
+			t.Errorf("after Shutdown: got %v after %d calls", err, calls.Load())
+		}
+	})
 }
 
 func TestVerify(t *testing.T) {
