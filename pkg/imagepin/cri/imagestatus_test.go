@@ -336,6 +336,7 @@ func TestUnknownMarkIgnoresPinsOfOthers(t *testing.T) {
 			if err != nil || len(images) != 1 || images[0].root.Digest != v2.root.Digest {
 				t.Fatalf("CreateContainer resolves to %v, %v, want %s", images, err, v2.root.Digest)
 			}
+			images[0].verified = true
 			if decided, err := c.pinUses(p.ctx(), images, pod); err != nil || !decided {
 				t.Errorf("pinned: %t, %v, want the digest that runs", decided, err)
 			}
