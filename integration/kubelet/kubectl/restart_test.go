@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -96,6 +98,12 @@ func TestRestartErrors(t *testing.T) {
 	deployment(t, ns, "web", image, 1)
 	pod := run(t, ns, 1, digestA)[0]
 	pin := api.claim(t, pod, image, digestA)
+	other, replicas := api.namespace(t), int32(1)
+	d := &apps.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: apps.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template(image)}}
+	d.Spec.Template.Spec.Containers[0].ImagePullPolicy = core.PullIfNotPresent
+	api.must(t, "POST", appsPath(other, "deployments", ""), d, nil)
+	api.claim(t, run(t, other, 1, digestA)[0], image, digestA)
+	kubectl.in(t, other, "refresh", "deployment/web", "--restart").wantError(t, "web has the pull policy IfNotPresent")
 	kubectl.in(t, ns, "refresh", pin.Name, "--restart").wantError(t, "--restart needs a Deployment, StatefulSet or DaemonSet")
 	kubectl.in(t, ns, "refresh", "rs/"+ownerOf(pod).Name, "--restart").wantError(t, `replicasets.apps "`+ownerOf(pod).Name+`" cannot be restarted`)
 	api.must(t, "PATCH", appsPath(ns, "deployments", "web"), map[string]any{"spec": map[string]any{"paused": true}}, nil)

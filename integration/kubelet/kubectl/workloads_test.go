@@ -21,7 +21,7 @@ import (
 func template(image string) core.PodTemplateSpec {
 	return core.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "test"}},
-		Spec:       core.PodSpec{Containers: []core.Container{{Name: "web", Image: image}}},
+		Spec:       core.PodSpec{Containers: []core.Container{{Name: "web", Image: image, ImagePullPolicy: core.PullAlways}}},
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/kubectl/pkg/util/templates"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
 
 // refreshOptions are the flags of the command refresh.
@@ -35,7 +37,9 @@ func (e *env) refresh() *cobra.Command {
 
 			With --restart, it moves nothing. It restarts the rollout of a Deployment, StatefulSet or DaemonSet, as
 			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
-			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to the digests of the old one.
+			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to
+			the digests of the old one. The containers need the pull policy Always: with another one, a new revision can run the
+			image that its node has.
 
 			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
 			use "kubectl imagepin rm": then the node that starts the next pod resolves the tag.`),
@@ -145,6 +149,27 @@ func restartable(t *target) error {
 	t.pins = slices.DeleteFunc(t.pins, func(p v1alpha1.ImagePin) bool { return !names(t.revision, p.Spec.Image) })
 	if len(t.pins) == 0 {
 		return fmt.Errorf("%s has no ImagePins to compare: to restart it in any case, use kubectl rollout restart", t.revision)
+	}
+	return pullsAlways(t)
+}
+
+// pullsAlways returns an error if a container whose image has an ImagePin does not always pull. A pod of the new revision
+// can then use the image that its node has: kubelet does not ask the node to resolve the tag, and the node claims the old
+// digest again.
+func pullsAlways(t *target) error {
+	if t.revision.Template == nil {
+		return nil
+	}
+	for _, c := range workload.Containers(t.revision.Template) {
+		parsed, err := workload.ParseImage(c.Image)
+		if err != nil || c.PullPolicy == corev1.PullAlways {
+			continue
+		}
+		tagged, ok := parsed.Pinnable()
+		if ok && slices.ContainsFunc(t.pins, func(p v1alpha1.ImagePin) bool { return p.Spec.Image == tagged }) {
+			return fmt.Errorf("%s: %s has the pull policy %s, with which a new revision can run the old digest again: use Always, or refresh without --restart",
+				t.revision, c.Name, c.PullPolicy)
+		}
 	}
 	return nil
 }

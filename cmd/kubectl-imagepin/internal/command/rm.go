@@ -20,7 +20,8 @@ func (e *env) rm() *cobra.Command {
 			Delete ImagePins.
 
 			For a workload, it deletes those of the current revision. The node that starts the next pod resolves the tag with
-			the credentials of the pod, and creates the ImagePin again. Running containers keep their digest.`),
+			the credentials of the pod, and creates the ImagePin again. With another pull policy than Always, a node that has
+			an image for the tag does not pull, and creates the ImagePin with its digest. Running containers keep their digest.`),
 		Example: templates.Examples(`
 			# Delete an ImagePin
 			kubectl imagepin rm web-7d4b9c.4f2a91c07b

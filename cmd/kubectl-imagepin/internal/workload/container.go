@@ -19,6 +19,8 @@ type Container struct {
 	Type ContainerType `json:"type"`
 	// Image is the reference as the pod names it.
 	Image string `json:"image"`
+	// PullPolicy is empty if the API server has not defaulted it.
+	PullPolicy corev1.PullPolicy `json:"-"`
 }
 
 // Containers returns the containers and the image volumes of a pod or of a pod template, in the order in which they
@@ -27,17 +29,17 @@ func Containers(spec *corev1.PodSpec) []Container {
 	var all []Container
 	for _, v := range spec.Volumes {
 		if v.Image != nil && v.Image.Reference != "" {
-			all = append(all, Container{Name: v.Name, Type: ImageVolume, Image: v.Image.Reference})
+			all = append(all, Container{Name: v.Name, Type: ImageVolume, Image: v.Image.Reference, PullPolicy: v.Image.PullPolicy})
 		}
 	}
 	for _, c := range spec.InitContainers {
-		all = append(all, Container{Name: c.Name, Type: InitContainer, Image: c.Image})
+		all = append(all, Container{Name: c.Name, Type: InitContainer, Image: c.Image, PullPolicy: c.ImagePullPolicy})
 	}
 	for _, c := range spec.Containers {
-		all = append(all, Container{Name: c.Name, Type: RegularContainer, Image: c.Image})
+		all = append(all, Container{Name: c.Name, Type: RegularContainer, Image: c.Image, PullPolicy: c.ImagePullPolicy})
 	}
 	for _, c := range spec.EphemeralContainers {
-		all = append(all, Container{Name: c.Name, Type: EphemeralContainer, Image: c.Image})
+		all = append(all, Container{Name: c.Name, Type: EphemeralContainer, Image: c.Image, PullPolicy: c.ImagePullPolicy})
 	}
 	return all
 }

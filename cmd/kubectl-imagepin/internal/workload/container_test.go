@@ -17,7 +17,7 @@ func podWithEverything() *corev1.Pod {
 				{Name: "model", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "model:v1"}}},
 			},
 			InitContainers:      []corev1.Container{{Name: "init", Image: "init:v1"}},
-			Containers:          []corev1.Container{{Name: "web", Image: "web:v1"}, {Name: "log", Image: "log:v1"}, {Name: "new", Image: "new:v1"}},
+			Containers:          []corev1.Container{{Name: "web", Image: "web:v1", ImagePullPolicy: corev1.PullAlways}, {Name: "log", Image: "log:v1"}, {Name: "new", Image: "new:v1"}},
 			EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "debug:v1"}}},
 		},
 		Status: corev1.PodStatus{
@@ -37,8 +37,9 @@ func podWithEverything() *corev1.Pod {
 
 func TestContainers(t *testing.T) {
 	want := []Container{
-		{"model", ImageVolume, "model:v1"}, {"init", InitContainer, "init:v1"}, {"web", RegularContainer, "web:v1"},
-		{"log", RegularContainer, "log:v1"}, {"new", RegularContainer, "new:v1"}, {"debug", EphemeralContainer, "debug:v1"},
+		{Name: "model", Type: ImageVolume, Image: "model:v1"}, {Name: "init", Type: InitContainer, Image: "init:v1"},
+		{Name: "web", Type: RegularContainer, Image: "web:v1", PullPolicy: corev1.PullAlways}, {Name: "log", Type: RegularContainer, Image: "log:v1"},
+		{Name: "new", Type: RegularContainer, Image: "new:v1"}, {Name: "debug", Type: EphemeralContainer, Image: "debug:v1"},
 	}
 	if got := Containers(&podWithEverything().Spec); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -49,9 +50,9 @@ func TestRunningIn(t *testing.T) {
 	pod := podWithEverything()
 	manifest, config := ImageID{"sha256:" + hex, OfManifest}, ImageID{"sha256:" + hex, OfConfig}
 	want := []Running{
-		{Container{"model", ImageVolume, "model:v1"}, manifest}, {Container{"init", InitContainer, "init:v1"}, manifest},
-		{Container{"web", RegularContainer, "web:v1"}, manifest}, {Container{"log", RegularContainer, "log:v1"}, config},
-		{Container{"debug", EphemeralContainer, "debug:v1"}, manifest},
+		{Container{"model", ImageVolume, "model:v1", ""}, manifest}, {Container{"init", InitContainer, "init:v1", ""}, manifest},
+		{Container{"web", RegularContainer, "web:v1", corev1.PullAlways}, manifest}, {Container{"log", RegularContainer, "log:v1", ""}, config},
+		{Container{"debug", EphemeralContainer, "debug:v1", ""}, manifest},
 	}
 	if got := RunningIn(pod); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v: all but the container without an imageID", got, want)
