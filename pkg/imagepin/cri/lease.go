@@ -14,8 +14,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// leaseImages leases images, so that neither garbage collection nor a removal deletes their content while a call that
-// uses them is forwarded. The returned function deletes the lease.
+// leaseImages leases images, so that neither garbage collection nor a removal deletes their content and snapshots while a
+// call that uses them is forwarded. The returned function deletes the lease.
 func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry) (release func(), _ error) {
 	if len(entries) == 0 {
 		return func() {}, nil
@@ -32,12 +32,11 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 	if err := s.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) (err error) {
 		l, err = s.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
 			leases.WithLabel(imagepin.LeaseLabel, "use"))
-		for _, e := range entries {
+		for _, r := range needed(entries) {
 			if err != nil {
 				break
 			}
-			// The manifest references its configuration, and the configuration references the snapshots.
-			err = s.Leases.AddResource(ctx, l, leases.Resource{ID: e.Manifest.String(), Type: "content"})
+			err = s.Leases.AddResource(ctx, l, r)
 		}
 		return err
 	}); err != nil {
@@ -48,4 +47,17 @@ func (s *containers) leaseImages(ctx context.Context, entries ...imagepin.Entry)
 	}
 	failpoint.Reach("use.leased")
 	return release, nil
+}
+
+// needed returns what a lease must list to hold images. The manifest references its configuration. The configuration
+// references the snapshot only until another tool removes the image's records, which does not wait for calls.
+func needed(entries []imagepin.Entry) []leases.Resource {
+	var all []leases.Resource
+	for _, e := range entries {
+		all = append(all, leases.Resource{ID: e.Manifest.String(), Type: "content"})
+		if e.ChainID != "" {
+			all = append(all, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+		}
+	}
+	return all
 }

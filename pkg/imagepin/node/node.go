@@ -118,7 +118,8 @@ func New(c Config) (*Node, error) {
 	n.active.Store(first)
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
-		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, KeysARecord: c.KeysARecord,
+		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,
+		KeysARecord: c.KeysARecord,
 	})
 	n.pins = pin.New(pin.Config{
 		Images: n.containerd.Pins, Namespaces: n.containerd.Namespaces, Notify: n.notify, InUse: n.pinsInUse,

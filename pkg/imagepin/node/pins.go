@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// sweepPeriod is how often unused pins, images without a key and snapshots that no key needs are removed.
+	// sweepPeriod is how often unused pins, images without a key and snapshots that no key needs are removed, and what
+	// failed before is tried again.
 	sweepPeriod = time.Hour
 	// untaggedGrace is how long an image without a key is kept.
 	untaggedGrace = time.Hour
@@ -40,7 +41,8 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	}
 }
 
-// sweep removes unused pins, images, snapshots and leases periodically until ctx ends.
+// sweep removes unused pins, images, snapshots and leases periodically until ctx ends. It retains images that a pin could
+// not retain before.
 func (s *Service) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
@@ -61,6 +63,9 @@ func (s *Service) sweep(ctx context.Context) {
 		}
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove images without a key")
+		}
+		if err := s.node.retainer.Retry(ctx); err != nil && ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("failed to retain images that were not retained before")
 		}
 		if err := s.node.leases.Retry(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to delete the leases of finished calls")

@@ -94,10 +94,10 @@ type Sessions interface {
 
 // Retained keeps the content that pins retain. [retain.Retainer] implements it.
 type Retained interface {
-	// Sync updates what is retained of digests from pins and images.
-	Sync(ctx context.Context, roots ...digest.Digest) error
-	// Synced reports whether Sync has nothing to do for a digest.
-	Synced(root digest.Digest) bool
+	// SyncImage retains an image that has been recorded, if a pin does.
+	SyncImage(ctx context.Context, e imagepin.Entry) error
+	// Synced reports whether SyncImage has nothing to retain.
+	Synced(e imagepin.Entry) bool
 }
 
 // Upstream is containerd's own CRI service.

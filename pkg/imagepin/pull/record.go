@@ -55,8 +55,8 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 			return err
 		}
 		failpoint.Reach("pull.recorded")
-		// Only this call can retain the image for a pin that was created after Make's first Sync.
-		return m.config.Retained.Sync(ctx, e.Root.Digest)
+		// A pin that was made before does not retain the image yet, because it was not recorded.
+		return m.config.Retained.SyncImage(ctx, e)
 	})
 	return e, wrote, err
 }
@@ -90,7 +90,7 @@ func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagep
 		return imagepin.Entry{}, false, err
 	}
 	e = entries[len(entries)-1]
-	if j.FirstUse != nil || !m.config.Retained.Synced(e.Root.Digest) {
+	if j.FirstUse != nil || !m.config.Retained.Synced(e) {
 		return e, false, nil
 	}
 	ok, err = m.config.Images.Recorded(ctx, j.Proof, entries...)

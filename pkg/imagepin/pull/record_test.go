@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -83,5 +84,64 @@ func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 	}
 	if ctx.Err() == nil || !retainer.Holds(recorded) {
 		t.Errorf("got a context that ended: %v, a retained image: %v, want true, true", ctx.Err() != nil, retainer.Holds(recorded))
+	}
+}
+
+// silent is a snapshotter that does not respond. Its calls end at once, as after their timeout.
+type silent struct{ snapshots.Snapshotter }
+
+func (silent) Stat(context.Context, string) (snapshots.Info, error) {
+	return snapshots.Info{}, context.DeadlineExceeded
+}
+
+// TestRecordWithHangingSnapshotter pulls an image that a pin retains. It is ready in another snapshotter too, which does
+// not respond. The pull retains the image, and a later pull has nothing to do.
+func TestRecordWithHangingSnapshotter(t *testing.T) {
+	n := ctdtest.New(t, "native", "other")
+	runtimes := runtimesOn(t, "native")
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	ref, err := reference.ParseNormalizedNamed("registry.example/app:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, done := n.Lease(t)
+	defer done()
+	n.Write(ctx, t, blobs)
+	n.Unpack(ctx, t, img, "native")
+	n.Unpack(ctx, t, img, "other")
+	s := store.New(store.Config{
+		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Runtimes: ctdtest.Always(runtimes),
+		Snapshotter: func(name string) snapshots.Snapshotter {
+			if name == "other" {
+				return silent{}
+			}
+			return n.Snapshotter(name)
+		},
+	})
+	retainer := retain.New(retain.Config{
+		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+	})
+	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
+	e := imagepin.Entry{
+		Key: imagepin.Key{Ref: ref.String(), Target: runtimes.Default().Target}, Root: img.Manifest, Manifest: img.Manifest.Digest,
+		ImageID: img.Config.Digest, ChainID: img.ChainID, Size: 1, Source: imagepin.SourcePull, RecordTarget: img.Manifest,
+	}
+	other := e
+	other.Ref = "registry.example/other@" + img.Manifest.Digest.String()
+	other.Record, other.Target.Snapshotter = other.Ref, "other"
+	if _, err := s.Put(ctx, "", other); err != nil {
+		t.Fatal(err)
+	}
+	job := Job{Verdict: decide.Verdict{Ref: ref, Root: img.Manifest}}
+	recorded, _, err := m.record(ctx, job, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !retainer.Holds(recorded) {
+		t.Error("the image is not retained")
+	}
+	if _, ok, err := m.recorded(ctx, job, e); err != nil || !ok {
+		t.Errorf("later pull: got nothing to do %v, %v, want true", ok, err)
 	}
 }

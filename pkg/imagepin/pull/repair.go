@@ -116,7 +116,7 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 		if err := record(ctx); err != nil {
 			return err
 		}
-		return m.config.Retained.Sync(ctx, e.Root.Digest)
+		return m.config.Retained.SyncImage(ctx, e)
 	})
 }
 

@@ -2,6 +2,7 @@ package retain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -43,8 +44,11 @@ type Images interface {
 	ByRoot(root digest.Digest) []imagepin.Entry
 	// Proofs returns the proofs on an image record.
 	Proofs(record string) []string
-	// AddToLease adds the content and snapshots of entries to the lease in ctx. It returns ErrNotFound if any is gone.
-	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
+	// HasContent reports whether all content that an entry needs exists.
+	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)
+	// AddReadyToLease adds the content and snapshots of images that are ready to the lease in ctx. It does not ask
+	// snapshotters. It returns ErrNotFound if an image is not ready any more.
+	AddReadyToLease(ctx context.Context, entries ...imagepin.Entry) error
 }
 
 // Config configures a Retainer. All fields are required.
@@ -119,7 +123,8 @@ func (r *Retainer) load(ctx context.Context) error {
 }
 
 // retain adds the image of an entry to its lease, unless no pin retains it any more. A lease of the caller must hold
-// the content. retain returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room.
+// the content and the snapshot. retain returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room,
+// ErrNotFound if content is gone, and errUnreadable.
 func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
@@ -202,13 +207,33 @@ func (r *Retainer) forget(id string) {
 	delete(r.held, id)
 }
 
-// resources returns the existing content of an image, and its snapshot or configuration as the last resource.
-func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Resource, error) {
-	// Docker manifests have the same structure.
-	manifest := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
-	m, err := images.Manifest(ctx, r.config.Content, manifest, platforms.All)
+// errUnreadable means that the content of an image cannot be read. It does not concern other images.
+var errUnreadable = errors.New("its content cannot be read")
+
+// manifest returns the manifest of an image. It returns ErrNotFound if content that the image needs is gone, and
+// errUnreadable.
+func (r *Retainer) manifest(ctx context.Context, e imagepin.Entry) (m ocispec.Manifest, _ error) {
+	here, err := r.config.Images.HasContent(ctx, e)
+	if err == nil && !here {
+		return m, fmt.Errorf("retain %s: content of %s is gone: %w", e.Root.Digest, e.Key, errdefs.ErrNotFound)
+	}
+	if err == nil {
+		// Docker manifests have the same structure.
+		desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
+		m, err = images.Manifest(ctx, r.config.Content, desc, platforms.All)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("retain %s: %w", e.Root.Digest, err)
+		return m, fmt.Errorf("retain %s: %w: %w", e.Root.Digest, errUnreadable, err)
+	}
+	return m, nil
+}
+
+// resources returns the existing content of an image, and its snapshot or configuration as the last resource. It fails
+// as manifest does.
+func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Resource, error) {
+	m, err := r.manifest(ctx, e)
+	if err != nil {
+		return nil, err
 	}
 	blobs := []digest.Digest{e.Root.Digest, e.Manifest, m.Config.Digest}
 	for _, l := range m.Layers {

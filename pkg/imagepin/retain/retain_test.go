@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
@@ -46,8 +48,23 @@ type env struct {
 	images   *store.Store
 	maxBytes int64
 	released int
-	killed   bool // simulates a kill before pins are synced
-	removed  bool // all images are removed during a sync
+	killed   bool   // simulates a kill before pins are synced
+	removed  bool   // all images are removed during a sync
+	hangs    string // the snapshotter that does not respond
+}
+
+// hanging is a snapshotter that does not respond. Its calls end at once, as after their timeout.
+type hanging struct{ snapshots.Snapshotter }
+
+func (hanging) Stat(context.Context, string) (snapshots.Info, error) {
+	return snapshots.Info{}, context.DeadlineExceeded
+}
+
+func (e *env) snapshotter(name string) snapshots.Snapshotter {
+	if name == e.hangs {
+		return hanging{}
+	}
+	return e.node.Snapshotter(name)
 }
 
 // namespaces creates namespaces in a metadata database.
@@ -76,7 +93,7 @@ func newEnv(t *testing.T) *env {
 func (e *env) restart() {
 	e.t.Helper()
 	e.killed = false
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "second"}},
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "second"}, {Name: "arm", Snapshotter: "first", Platform: "linux/arm64"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	if err != nil {
 		e.t.Fatal(err)
@@ -91,7 +108,7 @@ func (e *env) restart() {
 		},
 	})
 	e.images = store.New(store.Config{
-		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.node.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	images := retain.Images(e.images)
 	if e.removed {
@@ -197,17 +214,19 @@ func wantFull(t *testing.T, what string, err error) {
 }
 
 // TestRetain checks that an image without records is retained through garbage collection and a restart, until its pin
-// is removed. The next Sync retains an image that becomes ready after its digest was pinned.
+// is removed. SyncImage retains an image that becomes ready after its digest was pinned.
 func TestRetain(t *testing.T) {
 	e := newEnv(t)
 	kept, lost := e.image("kept", first), e.image("lost", first)
 	e.pin("kept", kept)
 	keptToo := e.image("kept", second)
-	wantEqual(t, "synced before the image is retained", e.Synced(kept.Root.Digest), false)
-	if err := e.Sync(e.ctx, kept.Root.Digest); err != nil {
-		t.Fatal(err)
+	wantEqual(t, "synced before the image is retained", e.Synced(keptToo), false)
+	for _, entry := range []imagepin.Entry{keptToo, lost} {
+		if err := e.SyncImage(e.ctx, entry); err != nil {
+			t.Fatal(err)
+		}
 	}
-	wantEqual(t, "synced", []bool{e.Synced(kept.Root.Digest), e.Synced(lost.Root.Digest)}, []bool{true, true})
+	wantEqual(t, "synced", []bool{e.Synced(kept), e.Synced(keptToo), e.Synced(lost)}, []bool{true, true, true})
 	wantEqual(t, "bytes", e.Bytes(), 1000)
 	e.remove(kept, keptToo, lost)
 	for _, when := range []string{"", " after a restart"} {
@@ -226,6 +245,28 @@ func TestRetain(t *testing.T) {
 	e.wantPresent("released image for another target", keptToo, false)
 	e.wantHeld("released image", kept, false)
 	wantEqual(t, "bytes, releases", []any{e.Bytes(), e.released}, []any{0, 1})
+}
+
+// TestPinWithHangingSnapshotter pins a digest that is ready in two snapshotters, of which one does not respond. The image
+// is retained in both, also if it is only pinned after a start.
+func TestPinWithHangingSnapshotter(t *testing.T) {
+	for name, killed := range map[string]bool{"while it runs": false, "at a start": true} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			healthy, other := e.image("kept", first), e.image("kept", second)
+			e.hangs, e.killed = "second", killed
+			e.pin("kept", healthy)
+			if killed {
+				e.restart()
+			}
+			e.wantHeld("the image", healthy, true)
+			e.wantHeld("the image in the snapshotter that hangs", other, true)
+			e.hangs = ""
+			e.remove(healthy, other)
+			e.wantPresent("the image", healthy, true)
+			e.wantPresent("the image in the snapshotter that hung", other, true)
+		})
+	}
 }
 
 // TestSyncAfterKill checks that a restart syncs pins that were written but not synced before a kill.
@@ -378,7 +419,9 @@ func TestDiscardedLayers(t *testing.T) {
 // removedImages are images that were removed after their entries were read.
 type removedImages struct{ retain.Images }
 
-func (removedImages) AddToLease(context.Context, ...imagepin.Entry) error { return errdefs.ErrNotFound }
+func (removedImages) AddReadyToLease(context.Context, ...imagepin.Entry) error {
+	return errdefs.ErrNotFound
+}
 
 // TestSyncOfRemovedImage checks that Sync skips an image that is removed meanwhile.
 func TestSyncOfRemovedImage(t *testing.T) {
@@ -388,6 +431,79 @@ func TestSyncOfRemovedImage(t *testing.T) {
 	e.restart()
 	e.pin("a", entry)
 	e.wantHeld("a", entry, false)
+}
+
+// overwrite changes the first byte of a blob's file.
+func (e *env) overwrite(d digest.Digest, with byte) {
+	e.t.Helper()
+	file := e.node.File(d)
+	data, err := os.ReadFile(file)
+	if err == nil {
+		data[0] = with
+		err = os.Chmod(file, 0o600)
+	}
+	if err == nil {
+		err = os.WriteFile(file, data, 0o600)
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// twoPlatforms makes an image ready for two platforms.
+func (e *env) twoPlatforms(text string) (amd64, arm64 imagepin.Entry) {
+	e.t.Helper()
+	ctx, done := e.node.Lease(e.t)
+	defer done()
+	blobs := ctdtest.Blobs{}
+	imgs := []ctdtest.Image{blobs.Image("linux/amd64", text, nil), blobs.Image("linux/arm64", text, nil)}
+	index := blobs.Index(imgs[0].Manifest, imgs[1].Manifest)
+	e.node.Write(ctx, e.t, blobs)
+	e.node.Keep(ctx, e.t, imgs[0], &index)
+	var entries []imagepin.Entry
+	for i, img := range imgs {
+		e.node.Keep(ctx, e.t, img, nil)
+		e.node.Unpack(ctx, e.t, img, "first")
+		target := []ocispec.Descriptor{index, img.Manifest}[i]
+		record := repo + "@" + target.Digest.String()
+		platform := platforms.Format(*img.Manifest.Platform)
+		entries = append(entries, imagepin.Entry{
+			Key:    imagepin.Key{Ref: repo + "@" + index.Digest.String(), Target: runtimeplatform.Target{Platform: platform, Snapshotter: "first"}},
+			Record: record, RecordTarget: target, Source: imagepin.SourcePull,
+			Root: index, Manifest: img.Manifest.Digest, ImageID: img.Config.Digest, ChainID: img.ChainID, Size: 1000,
+		})
+	}
+	if _, err := e.images.Put(ctx, "", entries...); err != nil {
+		e.t.Fatal(err)
+	}
+	return entries[0], entries[1]
+}
+
+// TestUnreadableImage pins a digest that is ready for two platforms, of which one has a damaged manifest. That one is not
+// retained, which fails only its own update. It is retained when its manifest is repaired.
+func TestUnreadableImage(t *testing.T) {
+	e := newEnv(t)
+	damaged, good := e.twoPlatforms("a")
+	e.overwrite(damaged.Manifest, 'x')
+	e.pin("a", good)
+	wantHeld := func(when string, want bool) {
+		t.Helper()
+		wantEqual(t, "retained "+when, []bool{e.Holds(good), e.Holds(damaged)}, []bool{true, want})
+	}
+	wantHeld("after the pin is made", false)
+	if err := e.SyncImage(e.ctx, good); err != nil {
+		t.Errorf("update of the other image: %v", err)
+	}
+	if err := e.SyncImage(e.ctx, damaged); err == nil {
+		t.Error("update of the damaged image: got no error")
+	}
+	e.restart()
+	wantHeld("after a start", false)
+	e.overwrite(damaged.Manifest, '{')
+	if err := e.Retry(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	wantHeld("after the repair", true)
 }
 
 // TestTwoRootsOfOneManifest checks that two pins of indexes with the same manifest each retain it.
@@ -439,6 +555,44 @@ func TestProofs(t *testing.T) {
 	if !e.pins.HasProof(proofs...) {
 		t.Error("the pin has no proof")
 	}
+}
+
+// failingLeases fails to delete leases while fails is set.
+type failingLeases struct {
+	leases.Manager
+	fails *bool
+}
+
+func (l failingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
+	if *l.fails {
+		return errdefs.ErrUnavailable
+	}
+	return l.Manager.Delete(ctx, lease, opts...)
+}
+
+// TestRetry removes a pin, and its lease cannot be deleted. Retry deletes it, and retains an image for which there was no
+// room.
+func TestRetry(t *testing.T) {
+	e := newEnv(t)
+	fails := false
+	e.leases = failingLeases{e.leases, &fails}
+	e.restart()
+	e.maxBytes = 1500
+	a, b := e.image("a", first), e.image("b", first)
+	e.pin("a", a)
+	e.pin("b", b)
+	fails = true
+	if _, err := e.pins.Remove(e.ctx, id("a")); !errdefs.IsUnavailable(err) {
+		t.Errorf("removing the pin: got error %v, want Unavailable", err)
+	}
+	e.wantHeld("image without room", b, false)
+	fails = false
+	if err := e.Retry(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	e.wantHeld("image whose pin was removed", a, false)
+	e.wantHeld("image without room before", b, true)
+	wantEqual(t, "bytes", e.Bytes(), 1000)
 }
 
 // blockedLeases blocks the deletion of retain leases until free is closed.

@@ -23,6 +23,12 @@ func (r *Retainer) SyncAll(ctx context.Context) error {
 	if err := r.load(ctx); err != nil {
 		return err
 	}
+	return r.Retry(ctx)
+}
+
+// Retry releases and retains what earlier calls could not: leases that could not be deleted, and images for which there
+// was no room or that could not be read.
+func (r *Retainer) Retry(ctx context.Context) error {
 	if err := r.release(ctx); err != nil {
 		return err
 	}
@@ -35,9 +41,10 @@ func (r *Retainer) SyncAll(ctx context.Context) error {
 }
 
 // Sync updates the leases of digests after pins or images have changed. If ctx has a lease, this lease holds the images
-// while they are added. Sync goes on after ctx has ended.
+// while they are added. Sync goes on after ctx has ended. It does not fail for an image that cannot be read, because it
+// may not be the caller's image. It logs the image, and [Retainer.Retry] retains it later.
 func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	released := false
 	for _, root := range roots {
@@ -55,34 +62,55 @@ func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
 	return nil
 }
 
-// Synced reports whether leases hold all images of a digest that a pin retains.
-func (r *Retainer) Synced(root digest.Digest) bool {
-	if !r.config.Pins.Retains(root) {
-		return true
+// SyncImage updates the lease of one image after it has been recorded, as [Retainer.Sync] does. It fails if the image
+// cannot be read.
+func (r *Retainer) SyncImage(ctx context.Context, e imagepin.Entry) error {
+	if !r.config.Pins.Retains(e.Root.Digest) {
+		return nil
 	}
-	for _, e := range r.config.Images.ByRoot(root) {
-		if !r.Holds(e) {
-			return false
-		}
-	}
-	return true
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	return r.syncEntry(ctx, e)
 }
 
-// syncRetained adds the images of a retained digest to leases, and adds their proofs to the pins.
+// Synced reports whether a lease holds an image, or no pin retains it.
+func (r *Retainer) Synced(e imagepin.Entry) bool {
+	return !r.config.Pins.Retains(e.Root.Digest) || r.Holds(e)
+}
+
+// detached returns a context that goes on after ctx has ended, for up to syncTimeout.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
+}
+
+// syncRetained adds the images of a retained digest to leases, and adds their proofs to the pins. It logs images that
+// cannot be read.
 func (r *Retainer) syncRetained(ctx context.Context, root digest.Digest) error {
 	for _, e := range r.config.Images.ByRoot(root) {
-		if err := r.hold(ctx, e); err != nil {
-			return err
-		}
-		ref, err := reference.ParseNamed(e.Ref)
-		if err != nil {
-			return err
-		}
-		if err := r.config.Pins.Prove(ctx, ref, root, r.config.Images.Proofs(e.Record)...); err != nil {
+		err := r.syncEntry(ctx, e)
+		if errors.Is(err, errUnreadable) && ctx.Err() == nil {
+			logNotRetained(ctx, e, err)
+		} else if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// syncEntry adds one image to its lease, and adds its proofs to the pins.
+func (r *Retainer) syncEntry(ctx context.Context, e imagepin.Entry) error {
+	if err := r.hold(ctx, e); err != nil {
+		return err
+	}
+	ref, err := reference.ParseNamed(e.Ref)
+	if err != nil {
+		return err
+	}
+	return r.config.Pins.Prove(ctx, ref, e.Root.Digest, r.config.Images.Proofs(e.Record)...)
+}
+
+func logNotRetained(ctx context.Context, e imagepin.Entry, err error) {
+	log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("cannot retain image")
 }
 
 // hold retains an image that is ready. It skips an image that was just removed, or for which there is no room.
@@ -91,7 +119,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 		return nil
 	}
 	retain := func(ctx context.Context) error {
-		if err := r.config.Images.AddToLease(ctx, e); err != nil {
+		if err := r.config.Images.AddReadyToLease(ctx, e); err != nil {
 			return err
 		}
 		return r.retain(ctx, e)
@@ -107,7 +135,7 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	case errdefs.IsNotFound(err):
 		return nil
 	case errors.As(err, &full) && full.Reason == imagepin.RetainLimitReached:
-		log.G(ctx).WithError(err).WithField("ref", e.Ref).Warn("cannot retain image")
+		logNotRetained(ctx, e, err)
 		return nil
 	}
 	return err

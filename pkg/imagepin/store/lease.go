@@ -17,6 +17,45 @@ import (
 //
 // It returns ErrNotFound if content or a snapshot is missing, and ErrFailedPrecondition if ctx has no lease.
 func (s *presence) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
+	if err := s.addToLease(ctx, entries); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		present, err := s.Present(ctx, e)
+		if err != nil {
+			return err
+		}
+		if !present {
+			return errRemoved(e)
+		}
+	}
+	return nil
+}
+
+// AddReadyToLease is [Store.AddToLease] for images that are ready. It does not ask their snapshotters, which may not
+// respond: the index does not have the keys of an image any more when its snapshot is released. It does not check the
+// content either, see [Store.HasContent].
+//
+// It returns ErrNotFound if an image is not ready any more, and ErrFailedPrecondition if ctx has no lease.
+func (s *presence) AddReadyToLease(ctx context.Context, entries ...imagepin.Entry) error {
+	if err := s.addToLease(ctx, entries); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !s.isNeeded(Unpacked{e.ImageID, e.Target.Snapshotter}) {
+			return errRemoved(e)
+		}
+	}
+	return nil
+}
+
+// errRemoved returns the error for an entry of which a part is gone.
+func errRemoved(e imagepin.Entry) error {
+	return fmt.Errorf("content or snapshot of %s was removed concurrently: %w", e.Key, errdefs.ErrNotFound)
+}
+
+// addToLease adds the content and snapshots of entries to the lease in ctx.
+func (s *presence) addToLease(ctx context.Context, entries []imagepin.Entry) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return fmt.Errorf("add %d keys to lease: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
@@ -26,28 +65,18 @@ func (s *presence) AddToLease(ctx context.Context, entries ...imagepin.Entry) er
 	if err != nil {
 		return fmt.Errorf("list lease resources: %w", err)
 	}
-	if missing := needed(entries, held); len(missing) > 0 {
-		if err := s.config.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
-			for _, r := range missing {
-				if err := s.config.Leases.AddResource(ctx, lease, r); err != nil {
-					return fmt.Errorf("add %s to lease: %w", r.ID, err)
-				}
+	missing := needed(entries, held)
+	if len(missing) == 0 {
+		return nil
+	}
+	return s.config.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
+		for _, r := range missing {
+			if err := s.config.Leases.AddResource(ctx, lease, r); err != nil {
+				return fmt.Errorf("add %s to lease: %w", r.ID, err)
 			}
-			return nil
-		}); err != nil {
-			return err
 		}
-	}
-	for _, e := range entries {
-		present, err := s.Present(ctx, e)
-		if err != nil {
-			return err
-		}
-		if !present {
-			return fmt.Errorf("content or snapshot of %s was removed concurrently: %w", e.Key, errdefs.ErrNotFound)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // needed returns the resources of entries that a lease does not hold.

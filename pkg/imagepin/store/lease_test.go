@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 )
 
@@ -41,6 +42,34 @@ func TestAddToLease(t *testing.T) {
 	done()
 	e.Collect(t)
 	e.wantSound(t)
+}
+
+// TestAddReadyToLease checks that a lease keeps images that are ready, and that their snapshotter is not asked. Images that
+// are not ready any more are an error, although their content and snapshots exist.
+func TestAddReadyToLease(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	known := entries(tag, i, native, 0)
+	if err := e.store.AddReadyToLease(e.ctx, known...); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without a lease: got %v, want a FailedPrecondition error", err)
+	}
+	e.store.Configuration().Snapshotter = func(string) snapshots.Snapshotter { return nil } // a call panics
+	ctx, done := e.Lease(t)
+	defer done()
+	for range 2 {
+		if err := e.store.AddReadyToLease(ctx, known...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.remove(t, keysOf(known)...)
+	e.store.Configuration().Snapshotter = e.Snapshotter
+	if ok, err := e.store.Present(e.ctx, known[0]); err != nil || !ok {
+		t.Errorf("content in the lease: present %v, %v, want true", ok, err)
+	}
+	if err := e.store.AddReadyToLease(ctx, known...); !errdefs.IsNotFound(err) {
+		t.Errorf("after the removal: got %v, want a NotFound error", err)
+	}
 }
 
 // hangingLeases blocks synchronous deletions until free is closed.

@@ -34,7 +34,7 @@ type Records interface {
 // collectTimeout limits each garbage collection, and the work that goes on after the caller's context has ended.
 const collectTimeout = time.Minute
 
-// Config configures a Store. All fields except PinnedImages and KeysARecord are required.
+// Config configures a Store. All fields except PinnedImages, Released and KeysARecord are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
@@ -45,6 +45,9 @@ type Config struct {
 	Runtimes func() *runtimeplatform.Set
 	// PinnedImages returns the normalized references that containerd's CRI retains (pinned_images).
 	PinnedImages func() []string
+	// Released is called after [Store.Sync] has removed a record, to start a garbage collection. It must not wait for the
+	// collection.
+	Released func()
 	// KeysARecord is how many keys the record of a digest carries. The records of further tags carry their own keys.
 	// Zero means 16.
 	KeysARecord int
@@ -78,6 +81,9 @@ type (
 func New(c Config) *Store {
 	if c.PinnedImages == nil {
 		c.PinnedImages = func() []string { return nil }
+	}
+	if c.Released == nil {
+		c.Released = func() {}
 	}
 	found := &presence{reader: &reader{newIndex()}, config: c}
 	return &Store{&writer{presence: found, write: semaphore.NewWeighted(1), removed: make(map[digest.Digest]time.Time)}}

@@ -17,10 +17,10 @@ import (
 // has no key. It does not return a record that carries lost keys, because these are about to be repaired or dropped.
 func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	img, removed, err := s.sync(ctx, name)
-	if err != nil || !removed {
-		return img, err
+	if removed {
+		s.config.Released() // the caller handles events, which must not wait for a collection
 	}
-	return nil, s.Collect(ctx)
+	return img, err
 }
 
 // sync is Sync for one record. removed reports whether it has removed the record.

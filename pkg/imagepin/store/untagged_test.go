@@ -65,6 +65,40 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 	}
 }
 
+// TestLateRecordWhileSnapshotterHangs checks that Sync starts a garbage collection after it has removed a late record, and
+// does not wait for it. A collection does not end while a snapshotter hangs.
+func TestLateRecordWhileSnapshotterHangs(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, i, native)
+	e.remove(t, keysOf(entries(tag, i, native, 0))...)
+	name := e.idRecord(t, i).Name
+	hanging := hangingLeases{e.Leases, make(chan struct{}), make(chan struct{})}
+	released := false
+	e.store.Configuration().Leases, e.store.Configuration().Released = hanging, func() { released = true }
+	synced := make(chan error, 1)
+	go func() {
+		_, err := e.store.Sync(e.ctx, name)
+		synced <- err
+	}()
+	select {
+	case err := <-synced:
+		if err != nil || !released {
+			t.Errorf("got %v, a collection was started: %v, want true", err, released)
+		}
+	case <-hanging.reached:
+		t.Error("Sync waits for a collection")
+		close(hanging.free)
+		<-synced
+	}
+	if _, err := e.Images.Get(e.ctx, name); !errdefs.IsNotFound(err) {
+		t.Errorf("got %v for the late record, want a NotFound error", err)
+	}
+}
+
 // TestUntagged checks records of image IDs without keys. They are listed until the image has a key or the record is
 // removed. They are removed after a grace period, unless another record has the same target.
 func TestUntagged(t *testing.T) {
