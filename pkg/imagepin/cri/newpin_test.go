@@ -199,10 +199,7 @@ func TestPinIsMadeWhileVerifying(t *testing.T) {
 }
 
 // removingImages removes a pin while upstream is waited for.
-type removingImages struct {
-	visible
-	remove func()
-}
+type removingImages struct{ remove func() }
 
 func (r removingImages) WaitVisible(context.Context, imagepin.Entry) error {
 	r.remove()
