@@ -21,6 +21,8 @@ func TestCompletion(t *testing.T) {
 	}{
 		{"explain web-", []string{pod.Name}},
 		{"explain deploy/w", []string{"deploy/web", "deploy/worker"}},
+		{"explain --resol", []string{"--resolve\tLook up the current digests of tags at their registries."}},
+		{"explain --insecure-r", []string{"--insecure-registry\tUse HTTP for registries that do not serve HTTPS."}},
 		{"get " + pin[:5], []string{pin}},
 		{"rm " + pin[:5], []string{pin}},
 		{"refresh dep", []string{"deployment/"}},

@@ -78,7 +78,7 @@ func TestOtherKind(t *testing.T) {
 	kubectl.must(t, ns, "set", "rc/old", image, digestB)
 	pin := api.pins(t, ns)[pinNameOf(pod, image)]
 	wantReference(t, pin, metav1.OwnerReference{APIVersion: "v1", Kind: "ReplicationController", Name: "old", UID: rc.UID})
-	wantTable(t, kubectl.must(t, ns, "explain", "rc/old"), `
+	wantTable(t, kubectl.must(t, ns, "explain", "rc/old", "--resolve=false"), `
 		ReplicationController: old
 		Namespace: `+ns+`
 

@@ -31,6 +31,10 @@ func startRegistry() *registry {
 			http.Error(w, "HTTPS is not served", http.StatusBadGateway)
 			return
 		}
+		if r.Host == silentHost {
+			<-r.Context().Done()
+			return
+		}
 		if r.Host == hostileHost {
 			http.Error(w, `{"errors":[{"code":"DENIED","message":"\u001b[2J`+strings.Repeat("x", 1<<14)+`"}]}`, http.StatusForbidden)
 			return
@@ -49,6 +53,8 @@ const (
 	privateHost = "private.example.com"
 	// hostileHost is the host name under which the registry answers with long errors that have escape sequences.
 	hostileHost = "hostile.example.com"
+	// silentHost is the host name under which the registry does not answer.
+	silentHost = "silent.example.com"
 )
 
 func (r *registry) url() string { return r.server.URL }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -20,14 +21,20 @@ import (
 
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/explain"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
 
 // explainOptions are the flags of the command explain.
 type explainOptions struct {
 	*env
-	out *output
+	out      *output
+	resolve  bool
+	resolver registry.Resolver
 }
+
+// lookupTimeout is how long explain waits for registries.
+const lookupTimeout = 5 * time.Second
 
 func (e *env) explain() *cobra.Command {
 	o := &explainOptions{env: e}
@@ -39,18 +46,27 @@ func (e *env) explain() *cobra.Command {
 
 			For each container, it shows the digest, which node created the ImagePin for which pod, whether somebody has
 			moved it since, and which digests the pods run. For a workload, it shows the current revision: the ReplicaSet of
-			a Deployment, the update revision of a StatefulSet, the latest revision of a DaemonSet.`),
+			a Deployment, the update revision of a StatefulSet, the latest revision of a DaemonSet.
+
+			It also looks up the current digest of the tag of each ImagePin, from where you run it, with the credentials of
+			your Docker configuration, and waits at most 5 seconds for registries. A tag that cannot be resolved is shown as
+			unknown, with the reason. That is no error. With --resolve=false, it sends no requests to registries.`),
 		Example: templates.Examples(`
 			# Explain the images of a pod
 			kubectl imagepin explain web-7d4b9c-x8x2b
 
 			# Explain the images of the current revision of a Deployment
-			kubectl imagepin explain deployment/web`),
+			kubectl imagepin explain deployment/web
+
+			# Send no requests to registries
+			kubectl imagepin explain deployment/web --resolve=false`),
 		Args:              someArgs(1, 1, "a pod, or KIND/NAME,"),
 		ValidArgsFunction: e.completePods,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args[0]) },
 	}
 	o.out = newOutput(cmd, dataFlags())
+	cmd.Flags().BoolVar(&o.resolve, "resolve", true, "Look up the current digests of tags at their registries.")
+	addInsecureRegistry(cmd, &o.resolver)
 	return cmd
 }
 
@@ -74,6 +90,12 @@ func (o *explainOptions) run(ctx context.Context, arg string) error {
 		return err
 	}
 	e := explain.Of(*revision)
+	if o.resolve {
+		e.AddTags(o.resolver.Lookup(ctx, e.PinnedImages(), lookupTimeout))
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
 	if !o.out.isOwn() {
 		e.TypeMeta = metav1.TypeMeta{APIVersion: outputVersion, Kind: "Explanation"}
 		return o.out.printData(o.Out, e)
@@ -147,6 +169,9 @@ func (o *explainOptions) print(obj object, e *explain.Explanation) error {
 		fmt.Fprintf(w, "\n%s %s\n", titles[c.Type], c.Name)
 		fmt.Fprintf(w, "  Image:\t%s\n", c.Image)
 		printPin(w, c)
+		if c.Tag != nil {
+			fmt.Fprintf(w, "  Tag now:\t%s\n", tagNow(*c.Tag))
+		}
 		for i, r := range c.Running {
 			label := "Running:"
 			if i > 0 {
@@ -189,6 +214,17 @@ func printPin(w io.Writer, c explain.Container) {
 	if p.Moved != nil {
 		fmt.Fprintf(w, "  Moved:\t%s ago with %s\n", age(p.Moved.Time), p.Moved.Manager)
 	}
+}
+
+// tagNow says what the current digest of a tag is, and whether it is that of the ImagePin.
+func tagNow(t explain.Tag) string {
+	switch {
+	case t.Differs == nil:
+		return "<unknown>: " + t.Error
+	case *t.Differs:
+		return t.Digest + ": differs from the ImagePin"
+	}
+	return "same digest"
 }
 
 // running says what pods run, where, and whether it is what the ImagePin says.

@@ -63,8 +63,13 @@ func (e *env) refresh() *cobra.Command {
 	}
 	o = &refreshOptions{change: e.newChange(cmd)}
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
-	cmd.Flags().BoolVar(&o.resolver.Insecure, "insecure-registry", false, "Use HTTP for registries that do not serve HTTPS.")
+	addInsecureRegistry(cmd, &o.resolver)
 	return cmd
+}
+
+// addInsecureRegistry adds the flag of commands that resolve tags.
+func addInsecureRegistry(cmd *cobra.Command, r *registry.Resolver) {
+	cmd.Flags().BoolVar(&r.Insecure, "insecure-registry", false, "Use HTTP for registries that do not serve HTTPS.")
 }
 
 func (o *refreshOptions) run(ctx context.Context, args []string) error {

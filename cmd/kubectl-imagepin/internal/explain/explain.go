@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
 
@@ -29,6 +30,8 @@ type Container struct {
 	// Pin is the ImagePin that applies. If it is nil, Reason says why.
 	Pin    *Pin   `json:"pin,omitempty"`
 	Reason string `json:"reason,omitempty"`
+	// Tag is what the tag of the ImagePin resolves to now. It is nil if there is no ImagePin, or before AddTags.
+	Tag *Tag `json:"tag,omitempty"`
 	// Running is what the pods run. It is empty if no pod reports a digest.
 	Running []Running `json:"running"`
 }
@@ -48,6 +51,15 @@ type Pin struct {
 type Change struct {
 	Manager string      `json:"manager"`
 	Time    metav1.Time `json:"time"`
+}
+
+// Tag is what a tag resolves to.
+type Tag struct {
+	// Digest is empty if the tag cannot be resolved. Then Error says why.
+	Digest string `json:"digest,omitempty"`
+	Error  string `json:"error,omitempty"`
+	// Differs reports whether the digest is not that of the ImagePin. It is nil if there is no digest.
+	Differs *bool `json:"differs,omitempty"`
 }
 
 // Running is an image that pods run.
@@ -82,6 +94,32 @@ func Of(r Revision) *Explanation {
 		e.Containers = append(e.Containers, x)
 	}
 	return e
+}
+
+// PinnedImages returns the images of the ImagePins that apply, one for each container.
+func (e *Explanation) PinnedImages() []string {
+	var images []string
+	for _, c := range e.Containers {
+		if c.Pin != nil {
+			images = append(images, c.Pin.Image)
+		}
+	}
+	return images
+}
+
+// AddTags adds what the tags of the ImagePins resolve to.
+func (e *Explanation) AddTags(results map[string]registry.Result) {
+	for i := range e.Containers {
+		c := &e.Containers[i]
+		if c.Pin == nil {
+			continue
+		}
+		r := results[c.Pin.Image]
+		c.Tag = &Tag{Digest: r.Digest, Error: r.Reason}
+		if r.Digest != "" {
+			c.Tag.Differs = new(r.Digest != c.Pin.Digest)
+		}
+	}
 }
 
 func containers(r Revision) []workload.Container {

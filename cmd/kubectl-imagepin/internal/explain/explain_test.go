@@ -1,12 +1,15 @@
 package explain
 
 import (
+	"reflect"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
 )
 
 const (
@@ -133,6 +136,35 @@ func TestMoved(t *testing.T) {
 		got := Of(Revision{Owner: &owner, Template: template("shop/web:v7"), Pins: []v1alpha1.ImagePin{p}}).Containers[0].Pin.Moved
 		if (got == nil) != (tc.want == "") || got != nil && got.Manager != tc.want {
 			t.Errorf("%s: got %+v, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestTags(t *testing.T) {
+	template := template("shop/web:v7")
+	template.Containers = append(template.Containers, corev1.Container{Name: "other", Image: "shop/web:v8"})
+	rev := Revision{Owner: &owner, Template: template, Pins: []v1alpha1.ImagePin{pin(digestA)}}
+	yes := true
+	for _, tc := range []struct {
+		name   string
+		result registry.Result
+		want   Tag
+	}{
+		{"moved", registry.Result{Digest: digestB}, Tag{Digest: digestB, Differs: &yes}},
+		{"same", registry.Result{Digest: digestA}, Tag{Digest: digestA, Differs: new(bool)}},
+		{"unknown", registry.Result{Reason: "no such host"}, Tag{Error: "no such host"}},
+	} {
+		e := Of(rev)
+		if images := e.PinnedImages(); !slices.Equal(images, []string{image}) {
+			t.Errorf("got images %q, want that of the ImagePin", images)
+		}
+		e.AddTags(map[string]registry.Result{image: tc.result, "docker.io/shop/web:v8": {Digest: digestB}})
+		got := e.Containers[0].Tag
+		if !reflect.DeepEqual(got, &tc.want) {
+			t.Errorf("%s: got %+v, want %+v", tc.name, got, tc.want)
+		}
+		if other := e.Containers[1].Tag; other != nil {
+			t.Errorf("%s: got %+v without an ImagePin", tc.name, other)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package registry asks registries for the digests of tags.
+// Package registry looks up the digests of tags at registries.
 package registry
 
 import (
@@ -24,13 +24,21 @@ type Resolver struct {
 // Digest returns the digest that a registry reports for an image with a tag: that of an index if the image has more than
 // one platform. It sends a HEAD request, and then a GET request if the response has no digest.
 func (r Resolver) Digest(ctx context.Context, image string) (string, error) {
+	digest, err := r.digest(ctx, image)
+	if err != nil {
+		return "", fmt.Errorf("cannot resolve %s: %.*s", image, maxError, err)
+	}
+	return digest, nil
+}
+
+func (r Resolver) digest(ctx context.Context, image string) (string, error) {
 	opts := []name.Option{name.StrictValidation}
 	if r.Insecure {
 		opts = append(opts, name.Insecure)
 	}
 	tag, err := name.NewTag(image, opts...)
 	if err != nil {
-		return "", resolveError(image, err)
+		return "", err
 	}
 	with := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithUserAgent("kubectl-imagepin")}
 	head, err := remote.Head(tag, with...)
@@ -38,15 +46,11 @@ func (r Resolver) Digest(ctx context.Context, image string) (string, error) {
 		return head.Digest.String(), nil
 	}
 	if unreachable := (*url.Error)(nil); errors.As(err, &unreachable) {
-		return "", resolveError(image, err)
+		return "", err
 	}
 	manifest, err := remote.Get(tag, with...)
 	if err != nil {
-		return "", resolveError(image, err)
+		return "", err
 	}
 	return manifest.Digest.String(), nil
-}
-
-func resolveError(image string, err error) error {
-	return fmt.Errorf("cannot resolve %s: %.*s", image, maxError, err)
 }
