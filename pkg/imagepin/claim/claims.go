@@ -36,7 +36,7 @@ const (
 	Won Outcome = "won"
 	// Agreed: another node has created the ImagePin meanwhile, with the same digest.
 	Agreed Outcome = "agreed"
-	// Lost: another node or pod has created the ImagePin meanwhile, with another digest.
+	// Lost: another node has created the ImagePin meanwhile, with another digest.
 	Lost Outcome = "lost"
 	// Found: there was an ImagePin.
 	Found Outcome = "found"
@@ -53,8 +53,7 @@ var Outcomes = []Outcome{Won, Agreed, Lost, Found, Missing, Unavailable, Refused
 
 // Observer is notified of questions to the API server.
 type Observer interface {
-	// Claimed is called at the end of each question. took is its duration, or 0 for a claim that an ImagePin that was read
-	// before has decided.
+	// Claimed is called at the end of each question. took is its duration.
 	Claimed(o Outcome, took time.Duration)
 }
 
@@ -68,10 +67,9 @@ type Config struct {
 }
 
 const (
-	// maxOwners is how many owners of pods are remembered, maxRead how many ImagePins, and maxLost how many lost claims.
+	// maxOwners is how many owners of pods are remembered, and maxRead how many ImagePins.
 	maxOwners = 4096
 	maxRead   = 16384
-	maxLost   = 1024
 )
 
 // Claims finds and creates ImagePins. It is safe for concurrent use.
@@ -79,7 +77,6 @@ type Claims struct {
 	config Config
 	owners *lru.Cache // types.UID of the pod → *cluster.Owner, nil for a pod without an owner
 	read   *lru.Cache // pinKey → read
-	lost   *lru.Cache // lostClaim → nothing
 
 	asked   flight.Group[*cluster.Owner]
 	lookups flight.Group[digest.Digest]
@@ -97,12 +94,6 @@ type read struct {
 	at time.Time
 }
 
-// lostClaim is a claim that was lost. It is reported once: a provisional pin can be claimed again and again before it moves.
-type lostClaim struct {
-	pinKey
-	digest digest.Digest
-}
-
 // Pinned is what an ImagePin says.
 type Pinned struct {
 	Digest digest.Digest
@@ -113,7 +104,7 @@ type Pinned struct {
 
 // New returns Claims.
 func New(c Config) *Claims {
-	return &Claims{config: c, owners: lru.New(maxOwners), read: lru.New(maxRead), lost: lru.New(maxLost)}
+	return &Claims{config: c, owners: lru.New(maxOwners), read: lru.New(maxRead)}
 }
 
 // Owner returns the owner of a pod, or nil if it has none. It asks the API server once for each pod. Errors are those of
@@ -239,7 +230,6 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 	pod.Owner = ownerOf(owner)
 	k := keyOf(pod, image)
 	if known, ok := c.get(k); ok {
-		c.noteLost(*owner, pod, k.image, d, known.Pinned, 0)
 		return known.Digest, nil
 	}
 	// Calls with different digests must not be merged: each has to learn whether its own digest was pinned.
@@ -257,35 +247,21 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 		case p.Digest == d:
 			c.config.Observer.Claimed(Agreed, took)
 		default:
-			c.noteLost(*owner, pod, image, d, pinnedBy(p), took)
+			c.config.Observer.Claimed(Lost, took)
+			c.config.Reporter.lost(*owner, pod, image, d, p)
 		}
 		c.keep(k, p, start)
 		return p.Digest, nil
 	})
 }
 
-// noteLost reports a claim for a pod if the ImagePin has another digest than d, unless it has been reported.
-func (c *Claims) noteLost(owner cluster.Owner, pod policy.Pod, image string, d digest.Digest, p Pinned, took time.Duration) {
-	claim := lostClaim{keyOf(pod, image), d}
-	if _, reported := c.lost.Get(claim); reported || p.Digest == d {
-		return
-	}
-	c.lost.Add(claim, nil)
-	c.config.Observer.Claimed(Lost, took)
-	c.config.Reporter.lost(owner, pod, image, d, p)
-}
-
 // keep remembers an ImagePin. It is as old as the question, which an update of the ImagePin may have overtaken.
 func (c *Claims) keep(k pinKey, p cluster.Pin, asked time.Time) {
-	c.read.Add(k, read{Pinned: pinnedBy(p), at: asked})
-}
-
-func pinnedBy(p cluster.Pin) Pinned {
-	known := Pinned{Digest: p.Digest, At: p.CreatedAt}
+	r := read{Pinned: Pinned{Digest: p.Digest, At: p.CreatedAt}, at: asked}
 	if p.By != nil {
-		known.Node = p.By.Node
+		r.Node = p.By.Node
 	}
-	return known
+	c.read.Add(k, r)
 }
 
 func (c *Claims) get(k pinKey) (read, bool) {

@@ -87,10 +87,10 @@ func (r *Reporter) won(o cluster.Owner, image string, p cluster.Pin) {
 }
 
 // lost reports that a node has resolved a tag to another digest than that of the ImagePin.
-func (r *Reporter) lost(o cluster.Owner, pod policy.Pod, image string, seen digest.Digest, p Pinned) {
+func (r *Reporter) lost(o cluster.Owner, pod policy.Pod, image string, seen digest.Digest, p cluster.Pin) {
 	by := "a person"
-	if p.Node != "" {
-		by = "node " + p.Node
+	if p.By != nil {
+		by = "node " + p.By.Node
 	}
 	r.report(cluster.Event{
 		Namespace: o.Namespace, Owner: o.Owner, Type: cluster.Normal, Reason: "ImageClaimLost", Key: image + "\x00" + seen.String(),

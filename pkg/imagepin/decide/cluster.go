@@ -188,9 +188,8 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 		return nil
 	}
 	if ok && held.Root.Digest == claimed && held.Provisional == nil {
-		if provisional, found := d.provisionalOf(ref, pod); found {
-			_, err := d.settle(ctx, c, provisional, pod)
-			return err
+		if stale, found := d.provisionalOf(ref, pod); found {
+			return d.pins.Unfollow(ctx, stale) // the claim was lost
 		}
 		return nil
 	}

@@ -106,9 +106,7 @@ func (m *Metrics) FallbackUsed() { m.fallbacks.Inc() }
 // Claimed implements [claim.Observer].
 func (m *Metrics) Claimed(o claim.Outcome, took time.Duration) {
 	m.claims.WithLabelValues(string(o)).Inc()
-	if took > 0 {
-		m.claimSeconds.Observe(took.Seconds())
-	}
+	m.claimSeconds.Observe(took.Seconds())
 }
 
 // PinEvent counts a change of a pin.
