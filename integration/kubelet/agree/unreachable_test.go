@@ -95,6 +95,7 @@ func TestUnreachablePrivate(t *testing.T) {
 	}
 	r.wantDigest(pods, second)
 	awaitPin(t, a, r.image(), "", "is that of the cluster", settled(second))
+	r.awaitEvent(meta.GetControllerOf(&pods[0]), "ImageClaimLost")
 }
 
 // awaitWaiting waits until a pod of a workload does not run for a reason.

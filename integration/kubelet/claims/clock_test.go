@@ -70,3 +70,5 @@ func TestClockSkew(t *testing.T) {
 type ignored struct{}
 
 func (ignored) Claimed(claiming.Outcome, time.Duration) {}
+
+func (ignored) Lost() {}

@@ -27,6 +27,9 @@ func (t *tally) Claimed(o claim.Outcome, _ time.Duration) {
 	t.outcomes[o]++
 }
 
+// Lost implements [claim.Observer]. The agents have no provisional pins.
+func (t *tally) Lost() {}
+
 func (t *tally) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

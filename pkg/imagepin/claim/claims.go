@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -38,7 +39,8 @@ const (
 	Agreed Outcome = "agreed"
 	// Lost: another node has created the ImagePin meanwhile, with another digest.
 	Lost Outcome = "lost"
-	// Found: there was an ImagePin.
+	// Found: there was an ImagePin. A claim of a provisional pin that finds one with another digest has this outcome, too:
+	// see Observer.Lost.
 	Found Outcome = "found"
 	// Missing: there is no ImagePin yet.
 	Missing Outcome = "missing"
@@ -55,6 +57,9 @@ var Outcomes = []Outcome{Won, Agreed, Lost, Found, Missing, Unavailable, Refused
 type Observer interface {
 	// Claimed is called at the end of each question. took is its duration.
 	Claimed(o Outcome, took time.Duration)
+	// Lost is called when a provisional pin gives way to an ImagePin with another digest. It counts as the outcome Lost, but
+	// not as a question.
+	Lost()
 }
 
 // Config configures Claims. All fields are required.
@@ -220,6 +225,23 @@ func (c *Claims) Known(pod policy.Pod, image string) (Pinned, bool) {
 // Errors are ErrUnavailable if the API server does not answer, and ErrPermissionDenied and ErrFailedPrecondition if it
 // refuses the claim.
 func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	return c.claim(ctx, pod, image, d, false)
+}
+
+// ClaimProvisional is [Claims.Claim] for a provisional pin. It does not report that another node was first, because the
+// pin has not moved yet: see [Claims.Lost].
+func (c *Claims) ClaimProvisional(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	return c.claim(ctx, pod, image, d, true)
+}
+
+// Lost reports that a provisional pin has given way to an ImagePin of the pod's owner, which the pod has. d is the digest
+// of the provisional pin, which was made for the pod. Call it once for each such pin.
+func (c *Claims) Lost(pod policy.Pod, image string, d digest.Digest, now Pinned) {
+	c.config.Observer.Lost()
+	c.config.Reporter.lost(pod.Namespace, apiOwner(*pod.Owner), pod.Name, image, d, now)
+}
+
+func (c *Claims) claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest, provisional bool) (digest.Digest, error) {
 	owner, err := c.owner(ctx, pod)
 	if err != nil {
 		return "", err
@@ -233,7 +255,8 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 		return known.Digest, nil
 	}
 	// Calls with different digests must not be merged: each has to learn whether its own digest was pinned.
-	return c.claims.Do(ctx, k.String()+"\x00"+d.String(), func(ctx context.Context) (digest.Digest, error) {
+	call := k.String() + "\x00" + d.String() + "\x00" + strconv.FormatBool(provisional)
+	return c.claims.Do(ctx, call, func(ctx context.Context) (digest.Digest, error) {
 		start := time.Now()
 		p, created, err := c.config.API.Claim(ctx, *owner, cluster.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}, image, d)
 		took := time.Since(start)
@@ -246,9 +269,11 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 			c.config.Reporter.won(*owner, image, p)
 		case p.Digest == d:
 			c.config.Observer.Claimed(Agreed, took)
+		case provisional:
+			c.config.Observer.Claimed(Found, took)
 		default:
 			c.config.Observer.Claimed(Lost, took)
-			c.config.Reporter.lost(*owner, pod, image, d, p)
+			c.config.Reporter.lost(owner.Namespace, owner.Owner, pod.Name, image, d, pinned(p))
 		}
 		c.keep(k, p, start)
 		return p.Digest, nil
@@ -257,11 +282,15 @@ func (c *Claims) Claim(ctx context.Context, pod policy.Pod, image string, d dige
 
 // keep remembers an ImagePin. It is as old as the question, which an update of the ImagePin may have overtaken.
 func (c *Claims) keep(k pinKey, p cluster.Pin, asked time.Time) {
-	r := read{Pinned: Pinned{Digest: p.Digest, At: p.CreatedAt}, at: asked}
+	c.read.Add(k, read{Pinned: pinned(p), at: asked})
+}
+
+func pinned(p cluster.Pin) Pinned {
+	now := Pinned{Digest: p.Digest, At: p.CreatedAt}
 	if p.By != nil {
-		r.Node = p.By.Node
+		now.Node = p.By.Node
 	}
-	c.read.Add(k, r)
+	return now
 }
 
 func (c *Claims) get(k pinKey) (read, bool) {

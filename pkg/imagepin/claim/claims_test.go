@@ -107,6 +107,8 @@ func (o *outcomes) Claimed(outcome Outcome, _ time.Duration) {
 	o.all = append(o.all, outcome)
 }
 
+func (o *outcomes) Lost() { o.Claimed(Lost, 0) }
+
 func (o *outcomes) want(t *testing.T, want ...Outcome) {
 	t.Helper()
 	o.mu.Lock()
@@ -188,6 +190,54 @@ func TestLost(t *testing.T) {
 		t.Errorf("got %s, %v, want %s", d, err, two)
 	}
 	o.want(t, Lost)
+	p.want(t, Agreed)
+}
+
+// TestLostProvisional reports a lost provisional pin when it has moved, not when it is claimed.
+func TestLostProvisional(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, o, events := newFakeAPI(), &outcomes{}, &fakeEvents{}
+		r := NewReporter(events)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.Run(ctx)
+		c := New(Config{API: a, Observer: o, Reporter: r, Recheck: time.Minute})
+		a.set(two, nil)
+		for range 2 {
+			if d, err := c.ClaimProvisional(t.Context(), pod, image, one); err != nil || d != two {
+				t.Errorf("got %s, %v, want %s", d, err, two)
+			}
+		}
+		a.wantAsked(t, 1, 0, 1)
+		o.want(t, Found)
+		synctest.Wait()
+		if got := events.got(); len(got) != 0 {
+			t.Errorf("got events %+v before the pin has moved", got)
+		}
+		owned := pod
+		owned.Owner, _ = c.KnownOwner(pod)
+		c.Lost(owned, image, one, Pinned{Digest: two, Node: "n1"})
+		o.want(t, Lost)
+		synctest.Wait()
+		want := image + " resolved to " + one.String() + " for pod " + pod.Name + ", but node n1 has pinned it to " + two.String() + " for this revision"
+		if got := events.got(); len(got) != 1 || got[0].Reason != "ImageClaimLost" || got[0].Note != want || got[0].Owner.Name != "web-1" || got[0].Namespace != "shop" {
+			t.Errorf("got %+v, want %q", got, want)
+		}
+	})
+}
+
+// TestWonProvisional claims a provisional pin.
+func TestWonProvisional(t *testing.T) {
+	a := newFakeAPI()
+	c, o := newClaims(a)
+	if d, err := c.ClaimProvisional(t.Context(), pod, image, one); err != nil || d != one {
+		t.Errorf("got %s, %v, want %s", d, err, one)
+	}
+	other, p := newClaims(a)
+	if d, err := other.ClaimProvisional(t.Context(), pod, image, one); err != nil || d != one {
+		t.Errorf("got %s, %v, want %s", d, err, one)
+	}
+	o.want(t, Won)
 	p.want(t, Agreed)
 }
 

@@ -86,15 +86,15 @@ func (r *Reporter) won(o cluster.Owner, image string, p cluster.Pin) {
 	})
 }
 
-// lost reports that a node has resolved a tag to another digest than that of the ImagePin.
-func (r *Reporter) lost(o cluster.Owner, pod policy.Pod, image string, seen digest.Digest, p cluster.Pin) {
+// lost reports that a node has resolved a tag for a pod to another digest than that of the ImagePin.
+func (r *Reporter) lost(namespace string, o v1alpha1.Owner, pod, image string, seen digest.Digest, now Pinned) {
 	by := "a person"
-	if p.By != nil {
-		by = "node " + p.By.Node
+	if now.Node != "" {
+		by = "node " + now.Node
 	}
 	r.report(cluster.Event{
-		Namespace: o.Namespace, Owner: o.Owner, Type: cluster.Normal, Reason: "ImageClaimLost", Key: image + "\x00" + seen.String(),
-		Note: fmt.Sprintf("%s resolved to %s for pod %s, but %s has pinned it to %s for this revision", image, seen, pod.Name, by, p.Digest),
+		Namespace: namespace, Owner: o, Type: cluster.Normal, Reason: "ImageClaimLost", Key: image + "\x00" + seen.String(),
+		Note: fmt.Sprintf("%s resolved to %s for pod %s, but %s has pinned it to %s for this revision", image, seen, pod, by, now.Digest),
 	})
 }
 

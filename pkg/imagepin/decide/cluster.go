@@ -32,6 +32,11 @@ type Cluster interface {
 	Known(pod policy.Pod, image string) (claim.Pinned, bool)
 	// Claim pins an image for the pod's owner, unless it is pinned. It returns the digest that the cluster has.
 	Claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error)
+	// ClaimProvisional is Claim for a provisional pin. It does not report that another node was first.
+	ClaimProvisional(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error)
+	// Lost reports that a provisional pin, which was made for the pod with the digest d, has given way to what the cluster
+	// has.
+	Lost(pod policy.Pod, image string, d digest.Digest, now claim.Pinned)
 }
 
 // ClusterConfig is how a Decider uses the pins of a cluster.
@@ -42,14 +47,19 @@ type ClusterConfig struct {
 	Strict bool
 }
 
-// claim is Claim with failpoints.
-func (c ClusterConfig) claim(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
-	failpoint.Reach("claim.create")
-	claimed, err := c.Claim(ctx, pod, image, d)
-	if err == nil {
-		failpoint.Reach("claim.created")
+// claimFunc is the type of [Cluster.Claim].
+type claimFunc func(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error)
+
+// withFailpoints returns claim with failpoints.
+func withFailpoints(claim claimFunc) claimFunc {
+	return func(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+		failpoint.Reach("claim.create")
+		claimed, err := claim(ctx, pod, image, d)
+		if err == nil {
+			failpoint.Reach("claim.created")
+		}
+		return claimed, err
 	}
-	return claimed, err
 }
 
 const (
@@ -183,22 +193,24 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 			return err
 		}
 		if _, again := c.Known(pod, ref.String()); ok && held.By == pin.ByCluster && !again {
-			return d.pins.Unfollow(ctx, held) // it was removed from the cluster: the tag is resolved again
+			_, err := d.pins.Unfollow(ctx, held) // it was removed from the cluster: the tag is resolved again
+			return err
 		}
 		return nil
 	}
-	if ok && held.Root.Digest == claimed && held.Provisional == nil {
-		if stale, found := d.provisionalOf(ref, pod); found {
-			return d.pins.Unfollow(ctx, stale) // the claim was lost
+	if !ok || held.Root.Digest != claimed || held.Provisional != nil {
+		root, here := d.describe(ref, claimed)
+		if !here {
+			return nil
 		}
-		return nil
+		if _, err := d.keepCopy(ctx, c, pod, id, root, d.retains(ref, pod)); err != nil {
+			return err
+		}
 	}
-	root, here := d.describe(ref, claimed)
-	if !here {
-		return nil
+	if stale, found := d.provisionalOf(ref, pod); found {
+		return d.giveWay(ctx, c, pod, stale, claimed)
 	}
-	_, err := d.keepCopy(ctx, c, pod, id, root, d.retains(ref, pod))
-	return err
+	return nil
 }
 
 // provisionalOf returns the provisional pin that was made for the pod's revision while its owner was not known.
@@ -238,8 +250,39 @@ func (d *Decider) keepCopy(ctx context.Context, c ClusterConfig, pod policy.Pod,
 		}
 		defer release()
 	}
+	return d.followTo(ctx, c, pod, id, root, retain)
+}
+
+// followTo is keepCopy without a reservation for retained content.
+func (d *Decider) followTo(ctx context.Context, c ClusterConfig, pod policy.Pod, id pin.ID, root ocispec.Descriptor, retain bool) (pin.Pin, error) {
 	known, _ := c.Known(pod, id.Ref)
-	return d.pins.Follow(ctx, id, root, retain, known.Node)
+	followed, err := d.pins.Follow(ctx, id, root, retain, known.Node)
+	if followed.GaveWay != nil {
+		reportLost(ctx, c, pod, *followed.GaveWay, root.Digest)
+	}
+	return followed.Pin, err
+}
+
+// giveWay removes a provisional pin after the node has a copy of the cluster's pin, which has the digest claimed. pod is a
+// pod of its owner.
+func (d *Decider) giveWay(ctx context.Context, c ClusterConfig, pod policy.Pod, provisional pin.Pin, claimed digest.Digest) error {
+	removed, err := d.pins.Unfollow(ctx, provisional)
+	if removed && provisional.Root.Digest != claimed {
+		reportLost(ctx, c, pod, provisional, claimed)
+	}
+	return err
+}
+
+// reportLost reports that a provisional pin has given way to the cluster's pin for the owner of pod, which has the digest
+// claimed. Call it only after the pin was moved or removed, so that of concurrent calls only one reports it.
+func reportLost(ctx context.Context, c ClusterConfig, pod policy.Pod, lost pin.Pin, claimed digest.Digest) {
+	scope := policy.OwnerScope(pod.Namespace, *pod.Owner)
+	log.G(ctx).WithFields(log.Fields{"ref": lost.Ref, "scope": string(scope), "digest": claimed, "previous": lost.Root.Digest}).
+		Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
+	now, _ := c.Known(pod, lost.Ref)
+	now.Digest = claimed
+	pod.Name, pod.UID = lost.Provisional.Name, lost.Provisional.UID
+	c.Lost(pod, lost.Ref, lost.Root.Digest, now)
 }
 
 // Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
@@ -269,7 +312,7 @@ func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool
 // settle claims a provisional pin for a pod whose owner is known. It returns the pin of the owner.
 func (d *Decider) settle(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (pin.Pin, error) {
 	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: provisional.Ref}
-	claimed, err := c.claim(ctx, pod, provisional.Ref, provisional.Root.Digest)
+	claimed, err := withFailpoints(c.ClaimProvisional)(ctx, pod, provisional.Ref, provisional.Root.Digest)
 	if err != nil {
 		return pin.Pin{}, err
 	}
@@ -278,14 +321,12 @@ func (d *Decider) settle(ctx context.Context, c ClusterConfig, provisional pin.P
 		if root, err = d.describeAtRegistry(ctx, provisional.Ref, claimed); err != nil {
 			return pin.Pin{}, &undescribedError{err}
 		}
-		log.G(ctx).WithField("ref", provisional.Ref).WithField("scope", string(id.Scope)).WithField("digest", claimed).WithField("previous", provisional.Root.Digest).
-			Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
 	}
 	held, err := d.keepCopy(ctx, c, pod, id, root, provisional.Retain)
 	if err != nil || id == provisional.ID {
 		return held, err
 	}
-	return held, d.pins.Unfollow(ctx, provisional)
+	return held, d.giveWay(ctx, c, pod, provisional, claimed)
 }
 
 // undescribedError means that a digest of the cluster is not on the node, and that the registry did not return its
@@ -368,7 +409,7 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 	if use.Pod.Provisional {
 		return d.pinProvisionally(ctx, v.Root, use)
 	}
-	claimed, err := c.claim(ctx, use.Pod, use.ID.Ref, v.Root.Digest)
+	claimed, err := withFailpoints(c.Claim)(ctx, use.Pod, use.ID.Ref, v.Root.Digest)
 	held, here := d.pins.Get(use.ID)
 	switch {
 	case errdefs.IsUnavailable(err) && here && held.Provisional == nil:
@@ -386,7 +427,7 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 		if here && held.Provisional == nil && held.Root.Digest == known.Digest && (held.Retain || !use.Retain) {
 			return held, nil
 		}
-		return d.pins.Follow(ctx, use.ID, v.Root, use.Retain, known.Node)
+		return d.followTo(ctx, c, use.Pod, use.ID, v.Root, use.Retain)
 	}
 	q := Request{
 		Ref: v.Ref, Credential: v.Credential, Pod: use.Pod,

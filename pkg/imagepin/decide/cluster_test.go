@@ -101,6 +101,12 @@ func (m *member) Claim(_ context.Context, pod policy.Pod, image string, d digest
 	return m.pins[key], nil
 }
 
+func (m *member) ClaimProvisional(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
+	return m.Claim(ctx, pod, image, d)
+}
+
+func (m *member) Lost(policy.Pod, string, digest.Digest, claim.Pinned) {}
+
 // newMember returns a node of a cluster whose policy pins everything for workloads.
 func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
 	t.Helper()

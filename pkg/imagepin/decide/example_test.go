@@ -98,13 +98,14 @@ func (p pins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor
 	return p.Move(ctx, read.ID, root, pin.ByRefresh, read.Retain)
 }
 
-func (p pins) Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ string) (pin.Pin, error) {
-	return p.Move(ctx, id, root, pin.ByCluster, retain)
+func (p pins) Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ string) (pin.Followed, error) {
+	held, err := p.Move(ctx, id, root, pin.ByCluster, retain)
+	return pin.Followed{Pin: held}, err
 }
 
-func (p pins) Unfollow(_ context.Context, read pin.Pin) error {
+func (p pins) Unfollow(_ context.Context, read pin.Pin) (bool, error) {
 	delete(p, read.ID)
-	return nil
+	return true, nil
 }
 
 func (p pins) MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ pin.Claimant) (pin.Pin, error) {

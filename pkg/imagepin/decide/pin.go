@@ -41,9 +41,10 @@ type PinWriter interface {
 	Touch(ctx context.Context, id pin.ID) error
 	// RecordDrift records the digest that the registry returned for a pinned tag.
 	RecordDrift(ctx context.Context, id pin.ID, now digest.Digest) error
-	// Follow makes or moves the node's copy of a pin that a node has claimed in the cluster. Unfollow removes it.
-	Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, claimer string) (pin.Pin, error)
-	Unfollow(ctx context.Context, read pin.Pin) error
+	// Follow makes or moves the node's copy of a pin that a node has claimed in the cluster. Unfollow removes it, and
+	// reports whether this call did.
+	Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, claimer string) (pin.Followed, error)
+	Unfollow(ctx context.Context, read pin.Pin) (removed bool, _ error)
 	// MakeProvisional pins a reference until the cluster has a pin, unless it is pinned.
 	MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, pod pin.Claimant) (pin.Pin, error)
 	// Prove records proofs on the pins that retain a digest.

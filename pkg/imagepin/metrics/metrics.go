@@ -109,5 +109,8 @@ func (m *Metrics) Claimed(o claim.Outcome, took time.Duration) {
 	m.claimSeconds.Observe(took.Seconds())
 }
 
+// Lost implements [claim.Observer].
+func (m *Metrics) Lost() { m.claims.WithLabelValues(string(claim.Lost)).Inc() }
+
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }

@@ -26,13 +26,25 @@ func parseClaimant(label string) *Claimant {
 	return &Claimant{Name: name, UID: uid}
 }
 
+// Followed is the result of [Store.Follow].
+type Followed struct {
+	Pin
+	// GaveWay is the provisional pin with another digest that this call has moved, or nil. It is also set if the call fails
+	// after that.
+	GaveWay *Pin
+}
+
 // Follow makes a pin, or moves it, to the digest that the cluster has for it. claimer is the node that created the pin in
 // the cluster, or "". A provisional pin is not provisional afterwards. Follow returns the same errors as [Store.MakeForNamespace].
-func (s *Store) Follow(ctx context.Context, id ID, root ocispec.Descriptor, retain bool, claimer string) (Pin, error) {
-	return s.withRoom(ctx, func() (Pin, error) {
+func (s *Store) Follow(ctx context.Context, id ID, root ocispec.Descriptor, retain bool, claimer string) (Followed, error) {
+	var gaveWay *Pin
+	held, err := s.withRoom(ctx, func() (Pin, error) {
 		return s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
 			if old != nil {
 				retain = retain || old.Retain
+			}
+			if gaveWay = nil; old != nil && old.Provisional != nil && old.Root.Digest != root.Digest {
+				gaveWay = old
 			}
 			p, event, err := moved(old, id, root, ByCluster, retain)
 			if err != nil {
@@ -45,6 +57,10 @@ func (s *Store) Follow(ctx context.Context, id ID, root ocispec.Descriptor, reta
 			return p, event, nil
 		})
 	})
+	if held.Root.Digest != root.Digest {
+		gaveWay = nil // the write has failed
+	}
+	return Followed{Pin: held, GaveWay: gaveWay}, err
 }
 
 // MakeProvisional is [Store.MakeForNamespace] for a pin that the cluster does not have yet, because its API server does
@@ -67,16 +83,18 @@ func (s *Store) MakeProvisional(ctx context.Context, id ID, root ocispec.Descrip
 	})
 }
 
-// Unfollow removes the node's copy of a pin that the cluster does not have any more, unless the copy has changed since it
-// was read.
-func (s *Store) Unfollow(ctx context.Context, read Pin) error {
+// Unfollow removes the node's copy of a pin that the cluster does not have any more, or a provisional pin of which the node
+// has a copy. It does nothing if the pin has changed since it was read. removed reports whether this call has removed
+// it, also if the call fails after that.
+func (s *Store) Unfollow(ctx context.Context, read Pin) (removed bool, _ error) {
 	same := func(now Pin) bool {
 		return now.Root.Digest == read.Root.Digest && now.MadeAt.Equal(read.MadeAt) && now.By == read.By
 	}
-	if _, _, err := s.removeIf(ctx, read.ID, Removed, same); err != nil && !errdefs.IsNotFound(err) {
-		return err
+	_, removed, err := s.removeIf(ctx, read.ID, Removed, same)
+	if errdefs.IsNotFound(err) {
+		err = nil
 	}
-	return nil
+	return removed, err
 }
 
 // Provisional returns the provisional pins, ordered as [Store.List].
