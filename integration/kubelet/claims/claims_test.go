@@ -177,16 +177,7 @@ func TestCredentials(t *testing.T) {
 	owner := r.ownerOf(n1, pod)
 	claim := func(kubeconfig string) (client.Pin, error) {
 		t.Helper()
-		c, err := client.New(client.Config{Kubeconfig: kubeconfig})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		pin, _, err := c.Claim(r.ctx, *owner, pod, tag, digestA)
+		pin, _, err := newClient(t, client.Config{Kubeconfig: kubeconfig}).Claim(r.ctx, *owner, pod, tag, digestA)
 		return pin, err
 	}
 	_, err := claim(r.Kubeconfig())

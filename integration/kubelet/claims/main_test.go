@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 func withServer(m *testing.M) (code int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	if kube, err = start(ctx); err != nil {
+	if kube, err = start(ctx, cluster.Options{Authorize: true}); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, kube.close()) }()
@@ -73,12 +73,12 @@ func withServer(m *testing.M) (code int, err error) {
 }
 
 // start starts an API server without the manifests.
-func start(ctx context.Context) (_ *server, err error) {
+func start(ctx context.Context, opts cluster.Options) (_ *server, err error) {
 	s := &server{clients: map[string]*client.Client{}}
 	if s.dir, err = os.MkdirTemp("", "imagepin-claims-"); err != nil {
 		return nil, err
 	}
-	if s.Cluster, err = cluster.Start(ctx, cluster.Options{Authorize: true}); err != nil {
+	if s.Cluster, err = cluster.Start(ctx, opts); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	for _, name := range []string{n1, n2} {
@@ -109,6 +109,22 @@ func (s *server) close() error {
 		errs = append(errs, c.Close())
 	}
 	return errors.Join(append(errs, s.Close(), os.RemoveAll(s.dir))...)
+}
+
+// startServer starts an API server for one test, without the manifests.
+func startServer(t *testing.T, opts cluster.Options) *server {
+	t.Helper()
+	opts.Authorize = true
+	s, err := start(testkit.Context(t), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 // install creates the objects of manifests and waits until the API server serves ImagePins.
@@ -246,6 +262,21 @@ func (r *rig) claim(node string, owner *client.Owner, pod client.Pod, d digest.D
 		r.t.Fatal(err)
 	}
 	return pin, created
+}
+
+// newClient returns a client for one test.
+func newClient(t *testing.T, config client.Config) *client.Client {
+	t.Helper()
+	c, err := client.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }
 
 // want checks the reason, the class and a part of the text of an error.

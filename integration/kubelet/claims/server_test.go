@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -18,15 +19,7 @@ import (
 func TestServer(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)
-	s, err := start(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := startServer(t, cluster.Options{})
 	r := newRig(t, s)
 	node := s.clients[n1]
 	pod := r.webPod("x", n1)
@@ -55,7 +48,7 @@ func TestServer(t *testing.T) {
 	}
 
 	unavailable(`cannot get resource "imagepins"`)
-	_, _, err = node.Claim(ctx, *owner, pod, tag, digestA)
+	_, _, err := node.Claim(ctx, *owner, pod, tag, digestA)
 	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, "no request was sent so soon after a failure: the API server")
 	permissions := len(manifests) - 1
 	if err := s.InstallFiles(ctx, files(manifests[permissions])...); err != nil {

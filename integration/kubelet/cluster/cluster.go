@@ -38,6 +38,8 @@ type Options struct {
 	// EmulatedVersion is the version of Kubernetes that the API server emulates, for example 1.34. The default is its own
 	// version.
 	EmulatedVersion string
+	// LinkEtcd puts a [Link] between the API server and etcd, see [Cluster.EtcdLink].
+	LinkEtcd bool
 }
 
 // Cluster is an etcd and an API server. Its requests have all permissions.
@@ -47,9 +49,12 @@ type Cluster struct {
 	users   *authority
 	daemons []*daemon.Daemon // in the order of their start
 	server  *daemon.Daemon   // the API server, which is not one of daemons
-	etcd    *daemon.Daemon   // one of daemons
 	args    []string         // of the API server
-	etcdURL string
+
+	etcd     *daemon.Daemon // one of daemons
+	etcdArgs []string
+	etcdURL  string
+	etcdLink *Link // nil without Options.LinkEtcd
 
 	mu    sync.Mutex
 	ports []*port.Reservation
@@ -86,10 +91,20 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 	}
 	c.etcdURL = "http://127.0.0.1:" + ports[0]
 	peer := "http://127.0.0.1:" + ports[1]
-	if c.etcd, err = c.run("etcd", "--unsafe-no-fsync", "--log-level=warn", "--data-dir="+c.path("etcd"),
-		"--listen-client-urls="+c.etcdURL, "--advertise-client-urls="+c.etcdURL,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
+	c.etcdArgs = []string{
+		"--unsafe-no-fsync", "--log-level=warn", "--data-dir=" + c.path("etcd"),
+		"--listen-client-urls=" + c.etcdURL, "--advertise-client-urls=" + c.etcdURL,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer,
+	}
+	if c.etcd, err = c.run("etcd", c.etcdArgs...); err != nil {
 		return err
+	}
+	etcd := c.etcdURL
+	if opts.LinkEtcd {
+		if c.etcdLink, err = c.link(strings.TrimPrefix(c.etcdURL, "http://")); err != nil {
+			return err
+		}
+		etcd = "http://" + c.etcdLink.Addr()
 	}
 	if err := writeKey(c.path("sa.key")); err != nil {
 		return err
@@ -103,7 +118,7 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 	c.url = "https://127.0.0.1:" + ports[2]
 	args := []string{
 		"--bind-address=127.0.0.1", "--secure-port=" + ports[2], "--cert-dir=" + c.path("certs"),
-		"--etcd-servers=" + c.etcdURL, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
+		"--etcd-servers=" + etcd, "--service-cluster-ip-range=10.99.0.0/24", "--service-account-issuer=https://test",
 		"--service-account-key-file=" + c.path("sa.key"), "--service-account-signing-key-file=" + c.path("sa.key"),
 		"--token-auth-file=" + c.path("tokens"), "--client-ca-file=" + c.path("users.crt"),
 		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
@@ -145,6 +160,20 @@ func (c *Cluster) KillServer() error {
 	return c.server.Kill9()
 }
 
+// StartEtcd starts etcd again after [Cluster.KillEtcd], with its data and its ports, and waits until it is ready. The API
+// server connects to it some time later.
+func (c *Cluster) StartEtcd(ctx context.Context) error {
+	var err error
+	if c.etcd, err = c.run("etcd", c.etcdArgs...); err != nil {
+		return err
+	}
+	etcd := &Client{url: c.etcdURL, http: c.http}
+	return c.etcd.Await(ctx, func(ctx context.Context) error { return etcd.Do(ctx, "GET", "/health", nil, nil) })
+}
+
+// KillEtcd kills etcd with SIGKILL, and waits until it has exited. It keeps what it has answered.
+func (c *Cluster) KillEtcd() error { return c.etcd.Kill9() }
+
 // launch starts a process that the caller ends.
 func (c *Cluster) launch(name string, args ...string) (*daemon.Daemon, error) {
 	cmd := exec.Command(Bin(name), args...)
@@ -173,6 +202,9 @@ func (c *Cluster) EtcdPID() int { return c.etcd.PID() }
 // EtcdURL returns the URL of etcd, which also serves its metrics.
 func (c *Cluster) EtcdURL() string { return c.etcdURL }
 
+// EtcdLink returns the link between the API server and etcd, with [Options.LinkEtcd].
+func (c *Cluster) EtcdLink() *Link { return c.etcdLink }
+
 // Dir returns the directory of the cluster's files.
 func (c *Cluster) Dir() string { return c.dir }
 
@@ -184,6 +216,9 @@ func (c *Cluster) Close() error {
 	errs := []error{c.KillServer()}
 	for _, d := range c.daemons {
 		errs = append(errs, d.Kill9())
+	}
+	if c.etcdLink != nil {
+		c.etcdLink.Cut()
 	}
 	for _, p := range c.ports {
 		p.Close()

@@ -6,24 +6,30 @@ import (
 	"sync"
 )
 
-// Link forwards TCP connections to the API server. A test can cut it for one client. It is safe for concurrent use.
+// Link forwards TCP connections to a server, such as the API server. A test can cut it for one client. It is safe for
+// concurrent use.
 type Link struct {
 	addr, to string
 
 	mu       sync.Mutex
 	listener net.Listener // nil while the link is cut
 	conns    map[net.Conn]bool
+	accepted int
 	stalled  chan struct{} // closed when data is forwarded again; nil if it is not stalled
+	requests bool          // forwarded although it is stalled
 	running  sync.WaitGroup
 }
 
 // Link returns a link to the API server.
-func (c *Cluster) Link() (*Link, error) {
+func (c *Cluster) Link() (*Link, error) { return c.link(c.Server()) }
+
+// link returns a link to a host and port.
+func (c *Cluster) link(to string) (*Link, error) {
 	ports, err := c.reservePorts(1)
 	if err != nil {
 		return nil, err
 	}
-	l := &Link{addr: net.JoinHostPort("127.0.0.1", ports[0]), to: c.Server(), conns: map[net.Conn]bool{}}
+	l := &Link{addr: net.JoinHostPort("127.0.0.1", ports[0]), to: to, conns: map[net.Conn]bool{}}
 	return l, l.Restore()
 }
 
@@ -47,10 +53,23 @@ func (l *Link) Restore() error {
 	return nil
 }
 
-// Stall accepts connections, but forwards no data any more, as if the packets were dropped.
-func (l *Link) Stall() {
+// Accepted returns the number of connections that clients have made.
+func (l *Link) Accepted() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.accepted
+}
+
+// Stall accepts connections, but forwards no data any more, as if the packets were dropped.
+func (l *Link) Stall() { l.stall(false) }
+
+// StallAnswers forwards no data of the server any more. The server still gets requests.
+func (l *Link) StallAnswers() { l.stall(true) }
+
+func (l *Link) stall(requests bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.requests = requests
 	if l.stalled == nil {
 		l.stalled = make(chan struct{})
 	}
@@ -101,11 +120,11 @@ func (l *Link) forward(accepted net.Listener, client net.Conn) {
 	}
 	defer l.release(client, server)
 	var both sync.WaitGroup
-	for _, pair := range [][2]net.Conn{{client, server}, {server, client}} {
+	for _, way := range []struct{ to, from net.Conn }{{client, server}, {server, client}} {
 		both.Go(func() {
-			_, _ = io.Copy(stallable{pair[0], l}, pair[1])
-			_ = pair[0].Close() // ends the other direction
-			_ = pair[1].Close()
+			_, _ = io.Copy(stallable{way.to, l, way.to == server}, way.from)
+			_ = way.to.Close() // ends the other direction
+			_ = way.from.Close()
 		})
 	}
 	both.Wait()
@@ -118,6 +137,7 @@ func (l *Link) hold(accepted net.Listener, conns ...net.Conn) bool {
 	if l.listener != accepted {
 		return false
 	}
+	l.accepted++
 	for _, conn := range conns {
 		l.conns[conn] = true
 	}
@@ -135,15 +155,16 @@ func (l *Link) release(conns ...net.Conn) {
 // stallable is a connection to which nothing is written while the link is stalled.
 type stallable struct {
 	io.Writer
-	l *Link
+	l        *Link
+	requests bool // it is to the server
 }
 
 // Write implements io.Writer.
 func (s stallable) Write(b []byte) (int, error) {
 	s.l.mu.Lock()
-	stalled := s.l.stalled
+	stalled, forwarded := s.l.stalled, s.requests && s.l.requests
 	s.l.mu.Unlock()
-	if stalled != nil {
+	if stalled != nil && !forwarded {
 		<-stalled
 	}
 	return s.Writer.Write(b)

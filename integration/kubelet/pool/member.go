@@ -38,7 +38,7 @@ timeout = "` + timeout + `"
 ` + more
 }
 
-func newMember(c *cluster.Cluster, sandboxImage string, opts Options) (_ *Member, err error) {
+func newMember(c *cluster.Cluster, sandboxImage string, i int, opts Options) (_ *Member, err error) {
 	m := &Member{Name: fmt.Sprintf("n%d", members.Add(1))}
 	defer func() {
 		if err != nil {
@@ -47,9 +47,13 @@ func newMember(c *cluster.Cluster, sandboxImage string, opts Options) (_ *Member
 	}()
 	// kubelet requires a runc with seccomp.
 	path := "PATH=" + filepath.Dir(cluster.Bin("runc")) + ":" + node.BinDir() + ":" + os.Getenv("PATH")
-	if m.Node, err = node.New(node.Options{
+	options := node.Options{
 		Binary: opts.Binary, SandboxImage: sandboxImage, LogLevel: "info", Env: append([]string{path}, opts.Env...), Extra: opts.Config,
-	}); err != nil {
+	}
+	if opts.Edit != nil {
+		opts.Edit(i, &options)
+	}
+	if m.Node, err = node.New(options); err != nil {
 		return nil, err
 	}
 	if m.Link, err = c.Link(); err != nil {

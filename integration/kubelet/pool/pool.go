@@ -8,6 +8,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
+	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -29,6 +30,8 @@ type Options struct {
 	StaticPods bool
 	// Env is added to the environment of containerd.
 	Env []string
+	// Edit changes the options of a node, which is the ith of the pool. It can be nil.
+	Edit func(i int, o *node.Options)
 }
 
 // Pool is a number of nodes, and the registry with their sandbox image.
@@ -56,8 +59,8 @@ func Start(ctx context.Context, c *cluster.Cluster, name string, opts Options) (
 	if _, err := p.reg.Push(pauseTag, pause); err != nil {
 		return nil, err
 	}
-	for range opts.Nodes {
-		m, err := newMember(c, p.reg.Ref(pauseTag), opts)
+	for i := range opts.Nodes {
+		m, err := newMember(c, p.reg.Ref(pauseTag), i, opts)
 		if err != nil {
 			return nil, err
 		}
