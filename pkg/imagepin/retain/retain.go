@@ -126,6 +126,10 @@ func (r *Retainer) load(ctx context.Context) error {
 // the content and the snapshot. retain returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room,
 // ErrNotFound if content is gone, and errUnreadable.
 func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
+	resources, err := r.resources(ctx, e)
+	if err != nil {
+		return err
+	}
 	unlock, err := r.lock(ctx)
 	if err != nil {
 		return err
@@ -135,10 +139,6 @@ func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
 		return nil // the pin was removed
 	}
 	l := leases.Lease{ID: leaseID(e)}
-	resources, err := r.resources(ctx, e)
-	if err != nil {
-		return err
-	}
 	if err := r.create(ctx, l.ID, e); err != nil {
 		return err
 	}
