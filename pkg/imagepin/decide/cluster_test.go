@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
@@ -111,9 +114,14 @@ func (m *member) Lost(policy.Pod, string, digest.Digest, claim.Pinned) {}
 func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
 	t.Helper()
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload})
+	e.join(c, strict)
+	return e
+}
+
+// join makes the node one of a cluster.
+func (e *env) join(c *fakeCluster, strict bool) {
 	m := &member{fakeCluster: c, known: make(map[string]digest.Digest)}
 	e.Decider.cluster = func() ClusterConfig { return ClusterConfig{Cluster: m, Strict: strict} }
-	return e
 }
 
 func webPod(name string) policy.Pod {
@@ -409,6 +417,116 @@ func TestClusterGone(t *testing.T) {
 		!strings.Contains(err.Error(), "kubectl imagepin refresh --namespace shop replicaset/web-1") {
 		t.Errorf("got %v, want PinnedDigestGone with the node", err)
 	}
+}
+
+// TestClusterTagDeleted pulls a tag that was deleted after its digest was pinned. A node with a copy of the ImagePin decides
+// as one without: the registry must accept the credential for the digest.
+func TestClusterTagDeleted(t *testing.T) {
+	for name, test := range map[string]struct {
+		image    bool  // it is on the node, with a proof
+		away     bool  // the API server does not answer
+		byDigest int32 // the registry's answer for the digest
+		reason   imagepin.Reason
+		class    error
+	}{
+		"the image is on the node":                         {image: true},
+		"the image is not on the node":                     {},
+		"the API server is away":                           {image: true, away: true},
+		"unauthorized":                                     {image: true, byDigest: 401, reason: imagepin.PullAccessDenied, class: errdefs.ErrUnauthenticated},
+		"forbidden":                                        {image: true, byDigest: 403, reason: imagepin.PullAccessDenied, class: errdefs.ErrPermissionDenied},
+		"unavailable":                                      {byDigest: 503, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrUnavailable},
+		"the digest is gone, and not on the node":          {byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound},
+		"the digest is gone, but the image is on the node": {image: true, byDigest: 404, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound},
+	} {
+		for _, behavior := range []policy.Behavior{policy.Default, policy.Always} {
+			t.Run(name+", "+string(behavior), func(t *testing.T) {
+				c := newFakeCluster()
+				e := newEnv(t, policy.Rule{Behavior: behavior, Consistency: policy.Workload})
+				e.join(c, false)
+				mirror := e.addOpenMirror(t)
+				var hook *logtest.Hook
+				e.ctx, hook = logged(e.ctx)
+				e.wantPull(t, webPod("web-1-a"), "old")
+				if test.image {
+					e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+				}
+				if test.away {
+					c.refuses = errAway
+				}
+				e.registry.tag.Store("deleted")
+				e.registry.byDigest.Store(test.byDigest)
+				before := e.registry.requests.Load()
+				pod, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b"))
+				noError(t, err)
+				v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+				wantEqual(t, "requests to the mirror", mirror.requests.Load(), 0)
+				e.wantCopy(t, "old")
+				if test.reason != "" {
+					wantError(t, err, test.reason, test.class)
+					return
+				}
+				noError(t, err)
+				wantEqual(t, "requests", e.registry.requests.Load()-before, 2)
+				wantEqual(t, "digest", version(v.Root.Digest), "old")
+				wantEqual(t, "proof", v.Proof, e.resolver.Proof(e.ref, resolve.Credential{}, roots["old"].Digest))
+				wantEqual(t, "a session, and the pin", v.Session != nil && v.Pin != nil && v.FirstUse == nil, true)
+				wantEqual(t, "a fallback, or the digest of the tag", v.Fallback() || v.Registry != nil || e.MovesTag(v), false)
+				logged := slices.ContainsFunc(hook.AllEntries(), func(e *logrus.Entry) bool { return strings.HasPrefix(e.Message, "the registry does not have the tag") })
+				wantEqual(t, "logged", logged, true)
+			})
+		}
+	}
+}
+
+// TestClusterTagDeletedFallback uses the image on the node if the registry becomes unavailable after it has answered that there
+// is no such tag. As without that answer, pull_behavior "default" does so, for a credential with a proof.
+func TestClusterTagDeletedFallback(t *testing.T) {
+	for name, test := range map[string]struct {
+		behavior policy.Behavior
+		by       *resolve.Credential
+		falls    bool
+	}{
+		"default":         {policy.Default, &resolve.Credential{}, true},
+		"without a proof": {policy.Default, &alice, false},
+		"always":          {policy.Always, &resolve.Credential{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: test.behavior, Consistency: policy.Workload})
+			e.join(newFakeCluster(), false)
+			e.wantPull(t, webPod("web-1-a"), "old")
+			e.put(t, "old", ownTarget, imagepin.SourcePull, test.by, 1)
+			e.registry.tag.Store("deleted")
+			e.registry.byDigest.Store(503)
+			got, err := e.pull(t, webPod("web-1-b"))
+			if test.falls && (err != nil || got != "old") || !test.falls && !errdefs.IsUnavailable(err) {
+				t.Errorf("got %s, %v, want the image on the node: %v", got, err, test.falls)
+			}
+		})
+	}
+}
+
+// TestClusterTagDeletedPreview explains what a pull of a deleted tag would run.
+func TestClusterTagDeletedPreview(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	e.wantPull(t, webPod("web-1-a"), "old")
+	e.registry.tag.Store("deleted")
+	v, _, err := e.Preview(e.ctx, Request{Ref: e.ref}, firstScope)
+	noError(t, err)
+	if version(v.Root.Digest) != "old" || !errdefs.IsNotFound(v.RegistryError) || !strings.HasSuffix(v.Why, ", and the registry does not have the tag") {
+		t.Errorf("got %s, because %s, with %v, want old, and that there is no tag", version(v.Root.Digest), v.Why, v.RegistryError)
+	}
+}
+
+// TestClusterTagDeletedProvisional fails for a provisional pin, as for other pins of the node.
+func TestClusterTagDeletedProvisional(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-a"), "old")
+	e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	e.registry.tag.Store("deleted")
+	_, err := e.pull(t, webPod("web-1-b"))
+	wantError(t, err, imagepin.CannotPullImageManifest, errdefs.ErrNotFound)
 }
 
 // TestClusterOnlyForPods sends no request for calls that have no pod of the API server.

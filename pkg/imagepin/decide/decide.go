@@ -81,7 +81,7 @@ type Verdict struct {
 	Why string
 	// Registry is what Ref resolves to in the registry. It is nil if the registry was not asked or did not answer.
 	Registry *ocispec.Descriptor
-	// RegistryError is the reason why the registry did not answer.
+	// RegistryError is the reason why the registry did not answer. In a dry run, it can also be that it does not have the tag.
 	RegistryError error
 	// Host is the registry host that answered.
 	Host string
@@ -123,7 +123,7 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	}
 	v, err := d.decideTag(ctx, q, pinned)
 	if err != nil {
-		return v, d.withoutTag(ctx, q, pinned, err)
+		return v, err
 	}
 	if v.Registry != nil && !q.DryRun {
 		if err := d.noteDrift(ctx, q.Ref, v.Registry.Digest); err != nil {
@@ -151,6 +151,9 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 		return d.authorize(ctx, q, local, fmt.Sprintf("the image is on the node, and pull_behavior is %q", behavior))
 	}
 	v, err := d.ask(ctx, q, q.Ref, "resolved by the registry")
+	if pinned != nil && errdefs.IsNotFound(err) {
+		v, err = d.withoutTag(ctx, q, *pinned, here, err)
+	}
 	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) || !d.mayHave(q, local) {
 		return v, err
 	}
@@ -224,18 +227,47 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 	return nil
 }
 
-// withoutTag returns the error for a tag that its registry does not have. If the pinned digest is gone as well, it
-// returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its tags too.
-func (d *Decider) withoutTag(ctx context.Context, q Request, pinned *pin.Pin, err error) error {
-	if pinned == nil || !errdefs.IsNotFound(err) {
-		return err
+// withoutTag decides for a pinned tag that its registry does not have. here reports whether the pinned digest is on the
+// node. Only a copy of the cluster's pin applies without its tag, because a node without a copy does not ask for the tag. If
+// the digest is gone as well, withoutTag returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its
+// tags too.
+func (d *Decider) withoutTag(ctx context.Context, q Request, pinned pin.Pin, here bool, tagErr error) (Verdict, error) {
+	gone := !here
+	if pinned.By == pin.ByCluster {
+		v, err := d.authorizeWithoutTag(ctx, q, pinned, tagErr)
+		if !errdefs.IsNotFound(err) {
+			return v, err
+		}
+	} else if !here {
+		gone = d.isGone(ctx, q, pinned.Root.Digest)
 	}
-	byDigest, derr := reference.WithDigest(reference.TrimNamed(q.Ref), pinned.Root.Digest)
-	if _, here := d.onNode(q, pinned); derr != nil || here {
-		return err
+	if gone {
+		tagErr = goneError(&pinned, "", tagIsGone, tagErr)
 	}
-	if _, derr := d.ask(ctx, q, byDigest, ""); !errdefs.IsNotFound(derr) {
-		return err
+	return Verdict{RegistryError: tagErr}, tagErr
+}
+
+// isGone reports whether the registry does not have a digest of the request's repository.
+func (d *Decider) isGone(ctx context.Context, q Request, root digest.Digest) bool {
+	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), root)
+	if err != nil {
+		return false
 	}
-	return goneError(pinned, "", tagIsGone, err)
+	_, err = d.ask(ctx, q, byDigest, "")
+	return errdefs.IsNotFound(err)
+}
+
+// authorizeWithoutTag returns the verdict for the digest of a pin whose tag is gone. The registry must accept the credential
+// for the digest even if there is a proof: it may hide a tag from those who have no access.
+func (d *Decider) authorizeWithoutTag(ctx context.Context, q Request, pinned pin.Pin, tagErr error) (Verdict, error) {
+	v, err := d.authorizeDigest(ctx, q, pinned.Root.Digest, whyPinned(pinned)+", and the registry does not have the tag")
+	switch {
+	case err != nil:
+	case q.DryRun:
+		v.RegistryError = tagErr
+	default:
+		log.G(ctx).WithFields(log.Fields{"ref": q.Ref.String(), "scope": string(pinned.Scope), "digest": pinned.Root.Digest}).
+			Warn("the registry does not have the tag, using the digest of the ImagePin")
+	}
+	return v, err
 }

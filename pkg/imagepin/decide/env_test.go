@@ -53,6 +53,7 @@ func version(d digest.Digest) string {
 type fakeRegistry struct {
 	*httptest.Server
 	status   atomic.Int32 // if not 0, the HTTP status of every response
+	byDigest atomic.Int32 // if not 0, the HTTP status of every response to a request by digest
 	tag      atomic.Value // the version that the tag resolves to, or another text for a tag that is gone
 	requests atomic.Int64
 }
@@ -75,6 +76,10 @@ func (a *fakeRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer := roots[a.tag.Load().(string)]
 	for _, d := range roots {
 		if strings.HasSuffix(r.URL.Path, d.Digest.String()) {
+			if status := int(a.byDigest.Load()); status != 0 {
+				w.WriteHeader(status)
+				return
+			}
 			answer = d
 		}
 	}
