@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -25,6 +26,8 @@ const (
 	patience = 3 * time.Second
 	// serverPatience is less than the API server waits for etcd. It waits 34 seconds for a write.
 	serverPatience = 25 * time.Second
+	// recovery is how long the API server may need to connect to etcd again.
+	recovery = 2 * time.Minute
 )
 
 // etcdRig is two nodes that claim for a ReplicaSet. n1 gets digestA from its registry, and n2 gets digestB.
@@ -119,7 +122,7 @@ func (r *etcdRig) agreed(name string) client.Pin {
 	var first client.Pin
 	for i, n := range r.nodes {
 		var pin client.Pin
-		testkit.EventuallyIn(r.t, time.Minute, n.name+" claims "+name, func(context.Context) (bool, error) {
+		testkit.EventuallyIn(r.t, recovery, n.name+" claims "+name, func(context.Context) (bool, error) {
 			var err error
 			if pin, _, err = r.claimAs(n, name); errdefs.IsUnavailable(err) {
 				return false, nil
@@ -202,23 +205,25 @@ func (r *etcdRig) killDuring(n int) map[string]client.Pin {
 		mu       sync.Mutex
 		answered = map[string]client.Pin{}
 		answers  int
-		some     = make(chan struct{})
 		claims   sync.WaitGroup
-		images   = make(chan string, n)
 	)
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	some, ended := make(chan struct{}), make(chan struct{})
+	names := make(chan string, n)
 	for i := range n {
-		images <- fmt.Sprintf("during-%d", i)
+		names <- fmt.Sprintf("during-%d", i)
 	}
-	close(images)
+	close(names)
 	for range 4 {
 		claims.Go(func() {
-			for name := range images {
+			for name := range names {
 				for _, node := range r.nodes {
-					pin, _, err := r.claimAs(node, name)
+					pin, _, err := r.clients[node.name].Claim(ctx, *r.owner, node.pod, image(name), node.digest)
 					mu.Lock()
 					switch earlier, ok := answered[name]; {
 					case err != nil:
-						if !errdefs.IsUnavailable(err) {
+						if !errdefs.IsUnavailable(err) && !errors.Is(err, context.Canceled) {
 							r.t.Errorf("%s claims %s: %v", node.name, name, err)
 						}
 					case ok && earlier.UID != pin.UID:
@@ -234,13 +239,18 @@ func (r *etcdRig) killDuring(n int) map[string]client.Pin {
 			}
 		})
 	}
+	go func() {
+		claims.Wait()
+		close(ended)
+	}()
 	select {
 	case <-some:
-	case <-r.ctx.Done():
-		r.t.Fatal("the API server does not answer claims")
+	case <-ended:
+		r.t.Fatalf("%d claims were answered before etcd was killed", answers)
 	}
 	r.kill()
-	claims.Wait()
+	cancel()
+	<-ended
 	r.t.Logf("the claims of %d of %d images were answered", len(answered), n)
 	return answered
 }
