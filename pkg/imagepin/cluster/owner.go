@@ -39,8 +39,8 @@ var (
 )
 
 // OwnerOf returns the revision of a workload that a pod belongs to, which never changes. It returns nil if there is none:
-// no object controls the pod, or a Node does (a static pod), or no object can have the fields of its controller. The API server itself may be a static pod. So check the
-// annotation kubernetes.io/config.source before calling OwnerOf.
+// no object controls the pod, or a Node does (a static pod), or no object can have the fields of its controller. The API
+// server itself may be a static pod. So check the annotation kubernetes.io/config.source before calling OwnerOf.
 //
 // It reads the metadata of the pod, and that of its ControllerRevision if the pod has a revision. The API server allows a
 // node to read its own pods.
