@@ -19,7 +19,8 @@ type Adoption struct {
 }
 
 // Adopt is [Store.Put] for images of other tools. It skips an image whose record was deleted or has another target now,
-// because there is an event for that. It also skips a key that a pull recorded after the record was written.
+// because there is an event for that. It also skips a key that a pull recorded after the record was written, and does not
+// replace a key because of a record that a pull for another target may have written.
 //
 // The record of the image holds the content and snapshots that the keys need.
 func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error) {
@@ -40,12 +41,17 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 	}
 }
 
-// notPulledSince returns the entries of adoptions without those that a pull has recorded since.
+// notPulledSince returns the entries of adoptions without those that a pull has recorded since. A record that may have been
+// written by a pull for another target does not replace a key.
 func (s *reader) notPulledSince(adoptions []Adoption) []imagepin.Entry {
 	var entries []imagepin.Entry
 	for _, a := range adoptions {
+		ofPull := slices.ContainsFunc(s.ByRef(a.Image.Name), func(e imagepin.Entry) bool {
+			return e.Source == imagepin.SourcePull && e.RecordTarget.Digest == a.Image.Target.Digest
+		})
 		for _, e := range a.Entries {
-			if now, ok := s.Get(e.Key); !ok || !now.ReadyAt.After(a.Image.UpdatedAt) || sameImage(now, e) {
+			now, ok := s.Get(e.Key)
+			if !ok || sameImage(now, e) || !ofPull && !now.ReadyAt.After(a.Image.UpdatedAt) {
 				entries = append(entries, e)
 			}
 		}

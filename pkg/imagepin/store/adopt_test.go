@@ -88,6 +88,28 @@ func TestAdoptSkipsLaterPull(t *testing.T) {
 	}
 }
 
+// TestAdoptSkipsRecordOfAPull pulls a newer digest for one target, and then an older one, which the registry returned
+// before, for another. The older one, which is unpacked for both, is not adopted for the first: its pull moved the tag.
+func TestAdoptSkipsRecordOfAPull(t *testing.T) {
+	e := newEnv(t)
+	older, newer := e.image("a"), e.image("b")
+	ctx, done := e.Lease(t)
+	defer done()
+	e.place(ctx, t, older, native)
+	e.pull(t, tag, newer, native, 1, "")
+	e.pull(t, tag, older, nativeToo, 2, "")
+	img := e.Records(t)[tag]
+	if img.Target.Digest != older.root.Digest {
+		t.Fatalf("tag: got digest %s, want that of the last pull, %s", img.Target.Digest, older.root.Digest)
+	}
+	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: entries(tag, older, native, 3)[1:]}); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: native}); !ok || got.Root.Digest != newer.root.Digest {
+		t.Errorf("tag: got %v, want %s", got, newer.root.Digest)
+	}
+}
+
 // TestTagOfADamagedImageMoves adopts an image that loses its configuration, and pulls another digest for its tag. The pull
 // succeeds.
 func TestTagOfADamagedImageMoves(t *testing.T) {
