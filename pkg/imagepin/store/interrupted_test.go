@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -98,6 +99,61 @@ func TestInterruptedOperations(t *testing.T) {
 					e.wantSound(t)
 					if got := lines(e.state(t)); got != want {
 						t.Errorf("repeating after %d of %d writes: got\n%swant\n%s", n, writes, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestInterruptedMoveOfATag interrupts a pull that moves a tag after any number of writes. A start takes none of them for
+// the work of another tool, because that moves the keys of other targets, too.
+func TestInterruptedMoveOfATag(t *testing.T) {
+	type pulled struct {
+		target runtimeplatform.Target
+		image  string
+	}
+	for name, before := range map[string][]pulled{
+		"the only key":                         {{nativeToo, "a"}},
+		"a new key beside another target's":    {{native, "a"}},
+		"a key beside that of the same digest": {{nativeToo, "a"}, {native, "a"}},
+		"a key older than another target's":    {{nativeToo, "a"}, {native, "b"}},
+		"a key newer than another target's":    {{native, "a"}, {nativeToo, "b"}},
+		"a key beside other platforms'":        {{native, "a"}, {foreign, "b"}, {foreignToo, "a"}},
+	} {
+		for _, maxKeys := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, %d keys a record", name, maxKeys), func(t *testing.T) {
+				t.Parallel()
+				for n := 0; ; n++ {
+					e := newEnv(t)
+					e.maxKeys = maxKeys
+					e.restart()
+					for at, p := range before {
+						e.pull(t, tag, e.image(p.image), p.target, at, "")
+					}
+					keys := e.store.ByRef(tag)
+					e.records.allow = n
+					ctx, done := e.Lease(t)
+					moved := e.image("moved")
+					e.place(ctx, t, moved, nativeToo)
+					_, err := e.store.Put(e.ctx, "", entries(tag, moved, nativeToo, len(before))...)
+					if err != nil && !errors.Is(err, errStopped) {
+						t.Fatal(err)
+					}
+					done()
+					e.Collect(t)
+					e.restart()
+					if unaccounted := e.load(t); slices.Contains(unaccounted, tag) {
+						t.Errorf("after %d writes: no key accounts for the tag", n)
+					}
+					for _, k := range keys {
+						if got, ok := e.store.Get(k.Key); k.Target != nativeToo && (!ok || got.Root.Digest != k.Root.Digest) {
+							t.Errorf("after %d writes: key %s has digest %s, want %s", n, k.Key, got.Root.Digest, k.Root.Digest)
+						}
+					}
+					e.wantSound(t)
+					if err == nil {
+						return
 					}
 				}
 			})

@@ -29,9 +29,9 @@ type ReadyFunc func(ctx context.Context) (ready func(imagepin.Entry) bool, _ err
 
 // Load builds the index from the labels on the image records. It calls look before it lists the records.
 //
-// Load only writes to clean up after a crash between two writes. It removes labels that are not valid any more, because
-// they would become valid again after the key is removed from its current record. It also repairs the records of image
-// IDs.
+// Load only writes to clean up after a crash between two writes. It moves the tags that a pull was about to move. It
+// removes labels that are not valid any more, because they would become valid again after the key is removed from its
+// current record. It also repairs the records of image IDs.
 func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	before := s.index.all()
 	ready, err := look(ctx)
@@ -53,7 +53,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 		targets[img.Name] = img.Target.Digest
 	}
 	maps.DeleteFunc(gone, func(name string, target digest.Digest) bool { return targets[name] == target })
-	l := &loader{s: s, x: newIndex(), targets: targets, ready: func(e imagepin.Entry) bool {
+	l := &loader{s: s, x: newIndex(), targets: targets, replaced: make(map[string][]digest.Digest), ready: func(e imagepin.Entry) bool {
 		return ready(e) || s.recordedSince(before, e)
 	}}
 	for _, img := range all {
@@ -64,6 +64,9 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	slices.SortFunc(l.lost, compareRecorded)
 	slices.SortFunc(l.stale, compareRecorded)
 	s.index.replaceAll(l.x, gone)
+	if all, err = s.moveTags(ctx, all, l.replaced); err != nil {
+		return nil, err
+	}
 	if err := s.removeLabels(ctx, l.stale); err != nil {
 		return nil, err
 	}
@@ -81,6 +84,8 @@ type loader struct {
 	ready   func(imagepin.Entry) bool
 	lost    []imagepin.Entry
 	stale   []imagepin.Entry // keys whose label is not valid any more
+	// replaced are the targets that keys had on their other record, by reference.
+	replaced map[string][]digest.Digest
 }
 
 func (l *loader) read(ctx context.Context, img images.Image) {
@@ -106,13 +111,38 @@ func (l *loader) read(ctx context.Context, img images.Image) {
 func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 	if o := l.x.byKey[e.Key]; o != nil {
 		if !e.ReadyAt.After(o.ReadyAt) {
-			l.stale = append(l.stale, e)
+			l.replace(e)
 			return
 		}
-		l.stale = append(l.stale, *o)
+		l.replace(*o)
 	}
 	l.x.remove(e.Key)
 	l.x.add(l.s.withUser(ctx, e))
+}
+
+// replace notes a key that another record carries with a later digest.
+func (l *loader) replace(old imagepin.Entry) {
+	l.stale = append(l.stale, old)
+	l.replaced[old.Ref] = append(l.replaced[old.Ref], old.RecordTarget.Digest)
+}
+
+// moveTags moves the tags that still have a target that their keys had before. A kill before the write of a tag leaves
+// them. It returns all with the new targets. The caller holds the lock.
+func (s *writer) moveTags(ctx context.Context, all []images.Image, replaced map[string][]digest.Digest) ([]images.Image, error) {
+	for i, img := range all {
+		if !slices.Contains(replaced[img.Name], img.Target.Digest) || s.Accounted(img) {
+			continue
+		}
+		p := plan{view: s.view(nil, s.ByRef(img.Name), nil), names: []string{img.Name}, mayCreate: isID}
+		changes, err := s.writePlan(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range changes {
+			all[i] = c.after
+		}
+	}
+	return all, nil
 }
 
 // removeLabels removes the labels of keys from their records.

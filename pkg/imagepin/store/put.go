@@ -71,7 +71,7 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	}
 	// Entries that move to another record are written first, so that a record carries each key at any time.
 	replaced, entries = append(replaced, before...), append(after, entries...)
-	return s.commit(ctx, nil, replaced, entries, proof, creatorFor(entries), pre)
+	return s.commit(ctx, nil, replaced, entries, proof, s.creatorFor(entries), pre)
 }
 
 // keepByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a

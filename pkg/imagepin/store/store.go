@@ -129,21 +129,21 @@ func (s *writer) apply(ctx context.Context, removed, added []imagepin.Entry, pro
 }
 
 // creatorFor allows a change to create the records of entries.
-func creatorFor(added []imagepin.Entry) creator {
-	names := affected(nil, added)
+func (s *presence) creatorFor(added []imagepin.Entry) creator {
+	names := s.affected(nil, added)
 	return func(name string) bool { return slices.Contains(names, name) }
 }
 
 // applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
 func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.commit(ctx, recorded, removed, added, proof, creatorFor(added), nil)
+	return s.commit(ctx, recorded, removed, added, proof, s.creatorFor(added), nil)
 }
 
 // commit writes the affected records, and then updates the index.
 func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, pre precondition) (Change, error) {
 	p := plan{
 		view:         s.view(removed, added, recorded),
-		names:        affected(removed, added),
+		names:        s.affected(removed, added),
 		gone:         make(map[string]struct{}),
 		removable:    make(map[digest.Digest]bool),
 		proof:        proof,
@@ -240,12 +240,14 @@ func (s *presence) native(e imagepin.Entry) bool {
 }
 
 // affected lists the records of entries in an order in which it is safe to write them one by one:
-//  1. The tags. A tag record alone is safe, because a start adopts it.
+//  1. The tags without a key. A tag record alone is safe, because a start adopts it.
 //  2. The records that carry the labels of new keys.
 //  3. The image IDs. A start creates a missing one, but cannot account for one without a key.
-//  4. The records that keep removed entries alive. A tag can be one of them, and is then written last, because it
+//  4. The tags with a key. If such a record moved first, a start would take it for the work of another tool, and move
+//     the keys of other targets, too. [Store.Load] moves it instead.
+//  5. The records that keep removed entries alive. A tag can be one of them, and is then written last, because it
 //     already exists.
-func affected(removed, added []imagepin.Entry) []string {
+func (s *presence) affected(removed, added []imagepin.Entry) []string {
 	var names []string
 	listed := make(map[string]bool)
 	carries := make(map[string]bool)
@@ -258,17 +260,24 @@ func affected(removed, added []imagepin.Entry) []string {
 			names = append(names, n)
 		}
 	}
-	for _, e := range added {
-		if e.Ref != e.Record && !strings.Contains(e.Ref, "@") && !carries[e.Ref] {
-			add(e.Ref)
+	addTags := func(withKey bool) {
+		for _, e := range added {
+			if e.Ref == e.Record || strings.Contains(e.Ref, "@") || carries[e.Ref] {
+				continue
+			}
+			if slices.ContainsFunc(s.ByRef(e.Ref), s.native) == withKey {
+				add(e.Ref)
+			}
 		}
 	}
+	addTags(false)
 	for _, e := range added {
 		add(e.Record)
 	}
 	for _, e := range added {
 		add(e.ImageID.String())
 	}
+	addTags(true)
 	for _, e := range removed {
 		if !strings.Contains(e.Ref, "@") {
 			add(e.Ref)
