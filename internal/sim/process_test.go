@@ -42,6 +42,7 @@ import (
 type process struct {
 	w        *world
 	dead     bool // guarded by the scheduler
+	remote   bool // its calls of containerd cross a socket, and fail if their context has ended
 	service  *node.Service
 	setup    node.Setup
 	services map[string]*grpc.ServiceDesc
@@ -81,7 +82,7 @@ func (w *world) target(handler string) (platform, snapshotter string) {
 
 // startProcess starts imagepin.
 func (w *world) startProcess() error {
-	p := &process{w: w, services: make(map[string]*grpc.ServiceDesc), impl: make(map[string]any), ended: make(chan struct{})}
+	p := &process{w: w, remote: w.choice.socket, services: make(map[string]*grpc.ServiceDesc), impl: make(map[string]any), ended: make(chan struct{})}
 	var section config.Table
 	if t, err := config.DefaultTable(); err == nil {
 		section = *t
@@ -115,21 +116,25 @@ func (w *world) startProcess() error {
 		loaded[name] = node.Snapshotter{Root: "/nowhere/" + name}
 	}
 	p.setup = node.Setup{Settings: settings, CRI: criConfig, Snapshotters: loaded, Verifiers: w.verifiers(p)}
-	n, err := node.New(node.Config{
-		Containerd: node.Containerd{
-			Records:    &records{imageStore{Store: w.images, w: w, owner: p, name: "images"}},
-			Pins:       &imageStore{Store: w.images, w: w, owner: p, name: "pins"},
-			Content:    &contentStore{Store: w.blobs, w: w, owner: p},
-			Leases:     &leaseManager{Manager: w.leases, w: w, owner: p},
-			Namespaces: namespaceStore{w},
-			Events:     eventService{w, p},
-			Applier:    applier{w, p},
-			Snapshots: func(name string) snapshots.Snapshotter {
-				return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
-			},
+	services := node.Containerd{
+		Records:    &records{imageStore{Store: w.images, w: w, owner: p, name: "images"}},
+		Pins:       &imageStore{Store: w.images, w: w, owner: p, name: "pins"},
+		Content:    &contentStore{Store: w.blobs, w: w, owner: p},
+		Leases:     &leaseManager{Manager: w.leases, w: w, owner: p},
+		Namespaces: namespaceStore{w},
+		Events:     eventService{w, p},
+		Applier:    applier{w, p},
+		Snapshots: func(name string) snapshots.Snapshotter {
+			return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 		},
-		Setup:   p.setup,
-		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
+	}
+	if w.choice.socket {
+		services = node.Uninterrupted(services)
+	}
+	n, err := node.New(node.Config{
+		Containerd: services,
+		Setup:      p.setup,
+		NodeKey:    filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // low, so that the few tags of this node reach it; 0 is the default
 	})
 	if err != nil {

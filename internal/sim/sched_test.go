@@ -102,7 +102,7 @@ func actorOf(ctx context.Context) string {
 	return "imagepin"
 }
 
-// step parks the caller until its turn.
+// step parks the caller until its turn. It fails if the caller has given up a call that crosses a socket.
 func (s *scheduler) step(ctx context.Context, owner *process, format string, args ...any) error {
 	p := &parked{actor: actorOf(ctx), what: fmt.Sprintf(format, args...), owner: owner, turn: make(chan error, 1)}
 	s.mu.Lock()
@@ -118,7 +118,10 @@ func (s *scheduler) step(ctx context.Context, owner *process, format string, arg
 	case s.woken <- struct{}{}:
 	default:
 	}
-	return <-p.turn
+	if err := <-p.turn; err != nil || owner == nil || !owner.remote {
+		return err
+	}
+	return ctx.Err()
 }
 
 // some reports whether an optional step is taken this time.

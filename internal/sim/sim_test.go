@@ -79,8 +79,8 @@ func (w *world) runHistory() error {
 	w.concurrentFrom = w.steps
 	for i, what := range w.choice.actors {
 		name := fmt.Sprintf("%s-%c", strings.Fields(what)[0], 'a'+i)
-		impatient := w.rng.IntN(8) == 0
-		turns := w.rng.IntN(30)
+		impatient := w.rng.IntN(4) == 0
+		turns := w.rng.IntN(60)
 		w.begin(name, func(ctx context.Context) {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()

@@ -222,7 +222,7 @@ func (r socketRecords) Atomically(ctx context.Context, fn func(context.Context, 
 // services returns the services of containerd that a node uses.
 func (c *containerd) services() node.Containerd {
 	records := pagedImages{c.client.ImageService()}
-	return node.Containerd{
+	return node.Uninterrupted(node.Containerd{
 		Records:    socketRecords{records},
 		Pins:       records,
 		Content:    socketContent{c.client.ContentStore()},
@@ -231,7 +231,7 @@ func (c *containerd) services() node.Containerd {
 		Events:     eventService{c.client.EventService()},
 		Applier:    c.client.DiffService(),
 		Snapshots:  c.client.SnapshotService,
-	}
+	})
 }
 
 // imageVerifiers returns the image verifier plugins of a containerd.
