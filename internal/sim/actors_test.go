@@ -35,7 +35,7 @@ type choice struct {
 	retain      bool
 	behavior    string
 	discard     bool
-	socket      bool // imagepin runs in a separate process, and a kill does not end containerd
+	socket      bool // imagepin runs in a separate process, and a kill ends only one of it and containerd
 	slowGC      time.Duration
 	before      []string // actions that run first, one after the other
 	actors      []string // actions that run concurrently
@@ -443,8 +443,8 @@ func (k *caller) checkOutcome(o *op, p *process) {
 	case w.facts.toolWrote(o.start):
 		return
 	}
-	if o.method == "CreateContainer" {
-		return // startContainer checks the error
+	if o.method == "CreateContainer" || w.facts.killedAt.Load() >= int64(o.start) {
+		return // startContainer checks the error, or containerd was killed
 	}
 	text := o.err.Error()
 	switch {
@@ -460,10 +460,10 @@ func (k *caller) checkOutcome(o *op, p *process) {
 	}
 }
 
-// expected reports whether the history causes an error: an image that the verifier rejects, or a namespace that has
-// reached its limit of pins.
+// expected reports whether the history causes an error: containerd does not run, the verifier rejects an image, or a
+// namespace has reached its limit of pins.
 func (w *world) expected(text string) bool {
-	return w.choice.refuse != "" && strings.Contains(text, "blocked") ||
+	return strings.Contains(text, errAway.Error()) || w.choice.refuse != "" && strings.Contains(text, "blocked") ||
 		w.choice.cap > 0 && strings.Contains(text, "max_pins_per_namespace allows no more")
 }
 

@@ -42,6 +42,7 @@ import (
 type process struct {
 	w        *world
 	dead     bool // guarded by the scheduler
+	away     bool // containerd does not run; guarded by the scheduler
 	remote   bool // its calls of containerd cross a socket, and fail if their context has ended
 	service  *node.Service
 	setup    node.Setup
@@ -413,12 +414,22 @@ func (c *contentStore) read(ctx context.Context, what string) error {
 	return c.w.step(ctx, c.owner, "%s", what)
 }
 
-// alive returns an error if the process has been killed.
+// alive returns an error if the process has been killed, or its containerd does not run.
 func (s *scheduler) alive(owner *process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if owner.dead {
+	return owner.state()
+}
+
+// state returns the error of all calls of the process, or nil. The caller holds the lock of the scheduler.
+func (p *process) state() error {
+	switch {
+	case p == nil:
+		return nil
+	case p.dead:
 		return errKilled
+	case p.away:
+		return errAway
 	}
 	return nil
 }

@@ -12,10 +12,15 @@ import (
 	"sync"
 	"testing/synctest"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
 // errKilled is the error of all calls of a process after its kill: none of its later writes takes effect.
 var errKilled = errors.New("the process has been killed")
+
+// errAway is the error of all calls of containerd's services while containerd does not run.
+var errAway = fmt.Errorf("containerd does not run: %w", errdefs.ErrUnavailable)
 
 // scheduler runs one goroutine at a time. The seed decides which one.
 type scheduler struct {
@@ -106,9 +111,9 @@ func actorOf(ctx context.Context) string {
 func (s *scheduler) step(ctx context.Context, owner *process, format string, args ...any) error {
 	p := &parked{actor: actorOf(ctx), what: fmt.Sprintf(format, args...), owner: owner, turn: make(chan error, 1)}
 	s.mu.Lock()
-	if owner != nil && owner.dead {
+	if err := owner.state(); err != nil {
 		s.mu.Unlock()
-		return errKilled
+		return err
 	}
 	s.arrivals++
 	p.number = s.arrivals
@@ -271,9 +276,9 @@ func (s *scheduler) release(p *parked) {
 		s.printed = line
 		s.steps++
 		time.Sleep(time.Microsecond) // so that two timers rarely fire at the same time
-		s.write(p.actor, "%s", p.what)
+		s.write(p.actor, "%s%s", p.what, suffix(s.alive(p.owner)))
 	}
-	p.turn <- nil
+	p.turn <- s.alive(p.owner)
 	synctest.Wait()
 }
 
@@ -291,6 +296,13 @@ func (s *scheduler) kill(owner *process) {
 	}
 	s.parked = rest
 	s.mu.Unlock()
+}
+
+// setAway makes the calls of a process fail until containerd runs again. Those that are parked fail in their turn.
+func (s *scheduler) setAway(owner *process, away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	owner.away = away
 }
 
 // run gives turns until no goroutine is parked and done returns true, or until no goroutine parks for the given time.

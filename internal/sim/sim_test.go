@@ -138,10 +138,15 @@ func (w *world) runHistory() error {
 	return nil
 }
 
-// restart kills imagepin and starts it again. If imagepin runs in containerd, it does the same with containerd's CRI.
+// restart kills imagepin and starts it again. If imagepin runs in containerd, it does the same with containerd's CRI, and if
+// it runs beside containerd, it kills containerd instead in half of the histories.
 func (w *world) restart() error {
 	old := w.proc
 	w.facts.killedAt.Store(int64(w.steps))
+	if w.choice.socket && w.seed%2 == 0 {
+		w.restartContainerd(old)
+		return nil
+	}
 	w.kill(old)
 	old.cancel()
 	if !w.choice.socket {
@@ -153,6 +158,22 @@ func (w *world) restart() error {
 		w.cri.start()
 	}
 	return w.startProcess()
+}
+
+// restartContainerd kills containerd, and starts it again after a while. imagepin runs beside it, and continues.
+func (w *world) restartContainerd(beside *process) {
+	w.setAway(beside, true)
+	w.cri.end()
+	w.mu.Lock()
+	select {
+	case w.stream <- errAway:
+	default:
+	}
+	w.mu.Unlock()
+	time.Sleep(3 * time.Second)
+	w.facts.killedAt.Store(int64(w.steps))
+	w.cri.start()
+	w.setAway(beside, false)
 }
 
 // drain lets the remaining goroutines of killed processes end.
