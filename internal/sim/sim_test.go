@@ -102,7 +102,7 @@ func (w *world) runHistory() error {
 				_ = w.step(ctx, nil, "waits")
 			}
 			_ = w.step(ctx, nil, "kills")
-			if err := w.restart(); err != nil {
+			if err := w.restart(ctx); err != nil {
 				w.wrong(neverSettles, "restart: %v", err)
 			}
 		})
@@ -140,11 +140,11 @@ func (w *world) runHistory() error {
 
 // restart kills imagepin and starts it again. If imagepin runs in containerd, it does the same with containerd's CRI, and if
 // it runs beside containerd, it kills containerd instead in half of the histories.
-func (w *world) restart() error {
+func (w *world) restart(ctx context.Context) error {
 	old := w.proc
 	w.facts.killedAt.Store(int64(w.steps))
 	if w.choice.socket && w.seed%2 == 0 {
-		w.restartContainerd(old)
+		w.restartContainerd(ctx, old)
 		return nil
 	}
 	w.kill(old)
@@ -161,7 +161,7 @@ func (w *world) restart() error {
 }
 
 // restartContainerd kills containerd, and starts it again after a while. imagepin runs beside it, and continues.
-func (w *world) restartContainerd(beside *process) {
+func (w *world) restartContainerd(ctx context.Context, beside *process) {
 	w.setAway(beside, true)
 	w.cri.end()
 	w.mu.Lock()
@@ -171,6 +171,7 @@ func (w *world) restartContainerd(beside *process) {
 	}
 	w.mu.Unlock()
 	time.Sleep(3 * time.Second)
+	_ = w.step(ctx, nil, "starts containerd again")
 	w.facts.killedAt.Store(int64(w.steps))
 	w.cri.start()
 	w.setAway(beside, false)
