@@ -283,12 +283,6 @@ func (c *Cluster) DeletePod(ctx context.Context, name string) error {
 	return c.Do(ctx, "DELETE", pods+"/"+name, &meta.DeleteOptions{GracePeriodSeconds: &second}, nil)
 }
 
-// Cordon makes the scheduler skip a node, or use it again. Its pods keep running.
-func (c *Cluster) Cordon(ctx context.Context, node string, cordoned bool) error {
-	change := map[string]any{"spec": map[string]any{"unschedulable": cordoned}}
-	return c.Do(ctx, "PATCH", "/api/v1/nodes/"+node, change, nil)
-}
-
 // forget deletes a node whose kubelet has stopped, and its pods, from the API server.
 func (c *Cluster) forget(node string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
