@@ -454,7 +454,11 @@ func (c *check) leaks() {
 // accountTagged accounts for images that another tool has tagged and that cannot be unpacked: their layers were
 // discarded, and their snapshots collected. They are listed by ID, as stock containerd lists them, and can be removed.
 func (c *check) accountTagged(name string, img images.Image) {
-	if _, err := digest.Parse(name); err == nil || c.records[name] || !c.w.facts.otherTools.Load() {
+	if _, err := digest.Parse(name); err == nil || !c.w.facts.otherTools.Load() {
+		return
+	}
+	// A key can still have the digest that its tag had before another tool moved it.
+	if c.records[name] && (len(c.tags[name]) == 0 || slices.Contains(c.tags[name], img.Target.Digest)) {
 		return
 	}
 	b := c.w.registry.byRoot(img.Target.Digest)

@@ -316,6 +316,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 		defer func() { done(i.w.steps) }()
 	}
 	i.w.daemonRemoved(ctx)
+	defer i.w.daemonRemoved(ctx) // the index still has the keys of the record until the answer comes
 	if !o.Synchronous {
 		return i.w.after(ctx, i.owner, i.name+".delete "+name)
 	}
