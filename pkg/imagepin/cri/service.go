@@ -89,6 +89,8 @@ type Index interface {
 	Images() []store.Image
 	// Untagged returns the images without a key, which upstream lists without a tag.
 	Untagged() []store.Untagged
+	// Unkeyed returns the image IDs whose records belong to no key, including those that upstream cannot read.
+	Unkeyed() []digest.Digest
 	FindUntagged(name string) (store.Untagged, bool)
 }
 

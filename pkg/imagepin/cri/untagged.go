@@ -16,7 +16,7 @@ func (s *Service) RemoveUntagged(ctx context.Context, before time.Time) error {
 }
 
 func (s *remover) removeUntagged(ctx context.Context, before time.Time) error {
-	all := s.Store.Untagged()
+	all := s.Store.Unkeyed()
 	if len(all) == 0 {
 		return nil
 	}
@@ -25,11 +25,11 @@ func (s *remover) removeUntagged(ctx context.Context, before time.Time) error {
 		return err
 	}
 	collect := false
-	for _, u := range all {
-		if used[u.ImageID] {
+	for _, id := range all {
+		if used[id] {
 			continue
 		}
-		removed, err := s.Store.RemoveUntagged(s.namespaced(ctx), u.ImageID, before)
+		removed, err := s.Store.RemoveUntagged(s.namespaced(ctx), id, before)
 		if err != nil {
 			return err
 		}

@@ -64,6 +64,7 @@ type Store interface {
 	// Adopt records the keys of images of other tools.
 	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
 	NoteUntagged(u store.Untagged)
+	NoteUnreadable(id digest.Digest)
 	// Unaccounted lists the records that belong to no key.
 	Unaccounted(ctx context.Context) ([]images.Image, error)
 	// CreateIDRecord creates the record of an image ID if a record of the image needs it.

@@ -23,19 +23,22 @@ type unkeyed struct {
 }
 
 // note notes an image that has a record of its ID but no key. containerd's CRI lists it without a tag if it can
-// read it. If the image has no record of its ID, note creates that record.
+// read it. note also notes it if its configuration is gone. If the image has no record of its ID, note creates that record.
 func (u *unkeyed) note(ctx context.Context, img images.Image) {
-	_, err := digest.Parse(img.Name)
+	id, err := digest.Parse(img.Name)
 	isID := err == nil
 	if !isID && !store.Managed(img) || u.config.Store.Accounted(img) {
 		return
 	}
 	e, _, err := pull.DescribeLocal(ctx, u.config.Content, img.Target, u.config.Runtimes().Default())
 	switch {
-	case err != nil:
-	case e.ImageID.String() == img.Name:
+	case err == nil && e.ImageID.String() == img.Name:
 		u.config.Store.NoteUntagged(store.Untagged{Entry: e})
-	case !isID:
+	case isID:
+		if _, err := u.config.Content.Info(ctx, id); errdefs.IsNotFound(err) {
+			u.config.Store.NoteUnreadable(id)
+		}
+	case err == nil:
 		u.ids[img.Name] = e.ImageID
 		if err := u.config.Store.CreateIDRecord(ctx, img, e.ImageID); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot create the record of an image ID")

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -8,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -123,6 +126,32 @@ func TestUnreadableRecordStaysNoted(t *testing.T) {
 	u.records.name = ""
 	noError(t, u.syncRecord(u.ctx, u.id))
 	u.wantRecords(t, "one name", u.id)
+}
+
+// TestIDRecordWithoutConfiguration creates the record of an image ID whose configuration is gone. The image is not listed,
+// but its record is removed after the grace time, unless the configuration is there again.
+func TestIDRecordWithoutConfiguration(t *testing.T) {
+	for name, back := range map[string]bool{"gone": false, "there again": true} {
+		t.Run(name, func(t *testing.T) {
+			u := newUnkeyedNode(t)
+			id := u.image.Config.Digest
+			config, err := content.ReadBlob(u.ctx, u.Content, u.image.Config)
+			noError(t, err)
+			noError(t, u.Content.Delete(u.ctx, id))
+			u.create(t, u.id)
+			if got := u.store.Unkeyed(); !slices.Equal(got, []digest.Digest{id}) || len(u.store.Untagged()) > 0 {
+				t.Errorf("got records without a key %v and images listed without a tag %v, want only the record", got, u.store.Untagged())
+			}
+			if back {
+				noError(t, content.WriteBlob(u.ctx, u.Content, "again", bytes.NewReader(config), u.image.Config))
+			}
+			removed, err := u.store.RemoveUntagged(u.ctx, id, time.Now())
+			noError(t, err)
+			if removed == back {
+				t.Errorf("removed: got %t, want %t", removed, !back)
+			}
+		})
+	}
 }
 
 // TestListingForgetsRecordsThatAreGone removes records without an event. The next listing forgets what was noted about

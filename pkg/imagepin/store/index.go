@@ -25,6 +25,8 @@ type index struct {
 	proofs     proofs
 	// untagged are the records of image IDs that had no key when they were noted.
 	untagged map[digest.Digest]Untagged
+	// unreadable are such records whose configuration was gone.
+	unreadable map[digest.Digest]bool
 	// unsynced are the records that containerd's CRI may not know yet, with their targets.
 	unsynced map[string]digest.Digest
 }
@@ -51,6 +53,7 @@ func newIndex() *index {
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
 		untagged:   make(map[digest.Digest]Untagged),
+		unreadable: make(map[digest.Digest]bool),
 		unsynced:   make(map[string]digest.Digest),
 	}
 }

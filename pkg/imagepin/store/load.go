@@ -192,7 +192,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot = o.byRecord, o.byRoot, o.bySnapshot
-	x.ids, x.proofs, x.untagged = o.ids, o.proofs, o.untagged
+	x.ids, x.proofs, x.untagged, x.unreadable = o.ids, o.proofs, o.untagged, o.unreadable
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)
 }

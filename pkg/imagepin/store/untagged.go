@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -32,6 +33,40 @@ func (s *reader) NoteUntagged(u Untagged) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	s.index.untagged[u.ImageID] = u
+	delete(s.index.unreadable, u.ImageID)
+}
+
+// NoteUnreadable adds a record of an image ID that belongs to no key, and whose configuration is gone. containerd's CRI
+// does not list such an image, so nothing else removes its record, which keeps the rest of its content.
+func (s *reader) NoteUnreadable(id digest.Digest) {
+	s.index.mu.Lock()
+	defer s.index.mu.Unlock()
+	s.index.unreadable[id] = true
+}
+
+// Unkeyed returns the image IDs whose records belong to no key, in order.
+func (s *reader) Unkeyed() []digest.Digest {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	ids := slices.AppendSeq(slices.Collect(maps.Keys(s.index.untagged)), maps.Keys(s.index.unreadable))
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return len(s.index.byID[id]) > 0 })
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// stillUnreadable reports whether an image that was unreadable still is. It returns true for other images.
+func (s *presence) stillUnreadable(ctx context.Context, id digest.Digest) (bool, error) {
+	s.index.mu.RLock()
+	was := s.index.unreadable[id]
+	s.index.mu.RUnlock()
+	if !was {
+		return true, nil
+	}
+	_, err := s.config.Content.Info(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return true, nil
+	}
+	return false, err
 }
 
 // Untagged returns the images that have a record of their ID but no key, in no particular order.
@@ -95,6 +130,7 @@ func (s *reader) forgetUntagged(name string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	delete(s.index.untagged, digest.Digest(name))
+	delete(s.index.unreadable, digest.Digest(name))
 }
 
 // RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target and was not
@@ -115,6 +151,9 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	}
 	if img.UpdatedAt.After(before) {
 		return false, nil
+	}
+	if still, err := s.stillUnreadable(ctx, id); err != nil || !still {
+		return false, err
 	}
 	return s.removeUnaccounted(ctx, img)
 }
