@@ -170,7 +170,7 @@ func (w *world) restartContainerd(ctx context.Context, beside *process) {
 	default:
 	}
 	w.mu.Unlock()
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // simulated; imagepin tries to list images every second meanwhile
 	_ = w.step(ctx, nil, "starts containerd again")
 	w.facts.killedAt.Store(int64(w.steps))
 	w.cri.start()

@@ -42,12 +42,11 @@ func (c *Calls) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, e
 	defer cancel()
 	made, err := c.Manager.Create(ctx, func(to *leases.Lease) error { *to = l; return nil })
 	if ofCall(l) && !errdefs.IsAlreadyExists(err) {
-		id := l.ID
 		if err == nil {
-			id = made.ID
+			l = made // the manager may have chosen another ID
 		}
 		c.mu.Lock()
-		c.calls[id] = err != nil
+		c.calls[l.ID] = err != nil
 		c.mu.Unlock()
 	}
 	return made, err
