@@ -342,6 +342,9 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	}); err != nil {
 		return err
 	}
+	if n.deletes {
+		defer r.w.daemonRemoved(ctx) // the index still has the keys of the records until the transaction is done
+	}
 	if err := r.w.after(ctx, r.owner, "transaction"); err != nil {
 		return err
 	}
@@ -356,8 +359,9 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 // txStore prints the writes of a transaction and keeps their events.
 type txStore struct {
 	images.Store
-	w      *world
-	events []txEvent
+	w       *world
+	events  []txEvent
+	deletes bool
 }
 
 type txEvent struct {
@@ -385,6 +389,7 @@ func (n *txStore) Update(ctx context.Context, img images.Image, paths ...string)
 }
 
 func (n *txStore) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
+	n.deletes = true
 	n.w.daemonRemoved(ctx)
 	err := n.Store.Delete(ctx, name, opts...)
 	n.w.write(actorOf(ctx), "  deletes %s%s", name, suffix(err))

@@ -52,6 +52,8 @@ type records struct {
 	images.Store
 	writes int
 	allow  int // number of writes before all further writes fail, negative for no limit
+	// before is called with the name of a record that is about to be written. nil does nothing.
+	before func(name string)
 }
 
 var errStopped = errors.New("the process is killed")
@@ -60,7 +62,10 @@ func (r *records) Atomically(ctx context.Context, fn func(context.Context, image
 	return fn(ctx, r)
 }
 
-func (r *records) write() error {
+func (r *records) write(name string) error {
+	if r.before != nil {
+		r.before(name)
+	}
 	if r.allow == 0 {
 		return errStopped
 	}
@@ -70,21 +75,21 @@ func (r *records) write() error {
 }
 
 func (r *records) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	if err := r.write(); err != nil {
+	if err := r.write(img.Name); err != nil {
 		return images.Image{}, err
 	}
 	return r.Store.Create(ctx, img)
 }
 
 func (r *records) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
-	if err := r.write(); err != nil {
+	if err := r.write(img.Name); err != nil {
 		return images.Image{}, err
 	}
 	return r.Store.Update(ctx, img, fields...)
 }
 
 func (r *records) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
-	if err := r.write(); err != nil {
+	if err := r.write(name); err != nil {
 		return err
 	}
 	return r.Store.Delete(ctx, name, opts...)

@@ -7,6 +7,8 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
 )
 
 // plan describes which records to update, and how.
@@ -46,6 +48,36 @@ func (p *plan) changes(ctx context.Context, store images.Store) ([]change, error
 		}
 		if needed && (!c.create || p.mayCreate(name)) {
 			changes = append(changes, c)
+		}
+	}
+	return changes, nil
+}
+
+// maxPlans is how often a plan is made again because another tool has removed a record while it was written.
+const maxPlans = 10
+
+// write makes the changes, and returns what it has written. Without a transaction, another tool can remove a record after
+// it was read: then the rest of the changes is computed again.
+func (p *plan) write(ctx context.Context, store images.Store) (written []change, _ error) {
+	for made := 1; ; made++ {
+		changes, err := p.changes(ctx, store)
+		if err != nil {
+			return nil, err
+		}
+		done, err := writeAll(ctx, store, changes)
+		written = append(written, done...)
+		if !errdefs.IsNotFound(err) || made == maxPlans {
+			return written, err
+		}
+	}
+}
+
+// writeAll writes changes in their order up to the first error.
+func writeAll(ctx context.Context, store images.Store, changes []change) (written []change, _ error) {
+	for i := range changes {
+		failpoint.Reach("store.write")
+		if err := changes[i].write(ctx, store); err != nil {
+			return changes[:i], err
 		}
 	}
 	return changes, nil

@@ -172,14 +172,8 @@ func (s *writer) writePlan(ctx context.Context, p plan) ([]change, error) {
 	if len(changes) > 0 {
 		err = s.config.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 			// Other tools write too, so compute the changes again in the transaction.
-			if changes, err = p.changes(ctx, store); err != nil {
+			if changes, err = p.write(ctx, store); err != nil {
 				return err
-			}
-			for i := range changes {
-				failpoint.Reach("store.write")
-				if err := changes[i].write(ctx, store); err != nil {
-					return err
-				}
 			}
 			failpoint.Reach("store.commit")
 			return nil
