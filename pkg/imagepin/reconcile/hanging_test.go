@@ -43,11 +43,15 @@ func (h hanging) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...str
 
 func (h hanging) Stat(ctx context.Context, name string) (snapshots.Info, error) {
 	select {
-	case <-h.responds:
-		return h.Snapshotter.Stat(ctx, name)
-	case <-ctx.Done():
-		return snapshots.Info{}, ctx.Err()
+	case <-h.responds: // even if ctx has ended
+	default:
+		select {
+		case <-h.responds:
+		case <-ctx.Done():
+			return snapshots.Info{}, ctx.Err()
+		}
 	}
+	return patient{h.Snapshotter}.Stat(ctx, name)
 }
 
 // patient is a snapshotter that responds however busy the machine is: it ignores the timeout of Stat.
@@ -69,7 +73,8 @@ func (s syncs) Sync(_ context.Context, roots ...digest.Digest) error {
 
 func (s syncs) SyncAll(context.Context) error { return nil }
 
-// leasing is a maker that only leases images. It passes what is to be unpacked to unpacks, and does not unpack it.
+// leasing is a maker that only leases images, however busy the machine is: it ignores the timeout of the adoption. It
+// passes what is to be unpacked to unpacks, and does not unpack it.
 type leasing struct {
 	Maker
 	node    *ctdtest.Node
@@ -83,7 +88,7 @@ func (l leasing) WithLease(ctx context.Context, entries []imagepin.Entry, fn fun
 	if before := *l.before; before != nil {
 		before()
 	}
-	return lease.With(ctx, l.node.Leases, lease.Pull, func(ctx context.Context) error {
+	return lease.With(context.WithoutCancel(ctx), l.node.Leases, lease.Pull, func(ctx context.Context) error {
 		if err := l.store.AddToLease(ctx, entries...); errdefs.IsNotFound(err) {
 			return nil
 		} else if err != nil {
