@@ -275,15 +275,15 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 	logFailure(ctx, e.Topic, about, err)
 }
 
-// NoteUnkeyed lists the records that belong to no key, and notes their images, as a start does. Their events may have
-// come while their images had keys. Run does this after it has handled the events that have arrived.
+// NoteUnkeyed lists the records that belong to no key, and notes or adopts their images, as a start does. Their events may
+// have come while their images had keys, or lacked a part. Run does this after it has handled the events that have arrived.
 func (r *Reconciler) NoteUnkeyed(ctx context.Context) error {
 	noted := make(chan error, 1)
 	select {
 	case r.work <- func(ctx context.Context) {
 		defer close(noted)
 		defer recoverPanic(ctx, "list")
-		noted <- r.unkeyed.noteAll(ctx)
+		noted <- r.syncUnkeyed(ctx)
 	}:
 	case <-ctx.Done():
 		return ctx.Err()
@@ -318,6 +318,18 @@ func logFailure(ctx context.Context, topic, about string, err error) {
 	if err != nil && ctx.Err() == nil {
 		log.G(ctx).WithError(err).WithField("topic", topic).WithField("about", about).Error("cannot reconcile change by another tool")
 	}
+}
+
+// syncUnkeyed is syncRecord for the records that belong to no key.
+func (r *Reconciler) syncUnkeyed(ctx context.Context) error {
+	unaccounted, err := r.config.Store.Unaccounted(ctx)
+	if err != nil {
+		return err
+	}
+	for _, img := range unaccounted {
+		logFailure(ctx, "list", img.Name, r.syncRecord(ctx, img.Name))
+	}
+	return ctx.Err()
 }
 
 // syncRecord updates the keys of an image record, or adopts it.

@@ -46,18 +46,6 @@ func (u *unkeyed) note(ctx context.Context, img images.Image) {
 	}
 }
 
-// noteAll is note for all images.
-func (u *unkeyed) noteAll(ctx context.Context) error {
-	unaccounted, err := u.config.Store.Unaccounted(ctx)
-	if err != nil {
-		return err
-	}
-	for _, img := range unaccounted {
-		u.note(ctx, img)
-	}
-	return ctx.Err()
-}
-
 // sync creates the record of an image ID again if it was removed and a record without a key still needs it. The
 // image may have lost its last key while another tool created that record.
 func (u *unkeyed) sync(ctx context.Context, id digest.Digest) error {

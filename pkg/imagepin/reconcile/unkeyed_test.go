@@ -192,7 +192,7 @@ func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
 	_, err = u.Images.Update(u.ctx, images.Image{Name: u.id, Target: other}, "target")
 	noError(t, err)
 	noError(t, u.syncRecord(u.ctx, u.id))
-	noError(t, u.unkeyed.noteAll(u.ctx))
+	noError(t, u.syncUnkeyed(u.ctx))
 	if all := u.store.Untagged(); len(all) > 0 {
 		t.Errorf("got images without a key %v before the removal, want none", all)
 	}
@@ -201,7 +201,7 @@ func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
 	for _, event := range []string{tag, byDigest} {
 		noError(t, u.syncRecord(u.ctx, event))
 	}
-	noError(t, u.unkeyed.noteAll(u.ctx))
+	noError(t, u.syncUnkeyed(u.ctx))
 	if _, listed := u.store.FindUntagged(u.id); !listed {
 		t.Error("the image is not listed")
 	}
