@@ -113,19 +113,21 @@ var crashScenarios = map[string]scenario{
 		op: func(c *killRig) error { return c.refresh(c.Reg.Ref("pinned/app:1")) },
 	},
 	"adoption": {
-		setup: func(c *killRig) {
-			ref := c.pushData("app:1", "1")
-			c.MustPull(ref, "")
-			c.ctr("images", "export", "--local", "--platform", images.HostPlatform(), c.Path("app.tar"), ref)
-			c.MustRemove(ref, "")
-		},
-		op: func(c *killRig) error {
-			if _, err := c.Ctr(c.Ctx, "images", "import", c.Path("app.tar")); err != nil {
-				return err
-			}
-			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", true)
-		},
+		setup: func(c *killRig) { c.export("app:1", "1") },
+		op:    func(c *killRig) error { return c.adopt("app:1") },
 		after: (*killRig).dropForeignLeases,
+	},
+	"pull of an adopted tag that has moved": {
+		setup: func(c *killRig) {
+			c.export("app:1", "1")
+			if err := c.adopt("app:1"); err != nil {
+				c.T.Fatal(err)
+			}
+			// Keys have their time in seconds. In the same second, the tag's record is not older than the pull's key.
+			time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+			c.pushData("app:1", "2")
+		},
+		op: func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), "") },
 	},
 	"adoption of one more name": {
 		setup: func(c *killRig) { c.MustPull(c.pushData("app:1", "1"), "") },
@@ -264,6 +266,23 @@ func (c *killRig) ctr(args ...string) {
 	if _, err := c.Ctr(c.Ctx, args...); err != nil {
 		c.T.Fatal(err)
 	}
+}
+
+// export pushes an image and writes it to a file, which adopt imports.
+func (c *killRig) export(ref, version string) {
+	c.T.Helper()
+	name := c.pushData(ref, version)
+	c.MustPull(name, "")
+	c.ctr("images", "export", "--local", "--platform", images.HostPlatform(), c.Path("app.tar"), name)
+	c.MustRemove(name, "")
+}
+
+// adopt imports an exported image with ctr and waits until its tag is available.
+func (c *killRig) adopt(ref string) error {
+	if _, err := c.Ctr(c.Ctx, "images", "import", c.Path("app.tar")); err != nil {
+		return err
+	}
+	return c.awaitStatus(c.Reg.Ref(ref), "runc", true)
 }
 
 // pushedDigest returns the reference by digest of the last push of a tag.

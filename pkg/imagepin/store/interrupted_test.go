@@ -112,14 +112,19 @@ func TestInterruptedMoveOfATag(t *testing.T) {
 	type pulled struct {
 		target runtimeplatform.Target
 		image  string
+		// tagOnly leaves out the key of the digest, as the adoption of a tag does.
+		tagOnly bool
 	}
 	for name, before := range map[string][]pulled{
-		"the only key":                         {{nativeToo, "a"}},
-		"a new key beside another target's":    {{native, "a"}},
-		"a key beside that of the same digest": {{nativeToo, "a"}, {native, "a"}},
-		"a key older than another target's":    {{nativeToo, "a"}, {native, "b"}},
-		"a key newer than another target's":    {{native, "a"}, {nativeToo, "b"}},
-		"a key beside other platforms'":        {{native, "a"}, {foreign, "b"}, {foreignToo, "a"}},
+		"the only key":                               {{nativeToo, "a", false}},
+		"a new key beside another target's":          {{native, "a", false}},
+		"a key beside that of the same digest":       {{nativeToo, "a", false}, {native, "a", false}},
+		"a key older than another target's":          {{nativeToo, "a", false}, {native, "b", false}},
+		"a key newer than another target's":          {{native, "a", false}, {nativeToo, "b", false}},
+		"a key beside other platforms'":              {{native, "a", false}, {foreign, "b", false}, {foreignToo, "a", false}},
+		"an adopted key":                             {{nativeToo, "a", true}},
+		"an adopted key beside another target's":     {{nativeToo, "a", true}, {native, "a", true}},
+		"an adopted key newer than another target's": {{native, "a", true}, {nativeToo, "b", true}},
 	} {
 		for _, maxKeys := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s, %d keys a record", name, maxKeys), func(t *testing.T) {
@@ -130,6 +135,9 @@ func TestInterruptedMoveOfATag(t *testing.T) {
 					e.restart()
 					for at, p := range before {
 						e.pull(t, tag, e.image(p.image), p.target, at, "")
+						if p.tagOnly {
+							e.remove(t, entries(tag, e.image(p.image), p.target, at)[0].Key)
+						}
 					}
 					keys := e.store.ByRef(tag)
 					e.records.allow = n

@@ -126,11 +126,12 @@ func (l *loader) replace(old imagepin.Entry) {
 	l.replaced[old.Ref] = append(l.replaced[old.Ref], old.RecordTarget.Digest)
 }
 
-// moveTags moves the tags that still have a target that their keys had before. A kill before the write of a tag leaves
-// them. It returns all with the new targets. The caller holds the lock.
+// moveTags moves the tags that pulls were about to move when they were killed: those that still have a target that their
+// keys had before, and those that were written before all their keys. It returns all with the new targets. The caller holds
+// the lock.
 func (s *writer) moveTags(ctx context.Context, all []images.Image, replaced map[string][]digest.Digest) ([]images.Image, error) {
 	for i, img := range all {
-		if !slices.Contains(replaced[img.Name], img.Target.Digest) || s.Accounted(img) {
+		if s.Accounted(img) || !slices.Contains(replaced[img.Name], img.Target.Digest) && !s.precedesKeys(img) {
 			continue
 		}
 		p := plan{view: s.view(nil, s.ByRef(img.Name), nil), names: []string{img.Name}, mayCreate: isID}
@@ -143,6 +144,13 @@ func (s *writer) moveTags(ctx context.Context, all []images.Image, replaced map[
 		}
 	}
 	return all, nil
+}
+
+// precedesKeys reports whether the record of a tag was written before all keys that need it. Another tool cannot have moved
+// the tag since.
+func (s *presence) precedesKeys(img images.Image) bool {
+	keys := slices.DeleteFunc(s.ByRef(img.Name), func(e imagepin.Entry) bool { return !s.native(e) })
+	return len(keys) > 0 && !slices.ContainsFunc(keys, func(e imagepin.Entry) bool { return !e.ReadyAt.After(img.UpdatedAt) })
 }
 
 // removeLabels removes the labels of keys from their records.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -205,6 +206,40 @@ func TestLoadReturnsUnaccountedRecords(t *testing.T) {
 	e.restart()
 	if got := e.load(t); !slices.Contains(got, tag) {
 		t.Errorf("got unaccounted records %v, want %s", got, tag)
+	}
+}
+
+// TestLoadMovesTagBehindItsKeys checks that a start moves a tag whose record was written before the tag's keys. A pull that was
+// killed by a version that moved the label of an adopted key first has left it. It is not taken for a tag that another
+// tool moved, because adoption does not replace the keys of a later pull.
+func TestLoadMovesTagBehindItsKeys(t *testing.T) {
+	for name, c := range map[string]struct {
+		// first and second are the times of the tag's keys, for two snapshotters, after the write of its record.
+		first, second time.Duration
+		moved         bool
+	}{
+		"keys after the record":                 {time.Hour, 2 * time.Hour, true},
+		"keys before the record":                {-2 * time.Hour, -time.Hour, false},
+		"a key before and one after the record": {-time.Hour, time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			a, b := e.image("a"), e.image("b")
+			at := func(d time.Duration) int { return int(time.Now().Add(d).Unix()) - when }
+			e.pull(t, repo+":other", a, native, 0, "") // keeps a
+			e.pull(t, tag, b, native, at(c.first), "")
+			e.pull(t, tag, b, nativeToo, at(c.second), "")
+			e.move(t, tag, a)
+			e.restart()
+			unaccounted, want := e.load(t), a
+			if c.moved {
+				want = b
+			}
+			if got := e.Records(t)[tag].Target.Digest; got != want.root.Digest || slices.Contains(unaccounted, tag) == c.moved {
+				t.Errorf("got target %s and unaccounted records %v, want %s", got, unaccounted, want.root.Digest)
+			}
+			e.wantSound(t)
+		})
 	}
 }
 

@@ -240,7 +240,8 @@ func (s *presence) native(e imagepin.Entry) bool {
 //  4. The tags with a key. If such a record moved first, a start would take it for the work of another tool, and move
 //     the keys of other targets, too. [Store.Load] moves it instead.
 //  5. The records that keep removed entries alive. A tag can be one of them, and is then written last, because it
-//     already exists.
+//     already exists. So is the record of a digest that gets only a key by digest, as the image that loses its tag does:
+//     until the tag has moved, it carries the tag's key, by which a start finds out that a pull was about to move it.
 func (s *presence) affected(removed, added []imagepin.Entry) []string {
 	var names []string
 	listed := make(map[string]bool)
@@ -266,7 +267,9 @@ func (s *presence) affected(removed, added []imagepin.Entry) []string {
 	}
 	addTags(false)
 	for _, e := range added {
-		add(e.Record)
+		if !(strings.Contains(e.Ref, "@") && carries[e.Record]) {
+			add(e.Record)
+		}
 	}
 	for _, e := range added {
 		add(e.ImageID.String())
