@@ -214,6 +214,36 @@ func TestIDRecordWithTargetOfAnotherRecord(t *testing.T) {
 	u.wantRecords(t)
 }
 
+// TestTagOfIncompleteImage creates a tag whose content is incomplete. Its event finds nothing to adopt, and there is no event
+// of the record when the content is complete again. The next list of the records adopts the tag.
+func TestTagOfIncompleteImage(t *testing.T) {
+	for _, missing := range []string{"manifest", "configuration"} {
+		t.Run(missing, func(t *testing.T) {
+			u := newUnkeyedNode(t)
+			u.config.Maker, u.config.Retained = leasing{node: u.Node, store: u.store, before: new(func())}, make(syncs, 1)
+			desc := map[string]ocispec.Descriptor{"manifest": u.image.Manifest, "configuration": u.image.Config}[missing]
+			blob, err := content.ReadBlob(u.ctx, u.Content, desc)
+			noError(t, err)
+			info, err := u.Content.Info(u.ctx, desc.Digest)
+			noError(t, err)
+			noError(t, u.Content.Delete(u.ctx, desc.Digest))
+			const tag = "registry.example/app:1"
+			key := imagepin.Key{Ref: tag, Target: u.config.Runtimes().Default().Target}
+			u.create(t, tag)
+			noError(t, u.syncUnkeyed(u.ctx))
+			if e, ok := u.store.Get(key); ok {
+				t.Errorf("without its %s: got key %v, want none", missing, e)
+			}
+			noError(t, content.WriteBlob(u.ctx, u.Content, "again", bytes.NewReader(blob), desc, content.WithLabels(info.Labels)))
+			noError(t, u.syncUnkeyed(u.ctx))
+			if _, ok := u.store.Get(key); !ok {
+				t.Errorf("with its %s again: the tag has no key", missing)
+			}
+			u.wantRecords(t, tag, "registry.example/app@"+u.image.Manifest.Digest.String(), u.id)
+		})
+	}
+}
+
 // index writes an index of the image. Indexes with other texts have other digests.
 func (u *unkeyedNode) index(t *testing.T, text string) ocispec.Descriptor {
 	t.Helper()
