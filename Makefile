@@ -158,7 +158,8 @@ test-race: build test-binaries crash-binaries ## Tests of concurrency and of ima
 soak: build test-binaries crash-binaries ## Thousands of random kills and histories (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
 	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
-	cd integration && IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -v -run TestRandomKills ./crash
+	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) \
+		$(GO) test -timeout 24h -count 1 -v -run TestRandomKills ./crash || exit 1; done
 
 .PHONY: test-lazy
 test-lazy: build test-binaries ## Pods on the lazily pulling stargz snapshotter and on overlayfs; needs FUSE
