@@ -41,22 +41,27 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 	}
 }
 
-// notPulledSince returns the entries of adoptions without those that a pull has recorded since. A record that may have been
-// written by a pull for another target does not replace a key.
+// notPulledSince returns the entries of adoptions without those whose key the record of the adoption may not replace.
 func (s *reader) notPulledSince(adoptions []Adoption) []imagepin.Entry {
 	var entries []imagepin.Entry
 	for _, a := range adoptions {
-		ofPull := slices.ContainsFunc(s.ByRef(a.Image.Name), func(e imagepin.Entry) bool {
-			return e.Source == imagepin.SourcePull && e.RecordTarget.Digest == a.Image.Target.Digest
-		})
 		for _, e := range a.Entries {
 			now, ok := s.Get(e.Key)
-			if !ok || sameImage(now, e) || !ofPull && !now.ReadyAt.After(a.Image.UpdatedAt) {
+			if !ok || sameImage(now, e) || s.mayReplace(now, a.Image) {
 				entries = append(entries, e)
 			}
 		}
 	}
 	return entries
+}
+
+// mayReplace reports whether the record of a reference may replace a key of it. It may not if the key was recorded after the
+// record was written, or if a pull for another target may have written the record.
+func (s *reader) mayReplace(now imagepin.Entry, img images.Image) bool {
+	ofPull := slices.ContainsFunc(s.ByRef(img.Name), func(e imagepin.Entry) bool {
+		return e.Source == imagepin.SourcePull && e.RecordTarget.Digest == img.Target.Digest
+	})
+	return !ofPull && !now.ReadyAt.After(img.UpdatedAt)
 }
 
 // movedError reports that a record was deleted or has another target.

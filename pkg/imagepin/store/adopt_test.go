@@ -88,25 +88,47 @@ func TestAdoptSkipsLaterPull(t *testing.T) {
 	}
 }
 
-// TestAdoptSkipsRecordOfAPull pulls a newer digest for one target, and then an older one, which the registry returned
-// before, for another. The older one, which is unpacked for both, is not adopted for the first: its pull moved the tag.
-func TestAdoptSkipsRecordOfAPull(t *testing.T) {
-	e := newEnv(t)
-	older, newer := e.image("a"), e.image("b")
-	ctx, done := e.Lease(t)
-	defer done()
-	e.place(ctx, t, older, native)
-	e.pull(t, tag, newer, native, 1, "")
-	e.pull(t, tag, older, nativeToo, 2, "")
-	img := e.Records(t)[tag]
-	if img.Target.Digest != older.root.Digest {
-		t.Fatalf("tag: got digest %s, want that of the last pull, %s", img.Target.Digest, older.root.Digest)
-	}
-	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: entries(tag, older, native, 3)[1:]}); err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: native}); !ok || got.Root.Digest != newer.root.Digest {
-		t.Errorf("tag: got %v, want %s", got, newer.root.Digest)
+// TestRecordOfAPullReplacesNoKey pulls a newer digest for one target, and then an older one, which the registry returned
+// before, for another. The older one, which is unpacked for both or is unpacked then, is not adopted for the first: its pull
+// moved the tag. If another tool moved the tag, it is.
+func TestRecordOfAPullReplacesNoKey(t *testing.T) {
+	for how, adopt := range map[string]func(context.Context, *env, images.Image, imagepin.Entry) error{
+		"unpacked before": func(ctx context.Context, e *env, img images.Image, entry imagepin.Entry) error {
+			_, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: []imagepin.Entry{entry}})
+			return err
+		},
+		"unpacked for the adoption": func(ctx context.Context, e *env, img images.Image, entry imagepin.Entry) error {
+			_, err := e.store.PutIf(ctx, entry, img.Name)
+			return err
+		},
+	} {
+		for who, byPull := range map[string]bool{"a pull": true, "another tool": false} {
+			t.Run(how+", moved by "+who, func(t *testing.T) {
+				e := newEnv(t)
+				older, newer := e.image("a"), e.image("b")
+				ctx, done := e.Lease(t)
+				defer done()
+				e.place(ctx, t, older, native)
+				e.pull(t, tag, newer, native, 1, "")
+				want := older
+				if byPull {
+					e.pull(t, tag, older, nativeToo, 2, "")
+					want = newer
+				} else {
+					e.move(t, tag, older)
+				}
+				img := e.Records(t)[tag]
+				if img.Target.Digest != older.root.Digest {
+					t.Fatalf("tag: got digest %s, want that of the last move, %s", img.Target.Digest, older.root.Digest)
+				}
+				if err := adopt(ctx, e, img, entries(tag, older, native, 3)[1]); err != nil {
+					t.Fatal(err)
+				}
+				if got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: native}); !ok || got.Root.Digest != want.root.Digest {
+					t.Errorf("tag: got %v, want %s", got, want.root.Digest)
+				}
+			})
+		}
 	}
 }
 

@@ -158,10 +158,10 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	}
 	var replaced []imagepin.Entry
 	if now, ok := s.Get(e.Key); ok {
-		if now.Root.Digest == e.Root.Digest || witness != e.Ref {
+		if now.Root.Digest == e.Root.Digest || witness != e.Ref || !s.mayReplace(now, img) {
 			return true, nil // a pull was first, and is newer
 		}
-		replaced = append(replaced, now) // the tag's record has a new target
+		replaced = append(replaced, now) // another tool has moved the tag
 	} else if meant, err := s.tagMatches(ctx, e); err != nil || !meant {
 		return false, err
 	}
