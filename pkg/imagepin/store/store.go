@@ -239,9 +239,9 @@ func (s *presence) native(e imagepin.Entry) bool {
 //  3. The image IDs. A start creates a missing one, but cannot account for one without a key.
 //  4. The tags with a key. If such a record moved first, a start would take it for the work of another tool, and move
 //     the keys of other targets, too. [Store.Load] moves it instead.
-//  5. The records that keep removed entries alive. A tag can be one of them, and is then written last, because it
-//     already exists. So is the record of a digest that gets only a key by digest, as the image that loses its tag does:
-//     until the tag has moved, it carries the tag's key, by which a start finds out that a pull was about to move it.
+//  5. The records that carry removed entries. They keep these alive, and the old key of a tag tells a start that a pull was
+//     about to move the tag. A record that also gets a key by digest is one of them: without that write, a start adopts
+//     the image by the name of the record. A tag can be one of them, too.
 func (s *presence) affected(removed, added []imagepin.Entry) []string {
 	var names []string
 	listed := make(map[string]bool)
