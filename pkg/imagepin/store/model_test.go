@@ -44,6 +44,7 @@ var (
 // The seeds are fixed and include those that failed before. IMAGEPIN_MODEL_HISTORIES adds that many random seeds (make
 // soak), and IMAGEPIN_MODEL_SEED runs a single seed.
 func TestAnySequenceKeepsTheInvariants(t *testing.T) {
+	t.Parallel()
 	const histories, length = 16, 20
 	seeds := []uint64{1795268755208666484, 1795268786735584731, 1795269017991299814}
 	for seed := range uint64(histories) {
@@ -57,6 +58,7 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	}
 	for _, seed := range seeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel()
 			h := &history{env: newEnv(t), Rand: rand.New(rand.NewPCG(seed, 0)), t: t, model: model{}}
 			h.maxKeys = int(seed % 4)
 			h.restart()

@@ -103,6 +103,7 @@ func (e *env) fill(t testing.TB, count int) {
 // TestStartCallsDoNotGrowWithImages checks that a start without lost keys writes nothing, and that its number of calls
 // does not depend on the number of images, except for one check of the file of each blob that is not a layer.
 func TestStartCallsDoNotGrowWithImages(t *testing.T) {
+	t.Parallel()
 	for _, count := range []int{1, 200} {
 		e := newEnv(t)
 		e.fill(t, count)
