@@ -216,11 +216,22 @@ func (c *check) older() {
 		}
 		for _, o := range writers {
 			// An image that another tool tags may not be unpacked for the target.
-			if known && o.id != k.Image.String() && o.start > last && o.method != "ctr" {
+			if known && o.id != k.Image.String() && o.start > last && o.method != "ctr" && !c.tagOfKilledPull(k, o) {
 				c.w.wrong(olderOverNewer, "key %s has %s, but a later %s of %s returned %s", name, k.Image, o.method, o.actor, o.id)
 			}
 		}
 	}
+}
+
+// tagOfKilledPull reports whether a key may be of a tag that a killed pull for another target has written, after the image of
+// a pull was removed. Without transactions, the tag then has no key, and a start takes it for that of another tool.
+func (c *check) tagOfKilledPull(k key, pulled *op) bool {
+	var removed, killed bool
+	for _, o := range c.w.facts.ops {
+		removed = removed || o.removes && o.end > pulled.start && (o.ref == k.Ref || o.id == pulled.id)
+		killed = killed || o.method == "PullImage" && o.ref == k.Ref && o.err != nil && o.start > pulled.start
+	}
+	return c.w.choice.socket && c.w.choice.kill && removed && killed
 }
 
 func (c *check) keysOf(name string, img images.Image) {
