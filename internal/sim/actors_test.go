@@ -173,19 +173,33 @@ type pinWrite struct {
 	name string
 	step int
 	done int           // the step at which the writer knows it, and the pin is in effect; 0 before that
+	lost bool          // the writer got no answer, so the pin is in effect after the next list of the pins
 	root digest.Digest // "" if the pin was deleted
 }
 
-// pinWritten notes a write. The writer calls done when the write has returned.
-func (f *facts) pinWritten(name string, step int, root digest.Digest) (done func(step int)) {
+// pinWritten notes a write. The writer calls done when the write has returned, with the error of the answer.
+func (f *facts) pinWritten(name string, step int, root digest.Digest) (done func(step int, answer error)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	w := &pinWrite{name: name, step: step, root: root}
 	f.pinWrites = append(f.pinWrites, w)
-	return func(step int) {
+	return func(step int, answer error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		w.done = step
+		if w.lost = answer != nil; !w.lost {
+			w.done = step
+		}
+	}
+}
+
+// pinsListed notes a list of the pins that began at a step and has returned.
+func (f *facts) pinsListed(began, step int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.pinWrites {
+		if w.lost && w.step <= began {
+			w.done, w.lost = step, false
+		}
 	}
 }
 

@@ -253,11 +253,13 @@ func (i *imageStore) List(ctx context.Context, fs ...string) ([]images.Image, er
 	if err := i.step(ctx, "list"); err != nil {
 		return nil, err
 	}
+	began := i.w.steps
 	all, err := i.Store.List(ctx, fs...)
 	if i.name == "pins" {
 		if err := i.step(ctx, "list is done"); err != nil {
 			return nil, err
 		}
+		i.w.facts.pinsListed(began, i.w.steps)
 	}
 	return all, err
 }
@@ -266,14 +268,15 @@ func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image
 	if err := i.step(ctx, "create %s → %s", img.Name, img.Target.Digest); err != nil {
 		return images.Image{}, err
 	}
+	var answer error
 	made, err := i.Store.Create(ctx, img)
 	if err == nil && i.name == "pins" {
 		i.w.facts.pins.Store(img.Name, true)
 		done := i.w.facts.pinWritten(img.Name, i.w.steps, img.Target.Digest)
-		defer func() { done(i.w.steps) }()
+		defer func() { done(i.w.steps, answer) }()
 	}
-	if aerr := i.w.after(ctx, i.owner, i.name+".create "+img.Name); aerr != nil {
-		return made, aerr
+	if answer = i.w.after(ctx, i.owner, i.name+".create "+img.Name); answer != nil {
+		return made, answer
 	}
 	return made, err
 }
@@ -287,18 +290,19 @@ func (i *imageStore) Update(ctx context.Context, img images.Image, paths ...stri
 		slices.Contains(paths, "target") && strings.HasPrefix(actorOf(ctx), "cri") {
 		i.w.facts.movedByCRI.Store(img.Name, true)
 	}
+	var answer error
 	made, err := i.Store.Update(ctx, img, paths...)
 	if err == nil && i.name == "pins" {
 		done := i.w.facts.pinWritten(img.Name, i.w.steps, made.Target.Digest)
-		defer func() { done(i.w.steps) }()
+		defer func() { done(i.w.steps, answer) }()
 	}
-	if aerr := i.w.after(ctx, i.owner, i.name+".update "+img.Name); aerr != nil {
-		return made, aerr
+	if answer = i.w.after(ctx, i.owner, i.name+".update "+img.Name); answer != nil {
+		return made, answer
 	}
 	return made, err
 }
 
-func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
+func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) (answer error) {
 	if err := i.step(ctx, "delete %s", name); err != nil {
 		return err
 	}
@@ -313,7 +317,7 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	}
 	if i.name == "pins" {
 		done := i.w.facts.pinWritten(name, i.w.steps, "")
-		defer func() { done(i.w.steps) }()
+		defer func() { done(i.w.steps, answer) }()
 	}
 	i.w.daemonRemoved(ctx)
 	defer i.w.daemonRemoved(ctx) // the index still has the keys of the record until the answer comes

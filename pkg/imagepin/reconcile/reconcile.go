@@ -320,28 +320,50 @@ func logFailure(ctx context.Context, topic, about string, err error) {
 	}
 }
 
-// syncUnkeyed is syncRecord for the records that belong to no key.
+// syncUnkeyed updates the keys of the records that belong to no key, or adopts those that are unpacked. It does not unpack
+// any: their events have done that, unless a layer is missing.
 func (r *Reconciler) syncUnkeyed(ctx context.Context) error {
 	unaccounted, err := r.config.Store.Unaccounted(ctx)
 	if err != nil {
 		return err
 	}
 	for _, img := range unaccounted {
-		logFailure(ctx, "list", img.Name, r.syncRecord(ctx, img.Name))
+		logFailure(ctx, "list", img.Name, r.adoptUnpacked(ctx, img.Name))
 	}
 	return ctx.Err()
 }
 
+func (r *Reconciler) adoptUnpacked(ctx context.Context, name string) error {
+	unknown, err := r.sync(ctx, name)
+	if unknown == nil || err != nil {
+		return err
+	}
+	has := r.unanswered.onNode(ctx)
+	if why, err := r.adopter.unadopted(ctx, *unknown, has); why != "" || err != nil {
+		return err // imagepin check reports why
+	}
+	return r.adopter.adoptNow(ctx, *unknown, has)
+}
+
 // syncRecord updates the keys of an image record, or adopts it.
 func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
+	unknown, err := r.sync(ctx, name)
+	if unknown == nil || err != nil {
+		return err
+	}
+	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx))
+}
+
+// sync updates the keys of an image record. It returns the record, and notes its image, if it has no key.
+func (r *Reconciler) sync(ctx context.Context, name string) (*images.Image, error) {
 	unknown, err := r.config.Store.Sync(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if unknown == nil {
 		delete(r.unkeyed.ids, name) // its record is gone or has a key
-		return r.unkeyed.sync(ctx, digest.Digest(name))
+		return nil, r.unkeyed.sync(ctx, digest.Digest(name))
 	}
 	r.unkeyed.note(ctx, *unknown)
-	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx))
+	return unknown, nil
 }

@@ -12,10 +12,13 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -241,6 +244,27 @@ func TestTagOfIncompleteImage(t *testing.T) {
 			}
 			u.wantRecords(t, tag, "registry.example/app@"+u.image.Manifest.Digest.String(), u.id)
 		})
+	}
+}
+
+// TestListUnpacksNothing lists a tag whose image is not unpacked, and one that cannot be read. Neither is unpacked or logged
+// with each list: their events have done that.
+func TestListUnpacksNothing(t *testing.T) {
+	u := newUnkeyedNode(t)
+	noError(t, u.Snapshotter("first").Remove(u.ctx, u.image.ChainID.String()))
+	broken := u.image.Manifest
+	broken.Digest = u.image.Config.Digest
+	for name, target := range map[string]ocispec.Descriptor{"registry.example/app:1": u.image.Manifest, "registry.example/app:2": broken} {
+		_, err := u.Images.Create(u.ctx, images.Image{Name: name, Target: target})
+		noError(t, err)
+	}
+	logger, hook := logtest.NewNullLogger()
+	noError(t, u.syncUnkeyed(log.WithLogger(u.ctx, logrus.NewEntry(logger))))
+	if all := u.repairs.queues; len(all) > 0 || len(u.store.Images()) > 0 {
+		t.Errorf("got %d queues of repairs and images %v, want none", len(all), u.store.Images())
+	}
+	for _, entry := range hook.AllEntries() {
+		t.Errorf("logged %q", entry.Message)
 	}
 }
 
