@@ -284,13 +284,20 @@ func plugin(script string) string {
 func TestPluginThatHangs(t *testing.T) {
 	a := startServer(t)
 	dir := t.TempDir()
-	path, fifo := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "fifo")
+	path, fifo, started := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "fifo"), filepath.Join(dir, "started")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a.kubeconfig(path, plugin("cat "+fifo))
+	a.kubeconfig(path, plugin(": > "+started+"; cat "+fifo))
 	c, clock := newClient(t, path)
 	c.timeout = 50 * time.Millisecond
+	for runs := false; !runs; {
+		wantUnavailable(t, c.call(t.Context(), callFind), "did not answer in time")
+		clock.advance(maxPause)
+		// On a busy machine, the time can be over before the plugin is started.
+		_, err := os.Stat(started)
+		runs = err == nil
+	}
 	wantUnavailable(t, c.call(t.Context(), callFind), "did not answer in time")
 	wantUnavailable(t, c.call(t.Context(), callFind), "no request was sent")
 
