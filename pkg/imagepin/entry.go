@@ -55,7 +55,7 @@ type Entry struct {
 	// UserOmitted reports that the user is too long for the label. Readers of the label find it in the image's
 	// configuration.
 	UserOmitted bool
-	// ReadyAt is the time when the key became ready, to the second.
+	// ReadyAt is the time when the key became ready. Earlier versions recorded it to the second.
 	ReadyAt time.Time
 	// Source is how the image came to the node.
 	Source Source

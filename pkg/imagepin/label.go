@@ -107,7 +107,7 @@ func labelOf(e Entry) keyLabel {
 		Size:        e.Size,
 		User:        e.User,
 		UserAside:   e.UserOmitted,
-		ReadyAt:     e.ReadyAt.UTC().Truncate(time.Second),
+		ReadyAt:     e.ReadyAt.UTC(),
 		Source:      e.Source,
 		Host:        e.Host,
 	}

@@ -3,8 +3,8 @@ package imagepin
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -64,9 +64,9 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := e
-			want.ReadyAt = time.Date(2026, 5, 4, 1, 2, 1, 0, time.UTC)
-			if fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
-				t.Errorf("got  %+v\nwant %+v", got, want)
+			want.ReadyAt = time.Date(2026, 5, 4, 1, 2, 1, 987654321, time.UTC)
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("got  %#v\nwant %#v", got, want)
 			}
 			if again, value2 := mustEncode(t, got); again != label || value2 != value {
 				t.Errorf("the second encoding differs:\n%s\n%s", value, value2)

@@ -3,7 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -36,8 +36,8 @@ func TestLoad(t *testing.T) {
 	}
 	got, ok := e.store.Get(imagepin.Key{Ref: tag, Target: foreign})
 	wanted := entries(tag, a, foreign, 2)[1]
-	if !ok || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", wanted) {
-		t.Errorf("got  %+v\nwant %+v", got, wanted)
+	if !ok || !reflect.DeepEqual(got, wanted) {
+		t.Errorf("got  %#v\nwant %#v", got, wanted)
 	}
 }
 

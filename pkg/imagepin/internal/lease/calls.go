@@ -78,7 +78,7 @@ func (c *Calls) Retry(ctx context.Context) error {
 		}
 	}
 	c.mu.Unlock()
-	slices.Sort(over) // so that a replay deletes them in the same order
+	slices.Sort(over) // a map has no order, and replays of the simulator compare the calls
 	for _, id := range over {
 		if err := c.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the lease of a finished call: %w", err)
