@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/image-spec/identity"
@@ -261,7 +262,7 @@ func (c *containerdCRI) makeContainer(ctx context.Context, r *runtime.CreateCont
 		return nil, fmt.Errorf("failed to create containerd container: %w", err)
 	}
 	// In containerd, the container's record is the garbage collection root of its snapshot. Here it is a label.
-	_, err = sn.Update(ctx, infoOf(id), "labels.containerd.io/gc.root")
+	_, err = sn.Update(ctx, snapshots.Info{Name: id, Labels: map[string]string{"containerd.io/gc.root": "container"}}, "labels.containerd.io/gc.root")
 	if err != nil {
 		return nil, err
 	}

@@ -282,6 +282,9 @@ type containerdCRI struct {
 	made       int
 }
 
+// process returns the current process of containerd's CRI.
+func (c *containerdCRI) process() *process { return c.current }
+
 func newCRI(w *world) *containerdCRI {
 	c := &containerdCRI{w: w, sandboxes: make(map[string]*sandbox), containers: make(map[string]*container)}
 	return c
