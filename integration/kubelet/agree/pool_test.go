@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -33,9 +34,18 @@ func startPool(ctx context.Context, name string, opts poolOptions) (*pool.Pool, 
 // pools is the number of pools that single tests have started.
 var pools atomic.Int32
 
-// newPool starts nodes for one test.
+// nodes limits how many nodes of single tests run at a time. A kernel lets about 15 nodes run with its default for
+// fs.inotify.max_user_instances, 128, and other programs also need some.
+var nodes = semaphore.NewWeighted(6)
+
+// newPool starts nodes for one test. It waits until other tests have stopped enough of theirs.
 func newPool(t *testing.T, name string, opts poolOptions) *pool.Pool {
 	t.Helper()
+	n := int64(opts.Nodes)
+	if err := nodes.Acquire(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nodes.Release(n) })
 	p, err := startPool(testkit.Context(t), fmt.Sprintf("%s-%d", name, pools.Add(1)), opts)
 	if err != nil {
 		t.Fatal(err)

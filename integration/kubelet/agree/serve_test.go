@@ -15,9 +15,9 @@ import (
 
 // TestServe runs imagepin in one node's containerd, and in front of the other node's containerd. They agree, whoever creates
 // the ImagePin. Reloads of imagepin serve add the section cluster, change another setting, which keeps the connection to the
-// API server, and change the section. The test does not run in parallel with others, because a kernel lets only about 15
-// nodes run at a time with its default for fs.inotify.max_user_instances.
+// API server, and change the section.
 func TestServe(t *testing.T) {
+	t.Parallel()
 	const timeout = "30s"
 	claims := pool.Claims(timeout, "")
 	p := newPool(t, "serve", poolOptions{Options: pool.Options{Nodes: 2, Edit: func(i int, o *node.Options) {

@@ -20,7 +20,7 @@ import (
 )
 
 // TestOwners lets two nodes claim for pods that the controllers of Kubernetes create, with the names and revisions that
-// they give them. One of the nodes wins.
+// they give them. One of the nodes wins. Kubernetes deletes the ImagePin with its owner.
 func TestOwners(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -52,8 +52,11 @@ func TestOwners(t *testing.T) {
 			group, resource := path.Split(c.resource)
 			labels := map[string]string{"app": "test"}
 			template := core.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: core.PodSpec{Containers: containers}}
-			api.must(t, "POST", "/apis/"+group+"namespaces/"+ns+"/"+resource, c.owner(metav1.ObjectMeta{Name: c.name}, template), nil)
-			testClaims(t, ns, c.name, podOn(t, ns, n1), podOn(t, ns, n2))
+			owners := "/apis/" + group + "namespaces/" + ns + "/" + resource
+			api.must(t, "POST", owners, c.owner(metav1.ObjectMeta{Name: c.name}, template), nil)
+			pin := testClaims(t, ns, c.name, podOn(t, ns, n1), podOn(t, ns, n2))
+			api.must(t, "DELETE", owners+"/"+c.name, asKubectl, nil)
+			api.waitDeleted(t, ns, pin)
 		})
 	}
 }
@@ -61,6 +64,8 @@ func TestOwners(t *testing.T) {
 var (
 	two      = int32(2)
 	selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "test"}}
+	// asKubectl deletes as kubectl does. By default, the API server keeps what a Job owns.
+	asKubectl = &metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
 )
 
 func replicaSet(m metav1.ObjectMeta, template core.PodTemplateSpec) any {
@@ -119,8 +124,9 @@ func mayRun(p *core.Pod, node string) bool {
 	return slices.Contains(terms[0].MatchFields[0].Values, node)
 }
 
-// testClaims claims as two nodes for their pods of one revision of an owner.
-func testClaims(t *testing.T, ns, ownerName string, pod1, pod2 *core.Pod) {
+// testClaims claims as two nodes for their pods of one revision of an owner, and returns the ImagePin.
+func testClaims(t *testing.T, ns, ownerName string, pod1, pod2 *core.Pod) *v1alpha1.ImagePin {
+	t.Helper()
 	ctx := testkit.Context(t)
 	owner := ownerOf(pod1)
 	if owner.Name != ownerName {
@@ -151,6 +157,7 @@ func testClaims(t *testing.T, ns, ownerName string, pod1, pod2 *core.Pod) {
 	if *got.Spec.By != *first.Spec.By || got.Spec.Owner != owner || got.Spec.Digest != digest {
 		t.Errorf("got %+v of %+v, want what %s has created", got.Spec, got.Spec.By, n1)
 	}
+	return &got
 }
 
 // ownerOf returns the owner of a pod and its revision.
