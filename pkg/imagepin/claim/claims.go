@@ -146,7 +146,7 @@ func (c *Claims) owner(ctx context.Context, pod policy.Pod) (*cluster.Owner, err
 			return nil, nil // not a pod of the API server. It is not remembered: the server may learn of it later
 		}
 		if err != nil {
-			c.failed(err, start)
+			c.failed(pod, err, start)
 			return nil, err
 		}
 		c.owners.Add(uid, o)
@@ -195,7 +195,7 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string) (dige
 		start := time.Now()
 		p, err := c.config.API.Find(ctx, *owner, image)
 		if err != nil {
-			c.failed(err, start)
+			c.failed(pod, err, start)
 			return "", err
 		}
 		if p == nil {
@@ -262,7 +262,7 @@ func (c *Claims) claim(ctx context.Context, pod policy.Pod, image string, d dige
 		took := time.Since(start)
 		switch {
 		case err != nil:
-			c.failed(err, start)
+			c.failed(pod, err, start)
 			return "", err
 		case created:
 			c.config.Observer.Claimed(Won, took)
@@ -312,12 +312,12 @@ func (k pinKey) String() string {
 	return k.namespace + "\x00" + k.uid + "\x00" + k.revision + "\x00" + k.image
 }
 
-// failed notifies the observer of a question that began at start and failed. It does not count calls whose callers have
-// gone.
-func (c *Claims) failed(err error, start time.Time) {
+// failed notifies the observer of a question for a pod that began at start and failed. It does not count calls whose
+// callers have gone, nor that the API server refuses requests for a pod that is gone.
+func (c *Claims) failed(pod policy.Pod, err error, start time.Time) {
 	outcome := Refused
 	switch {
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), pod.MayBeGone && errdefs.IsPermissionDenied(err):
 		return
 	case errdefs.IsUnavailable(err):
 		outcome = Unavailable

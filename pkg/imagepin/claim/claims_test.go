@@ -339,3 +339,32 @@ func TestNamespaces(t *testing.T) {
 		t.Errorf("got %s, %v, want %s", d, err, one)
 	}
 }
+
+// TestPodIsGone does not count that the API server refuses to return a pod that is gone, or a claim for it.
+func TestPodIsGone(t *testing.T) {
+	a := newFakeAPI()
+	c, o := newClaims(a)
+	known, gone := pod, policy.Pod{Namespace: "shop", Name: "web-1-b7d8f", UID: "78", MayBeGone: true}
+	if _, err := c.Owner(t.Context(), known); err != nil {
+		t.Fatal(err)
+	}
+	a.set("", errdefs.ErrPermissionDenied)
+	if _, err := c.Owner(t.Context(), gone); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("owner: got %v, want ErrPermissionDenied", err)
+	}
+	o.want(t)
+	if _, err := c.ClaimProvisional(t.Context(), known, image, one); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("claim: got %v, want ErrPermissionDenied", err)
+	}
+	o.want(t, Refused)
+	known.MayBeGone = true
+	if _, err := c.ClaimProvisional(t.Context(), known, image, one); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("claim: got %v, want ErrPermissionDenied", err)
+	}
+	o.want(t)
+	a.set("", errdefs.ErrUnavailable)
+	if _, err := c.Owner(t.Context(), gone); !errdefs.IsUnavailable(err) {
+		t.Errorf("owner: got %v, want ErrUnavailable", err)
+	}
+	o.want(t, Unavailable)
+}

@@ -293,7 +293,9 @@ func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool
 	if c.Cluster == nil || provisional.Provisional == nil {
 		return false, nil
 	}
-	pod := policy.Pod{Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID}
+	pod := policy.Pod{
+		Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID, MayBeGone: true,
+	}
 	owner, err := c.Owner(ctx, pod)
 	if errdefs.IsPermissionDenied(err) {
 		return false, nil // the Node authorizer refuses pods that are gone

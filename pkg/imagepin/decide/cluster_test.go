@@ -31,6 +31,7 @@ type fakeCluster struct {
 	pins    map[string]digest.Digest // by owner UID and image
 	refuses error                    // the error of every request
 	asked   int
+	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
 }
 
@@ -54,6 +55,9 @@ func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refuses != nil {
+		if errdefs.IsPermissionDenied(m.refuses) && !pod.MayBeGone {
+			m.refused++
+		}
 		return nil, m.refuses
 	}
 	return webOwner(pod), nil
@@ -370,6 +374,7 @@ func TestClusterPodGone(t *testing.T) {
 		wantEqual(t, "settled", settled, false)
 	}
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+	wantEqual(t, "refused requests", c.refused, 0)
 }
 
 // TestClusterStrict fails a pod whose pin is not known while the API server does not answer.

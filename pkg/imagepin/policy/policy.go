@@ -144,6 +144,8 @@ type Pod struct {
 	Owner *Owner
 	// Provisional reports that the owner is not known because the Kubernetes API did not answer.
 	Provisional bool
+	// MayBeGone reports that the pod was there when a provisional pin was made for it, and may be deleted since.
+	MayBeGone bool
 }
 
 // Decision is how a call for a reference is treated.
