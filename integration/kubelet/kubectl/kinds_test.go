@@ -93,6 +93,15 @@ func TestOtherKind(t *testing.T) {
 		kubectl.in(t, ns, args...).wantError(t, "error: pod/bare has no controller")
 	}
 
+	// The pods of a workload below it are not its own.
+	rs := &apps.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "old-7d4b9c", OwnerReferences: []metav1.OwnerReference{ref}}, Spec: apps.ReplicaSetSpec{
+		Replicas: new(int32), Selector: selector, Template: template(image),
+	}}
+	api.must(t, "POST", appsPath(ns, "replicasets", ""), rs, nil)
+	for _, args := range [][]string{{"explain", "rc/old"}, {"set", "rc/old", image, digestA}, {"refresh", "rc/old"}, {"rm", "rc/old"}} {
+		kubectl.in(t, ns, args...).wantError(t, "error: replicationcontroller/old does not own its pods: name replicaset/old-7d4b9c, or one of its pods")
+	}
+
 	// With revisions, the kind defines which one is current, and the plugin does not know it.
 	api.must(t, "POST", appsPath(ns, "controllerrevisions", ""), &apps.ControllerRevision{
 		ObjectMeta: metav1.ObjectMeta{Name: "old-1", OwnerReferences: []metav1.OwnerReference{ref}}, Revision: 1, Data: runtime.RawExtension{Raw: []byte("{}")},

@@ -120,7 +120,7 @@ func (o *explainOptions) of(ctx context.Context, obj object) (*explain.Revision,
 	if err != nil {
 		return nil, err
 	}
-	finder := kube.Finder{Apps: client.AppsV1()}
+	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
 	current, err := finder.Current(ctx, obj.Unstructured)
 	if err != nil {
 		return nil, err

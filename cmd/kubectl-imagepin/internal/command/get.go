@@ -161,7 +161,7 @@ func (l *lister) matcher(ctx context.Context, obj object) (func(v1alpha1.Owner) 
 			}
 		}
 	} else {
-		finder := kube.Finder{Apps: client.AppsV1()}
+		finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
 		sets, err := finder.ReplicaSets(ctx, obj)
 		if err != nil {
 			return nil, err

@@ -91,7 +91,7 @@ func (o *setOptions) run(ctx context.Context, arg, image string, d digest.Digest
 	if err != nil {
 		return err
 	}
-	finder := kube.Finder{Apps: client.AppsV1()}
+	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
 	ref, err := finder.Reference(ctx, t.revision)
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ func (e *env) revision(ctx context.Context, namespace, arg string) (target, erro
 	if err != nil {
 		return target{}, err
 	}
-	finder := kube.Finder{Apps: client.AppsV1()}
+	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
 	rev, err := finder.Current(ctx, obj.Unstructured)
 	return target{object: obj, revision: rev}, err
 }

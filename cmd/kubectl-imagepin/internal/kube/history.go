@@ -6,7 +6,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 )
@@ -79,6 +81,37 @@ func (f *Finder) latest(ctx context.Context, obj metav1.Object, opts metav1.List
 		}
 	}
 	return latest, nil
+}
+
+// below returns a workload that an object of another kind controls, for example replicaset/web-7d4b9c of a Rollout, or "".
+// The pods are then those of the workload.
+func (f *Finder) below(ctx context.Context, obj metav1.Object) (string, error) {
+	ns, all := obj.GetNamespace(), metav1.ListOptions{}
+	for _, kind := range []struct {
+		name string
+		list func() (runtime.Object, error)
+	}{
+		{"deployment", func() (runtime.Object, error) { return f.Apps.Deployments(ns).List(ctx, all) }},
+		{"replicaset", func() (runtime.Object, error) { return f.Apps.ReplicaSets(ns).List(ctx, all) }},
+		{"statefulset", func() (runtime.Object, error) { return f.Apps.StatefulSets(ns).List(ctx, all) }},
+		{"daemonset", func() (runtime.Object, error) { return f.Apps.DaemonSets(ns).List(ctx, all) }},
+		{"job", func() (runtime.Object, error) { return f.Batch.Jobs(ns).List(ctx, all) }},
+	} {
+		list, err := kind.list()
+		if err != nil {
+			return "", err
+		}
+		items, err := meta.ExtractList(list)
+		if err != nil {
+			return "", err
+		}
+		for _, item := range items {
+			if o, err := meta.Accessor(item); err == nil && metav1.IsControlledBy(o, obj) {
+				return kind.name + "/" + o.GetName(), nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // currentReplicaSet returns the ReplicaSet that has the pod template of a Deployment, as the deployment controller finds
