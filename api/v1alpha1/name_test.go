@@ -11,8 +11,12 @@ func TestName(t *testing.T) {
 	const image = "registry.example.com/shop/web:v7"
 	owner := Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-7d4b9c", UID: "3d2b1a"}
 	name := Name(owner, image)
-	if want := "web-7d4b9c.0b7e"; !strings.HasPrefix(name, want[:11]) || len(name) != len("web-7d4b9c.")+10 {
-		t.Errorf("got %q, want the owner's name, a dot and 10 digits", name)
+	// Nodes of different releases must use the same names.
+	if want := "web-7d4b9c.a3f9523bba"; name != want {
+		t.Errorf("got %q, want %q", name, want)
+	}
+	if got, want := Name(Owner{Name: "db", UID: "3d2b1a", Revision: "5d4"}, image), "db.7bbc6ca4ec"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 	others := map[string]string{
 		"another UID":      Name(Owner{Name: owner.Name, UID: "3d2b1b"}, image),

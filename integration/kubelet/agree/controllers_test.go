@@ -44,7 +44,7 @@ var revisioned = []workload{
 
 // TestRevisions runs two revisions of a DaemonSet and of a StatefulSet. The first pods of each start at one time, and the
 // registry gives each node another digest. Each revision has one digest, and its ImagePin has its ControllerRevision as
-// the owner.
+// the owner. An undo brings back the digest of the first revision.
 func TestRevisions(t *testing.T) {
 	t.Parallel()
 	for _, c := range revisioned {
@@ -68,6 +68,13 @@ func TestRevisions(t *testing.T) {
 			r.wantDigest(pods, second)
 			if again := r.wantRevision(pods, c.kind); again.Name == first.Name {
 				t.Errorf("both revisions have the ImagePin %s", first.Name)
+			}
+
+			// The first template again is the first revision again.
+			r.roll(r.apps(c.resource, "web"), rollout, "1")
+			pods = r.running("web", 3, rollout, "1")
+			if again := r.wantRevision(pods, c.kind); again.UID != first.UID {
+				t.Errorf("the first revision has another ImagePin, %s, than before, %s", again.Name, first.Name)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package agree
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -54,5 +55,38 @@ func TestAllImagesOfPod(t *testing.T) {
 	}
 	if !maps.Equal(got, want) || len(r.pins()) != len(want) {
 		t.Errorf("the ImagePins are %v, want %v", got, want)
+	}
+}
+
+// TestEphemeralContainers runs ephemeral containers in two pods of a ReplicaSet on two nodes. Their tag moves in between.
+func TestEphemeralContainers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, three)
+	const debugTag = "team/debug:v1"
+	r.push("1")
+	r.do("POST", r.apps("deployments"), r.deployment("web", 2), nil)
+	var digests []string
+	for i, p := range r.running("web", 2, rollout, "1") {
+		testkit.Push(t, r.reg, debugTag, r.app(fmt.Sprint("debug", i)))
+		debug := core.EphemeralContainer{EphemeralContainerCommon: core.EphemeralContainerCommon{
+			Name: "debug", Image: r.reg.Ref(debugTag), ImagePullPolicy: core.PullAlways,
+		}}
+		r.patch(r.core("pods", p.Name, "ephemeralcontainers"), map[string]any{"spec": map[string]any{"ephemeralContainers": []any{debug}}})
+		await[core.Pod](t, r.core("pods"), appLabel+"=web", "an ephemeral container runs in "+p.Name, func(pods []core.Pod) bool {
+			for _, now := range pods {
+				if now.UID == p.UID && len(now.Status.EphemeralContainerStatuses) == 1 && now.Status.EphemeralContainerStatuses[0].State.Running != nil {
+					_, digest, _ := strings.Cut(now.Status.EphemeralContainerStatuses[0].ImageID, "@")
+					digests = append(digests, digest)
+					return true
+				}
+			}
+			return false
+		})
+	}
+	if digests[0] == "" || digests[0] != digests[1] {
+		t.Errorf("the ephemeral containers run %v, want one digest", digests)
+	}
+	if n := len(r.pins()); n != 2 {
+		t.Errorf("got %d ImagePins, want that of the container and that of the ephemeral containers", n)
 	}
 }

@@ -1,11 +1,13 @@
 package claims
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
 )
@@ -116,6 +119,45 @@ func TestPodCreatedAgain(t *testing.T) {
 	want(t, err, imagepin.UnknownPod, errdefs.ErrNotFound, "the API server has no pod "+first.String()+" with UID "+string(first.UID))
 }
 
+// TestStolenKubeconfig claims with a copy of a node's kubeconfig, in another place: for pods of the node only, and for none
+// when the node has no pods any more.
+func TestStolenKubeconfig(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, kube)
+	const victim = "stolen"
+	r.must("POST", "/api/v1/nodes", &core.Node{ObjectMeta: metav1.ObjectMeta{Name: victim}}, nil)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if _, err := r.WriteNodeKubeconfig(kubeconfig, victim, ""); err != nil {
+		t.Fatal(err)
+	}
+	thief := newClient(t, client.Config{Kubeconfig: kubeconfig})
+	pod, other := r.webPod("x", victim), r.webPod("y", n1)
+	owner := r.ownerOf(n1, other)
+	claim := func(image string, pod client.Pod) error {
+		_, _, err := thief.Claim(r.ctx, *owner, pod, image, digestA)
+		return err
+	}
+	refused := "denied request: spec.by.pod has to be a pod of the node in the namespace of the ImagePin"
+	want(t, claim(tag, other), imagepin.ClaimRefused, errdefs.ErrPermissionDenied, refused)
+	testkit.EventuallyIn(t, time.Minute, "the thief claims for a pod of the node", func(context.Context) (bool, error) {
+		err := claim(tag, pod) // the Node authorizer learns of the pod a moment later
+		if errdefs.IsPermissionDenied(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	r.must("DELETE", r.path("v1/pods", pod.Name), &metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, nil)
+	r.must("DELETE", "/api/v1/nodes/"+victim, nil, nil)
+	var err error
+	attempt := 0
+	testkit.EventuallyIn(t, time.Minute, "the claims of the thief are refused", func(context.Context) (bool, error) {
+		attempt++
+		err = claim(fmt.Sprintf("registry.example.com/shop/web:v%d", attempt), pod)
+		return err != nil, nil
+	})
+	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, refused)
+}
+
 // TestForeignPin checks an object with the name of a pin that is for something else.
 func TestForeignPin(t *testing.T) {
 	t.Parallel()
@@ -129,9 +171,9 @@ func TestForeignPin(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Name(owner.Owner, tag)},
 		Spec:       v1alpha1.ImagePinSpec{Image: tag, Digest: digestB, Owner: other},
 	}, nil)
-	_, err := r.clients[n1].Find(r.ctx, *owner, tag)
+	_, err := r.clients[n1].Find(r.ctx, *owner, tag, true)
 	for err == nil && r.ctx.Err() == nil { // the API server's cache does not have it yet
-		_, err = r.clients[n1].Find(r.ctx, *owner, tag)
+		_, err = r.clients[n1].Find(r.ctx, *owner, tag, true)
 	}
 	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0, not for ReplicaSet web-7d4b9c with UID rs-1")
 	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, tag, digestA)
@@ -159,7 +201,7 @@ func TestRefusedClaims(t *testing.T) {
 	r.must("DELETE", "/api/v1/namespaces/"+r.ns, nil, nil)
 	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, "registry.example.com/shop/web:v8", digestA)
 	want(t, err, imagepin.ClusterUnavailable, errdefs.ErrUnavailable, "because it is being terminated")
-	if pin, err := r.clients[n1].Find(r.ctx, *owner, tag); err != nil || pin == nil {
+	if pin, err := r.clients[n1].Find(r.ctx, *owner, tag, true); err != nil || pin == nil {
 		t.Errorf("got %v and %v, want the pin", pin, err)
 	}
 

@@ -60,7 +60,7 @@ func TestClockSkew(t *testing.T) {
 		if err != nil || got != digestB {
 			t.Errorf("the node whose clock is behind: got %s and %v, want %s", got, err, digestB)
 		}
-		if got, err := n.Lookup(ctx, self, tag); err != nil || got != digestB {
+		if got, err := n.Lookup(ctx, self, tag, false); err != nil || got != digestB {
 			t.Errorf("the node whose clock is behind: got %s and %v, want %s", got, err, digestB)
 		}
 	})

@@ -64,7 +64,7 @@ func TestEtcd(t *testing.T) {
 
 	r.kill()
 	for _, n := range r.nodes {
-		if pin, err := r.clients[n.name].Find(r.ctx, *r.owner, image("known")); err != nil || pin == nil || *pin.By != *known.By {
+		if pin, err := r.clients[n.name].Find(r.ctx, *r.owner, image("known"), true); err != nil || pin == nil || *pin.By != *known.By {
 			t.Errorf("%s without etcd: got %+v and %v, want the ImagePin that the API server knows", n.name, pin, err)
 		}
 	}

@@ -91,7 +91,7 @@ func (r *rig) onlyRevision(owner *client.Owner) metav1.OwnerReference {
 // claimsAndFinds claims as n1 for a pod, and reads the pin as n2.
 func (r *rig) claimsAndFinds(owner *client.Owner, pod client.Pod) {
 	r.t.Helper()
-	if pin, err := r.clients[n1].Find(r.ctx, *owner, tag); pin != nil || err != nil {
+	if pin, err := r.clients[n1].Find(r.ctx, *owner, tag, true); pin != nil || err != nil {
 		r.t.Errorf("before the claim: got %v and %v, want no pin", pin, err)
 	}
 	pin, created := r.claim(n1, owner, pod, digestA)
@@ -104,7 +104,7 @@ func (r *rig) claimsAndFinds(owner *client.Owner, pod client.Pod) {
 	if object.UID != pin.UID || object.Spec.Owner != owner.Owner || object.Spec.Image != tag || len(object.OwnerReferences) != 1 || object.OwnerReferences[0].UID != owner.Reference.UID {
 		r.t.Errorf("the API server has %+v", object)
 	}
-	found, err := r.clients[n2].Find(r.ctx, *owner, tag)
+	found, err := r.clients[n2].Find(r.ctx, *owner, tag, true)
 	if err != nil || found == nil || found.UID != pin.UID || found.Digest != digestA || *found.By != by {
 		r.t.Errorf("got %+v and %v, want %+v", found, err, pin)
 	}

@@ -25,7 +25,7 @@ func TestServer(t *testing.T) {
 	pod := r.webPod("x", n1)
 	owner := r.ownerOf(n1, pod)
 	find := func() error {
-		_, err := node.Find(ctx, *owner, tag)
+		_, err := node.Find(ctx, *owner, tag, true)
 		return err
 	}
 	unavailable := func(text string) {

@@ -140,7 +140,7 @@ func (a *agent) claim(ctx context.Context, pod policy.Pod, image string) (d dige
 }
 
 func (a *agent) attempt(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error) {
-	if d, err := a.claims.Lookup(ctx, pod, image); err != nil || d != "" {
+	if d, err := a.claims.Lookup(ctx, pod, image, false); err != nil || d != "" {
 		return d, err
 	}
 	return a.claims.Claim(ctx, pod, image, a.digest)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -21,8 +22,9 @@ import (
 type API interface {
 	// OwnerOf returns the owner of a pod, or nil if the pod has none. It fails with ErrNotFound if there is no such pod.
 	OwnerOf(ctx context.Context, pod cluster.Pod) (*cluster.Owner, error)
-	// Find returns the ImagePin of an owner and an image, or nil if there is none.
-	Find(ctx context.Context, owner cluster.Owner, image string) (*cluster.Pin, error)
+	// Find returns the ImagePin of an owner and an image, or nil if there is none. If cached is true, it can miss an
+	// ImagePin that was just created.
+	Find(ctx context.Context, owner cluster.Owner, image string, cached bool) (*cluster.Pin, error)
 	// Claim creates the ImagePin of an owner and an image. If there is one, it returns that. created reports whether this
 	// call has created it.
 	Claim(ctx context.Context, owner cluster.Owner, pod cluster.Pod, image string, d digest.Digest) (p cluster.Pin, created bool, _ error)
@@ -82,6 +84,8 @@ type Claims struct {
 	config Config
 	owners *lru.Cache // types.UID of the pod → *cluster.Owner, nil for a pod without an owner
 	read   *lru.Cache // pinKey → read
+
+	keeping sync.Mutex // held while read changes
 
 	asked   flight.Group[*cluster.Owner]
 	lookups flight.Group[digest.Digest]
@@ -180,26 +184,33 @@ func (c *Claims) askOwner(ctx context.Context, pod cluster.Pod) (o *cluster.Owne
 }
 
 // Lookup returns the digest that the cluster has pinned an image to for the owner of a pod, or "" if there is no ImagePin.
-// It asks the API server unless the ImagePin was read within the configured time.
-func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error) {
+// It asks the API server unless the ImagePin was read within the configured time. The API server answers from its cache,
+// which can miss an ImagePin that was just created. If the node has read the ImagePin before, or has a copy of it, which
+// copied reports, Lookup returns "" only after an answer that is not from the cache.
+func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error) {
 	owner, err := c.owner(ctx, pod)
 	if err != nil || owner == nil {
 		return "", err
 	}
 	pod.Owner = ownerOf(owner)
 	k := keyOf(pod, image)
-	if known, ok := c.get(k); ok && time.Since(known.at) < c.config.Recheck {
+	known, ok := c.get(k)
+	if ok && time.Since(known.at) < c.config.Recheck {
 		return known.Digest, nil
 	}
-	return c.lookups.Do(ctx, k.String(), func(ctx context.Context) (digest.Digest, error) {
+	confirm := ok || copied
+	return c.lookups.Do(ctx, k.String()+"\x00"+strconv.FormatBool(confirm), func(ctx context.Context) (digest.Digest, error) {
 		start := time.Now()
-		p, err := c.config.API.Find(ctx, *owner, image)
+		p, err := c.config.API.Find(ctx, *owner, image, true)
+		if err == nil && p == nil && confirm {
+			p, err = c.config.API.Find(ctx, *owner, image, false)
+		}
 		if err != nil {
 			c.failed(pod, err, start)
 			return "", err
 		}
 		if p == nil {
-			c.read.Remove(k)
+			c.forget(k, start)
 			c.config.Observer.Claimed(Missing, time.Since(start))
 			return "", nil
 		}
@@ -282,7 +293,18 @@ func (c *Claims) claim(ctx context.Context, pod policy.Pod, image string, d dige
 
 // keep remembers an ImagePin. It is as old as the question, which an update of the ImagePin may have overtaken.
 func (c *Claims) keep(k pinKey, p cluster.Pin, asked time.Time) {
+	c.keeping.Lock()
+	defer c.keeping.Unlock()
 	c.read.Add(k, read{Pinned: pinned(p), at: asked})
+}
+
+// forget removes what was read of an ImagePin before a question that did not find it.
+func (c *Claims) forget(k pinKey, asked time.Time) {
+	c.keeping.Lock()
+	defer c.keeping.Unlock()
+	if known, ok := c.get(k); ok && !known.at.After(asked) {
+		c.read.Remove(k)
+	}
 }
 
 func pinned(p cluster.Pin) Pinned {

@@ -33,6 +33,7 @@ type fakeAPI struct {
 	err   error
 	delay time.Duration
 	asked map[string]int
+	stale bool // its cache has no pin
 }
 
 func newFakeAPI() *fakeAPI {
@@ -60,8 +61,8 @@ func (a *fakeAPI) OwnerOf(ctx context.Context, _ cluster.Pod) (*cluster.Owner, e
 	return a.owner, nil
 }
 
-func (a *fakeAPI) Find(ctx context.Context, _ cluster.Owner, _ string) (*cluster.Pin, error) {
-	if err := a.answer(ctx, "find"); err != nil || a.get() == "" {
+func (a *fakeAPI) Find(ctx context.Context, _ cluster.Owner, _ string, cached bool) (*cluster.Pin, error) {
+	if err := a.answer(ctx, "find"); err != nil || a.get() == "" || cached && a.stale {
 		return nil, err
 	}
 	return &cluster.Pin{Digest: a.get(), By: &v1alpha1.Claimer{Node: "n1"}}, nil
@@ -144,7 +145,7 @@ func TestClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
 		c, o := newClaims(a)
-		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != "" {
+		if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != "" {
 			t.Fatalf("got %s, %v, want no pin", d, err)
 		}
 		if d, err := c.Claim(t.Context(), pod, image, one); err != nil || d != one {
@@ -156,18 +157,18 @@ func TestClaim(t *testing.T) {
 		a.wantAsked(t, 1, 1, 1)
 		a.set(two, nil)
 		time.Sleep(59 * time.Second)
-		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != one {
+		if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != one {
 			t.Errorf("within recheck: got %s, %v, want %s", d, err, one)
 		}
 		a.wantAsked(t, 1, 1, 1)
 		time.Sleep(time.Second)
-		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != two {
+		if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != two {
 			t.Errorf("after recheck: got %s, %v, want %s", d, err, two)
 		}
 		a.wantAsked(t, 1, 2, 1)
 		a.set("", nil)
-		time.Sleep(time.Minute)
-		if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != "" {
+		time.Sleep(time.Minute) // then it asks twice, because the API server's cache can be stale
+		if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != "" {
 			t.Errorf("removed: got %s, %v, want none", d, err)
 		}
 		if known, ok := known(c, pod); ok {
@@ -250,7 +251,7 @@ func TestMerged(t *testing.T) {
 		var calls sync.WaitGroup
 		for range 20 {
 			calls.Go(func() {
-				if _, err := c.Lookup(t.Context(), pod, image); err != nil {
+				if _, err := c.Lookup(t.Context(), pod, image, false); err != nil {
 					t.Error(err)
 				}
 				if d, err := c.Claim(t.Context(), pod, image, one); err != nil || d != one {
@@ -269,12 +270,12 @@ func TestUnavailable(t *testing.T) {
 		a := newFakeAPI()
 		a.set(one, nil)
 		c, o := newClaims(a)
-		if _, err := c.Lookup(t.Context(), pod, image); err != nil {
+		if _, err := c.Lookup(t.Context(), pod, image, false); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Hour)
 		a.set(one, errdefs.ErrUnavailable)
-		if _, err := c.Lookup(t.Context(), pod, image); !errdefs.IsUnavailable(err) {
+		if _, err := c.Lookup(t.Context(), pod, image, false); !errdefs.IsUnavailable(err) {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
 		if p, ok := known(c, pod); !ok || p.Digest != one || p.Node != "n1" {
@@ -283,7 +284,7 @@ func TestUnavailable(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		a.delay = time.Hour
-		if _, err := c.Lookup(ctx, pod, image); !errors.Is(err, context.Canceled) {
+		if _, err := c.Lookup(ctx, pod, image, false); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v, want that the caller has gone", err)
 		}
 		o.want(t, Found, Unavailable)
@@ -328,14 +329,14 @@ func TestNamespaces(t *testing.T) {
 	c, _ := newClaims(a)
 	a.set(two, nil)
 	other := policy.Pod{Namespace: "evil", Name: "web-1-abcde", UID: "78"}
-	if d, err := c.Lookup(t.Context(), other, image); err != nil || d != two {
+	if d, err := c.Lookup(t.Context(), other, image, false); err != nil || d != two {
 		t.Fatalf("got %s, %v, want %s", d, err, two)
 	}
 	if p, ok := known(c, pod); ok {
 		t.Errorf("got %+v in another namespace", p)
 	}
 	a.set(one, nil)
-	if d, err := c.Lookup(t.Context(), pod, image); err != nil || d != one {
+	if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != one {
 		t.Errorf("got %s, %v, want %s", d, err, one)
 	}
 }
@@ -367,4 +368,58 @@ func TestPodIsGone(t *testing.T) {
 		t.Errorf("owner: got %v, want ErrUnavailable", err)
 	}
 	o.want(t, Unavailable)
+}
+
+// TestStaleCache does not take an ImagePin for deleted that the API server's cache does not have yet.
+func TestStaleCache(t *testing.T) {
+	for name, known := range map[string]bool{"read before": true, "copied": false} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newFakeAPI()
+			c, o := newClaims(a)
+			if known {
+				if _, err := c.Claim(t.Context(), pod, image, one); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				o.want(t, Won)
+			} else {
+				a.set(one, nil)
+			}
+			a.stale = true
+			if d, err := c.Lookup(t.Context(), pod, image, !known); err != nil || d != one {
+				t.Errorf("%s: got %s, %v, want %s", name, d, err, one)
+			}
+			o.want(t, Found)
+		})
+	}
+}
+
+// TestLateAnswer keeps a claim that was made while an earlier question, which did not find it, was on its way.
+func TestLateAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		c, _ := newClaims(a)
+		if _, err := c.Owner(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		a.delay, a.stale = time.Second, true
+		var lookup sync.WaitGroup
+		lookup.Go(func() {
+			if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != "" {
+				t.Errorf("got %s, %v, want no pin", d, err)
+			}
+		})
+		synctest.Wait()
+		time.Sleep(500 * time.Millisecond)
+		a.mu.Lock()
+		a.delay = 0
+		a.mu.Unlock()
+		if _, err := c.Claim(t.Context(), pod, image, one); err != nil {
+			t.Fatal(err)
+		}
+		lookup.Wait()
+		if p, ok := known(c, pod); !ok || p.Digest != one {
+			t.Errorf("got %+v, want the claim", p)
+		}
+	})
 }

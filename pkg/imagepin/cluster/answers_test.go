@@ -34,7 +34,7 @@ func (c *Client) call(ctx context.Context, name string) error {
 	case callOwnerOf:
 		_, err = c.OwnerOf(ctx, webPod)
 	case callFind:
-		_, err = c.Find(ctx, webOwner(), tag)
+		_, err = c.Find(ctx, webOwner(), tag, true)
 	case callClaim:
 		_, _, err = c.Claim(ctx, webOwner(), webPod, tag, digestA)
 	}

@@ -44,28 +44,31 @@ func (b *breaker) enter() (pass, *failure) {
 	return pass{b.epoch}, nil
 }
 
-// reset ends the pause, after the success of any call.
-func (b *breaker) reset() {
+// reset ends the pause, after the success of any call. ended reports whether there was one.
+func (b *breaker) reset() (ended bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.failure == nil {
-		return
+		return false
 	}
 	b.failure, b.pause, b.probing = nil, 0, false
 	b.epoch++
+	return true
 }
 
 // fail begins a pause, or the next one. It has no effect if another call has changed the state since p was given: of
-// several calls that fail at one time, only the first counts.
-func (b *breaker) fail(p pass, f *failure) {
+// several calls that fail at one time, only the first counts. first reports whether there was no pause before.
+func (b *breaker) fail(p pass, f *failure) (first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p.epoch != b.epoch {
-		return
+		return false
 	}
+	first = b.failure == nil
 	b.failure, b.pause, b.probing = f, min(max(2*b.pause, firstPause), maxPause), false
 	b.until = b.now().Add(wait.Jitter(b.pause, pauseJitter))
 	b.epoch++
+	return first
 }
 
 // giveUp returns a pass of a call that shows neither: its caller did not wait for it.

@@ -5,9 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/containerd/log"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -119,7 +125,7 @@ func TestRequestsAfterAFailure(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
-				_, err := c.Find(t.Context(), webOwner(), fmt.Sprintf("registry.example.com/shop/web:v%d", i))
+				_, err := c.Find(t.Context(), webOwner(), fmt.Sprintf("registry.example.com/shop/web:v%d", i), true)
 				wantUnavailable(t, err, fmt.Sprintf("web:v%d: no request was sent so soon after a failure: the API server", i))
 			})
 		}
@@ -161,6 +167,55 @@ func TestRequestsAfterAFailure(t *testing.T) {
 	if got := len(a.got()); got != 5 {
 		t.Errorf("%d requests, want 5", got)
 	}
+}
+
+// TestFailuresAreLoggedOnce logs the first of consecutive failures with its cause, and the success after them.
+func TestFailuresAreLoggedOnce(t *testing.T) {
+	a := startServer(t)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	c, clock := newClient(t, kubeconfig)
+	logger, hook := logtest.NewNullLogger()
+	ctx := log.WithLogger(t.Context(), logrus.NewEntry(logger))
+	a.addPod(webPod.Name, webPod.UID, nil)
+	want := func(what string, lines ...string) {
+		t.Helper()
+		got := hook.AllEntries()
+		hook.Reset()
+		if len(got) != len(lines) {
+			t.Fatalf("%s: got %d lines, want %q", what, len(got), lines)
+		}
+		for i, line := range lines {
+			if text := fmt.Sprint(got[i].Message, ": ", got[i].Data[logrus.ErrorKey]); !strings.Contains(text, line) {
+				t.Errorf("%s: got %q, want %q", what, text, line)
+			}
+		}
+	}
+	fail := func(calls ...string) {
+		t.Helper()
+		for range 3 {
+			for _, call := range calls {
+				wantUnavailable(t, c.call(ctx, call), "")
+			}
+			clock.advance(maxPause * 5 / 4)
+		}
+	}
+	const down, up = "not available for ImagePins: ClusterUnavailable", "available for ImagePins again"
+	fail(callOwnerOf, callFind)
+	want("no kubeconfig", down)
+	a.kubeconfig(kubeconfig, tokenUser)
+	a.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	fail(callOwnerOf, callFind)
+	want("the server fails", "500 Internal Server Error")
+	a.on(nil)
+	for range 3 {
+		if err := c.call(ctx, callFind); err != nil {
+			t.Error(err)
+		}
+	}
+	want("the server answers", up)
+	a.answer(http.NotFound)
+	fail(callFind)
+	want("ImagePins are not served", "does not serve ImagePins")
 }
 
 // TestCanceledProbe checks that a call whose caller goes away does not keep the others from trying.

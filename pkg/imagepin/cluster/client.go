@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -38,6 +40,8 @@ type Client struct {
 	sessions sessions
 	server   breaker // for all calls
 	pins     breaker // for Find and Claim
+	// unreadable reports that the files of the last call could not be read, which was logged.
+	unreadable atomic.Bool
 }
 
 // New returns a Client. It reads no file and makes no connection. The error is [imagepin.InvalidRequest]
@@ -69,6 +73,9 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// notAvailable is the log line of the first of consecutive failures.
+const notAvailable = "the Kubernetes API server is not available for ImagePins"
+
 // purpose is what a call is for.
 type purpose int
 
@@ -84,7 +91,7 @@ func (c *Client) run(ctx context.Context, what purpose, call func(context.Contex
 	hurried := c.hurried(ctx)
 	limited, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	s, err := c.acquire()
+	s, err := c.acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -96,7 +103,7 @@ func (c *Client) run(ctx context.Context, what purpose, call func(context.Contex
 	err = call(limited, s)
 	if f := failureOf(err); f != nil && f.again && limited.Err() == nil {
 		c.sessions.replace(s)
-		if next, nextErr := c.acquire(); nextErr == nil {
+		if next, nextErr := c.acquire(ctx); nextErr == nil {
 			c.sessions.release(s)
 			s = next
 			err = call(limited, s)
@@ -114,7 +121,7 @@ func (c *Client) run(ctx context.Context, what purpose, call func(context.Contex
 		if f != nil && f.reconnect {
 			c.sessions.replace(s)
 		}
-		c.leave(p, f)
+		c.leave(ctx, p, f)
 	}
 	if f != nil {
 		return f.err
@@ -135,19 +142,25 @@ func failureOf(err error) *failure {
 	return f
 }
 
-// acquire returns the current session. If a file has changed, earlier failures no longer count.
-func (c *Client) acquire() (*session, error) {
+// acquire returns the current session. If a file has changed, earlier failures no longer count. It logs the first of
+// consecutive failures.
+func (c *Client) acquire(ctx context.Context) (*session, error) {
 	s, changed, err := c.sessions.acquire()
 	if changed {
 		c.server.reset()
 		c.pins.reset()
 	}
 	if err == nil {
+		c.unreadable.Store(false)
 		return s, nil
 	}
 	e := &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable, Err: err}
-	if !errors.Is(err, errClosed) {
-		e.Hint = "kubelet writes its kubeconfig when it joins the cluster. The file is read again at the next call."
+	if errors.Is(err, errClosed) {
+		return nil, e
+	}
+	e.Hint = "kubelet writes its kubeconfig when it joins the cluster. The file is read again at the next call."
+	if !c.unreadable.Swap(true) {
+		log.G(ctx).WithError(e).Warn(notAvailable)
 	}
 	return nil, e
 }
@@ -182,24 +195,31 @@ func (c *Client) giveUp(p passes) {
 	}
 }
 
-// leave ends a call with its failure, or with nil.
-func (c *Client) leave(p passes, f *failure) {
+// leave ends a call with its failure, or with nil. It logs the first of consecutive failures, and the success after them.
+func (c *Client) leave(ctx context.Context, p passes, f *failure) {
 	var s scope
 	if f != nil {
 		s = f.scope
 	}
+	var failed, again bool
 	if s == allCalls {
-		c.server.fail(p.server, f)
+		failed = c.server.fail(p.server, f)
 	} else {
-		c.server.reset()
+		again = c.server.reset()
 	}
 	switch {
 	case !p.forPins:
 	case s == allCalls:
 		c.pins.giveUp(p.pins)
 	case s == pinCalls:
-		c.pins.fail(p.pins, f)
+		failed = c.pins.fail(p.pins, f)
 	default:
-		c.pins.reset()
+		again = c.pins.reset() || again
+	}
+	switch {
+	case failed:
+		log.G(ctx).WithError(f.err).Warn(notAvailable)
+	case again:
+		log.G(ctx).Info("the Kubernetes API server is available for ImagePins again")
 	}
 }

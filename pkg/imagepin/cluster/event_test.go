@@ -79,7 +79,7 @@ func TestFailedReport(t *testing.T) {
 	c, _ := a.client()
 	e := Event{Namespace: "shop", Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "1"}, Type: Normal, Reason: "ImagePinned", Key: tag}
 	wantUnavailable(t, c.Report(t.Context(), e), "the limit of events is reached")
-	if _, err := c.Find(t.Context(), webOwner(), tag); err != nil {
+	if _, err := c.Find(t.Context(), webOwner(), tag, true); err != nil {
 		t.Error(err)
 	}
 }

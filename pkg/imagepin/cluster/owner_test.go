@@ -276,7 +276,7 @@ func TestInvalidPods(t *testing.T) {
 		want(t, err, imagepin.InvalidRequest, errdefs.ErrInvalidArgument, "")
 	}
 	for _, owner := range []Owner{{}, {Namespace: namespace}, {Namespace: "a/b", Owner: v1alpha1.Owner{Name: "x"}}, {Namespace: namespace, Owner: v1alpha1.Owner{Name: "a/b"}}} {
-		_, err := c.Find(t.Context(), owner, tag)
+		_, err := c.Find(t.Context(), owner, tag, true)
 		want(t, err, imagepin.InvalidRequest, errdefs.ErrInvalidArgument, "")
 	}
 	if got := a.got(); len(got) != 0 {

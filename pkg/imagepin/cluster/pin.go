@@ -30,18 +30,19 @@ var imagePins = resource{path: "/apis/" + v1alpha1.GroupVersion.String(), name: 
 
 // Find returns the pin of an image for a revision, or nil if there is none. image is a normalized reference with a tag.
 //
-// The API server answers from its cache. So Find may miss a pin that was just created: [Client.Claim] then returns it.
+// If cached is true, the API server answers from its cache. So Find may miss a pin that was just created: [Client.Claim]
+// then returns it.
 //
 // Errors: [imagepin.ForeignPin] (ErrFailedPrecondition), [imagepin.ClusterUnavailable] (ErrUnavailable),
 // [imagepin.InvalidRequest] (ErrInvalidArgument), or context.Canceled.
-func (c *Client) Find(ctx context.Context, owner Owner, image string) (*Pin, error) {
+func (c *Client) Find(ctx context.Context, owner Owner, image string, cached bool) (*Pin, error) {
 	key, err := pinKey(owner, image)
 	if err != nil {
 		return nil, err
 	}
 	var pin *Pin
 	err = c.run(ctx, forPin, func(ctx context.Context, s *session) error {
-		pin, err = s.find(ctx, key, owner, image, true)
+		pin, err = s.find(ctx, key, owner, image, cached)
 		return err
 	})
 	if err != nil {

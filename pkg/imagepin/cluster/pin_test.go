@@ -52,12 +52,12 @@ func (a *apiServer) addPinAt(name string, edit func(*v1alpha1.ImagePin)) {
 func TestFind(t *testing.T) {
 	a := startServer(t)
 	c, _ := a.client()
-	if pin, err := c.Find(t.Context(), webOwner(), tag); pin != nil || err != nil {
+	if pin, err := c.Find(t.Context(), webOwner(), tag, true); pin != nil || err != nil {
 		t.Errorf("got %v and %v, want no pin", pin, err)
 	}
 	object := webPin(tag, digestB)
 	a.addPin(object)
-	pin, err := c.Find(t.Context(), webOwner(), tag)
+	pin, err := c.Find(t.Context(), webOwner(), tag, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestFind(t *testing.T) {
 	// One that a person created.
 	object.Spec.By = nil
 	a.addPin(object)
-	if pin, err := c.Find(t.Context(), webOwner(), tag); err != nil || pin.By != nil || pin.Digest != digestB {
+	if pin, err := c.Find(t.Context(), webOwner(), tag, true); err != nil || pin.By != nil || pin.Digest != digestB {
 		t.Errorf("got %v and %v", pin, err)
 	}
 }
@@ -180,7 +180,7 @@ func TestForeignPin(t *testing.T) {
 			a := startServer(t)
 			client, _ := a.client()
 			a.addPinAt(name, c.edit)
-			_, err := client.Find(t.Context(), webOwner(), tag)
+			_, err := client.Find(t.Context(), webOwner(), tag, true)
 			want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, c.text)
 			_, created, err := client.Claim(t.Context(), webOwner(), webPod, tag, digestA)
 			want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, c.text)
@@ -191,7 +191,7 @@ func TestForeignPin(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			// It concerns this pin only.
-			if pin, err := client.Find(t.Context(), webOwner(), "registry.example.com/shop/web:v8"); pin != nil || err != nil {
+			if pin, err := client.Find(t.Context(), webOwner(), "registry.example.com/shop/web:v8", true); pin != nil || err != nil {
 				t.Errorf("another image: got %v and %v", pin, err)
 			}
 		})
@@ -200,7 +200,7 @@ func TestForeignPin(t *testing.T) {
 	a := startServer(t)
 	client, _ := a.client()
 	a.addPinAt(name, func(p *v1alpha1.ImagePin) { p.Spec.Owner.APIVersion, p.Spec.By = "apps/v2", nil })
-	if pin, err := client.Find(t.Context(), webOwner(), tag); err != nil || pin == nil {
+	if pin, err := client.Find(t.Context(), webOwner(), tag, true); err != nil || pin == nil {
 		t.Errorf("got %v and %v, want the pin", pin, err)
 	}
 }
@@ -248,7 +248,7 @@ func TestClaimOfDeletedPin(t *testing.T) {
 				t.Errorf("%d claims, want %d", posts, maxClaims)
 			}
 			// It concerns this claim only.
-			if _, err := client.Find(t.Context(), webOwner(), tag); err != nil {
+			if _, err := client.Find(t.Context(), webOwner(), tag, true); err != nil {
 				t.Error(err)
 			}
 		})

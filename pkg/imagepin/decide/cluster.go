@@ -26,8 +26,9 @@ type Cluster interface {
 	Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, error)
 	// KnownOwner is Owner without a request. ok is false if it is not known whether the pod has an owner.
 	KnownOwner(pod policy.Pod) (_ *policy.Owner, ok bool)
-	// Lookup returns the digest that the cluster has for an image of the pod's owner, or "".
-	Lookup(ctx context.Context, pod policy.Pod, image string) (digest.Digest, error)
+	// Lookup returns the digest that the cluster has for an image of the pod's owner, or "". copied reports that the node has
+	// a copy of the ImagePin. Then Lookup returns "" only if the ImagePin was certainly deleted.
+	Lookup(ctx context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error)
 	// Known is the result of the last Lookup or Claim for the pod's owner.
 	Known(pod policy.Pod, image string) (claim.Pinned, bool)
 	// Claim pins an image for the pod's owner, unless it is pinned. It returns the digest that the cluster has.
@@ -87,7 +88,8 @@ func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy
 	if pod.Owner = owner; owner == nil {
 		return pod, nil
 	}
-	claimed, err := c.Lookup(ctx, pod, ref.String())
+	held, ok := d.pins.Get(pin.ID{Scope: policy.OwnerScope(pod.Namespace, *owner), Ref: ref.String()})
+	claimed, err := c.Lookup(ctx, pod, ref.String(), ok && held.By == pin.ByCluster)
 	if err != nil {
 		return d.withoutAnswer(c, ref, pod, err)
 	}
@@ -180,10 +182,14 @@ func (d *Decider) withoutAnswer(c ClusterConfig, ref reference.Named, pod policy
 func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, claimed digest.Digest) error {
 	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()}
 	held, ok := d.pins.Get(id)
+	ownerless, made, err := d.madeWithoutOwner(ctx, c, ref, pod, claimed)
+	if err != nil {
+		return err
+	}
 	if claimed == "" {
 		provisional, found := held, ok && held.Provisional != nil
 		if !found {
-			provisional, found = d.provisionalOf(ref, pod)
+			provisional, found = ownerless, made
 		}
 		if found {
 			_, err := d.settle(ctx, c, provisional, pod)
@@ -207,16 +213,41 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 			return err
 		}
 	}
-	if stale, found := d.provisionalOf(ref, pod); found {
-		return d.giveWay(ctx, c, pod, stale, claimed)
+	if made {
+		return d.giveWay(ctx, c, pod, ownerless, claimed)
 	}
 	return nil
 }
 
-// provisionalOf returns the provisional pin that was made for the pod's revision while its owner was not known.
-func (d *Decider) provisionalOf(ref reference.Named, pod policy.Pod) (pin.Pin, bool) {
+// madeWithoutOwner returns the provisional pin that was made for the owner of pod while the owner was not known. Labels
+// identified the revision then, and an owner that was deleted and created again has the same labels. So the pod for which
+// the pin was made must have the owner. If that pod is gone, nobody knows its owner: without a digest of the cluster,
+// madeWithoutOwner removes the pin, so that the tag is resolved again.
+func (d *Decider) madeWithoutOwner(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, claimed digest.Digest) (_ pin.Pin, ok bool, _ error) {
 	held, ok := d.pins.Get(pin.ID{Scope: d.policy().LabelScope(pod), Ref: ref.String()})
-	return held, ok && held.Provisional != nil
+	if !ok || held.Provisional == nil {
+		return pin.Pin{}, false, nil
+	}
+	of := claimantOf(held)
+	owner, err := c.Owner(ctx, of)
+	gone := errdefs.IsPermissionDenied(err) || err == nil && owner == nil
+	switch {
+	case gone && claimed == "":
+		_, err := d.pins.Unfollow(ctx, held)
+		return pin.Pin{}, false, err
+	case gone:
+		return held, true, nil
+	case err != nil:
+		return pin.Pin{}, false, err
+	}
+	return held, *owner == *pod.Owner, nil
+}
+
+// claimantOf returns the pod for which a provisional pin was made.
+func claimantOf(provisional pin.Pin) policy.Pod {
+	return policy.Pod{
+		Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID, MayBeGone: true,
+	}
 }
 
 func (d *Decider) retains(ref reference.Named, pod policy.Pod) bool {
@@ -286,16 +317,15 @@ func reportLost(ctx context.Context, c ClusterConfig, pod policy.Pod, lost pin.P
 }
 
 // Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
-// moves to it. settled is false if the pin waits for another pod of its revision: the API server refuses the claim, because
-// the pod is gone, or the registry requires the credential of a pod for the digest of the cluster.
+// moves to it. settled is false if the pin waits for another pod of its revision, or for a person: the API server refuses the
+// claim, because the pod is gone, the registry requires the credential of a pod for the digest of the cluster, or the
+// ImagePin is foreign.
 func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool, _ error) {
 	c := d.cluster()
 	if c.Cluster == nil || provisional.Provisional == nil {
 		return false, nil
 	}
-	pod := policy.Pod{
-		Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID, MayBeGone: true,
-	}
+	pod := claimantOf(provisional)
 	owner, err := c.Owner(ctx, pod)
 	if errdefs.IsPermissionDenied(err) {
 		return false, nil // the Node authorizer refuses pods that are gone
@@ -305,7 +335,7 @@ func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool
 	}
 	pod.Owner = owner
 	_, err = d.settle(ctx, c, provisional, pod)
-	if errdefs.IsPermissionDenied(err) {
+	if errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -429,7 +459,11 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 		if here && held.Provisional == nil && held.Root.Digest == known.Digest && (held.Retain || !use.Retain) {
 			return held, nil
 		}
-		return d.followTo(ctx, c, use.Pod, use.ID, v.Root, use.Retain)
+		held, err := d.followTo(ctx, c, use.Pod, use.ID, v.Root, use.Retain)
+		if err != nil || use.Registry == "" {
+			return held, err
+		}
+		return held, d.pins.RecordDrift(ctx, use.ID, use.Registry)
 	}
 	q := Request{
 		Ref: v.Ref, Credential: v.Credential, Pod: use.Pod,
@@ -438,6 +472,9 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 	moved, err := d.decideClaimed(ctx, q, known)
 	if err != nil {
 		return pin.Pin{}, err
+	}
+	if v.Registry != nil {
+		moved.FirstUse.Registry = v.Registry.Digest
 	}
 	return pin.Pin{}, &MovedError{Verdict: moved}
 }

@@ -33,6 +33,10 @@ type fakeCluster struct {
 	asked   int
 	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
+	// pods are the owners of some pods, by UID. A pod without an owner is gone.
+	pods map[string]*policy.Owner
+	// stale reports that the cache of the API server has no pins.
+	stale bool
 }
 
 func newFakeCluster() *fakeCluster { return &fakeCluster{pins: make(map[string]digest.Digest)} }
@@ -60,12 +64,17 @@ func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error)
 		}
 		return nil, m.refuses
 	}
+	if owner, ok := m.pods[pod.UID]; ok && owner == nil {
+		return nil, errdefs.ErrPermissionDenied
+	} else if ok {
+		return owner, nil
+	}
 	return webOwner(pod), nil
 }
 
 func (m *member) KnownOwner(policy.Pod) (*policy.Owner, bool) { return nil, false }
 
-func (m *member) Lookup(_ context.Context, pod policy.Pod, image string) (digest.Digest, error) {
+func (m *member) Lookup(_ context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.asked++
@@ -74,6 +83,9 @@ func (m *member) Lookup(_ context.Context, pod policy.Pod, image string) (digest
 	}
 	key := pod.Owner.UID + " " + image
 	d, ok := m.pins[key]
+	if m.stale && !copied {
+		d, ok = "", false
+	}
 	if m.known[key] = d; !ok {
 		delete(m.known, key)
 	}
@@ -204,6 +216,8 @@ func TestClusterLost(t *testing.T) {
 	}
 	a.wantPull(t, webPod("web-1-a"), "new")
 	a.wantCopy(t, "new")
+	held, _ := a.pins.Get(a.id(firstScope))
+	wantEqual(t, "the tag of the loser", version(held.Drift.Digest), "old")
 }
 
 // TestClusterContainer pins and resolves for containers that are created without a pull.
@@ -325,6 +339,56 @@ func TestClusterSettles(t *testing.T) {
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
 		})
 	}
+}
+
+// TestClusterProvisionalOfAnother claims no provisional pin that can be one of an earlier owner, which was deleted and
+// created again with the same labels while the API server did not answer.
+func TestClusterProvisionalOfAnother(t *testing.T) {
+	label := policy.WorkloadScope("shop", "revision", "1")
+	for name, test := range map[string]struct {
+		claimed string // in the cluster
+		owner   *policy.Owner
+		want    string
+		left    int // provisional pins
+	}{
+		"gone":                       {"", nil, "new", 0},
+		"gone, claimed":              {"new", nil, "new", 0},
+		"of another owner":           {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1},
+		"of another owner, claimed":  {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1},
+		"of the same owner":          {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "old", 0},
+		"of the same owner, claimed": {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "new", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newFakeCluster()
+			e := newMember(t, c, false)
+			c.refuses = errAway
+			e.wantPull(t, webPod("web-1-a"), "old")
+			held, _ := e.pins.Get(e.id(label))
+			wantEqual(t, "provisional", held.Provisional != nil, true)
+			c.refuses = nil
+			c.pods = map[string]*policy.Owner{held.Provisional.UID: test.owner}
+			if test.claimed != "" {
+				c.pins["uid-1 "+e.ref.String()] = roots[test.claimed].Digest
+			}
+			e.registry.tag.Store("new")
+			e.wantPull(t, webPod("web-1-b"), test.want)
+			_, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			noError(t, err)
+			e.wantCopy(t, test.want)
+			wantEqual(t, "provisional pins", len(e.pins.Provisional()), test.left)
+		})
+	}
+}
+
+// TestClusterCopyIsConfirmed drops the copy of a pin only after an answer that is not from the API server's cache.
+func TestClusterCopyIsConfirmed(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.stale = true
+	e.wantPull(t, webPod("web-1-a"), "old")
+	e.registry.tag.Store("new")
+	e.wantPull(t, webPod("web-1-b"), "old")
+	e.wantCopy(t, "old")
 }
 
 // TestClusterLosesProvisional moves a provisional pin to the digest of the cluster.
@@ -468,6 +532,9 @@ func TestClusterTagDeleted(t *testing.T) {
 				e.wantCopy(t, "old")
 				if test.reason != "" {
 					wantError(t, err, test.reason, test.class)
+					if test.reason == imagepin.PinnedDigestGone && !strings.Contains(err.Error(), "by node other") {
+						t.Errorf("got %v, want the node that has created the ImagePin", err)
+					}
 					return
 				}
 				noError(t, err)

@@ -24,10 +24,14 @@ func (d *Decider) PinnedDigestGone(ctx context.Context, v Verdict, target string
 }
 
 func goneError(held *pin.Pin, target, now string, err error) error {
+	by := ""
+	if held.Claimer != "" {
+		by = " by node " + held.Claimer
+	}
 	return &imagepin.Error{
 		Reason: imagepin.PinnedDigestGone, Ref: held.Ref, Target: target, Class: errdefs.ErrNotFound, Err: err,
-		Message: fmt.Sprintf("pinned to %s since %s in scope %s, but this digest is neither on the node nor in the registry; %s",
-			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, now),
+		Message: fmt.Sprintf("pinned to %s since %s in scope %s%s, but this digest is neither on the node nor in the registry; %s",
+			held.Root.Digest, held.MadeAt.UTC().Format(time.RFC3339), held.Scope, by, now),
 		Hint: refreshHint(held),
 	}
 }

@@ -51,7 +51,7 @@ func (s *apiServer) OwnerOf(context.Context, cluster.Pod) (*cluster.Owner, error
 	return &cluster.Owner{Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, Namespace: "shop"}, err
 }
 
-func (s *apiServer) Find(context.Context, cluster.Owner, string) (*cluster.Pin, error) {
+func (s *apiServer) Find(context.Context, cluster.Owner, string, bool) (*cluster.Pin, error) {
 	d, err := s.read()
 	if d == "" {
 		return nil, err

@@ -60,6 +60,8 @@ type FirstUse struct {
 	// Pod is the pod that the pin is claimed for in the cluster. It has neither an owner nor is it provisional if the pin is
 	// the node's own.
 	Pod policy.Pod
+	// Registry is what the registry returned for the tag before another node was found to have pinned it, or "".
+	Registry digest.Digest
 }
 
 // inCluster reports whether the pin is one of the cluster.
