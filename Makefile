@@ -3,13 +3,17 @@ GO          ?= go
 CONTAINERD   = $(shell $(GO) list -m -f '{{.Version}}' github.com/containerd/containerd/v2)
 CTD_VERSION  = github.com/containerd/containerd/v2/version
 LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
-GOBUILD      = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
                integration/kubelet/schemas packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
+# Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
+export CGO_ENABLED = 0
+export GOFLAGS := $(GOFLAGS) -trimpath
+RACE         = CGO_ENABLED=1 $(GO) test -race
 
 .PHONY: help
 help: ## List the targets
@@ -24,7 +28,7 @@ build: ## bin/containerd (with imagepin), bin/imagepin, bin/ctr, bin/containerd-
 
 .PHONY: kubectl-imagepin
 kubectl-imagepin: ## bin/kubectl-imagepin, the kubectl plugin
-	cd cmd/kubectl-imagepin && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(abspath $(BIN))/ .
+	cd cmd/kubectl-imagepin && $(GO) build -ldflags '-s -w' -o $(abspath $(BIN))/ .
 
 .PHONY: test-binaries
 test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
@@ -101,7 +105,7 @@ test-stages: test-integration test-kubelet test-serve test-cluster test-unit tes
 
 .PHONY: test-unit
 test-unit: ## Unit tests with the race detector
-	$(GO) test -race $(OURS)
+	$(RACE) $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) test ./...
 	cd packaging && $(GO) test ./plugin ./internal/...
 

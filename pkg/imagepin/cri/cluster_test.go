@@ -29,7 +29,7 @@ func (c *clusterPins) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, e
 
 func (c *clusterPins) KnownOwner(policy.Pod) (*policy.Owner, bool) { return nil, false }
 
-func (c *clusterPins) Lookup(_ context.Context, pod policy.Pod, _ string) (digest.Digest, error) {
+func (c *clusterPins) Lookup(_ context.Context, pod policy.Pod, _ string, _ bool) (digest.Digest, error) {
 	return c.pins[pod.UID], c.err
 }
 
