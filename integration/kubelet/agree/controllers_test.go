@@ -73,7 +73,9 @@ func TestRevisions(t *testing.T) {
 			// The first template again is the first revision again.
 			r.roll(r.apps(c.resource, "web"), rollout, "1")
 			pods = r.running("web", 3, rollout, "1")
-			if again := r.wantRevision(pods, c.kind); again.UID != first.UID {
+			r.wantDigest(pods, first.Spec.Digest)
+			revision := pods[0].Labels[apps.ControllerRevisionHashLabelKey]
+			if again := r.pinOf(meta.GetControllerOf(&pods[0]).UID, revision); again.UID != first.UID {
 				t.Errorf("the first revision has another ImagePin, %s, than before, %s", again.Name, first.Name)
 			}
 		})
