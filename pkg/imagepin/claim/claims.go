@@ -100,13 +100,14 @@ type pinKey struct {
 // read is an ImagePin that was read.
 type read struct {
 	Pinned
-	at time.Time
+	at   time.Time // when the API server was asked
+	kept time.Time // when the answer had come
 }
 
 // Pinned is what an ImagePin says.
 type Pinned struct {
 	Digest digest.Digest
-	// Node is the node that created the ImagePin, and At is when. Node is empty if a person created it.
+	// Node is the node that created the ImagePin, and At is when. Node is empty if another client than a node created it.
 	Node string
 	At   time.Time
 }
@@ -295,14 +296,15 @@ func (c *Claims) claim(ctx context.Context, pod policy.Pod, image string, d dige
 func (c *Claims) keep(k pinKey, p cluster.Pin, asked time.Time) {
 	c.keeping.Lock()
 	defer c.keeping.Unlock()
-	c.read.Add(k, read{Pinned: pinned(p), at: asked})
+	c.read.Add(k, read{Pinned: pinned(p), at: asked, kept: time.Now()})
 }
 
-// forget removes what was read of an ImagePin before a question that did not find it.
+// forget removes what was read of an ImagePin, unless it was kept after the question that did not find it: the API server's
+// cache may have answered that.
 func (c *Claims) forget(k pinKey, asked time.Time) {
 	c.keeping.Lock()
 	defer c.keeping.Unlock()
-	if known, ok := c.get(k); ok && !known.at.After(asked) {
+	if known, ok := c.get(k); ok && !known.kept.After(asked) {
 		c.read.Remove(k)
 	}
 }
@@ -335,7 +337,7 @@ func (k pinKey) String() string {
 }
 
 // failed notifies the observer of a question for a pod that began at start and failed. It does not count calls whose
-// callers have gone, nor that the API server refuses requests for a pod that is gone.
+// callers have gone, nor that the API server refuses requests for a pod that may be gone: the node logs those.
 func (c *Claims) failed(pod policy.Pod, err error, start time.Time) {
 	outcome := Refused
 	switch {
@@ -349,7 +351,7 @@ func (c *Claims) failed(pod policy.Pod, err error, start time.Time) {
 
 // String describes who created the ImagePin and when, for messages.
 func (p Pinned) String() string {
-	by := "by a person"
+	by := "by another client"
 	if p.Node != "" {
 		by = "by node " + p.Node
 	}

@@ -394,32 +394,40 @@ func TestStaleCache(t *testing.T) {
 	}
 }
 
-// TestLateAnswer keeps a claim that was made while an earlier question, which did not find it, was on its way.
+// TestLateAnswer keeps a claim whose answer came while another question, which did not find it, was on its way.
 func TestLateAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newFakeAPI()
-		c, _ := newClaims(a)
-		if _, err := c.Owner(t.Context(), pod); err != nil {
-			t.Fatal(err)
-		}
-		a.delay, a.stale = time.Second, true
-		var lookup sync.WaitGroup
-		lookup.Go(func() {
-			if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != "" {
-				t.Errorf("got %s, %v, want no pin", d, err)
+	const lookupAt, lookedUp = 200 * time.Millisecond, time.Second
+	for name, claimAt := range map[string]time.Duration{"asked before": 0, "asked after": 500 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newFakeAPI()
+			c, _ := newClaims(a)
+			if _, err := c.Owner(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+			a.stale = true
+			after := func(d, delay time.Duration) {
+				time.Sleep(d)
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.delay = delay
+			}
+			var calls sync.WaitGroup
+			calls.Go(func() {
+				after(claimAt, lookedUp-100*time.Millisecond-claimAt)
+				if _, err := c.Claim(t.Context(), pod, image, one); err != nil {
+					t.Error(err)
+				}
+			})
+			calls.Go(func() {
+				after(lookupAt, lookedUp-lookupAt)
+				if d, err := c.Lookup(t.Context(), pod, image, false); err != nil || d != "" {
+					t.Errorf("%s: got %s, %v, want no pin", name, d, err)
+				}
+			})
+			calls.Wait()
+			if p, ok := known(c, pod); !ok || p.Digest != one {
+				t.Errorf("%s: got %+v, want the claim", name, p)
 			}
 		})
-		synctest.Wait()
-		time.Sleep(500 * time.Millisecond)
-		a.mu.Lock()
-		a.delay = 0
-		a.mu.Unlock()
-		if _, err := c.Claim(t.Context(), pod, image, one); err != nil {
-			t.Fatal(err)
-		}
-		lookup.Wait()
-		if p, ok := known(c, pod); !ok || p.Digest != one {
-			t.Errorf("got %+v, want the claim", p)
-		}
-	})
+	}
 }

@@ -88,7 +88,7 @@ func (r *Reporter) won(o cluster.Owner, image string, p cluster.Pin) {
 
 // lost reports that a node has resolved a tag for a pod to another digest than that of the ImagePin.
 func (r *Reporter) lost(namespace string, o v1alpha1.Owner, pod, image string, seen digest.Digest, now Pinned) {
-	by := "a person"
+	by := "another client"
 	if now.Node != "" {
 		by = "node " + now.Node
 	}

@@ -103,8 +103,12 @@ func TestAnswers(t *testing.T) {
 		{name: "503", answer: text(503, "starting"), calls: "Find", reason: imagepin.ClusterUnavailable, text: "503 Service Unavailable", stops: "OwnerOf Find Claim"},
 		{name: "504", answer: text(504, "timeout"), calls: "Claim", reason: imagepin.ClusterUnavailable, text: "504 Gateway Timeout", stops: "OwnerOf Find Claim"},
 		{
-			name: "429 for an hour", answer: status(apierrors.NewTooManyRequests("too many requests", 3600)), calls: "OwnerOf Find Claim",
+			name: "429 for an hour", answer: status(apierrors.NewTooManyRequests("too many requests", 3600)), calls: "OwnerOf",
 			reason: imagepin.ClusterUnavailable, text: "too many requests (try again in 1h0m0s)", hint: "The API server limits requests", stops: "OwnerOf Find Claim",
+		},
+		{
+			name: "429 for ImagePins", answer: status(apierrors.NewTooManyRequests("too many requests", 3600)), calls: "Find Claim",
+			reason: imagepin.ClusterUnavailable, text: "too many requests (try again in 1h0m0s)", hint: "The API server limits requests", stops: "Find Claim",
 		},
 		{
 			name: "200 of a login page", answer: func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>Sign in</html>") }, calls: "OwnerOf Find Claim",

@@ -56,6 +56,13 @@ func (b *breaker) reset() (ended bool) {
 	return true
 }
 
+// paused reports whether there is a pause, or it has ended without a success.
+func (b *breaker) paused() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failure != nil
+}
+
 // fail begins a pause, or the next one. It has no effect if another call has changed the state since p was given: of
 // several calls that fail at one time, only the first counts. first reports whether there was no pause before.
 func (b *breaker) fail(p pass, f *failure) (first bool) {

@@ -216,6 +216,18 @@ func TestFailuresAreLoggedOnce(t *testing.T) {
 	a.answer(http.NotFound)
 	fail(callFind)
 	want("ImagePins are not served", "does not serve ImagePins")
+	a.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	fail(callOwnerOf)
+	want("the server fails again", "500 Internal Server Error")
+	a.on(nil)
+	if err := c.call(ctx, callOwnerOf); err != nil {
+		t.Error(err)
+	}
+	want("the server answers, but it is not known whether for ImagePins")
+	if err := c.call(ctx, callFind); err != nil {
+		t.Error(err)
+	}
+	want("ImagePins are served", up)
 }
 
 // TestCanceledProbe checks that a call whose caller goes away does not keep the others from trying.

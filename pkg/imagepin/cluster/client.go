@@ -219,7 +219,7 @@ func (c *Client) leave(ctx context.Context, p passes, f *failure) {
 	switch {
 	case failed:
 		log.G(ctx).WithError(f.err).Warn(notAvailable)
-	case again:
+	case again && !c.pins.paused():
 		log.G(ctx).Info("the Kubernetes API server is available for ImagePins again")
 	}
 }

@@ -86,7 +86,10 @@ func (s *session) explain(err error, doing string, kind request) *failure {
 		f.scope, e.Hint = pinCalls, installHint
 		e.Err = fmt.Errorf("the API server %s does not serve ImagePins", s.server)
 	case code == http.StatusTooManyRequests:
-		f.scope, f.late = allCalls, true
+		// The FlowSchema has a priority level for ImagePins, so other requests are not limited with them.
+		if f.scope, f.late = allCalls, true; kind == findPin || kind == createPin {
+			f.scope = pinCalls
+		}
 		e.Hint = "The API server limits requests: check its load, and the FlowSchema in contrib/kubernetes/cluster."
 	case code == http.StatusForbidden && apierrors.HasStatusCause(err, namespaceTerminating):
 		// Nothing is to be done about it: the pods are deleted, too.

@@ -180,31 +180,11 @@ func (d *Decider) withoutAnswer(c ClusterConfig, ref reference.Named, pod policy
 // follow brings the node's copy of a pin in line with the cluster's. claimed is the digest that the cluster has, or "". If
 // the node does not have the descriptor of the digest, the copy follows when the image is pulled.
 func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, claimed digest.Digest) error {
-	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()}
-	held, ok := d.pins.Get(id)
-	ownerless, made, err := d.madeWithoutOwner(ctx, c, ref, pod, claimed)
-	if err != nil {
-		return err
-	}
 	if claimed == "" {
-		provisional, found := held, ok && held.Provisional != nil
-		if !found {
-			provisional, found = ownerless, made
-		}
-		if found {
-			_, err := d.settle(ctx, c, provisional, pod)
-			if isUndescribed(err) {
-				return nil // the pull has the credential of the pod
-			}
-			return err
-		}
-		if _, again := c.Known(pod, ref.String()); ok && held.By == pin.ByCluster && !again {
-			_, err := d.pins.Unfollow(ctx, held) // it was removed from the cluster: the tag is resolved again
-			return err
-		}
-		return nil
+		return d.followNone(ctx, c, ref, pod)
 	}
-	if !ok || held.Root.Digest != claimed || held.Provisional != nil {
+	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()}
+	if held, ok := d.pins.Get(id); !ok || held.Root.Digest != claimed || held.Provisional != nil {
 		root, here := d.describe(ref, claimed)
 		if !here {
 			return nil
@@ -213,34 +193,76 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 			return err
 		}
 	}
-	if made {
-		return d.giveWay(ctx, c, pod, ownerless, claimed)
+	ownerless, ok := d.madeWithoutOwner(ref, pod)
+	if !ok {
+		return nil
+	}
+	// If the pod for which the pin was made is gone, nobody knows its owner. The pin is of no use then, because the cluster
+	// has a pin for the pods with these labels.
+	same, err := d.ownerRan(ctx, c, ownerless, pod)
+	if err != nil && !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) || err == nil && !same {
+		return nil // Settle claims the pin
+	}
+	return d.giveWay(ctx, c, pod, ownerless, claimed)
+}
+
+// followNone is follow if the cluster has no pin. It claims the node's provisional pin for the owner of pod, or drops a copy
+// of a pin that was removed from the cluster, so that the tag is resolved again.
+func (d *Decider) followNone(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod) error {
+	held, ok := d.pins.Get(pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: ref.String()})
+	provisional, found := held, ok && held.Provisional != nil
+	if !ok {
+		var err error
+		if provisional, found, err = d.madeForOwner(ctx, c, ref, pod); err != nil {
+			return err
+		}
+	}
+	if found {
+		_, err := d.settle(ctx, c, provisional, pod)
+		if isUndescribed(err) {
+			return nil // the pull has the credential of the pod
+		}
+		return err
+	}
+	if _, again := c.Known(pod, ref.String()); ok && held.By == pin.ByCluster && !again {
+		_, err := d.pins.Unfollow(ctx, held)
+		return err
 	}
 	return nil
 }
 
-// madeWithoutOwner returns the provisional pin that was made for the owner of pod while the owner was not known. Labels
-// identified the revision then, and an owner that was deleted and created again has the same labels. So the pod for which
-// the pin was made must have the owner. If that pod is gone, nobody knows its owner: without a digest of the cluster,
-// madeWithoutOwner removes the pin, so that the tag is resolved again.
-func (d *Decider) madeWithoutOwner(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, claimed digest.Digest) (_ pin.Pin, ok bool, _ error) {
+// madeWithoutOwner returns the provisional pin that was made for pods with the labels of pod while their owner was not known.
+func (d *Decider) madeWithoutOwner(ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool) {
 	held, ok := d.pins.Get(pin.ID{Scope: d.policy().LabelScope(pod), Ref: ref.String()})
-	if !ok || held.Provisional == nil {
+	return held, ok && held.Provisional != nil
+}
+
+// madeForOwner returns the provisional pin that was made for the owner of pod while the owner was not known. An owner that
+// was deleted and created again has the same labels. So the pod for which the pin was made must have the owner. If that pod
+// is gone, nobody knows its owner: madeForOwner returns no pin, so that the tag is resolved again.
+func (d *Decider) madeForOwner(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool, _ error) {
+	ownerless, ok := d.madeWithoutOwner(ref, pod)
+	if !ok {
 		return pin.Pin{}, false, nil
 	}
-	of := claimantOf(held)
-	owner, err := c.Owner(ctx, of)
-	gone := errdefs.IsPermissionDenied(err) || err == nil && owner == nil
-	switch {
-	case gone && claimed == "":
-		_, err := d.pins.Unfollow(ctx, held)
-		return pin.Pin{}, false, err
-	case gone:
-		return held, true, nil
-	case err != nil:
-		return pin.Pin{}, false, err
+	same, err := d.ownerRan(ctx, c, ownerless, pod)
+	if errdefs.IsPermissionDenied(err) || errdefs.IsNotFound(err) {
+		return pin.Pin{}, false, nil
 	}
-	return held, *owner == *pod.Owner, nil
+	return ownerless, same, err
+}
+
+// ownerRan reports whether the pod for which a provisional pin was made has the owner of pod. It fails with
+// ErrPermissionDenied or ErrNotFound if that pod is gone.
+func (d *Decider) ownerRan(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (bool, error) {
+	owner, err := c.Owner(ctx, claimantOf(provisional))
+	switch {
+	case err != nil:
+		return false, err
+	case owner == nil:
+		return false, errdefs.ErrNotFound
+	}
+	return *owner == *pod.Owner, nil
 }
 
 // claimantOf returns the pod for which a provisional pin was made.
@@ -316,29 +338,38 @@ func reportLost(ctx context.Context, c ClusterConfig, pod policy.Pod, lost pin.P
 	c.Lost(pod, lost.Ref, lost.Root.Digest, now)
 }
 
+// WaitError means that a provisional pin cannot be claimed before another pod of its revision starts, or before a person
+// changes something: the API server refuses the claim, for example because the pod is gone, the registry requires the
+// credential of a pod for the digest of the cluster, or the ImagePin is foreign.
+type WaitError struct{ Err error }
+
+func (e *WaitError) Error() string { return "the pin waits: " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *WaitError) Unwrap() error { return e.Err }
+
 // Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
-// moves to it. settled is false if the pin waits for another pod of its revision, or for a person: the API server refuses the
-// claim, because the pod is gone, the registry requires the credential of a pod for the digest of the cluster, or the
-// ImagePin is foreign.
-func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) (settled bool, _ error) {
+// moves to it. The error is a [*WaitError] if it is of no use to try again soon.
+func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) error {
 	c := d.cluster()
 	if c.Cluster == nil || provisional.Provisional == nil {
-		return false, nil
+		return nil
 	}
 	pod := claimantOf(provisional)
 	owner, err := c.Owner(ctx, pod)
-	if errdefs.IsPermissionDenied(err) {
-		return false, nil // the Node authorizer refuses pods that are gone
+	if err == nil && owner == nil {
+		err = fmt.Errorf("pod %s/%s has no owner: %w", pod.Namespace, pod.Name, errdefs.ErrNotFound)
 	}
-	if err != nil || owner == nil {
-		return false, err
+	if err == nil {
+		pod.Owner = owner
+		_, err = d.settle(ctx, c, provisional, pod)
 	}
-	pod.Owner = owner
-	_, err = d.settle(ctx, c, provisional, pod)
-	if errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
-		return false, nil
+	for _, waits := range []func(error) bool{errdefs.IsPermissionDenied, errdefs.IsUnauthorized, errdefs.IsFailedPrecondition, errdefs.IsNotFound} {
+		if waits(err) {
+			return &WaitError{err}
+		}
 	}
-	return err == nil, err
+	return err
 }
 
 // settle claims a provisional pin for a pod whose owner is known. It returns the pin of the owner.
@@ -430,7 +461,7 @@ func goneFromCluster(q Request, known claim.Pinned, err error) error {
 	return &imagepin.Error{
 		Reason: imagepin.PinnedDigestGone, Ref: q.Ref.String(), Target: q.Target.String(), Class: errdefs.ErrNotFound, Err: err,
 		Message: fmt.Sprintf("pinned to %s in the cluster %s, but this digest is neither on the node nor in the registry", known.Digest, known),
-		Hint:    inClusterHint("refresh", q.Pod.Namespace, *q.Pod.Owner),
+		Hint:    inClusterHint("refresh", q.Pod.Namespace, *q.Pod.Owner, ""),
 	}
 }
 

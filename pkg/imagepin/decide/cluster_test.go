@@ -34,7 +34,8 @@ type fakeCluster struct {
 	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
 	// pods are the owners of some pods, by UID. A pod without an owner is gone.
-	pods map[string]*policy.Owner
+	pods      map[string]*policy.Owner
+	ownerless bool // no pod has an owner
 	// stale reports that the cache of the API server has no pins.
 	stale bool
 }
@@ -63,6 +64,9 @@ func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error)
 			m.refused++
 		}
 		return nil, m.refuses
+	}
+	if m.ownerless {
+		return nil, nil
 	}
 	if owner, ok := m.pods[pod.UID]; ok && owner == nil {
 		return nil, errdefs.ErrPermissionDenied
@@ -301,9 +305,7 @@ func TestClusterAway(t *testing.T) {
 
 	t.Run("settled", func(t *testing.T) {
 		c.refuses = nil
-		settled, err := a.Settle(a.ctx, held)
-		noError(t, err)
-		wantEqual(t, "settled", settled, true)
+		noError(t, a.Settle(a.ctx, held))
 		a.wantCopy(t, "old")
 		if _, ok := a.pins.Get(a.id(label)); ok {
 			t.Error("the provisional pin is still there")
@@ -342,21 +344,23 @@ func TestClusterSettles(t *testing.T) {
 }
 
 // TestClusterProvisionalOfAnother claims no provisional pin that can be one of an earlier owner, which was deleted and
-// created again with the same labels while the API server did not answer.
+// created again with the same labels while the API server did not answer, unless a pod of the later owner has used the pin.
 func TestClusterProvisionalOfAnother(t *testing.T) {
 	label := policy.WorkloadScope("shop", "revision", "1")
 	for name, test := range map[string]struct {
 		claimed string // in the cluster
 		owner   *policy.Owner
 		want    string
-		left    int // provisional pins
+		left    int  // provisional pins
+		used    bool // by a pod of the later owner
 	}{
-		"gone":                       {"", nil, "new", 0},
-		"gone, claimed":              {"new", nil, "new", 0},
-		"of another owner":           {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1},
-		"of another owner, claimed":  {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1},
-		"of the same owner":          {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "old", 0},
-		"of the same owner, claimed": {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "new", 0},
+		"gone, but used":             {"", nil, "old", 0, true},
+		"gone":                       {"", nil, "new", 0, false},
+		"gone, claimed":              {"new", nil, "new", 0, false},
+		"of another owner":           {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1, false},
+		"of another owner, claimed":  {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid of the earlier one"}, "new", 1, false},
+		"of the same owner":          {"", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "old", 0, false},
+		"of the same owner, claimed": {"new", &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, "new", 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newFakeCluster()
@@ -365,6 +369,10 @@ func TestClusterProvisionalOfAnother(t *testing.T) {
 			e.wantPull(t, webPod("web-1-a"), "old")
 			held, _ := e.pins.Get(e.id(label))
 			wantEqual(t, "provisional", held.Provisional != nil, true)
+			if test.used {
+				_, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-b"), Root: roots["old"], Verified: true})
+				noError(t, err)
+			}
 			c.refuses = nil
 			c.pods = map[string]*policy.Owner{held.Provisional.UID: test.owner}
 			if test.claimed != "" {
@@ -400,8 +408,7 @@ func TestClusterLosesProvisional(t *testing.T) {
 	c.refuses = nil
 	c.pins["uid-1 "+e.ref.String()] = roots["new"].Digest
 	for _, held := range e.pins.Provisional() {
-		_, err := e.Settle(e.ctx, held)
-		noError(t, err)
+		noError(t, e.Settle(e.ctx, held))
 	}
 	e.wantCopy(t, "new")
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
@@ -425,20 +432,46 @@ func TestClusterRefusesWrites(t *testing.T) {
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 }
 
-// TestClusterPodGone does not claim a provisional pin whose pod is gone. The Node authorizer refuses to return such a pod.
-func TestClusterPodGone(t *testing.T) {
-	c := newFakeCluster()
-	e := newMember(t, c, false)
-	c.refuses = errAway
-	e.wantPull(t, webPod("web-1-a"), "old")
-	c.refuses = errdefs.ErrPermissionDenied
-	for _, held := range e.pins.Provisional() {
-		settled, err := e.Settle(e.ctx, held)
-		noError(t, err)
-		wantEqual(t, "settled", settled, false)
+// TestClusterWaits does not claim a provisional pin whose pod is gone, or if the claim is refused: the pin waits. The Node
+// authorizer refuses to return a pod that is gone.
+func TestClusterWaits(t *testing.T) {
+	for name, test := range map[string]struct {
+		refuses   error
+		ownerless bool  // the pod has no owner
+		status    int32 // of the registry, if another node was first
+		waits     bool
+	}{
+		"the pod is gone":                   {refuses: errdefs.ErrPermissionDenied, waits: true},
+		"the pod has no owner":              {ownerless: true, waits: true},
+		"a foreign ImagePin":                {refuses: errdefs.ErrFailedPrecondition, waits: true},
+		"the registry requires a login":     {status: 401, waits: true},
+		"the registry denies":               {status: 403, waits: true},
+		"the digest is gone":                {status: 404, waits: true},
+		"the registry does not answer":      {status: 503},
+		"the API server is still not there": {refuses: errAway},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newFakeCluster()
+			e := newMember(t, c, false)
+			c.refuses = errAway
+			pod := webPod("web-1-a")
+			e.wantPull(t, pod, "old")
+			c.refuses, c.ownerless = test.refuses, test.ownerless
+			if test.status != 0 {
+				c.pins["uid-1 "+e.ref.String()] = roots["new"].Digest
+				e.registry.status.Store(test.status)
+			}
+			for _, held := range e.pins.Provisional() {
+				err := e.Settle(e.ctx, held)
+				waits := new(WaitError)
+				if err == nil || errors.As(err, &waits) != test.waits {
+					t.Errorf("got %v, want that the pin waits for another pod: %v", err, test.waits)
+				}
+			}
+			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+			wantEqual(t, "refused requests", c.refused, 0)
+		})
 	}
-	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
-	wantEqual(t, "refused requests", c.refused, 0)
 }
 
 // TestClusterStrict fails a pod whose pin is not known while the API server does not answer.
@@ -644,7 +677,7 @@ func TestClusterOperator(t *testing.T) {
 	e := newMember(t, newFakeCluster(), false)
 	e.wantPull(t, webPod("web-1-a"), "old")
 	_, _, err := e.SetPin(e.ctx, SetPin{Ref: e.ref, Scope: firstScope, Digest: roots["new"].Digest})
-	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kubectl imagepin set --namespace shop replicaset/web-1") {
+	if !errdefs.IsInvalidArgument(err) || !strings.HasSuffix(err.Error(), "kubectl imagepin set --namespace shop replicaset/web-1 "+e.ref.String()+" "+roots["new"].Digest.String()) {
 		t.Errorf("set: got %v, want the command for the cluster", err)
 	}
 	if _, err := e.Refresh(e.ctx, e.ref, firstScope, resolve.Credential{}); !errdefs.IsInvalidArgument(err) {

@@ -212,7 +212,7 @@ func whyPinned(held pin.Pin) string {
 	case held.By == pin.ByCluster && held.Claimer != "":
 		return "pinned in the cluster by node " + held.Claimer + ", " + in
 	case held.By == pin.ByCluster:
-		return "pinned in the cluster by a person, " + in
+		return "pinned in the cluster by another client, " + in
 	}
 	return "pinned " + in
 }

@@ -39,15 +39,21 @@ func goneError(held *pin.Pin, target, now string, err error) error {
 // refreshHint returns how to move a pin.
 func refreshHint(held *pin.Pin) string {
 	if owner, ok := held.Scope.Owner(); ok {
-		return inClusterHint("refresh", held.Scope.Namespace(), owner)
+		return inClusterHint("refresh", held.Scope.Namespace(), owner, "")
 	}
 	return fmt.Sprintf("To move the pin to the tag's current digest: imagepin refresh %s --scope %s\nTo remove the pin: imagepin pin rm %s --scope %s",
 		held.Ref, held.Scope, held.Ref, held.Scope)
 }
 
-// inClusterHint returns the command that changes the pins of an owner in the cluster.
-func inClusterHint(command, namespace string, owner policy.Owner) string {
-	return fmt.Sprintf("Run: kubectl imagepin %s --namespace %s %s/%s", command, namespace, strings.ToLower(owner.Kind), owner.Name)
+// inClusterHint returns the command of kubectl imagepin that changes the pins of an owner in the cluster. args are its
+// arguments after the owner. The command changes the current revision of an owner that has several, so that the hint for such
+// an owner has a pod of the revision.
+func inClusterHint(command, namespace string, owner policy.Owner, args string) string {
+	of, which := strings.ToLower(owner.Kind)+"/"+owner.Name, ""
+	if owner.Revision != "" {
+		of, which = "pod/NAME", ", with a pod of revision "+owner.Revision
+	}
+	return fmt.Sprintf("Run: kubectl imagepin %s --namespace %s %s%s%s", command, namespace, of, args, which)
 }
 
 // tagNow describes the current state of a pinned tag, for an error.

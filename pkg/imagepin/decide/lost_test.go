@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -123,7 +124,7 @@ func newLosing(t *testing.T, known bool) *losing {
 
 func (l *losing) settle(t *testing.T) {
 	for _, held := range l.pins.Provisional() {
-		if _, err := l.Settle(l.ctx, held); err != nil {
+		if err := l.Settle(l.ctx, held); err != nil {
 			t.Error(err)
 		}
 	}
@@ -131,8 +132,12 @@ func (l *losing) settle(t *testing.T) {
 
 // settlePrivate settles while the registry requires a credential that the node does not have.
 func (l *losing) settlePrivate(t *testing.T) {
-	l.registry.status.Store(403)
-	l.settle(t)
+	l.registry.status.Store(401)
+	for _, held := range l.pins.Provisional() {
+		if err, waits := l.Settle(l.ctx, held), new(WaitError); !errors.As(err, &waits) {
+			t.Errorf("got %v, want that the pin waits for another pod", err)
+		}
+	}
 	l.registry.status.Store(0)
 }
 

@@ -46,7 +46,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err := onlyTag(s.Ref); err != nil {
 		return pin.Pin{}, "", err
 	}
-	if err := onlyOwn(s.Scope, "set"); err != nil {
+	if err := onlyOwn(s.Scope, "set", fmt.Sprintf(" %s %s", s.Ref, s.Digest)); err != nil {
 		return pin.Pin{}, "", err
 	}
 	byDigest, err := reference.WithDigest(reference.TrimNamed(s.Ref), s.Digest)
@@ -94,7 +94,7 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if err := onlyTag(tag); err != nil {
 		return Refresh{}, err
 	}
-	if err := onlyOwn(scope, "refresh"); err != nil {
+	if err := onlyOwn(scope, "refresh", ""); err != nil {
 		return Refresh{}, err
 	}
 	r := Refresh{Tag: tag, Images: d.images.ByRef(tag.String())}
@@ -206,8 +206,9 @@ func onlyTag(ref reference.Named) error {
 	return nil
 }
 
-// onlyOwn fails for the scope of a pin of the cluster, which kubectl imagepin changes.
-func onlyOwn(scope policy.Scope, command string) error {
+// onlyOwn fails for the scope of a pin of the cluster, which a command of kubectl imagepin changes. args are as in
+// inClusterHint.
+func onlyOwn(scope policy.Scope, command, args string) error {
 	owner, ok := scope.Owner()
 	if !ok {
 		return nil
@@ -215,7 +216,7 @@ func onlyOwn(scope policy.Scope, command string) error {
 	return &imagepin.Error{
 		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument,
 		Message: fmt.Sprintf("scope %q: the Kubernetes API has the pins of this scope", scope),
-		Hint:    inClusterHint(command, scope.Namespace(), owner),
+		Hint:    inClusterHint(command, scope.Namespace(), owner, args),
 	}
 }
 

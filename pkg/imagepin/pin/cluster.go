@@ -63,6 +63,12 @@ func (s *Store) Follow(ctx context.Context, id ID, root ocispec.Descriptor, reta
 	return Followed{Pin: held, GaveWay: gaveWay}, err
 }
 
+// WasCopy reports whether the pin was a copy of the cluster's pin before it moved to its digest. Otherwise it was
+// provisional.
+func (p Pin) WasCopy() bool {
+	return len(p.History) > 0 && p.History[len(p.History)-1].By == ByCluster
+}
+
 // MakeProvisional is [Store.MakeForNamespace] for a pin that the cluster does not have yet, because its API server does
 // not answer. It is claimed for the pod of the last call, which most likely still exists.
 func (s *Store) MakeProvisional(ctx context.Context, id ID, root ocispec.Descriptor, retain bool, pod Claimant) (Pin, error) {

@@ -80,8 +80,14 @@ func TestGaveWay(t *testing.T) {
 		if gives && (got == nil || got.Root.Digest != root("one").Digest || *got.Provisional != claimant) || !gives && got != nil {
 			t.Errorf("to %s: got %+v, want the provisional pin: %v", digest, got, gives)
 		}
+		if p, _ := e.Get(owned); p.WasCopy() {
+			t.Errorf("to %s: got a copy that moved, want a provisional pin", digest)
+		}
 		if again := e.follow(t, root("three"), false).GaveWay; again != nil {
 			t.Errorf("again: got %+v, want nil: it was not provisional", again)
+		}
+		if p, _ := e.Get(owned); !p.WasCopy() {
+			t.Errorf("again: got a provisional pin, want a copy that moved")
 		}
 	}
 }
