@@ -18,7 +18,8 @@ import (
 const recheck = time.Second
 
 // TestRefresh changes the digest of an ImagePin as a person with the role edit: new pods run it. Then it deletes the
-// ImagePin: a new pod resolves the tag, and the node creates the ImagePin again.
+// ImagePin: a new pod resolves the tag, and the node creates the ImagePin again. The owner has the Events of a tag and of an
+// ImagePin that have moved.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, newPool(t, "refresh", poolOptions{Options: pool.Options{Nodes: 1}, cluster: `recheck = "` + recheck.String() + `"`}))
@@ -40,6 +41,8 @@ func TestRefresh(t *testing.T) {
 	pin := r.agreed(pods, "")
 	second := r.push("2")
 	r.wantDigest(r.replace(pods[0], "web", 1), first)
+	owner := meta.GetControllerOf(&pods[0])
+	r.awaitEvent(owner, "ImageTagMoved")
 
 	// Kubernetes adds the permission to the role edit when it has seen the manifests.
 	testkit.EventuallyIn(t, patience, "the person may change ImagePins", func(ctx context.Context) (bool, error) {
@@ -51,6 +54,7 @@ func TestRefresh(t *testing.T) {
 		return err == nil, err
 	})
 	r.refreshed(second)
+	r.awaitEvent(owner, "ImagePinMoved")
 
 	third := r.push("3")
 	if err := dev.Do(r.ctx, "DELETE", pinsPath(r.ns, pin.Name), nil, nil); err != nil {

@@ -130,7 +130,7 @@ func TestStolenKubeconfig(t *testing.T) {
 	if _, err := r.WriteNodeKubeconfig(kubeconfig, victim, ""); err != nil {
 		t.Fatal(err)
 	}
-	thief := newClient(t, client.Config{Kubeconfig: kubeconfig})
+	thief := newClient(t, client.Config{Kubeconfig: kubeconfig, Timeout: time.Minute})
 	pod, other := r.webPod("x", victim), r.webPod("y", n1)
 	owner := r.ownerOf(n1, other)
 	claim := func(image string, pod client.Pod) error {
@@ -148,14 +148,18 @@ func TestStolenKubeconfig(t *testing.T) {
 	})
 	r.must("DELETE", r.path("v1/pods", pod.Name), &metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, nil)
 	r.must("DELETE", "/api/v1/nodes/"+victim, nil, nil)
-	var err error
+	var refusal error
 	attempt := 0
 	testkit.EventuallyIn(t, time.Minute, "the claims of the thief are refused", func(context.Context) (bool, error) {
 		attempt++
-		err = claim(fmt.Sprintf("registry.example.com/shop/web:v%d", attempt), pod)
-		return err != nil, nil
+		err := claim(fmt.Sprintf("registry.example.com/shop/web:v%d", attempt), pod)
+		if errdefs.IsPermissionDenied(err) {
+			refusal = err
+			return true, nil
+		}
+		return false, err
 	})
-	want(t, err, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, refused)
+	want(t, refusal, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, refused)
 }
 
 // TestForeignPin checks an object with the name of a pin that is for something else.

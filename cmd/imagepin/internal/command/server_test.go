@@ -232,6 +232,13 @@ func workloadPin() *api.Pin {
 	}
 }
 
+// provisionalPin is a pin that the Kubernetes API does not have yet.
+func provisionalPin() *api.Pin {
+	p := workloadPin()
+	p.Scope, p.MadeBy, p.Provisional = "workload/shop/ReplicaSet/web-7d4b9c/3d4e", "use", true
+	return p
+}
+
 // clusterPin is the node's copy of a pin in the Kubernetes API.
 func clusterPin() *api.Pin {
 	p := appPin()
@@ -247,7 +254,7 @@ func appRule() *api.Rule {
 func recorded() *control {
 	return &control{
 		images:  &api.ImagesResponse{Keys: []*api.Key{appKey(), armKey()}},
-		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{appPin(), workloadPin()}, Rule: appRule()},
+		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{appPin(), clusterPin(), provisionalPin(), workloadPin()}, Rule: appRule()},
 		resolve: &api.ResolveResponse{
 			Ref: appRef, Target: appKey().Target, Rule: appRule(), Pin: appPin(),
 			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: registryHost,
@@ -255,7 +262,7 @@ func recorded() *control {
 			Missing: []*api.Missing{{What: "layer", Name: layerD, Size: 5 << 20}, {What: "snapshot", Name: chainID}},
 		},
 		pull:      pulled(),
-		pins:      &api.PinsResponse{Pins: []*api.Pin{appPin(), workloadPin()}},
+		pins:      &api.PinsResponse{Pins: []*api.Pin{appPin(), clusterPin(), provisionalPin(), workloadPin()}},
 		setPin:    &api.SetPinResponse{Pin: workloadPin(), Previous: digestOld},
 		removePin: &api.RemovePinResponse{Pin: appPin()},
 		refresh: &api.RefreshResponse{
