@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -57,6 +60,43 @@ var functions = []string{"histogram_quantile", "label_values"}
 
 // fromPrometheus are labels that Prometheus adds to scraped metrics.
 var fromPrometheus = []string{"instance", "job"}
+
+// alert is an alert of the Prometheus rule file.
+type alert struct {
+	Alert       string            `yaml:"alert"`
+	Expr        string            `yaml:"expr"`
+	For         time.Duration     `yaml:"for"`
+	Labels      map[string]string `yaml:"labels"`
+	Annotations map[string]string `yaml:"annotations"`
+}
+
+func readAlerts(t *testing.T) []alert {
+	t.Helper()
+	f, err := os.Open("../../contrib/prometheus/imagepin.rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var file struct {
+		Groups []struct {
+			Name  string  `yaml:"name"`
+			Rules []alert `yaml:"rules"`
+		} `yaml:"groups"`
+	}
+	d := yaml.NewDecoder(f)
+	d.KnownFields(true)
+	if err := d.Decode(&file); err != nil {
+		t.Fatal(err)
+	}
+	var alerts []alert
+	for _, g := range file.Groups {
+		alerts = append(alerts, g.Rules...)
+	}
+	if len(alerts) == 0 {
+		t.Fatal("the rule file has no alerts")
+	}
+	return alerts
+}
 
 func readDashboard(t *testing.T) dashboard {
 	t.Helper()
@@ -116,8 +156,50 @@ func TestDashboardIsComplete(t *testing.T) {
 	}
 }
 
-// TestDashboardMatchesMetrics checks that every metric, label and label value in the dashboard exists on a node, and
-// that the dashboard shows every metric.
+// TestAlertsAreComplete checks that docs/observability.md names every alert, and that the runbook and the labels of an alert
+// exist.
+func TestAlertsAreComplete(t *testing.T) {
+	read := func(name string) string {
+		b, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(b)
+	}
+	heading, templated := regexp.MustCompile(`(?m)^#+ (.*)$`), regexp.MustCompile(`\$labels\.(\w+)`)
+	names := make(map[string]bool)
+	for _, a := range readAlerts(t) {
+		if names[a.Alert] || !strings.HasPrefix(a.Alert, "Imagepin") {
+			t.Errorf("alert %q: its name is not unique, or does not begin with Imagepin", a.Alert)
+		}
+		names[a.Alert] = true
+		if severity := a.Labels["severity"]; !slices.Contains([]string{"info", "warning", "critical"}, severity) {
+			t.Errorf("alert %s has severity %q", a.Alert, severity)
+		}
+		if !strings.Contains(read("docs/observability.md"), "`"+a.Alert+"`") {
+			t.Errorf("docs/observability.md does not have alert %s", a.Alert)
+		}
+		for _, key := range []string{"summary", "description", "runbook"} {
+			if a.Annotations[key] == "" {
+				t.Errorf("alert %s has no %s", a.Alert, key)
+			}
+			for _, l := range templated.FindAllStringSubmatch(a.Annotations[key], -1) {
+				if !slices.Contains(fromPrometheus, l[1]) {
+					t.Errorf("alert %s uses label %s, which not every alert has", a.Alert, l[1])
+				}
+			}
+		}
+		file, anchor, _ := strings.Cut(a.Annotations["runbook"], "#")
+		if !slices.ContainsFunc(heading.FindAllStringSubmatch(read(file), -1), func(h []string) bool {
+			return strings.ReplaceAll(strings.ToLower(h[1]), " ", "-") == anchor
+		}) {
+			t.Errorf("alert %s: %s has no section %s", a.Alert, file, anchor)
+		}
+	}
+}
+
+// TestDashboardMatchesMetrics checks that every metric, label and label value in the dashboard and in the alerts exists on a
+// node, and that the dashboard shows every metric.
 func TestDashboardMatchesMetrics(t *testing.T) {
 	address, config := metricsAddress(t)
 	testkit.Node(t, node.Options{NoPods: true, Extra: config})
@@ -189,6 +271,9 @@ func TestDashboardMatchesMetrics(t *testing.T) {
 		if !shown[name] {
 			t.Errorf("the dashboard does not show %s", name)
 		}
+	}
+	for _, a := range readAlerts(t) {
+		check("alert "+a.Alert, a.Expr, "")
 	}
 }
 
