@@ -53,7 +53,7 @@ type ImagePinSpec struct {
 	// owner is the revision of the workload for which the image is pinned.
 	Owner Owner `json:"owner"`
 
-	// by is the node and the pod that created the ImagePin. It is absent if a person created it.
+	// by is the node and the pod that created the ImagePin. It is absent if another client than a node created it.
 	//
 	// +optional
 	By *Claimer `json:"by,omitempty"`
