@@ -42,6 +42,11 @@ func TestGet(t *testing.T) {
 	if out := kubectl.must(t, ns, "get", newPin.Name, "-o", "name"); out != "imagepin.imagepin.io/"+newPin.Name+"\n" {
 		t.Errorf("got %q", out)
 	}
+	r = kubectl.in(t, ns, "get", "deployment/none", newPin.Name, "--no-headers")
+	wantTable(t, r.out, rows[newPin.Name])
+	if r.code != 1 || r.err != "error: deployment/none: deployments.apps \"none\" not found\n" {
+		t.Errorf("exit code %d, %q", r.code, r.err)
+	}
 	var one v1alpha1.ImagePin
 	if err := json.Unmarshal([]byte(kubectl.must(t, ns, "get", newPin.Name, "-o", "json")), &one); err != nil || one.Kind != "ImagePin" || one.Spec.Digest != digestB {
 		t.Errorf("got %+v, %v", one, err)

@@ -7,9 +7,11 @@ import (
 	apps "k8s.io/api/apps/v1"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -86,20 +88,34 @@ func TestOtherKind(t *testing.T) {
 		  Image: `+image+`
 		  ImagePin: `+pin.Name+`
 		  Digest: `+digestB+`
-		  Created: * ago by a user
+		  Created: * ago by another client
 		  Running: `+digestA+` in 1 pod on n1: differs from the ImagePin`)
 	wantTable(t, kubectl.must(t, ns, "get", "rc/old", "--no-headers"), pin.Name+" ReplicationController/old "+image+" bbbbbbbbbbbb <none> *")
 	for _, args := range [][]string{{"refresh", "pod/bare"}, {"rm", "pod/bare"}, {"set", "pod/bare", image, digestA}} {
 		kubectl.in(t, ns, args...).wantError(t, "error: pod/bare has no controller")
 	}
 
-	// The pods of a workload below it are not its own.
+	// It controls a workload, and its pod.
 	rs := &apps.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "old-7d4b9c", OwnerReferences: []metav1.OwnerReference{ref}}, Spec: apps.ReplicaSetSpec{
 		Replicas: new(int32), Selector: selector, Template: template(image),
 	}}
 	api.must(t, "POST", appsPath(ns, "replicasets", ""), rs, nil)
+	kubectl.must(t, ns, "explain", "rc/old", "--resolve=false")
+	kubectl.must(t, ns, "set", "rc/old", image, digestA)
+
+	// It controls only a workload, whose pods are not its own. A user who must not list workloads does not see that.
+	api.must(t, "DELETE", podPath(ns, pod.Name), &metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, nil)
 	for _, args := range [][]string{{"explain", "rc/old"}, {"set", "rc/old", image, digestA}, {"refresh", "rc/old"}, {"rm", "rc/old"}} {
 		kubectl.in(t, ns, args...).wantError(t, "error: replicationcontroller/old does not own its pods: name replicaset/old-7d4b9c, or one of its pods")
+	}
+
+	api.must(t, "POST", "/apis/rbac.authorization.k8s.io/v1/namespaces/"+ns+"/roles", &rbac.Role{ObjectMeta: metav1.ObjectMeta{Name: "narrow"}, Rules: []rbac.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"replicationcontrollers"}, Verbs: []string{"get"}},
+		{APIGroups: []string{"", "apps", v1alpha1.GroupVersion.Group}, Resources: []string{"pods", "controllerrevisions", v1alpha1.Resource}, Verbs: []string{"list"}},
+	}}, nil)
+	api.allow(t, ns, "narrow", "Role", "narrow")
+	if r := kubectl.awaitAllowed(t, ns, "explain", "rc/old", "--resolve=false", "--as=narrow"); r.code != 0 {
+		t.Errorf("exit code %d", r.code)
 	}
 
 	// With revisions, the kind defines which one is current, and the plugin does not know it.

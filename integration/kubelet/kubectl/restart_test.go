@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	apps "k8s.io/api/apps/v1"
@@ -108,6 +109,29 @@ func TestRestartErrors(t *testing.T) {
 	kubectl.in(t, ns, "refresh", "rs/"+ownerOf(pod).Name, "--restart").wantError(t, `replicasets.apps "`+ownerOf(pod).Name+`" cannot be restarted`)
 	api.must(t, "PATCH", appsPath(ns, "deployments", "web"), map[string]any{"spec": map[string]any{"paused": true}}, nil)
 	kubectl.in(t, ns, "refresh", "deployment/web", "--restart").wantError(t, `deployments.apps "web" can't restart paused deployment`)
+}
+
+// A workload that cannot be compared does not prevent the restart of others.
+func TestRestartSeveral(t *testing.T) {
+	t.Parallel()
+	ns := api.namespace(t)
+	image := "registry.example.com/" + tag(t)
+	images.push(t, tag(t))
+	deployment(t, ns, "web", image, 1)
+	api.claim(t, run(t, ns, 1, digestA)[0], image, digestA)
+	deployment(t, ns, "idle", image+"-idle", 0)
+	testkit.EventuallyIn(t, timeout, "the Deployment idle has a current revision", func(context.Context) (bool, error) {
+		return kubectl.in(t, ns, "explain", "deployment/idle").code == 0, nil
+	})
+	r := kubectl.in(t, ns, "refresh", "deployment/idle", "deployment/none", "deployment/web", "--restart", "--insecure-registry")
+	if r.code != 1 || r.out != "deployment.apps/web restarted\n" || restarted(t, ns) == "" {
+		t.Errorf("exit code %d, %q, want an error, and that web is restarted", r.code, r.out)
+	}
+	for _, want := range []string{"deployment/idle: ReplicaSet/idle-", "has no ImagePins to compare", `deployment/none: deployments.apps "none" not found`} {
+		if !strings.Contains(r.err, want) {
+			t.Errorf("error %q does not have %q", r.err, want)
+		}
+	}
 }
 
 // restarted returns the annotation of the Deployment web with the time of its restart.

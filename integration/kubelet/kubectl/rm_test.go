@@ -37,8 +37,9 @@ func TestRm(t *testing.T) {
 	if r.code != 0 || r.out != "" || r.err != "No ImagePins of ReplicaSet/"+ownerOf(current).Name+" found in "+ns+" namespace.\n" {
 		t.Errorf("exit code %d, %q, %q", r.code, r.out, r.err)
 	}
-	if out := kubectl.must(t, ns, "rm", "imagepin/"+oldPin.Name, "-o", "name"); out != "imagepin.imagepin.io/"+oldPin.Name+"\n" {
-		t.Errorf("got %q", out)
+	r = kubectl.in(t, ns, "rm", "imagepin/none", "imagepin/"+oldPin.Name, "-o", "name")
+	if r.code != 1 || r.out != "imagepin.imagepin.io/"+oldPin.Name+"\n" || r.err != "error: imagepin/none: imagepins.imagepin.io \"none\" not found\n" {
+		t.Errorf("exit code %d, %q, %q", r.code, r.out, r.err)
 	}
 	kubectl.in(t, ns, "rm", oldPin.Name).wantError(t, "Error from server (NotFound)", oldPin.Name)
 	kubectl.in(t, ns, "rm").wantError(t, "NAME or KIND/NAME is required")

@@ -4,6 +4,12 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/drift"
 )
 
 const (
@@ -76,5 +82,47 @@ func TestWriteManifests(t *testing.T) {
 	delete(files, "a.yaml")
 	if err := writeManifests(&out, files); err == nil {
 		t.Error("no error for a resource that is not embedded")
+	}
+}
+
+// Two revisions of one object have one name, and objects of two namespaces have two.
+func TestDriftNames(t *testing.T) {
+	owner := func(namespace, apiVersion, kind, name, revision string) drift.Owner {
+		return drift.Owner{Namespace: namespace, Owner: v1alpha1.Owner{APIVersion: apiVersion, Kind: kind, Name: name, Revision: revision}}
+	}
+	owners := []drift.Owner{
+		owner("a", "apps/v1", "StatefulSet", "db", "db-1"), owner("a", "example.com/v1", "StatefulSet", "db", "db-1"),
+		owner("a", "apps/v1", "StatefulSet", "db", "db-2"), owner("a", "v1", "ReplicationController", "old", ""),
+		owner("b", "apps/v1", "StatefulSet", "db", "db-1"),
+	}
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o := &driftOptions{env: &env{IOStreams: streams}, out: newOutput(&cobra.Command{}, dataFlags(), "name")}
+	o.out.format = "name"
+	const want = "statefulset.apps/db\nstatefulset.example.com/db\nreplicationcontroller/old\nstatefulset.apps/db\n"
+	if err := o.print(&drift.Report{Owners: owners}, owners); err != nil || out.String() != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
+}
+
+// A change applies to containers that are created after recheck, not to pods.
+func TestHelpOfChanges(t *testing.T) {
+	root := New(genericiooptions.NewTestIOStreamsDiscard())
+	for _, command := range []string{"refresh", "set", "rm"} {
+		cmd, _, err := root.Find([]string{command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		help := strings.Join(strings.Fields(cmd.Short+" "+cmd.Long), " ")
+		if n := strings.Count(help, `After at most "recheck" (a setting of nodes, 1 minute by default)`); n != 1 {
+			t.Errorf("%s: the help has recheck %d times, want once", command, n)
+		}
+		for _, wrong := range []string{"pod that starts", "Pods that start", "Running pods keep", "starts the next pod"} {
+			if strings.Contains(help, wrong) {
+				t.Errorf("%s: the help has %q", command, wrong)
+			}
+		}
+		if !strings.Contains(help, "container that a node creates") || !strings.Contains(help, "also in a running pod") {
+			t.Errorf("%s: the help does not name the next container", command)
+		}
 	}
 }

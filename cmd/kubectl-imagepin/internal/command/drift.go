@@ -51,7 +51,7 @@ func (e *env) drift() *cobra.Command {
 			# Show what the pods of an application run, also without drift
 			kubectl imagepin drift -l app=web --all
 
-			# Show the names of the revisions only
+			# Show the names of the owners only
 			kubectl imagepin drift -o name`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -108,8 +108,8 @@ func (o *driftOptions) print(report *drift.Report, drifted []drift.Owner) error 
 		data := drift.Report{TypeMeta: metav1.TypeMeta{APIVersion: outputVersion, Kind: "DriftReport"}, Pods: report.Pods, Owners: owners}
 		return o.out.printData(o.Out, data)
 	case o.out.format == "name":
-		for _, owner := range owners {
-			if _, err := fmt.Fprintln(o.Out, resourceName(owner)); err != nil {
+		for _, name := range resourceNames(owners) {
+			if _, err := fmt.Fprintln(o.Out, name); err != nil {
 				return err
 			}
 		}
@@ -187,6 +187,20 @@ func list(names []string, shown int) string {
 		return strings.Join(names, ",")
 	}
 	return fmt.Sprintf("%s + %d more...", strings.Join(names[:shown], ","), len(names)-shown)
+}
+
+// resourceNames returns how kubectl names owners with -o name, each once: the list can have several revisions of one.
+func resourceNames(owners []drift.Owner) []string {
+	type key struct{ namespace, name string }
+	var names []string
+	seen := make(map[key]bool)
+	for _, o := range owners {
+		k := key{o.Namespace, resourceName(o)}
+		if !seen[k] {
+			names, seen[k] = append(names, k.name), true
+		}
+	}
+	return names
 }
 
 // resourceName returns how kubectl names an owner with -o name, for example replicaset.apps/web-7d4b9c.

@@ -120,8 +120,7 @@ func (o *explainOptions) of(ctx context.Context, obj object) (*explain.Revision,
 	if err != nil {
 		return nil, err
 	}
-	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
-	current, err := finder.Current(ctx, obj.Unstructured)
+	current, err := kube.NewFinder(client).Current(ctx, obj.Unstructured)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +205,7 @@ func printPin(w io.Writer, c explain.Container) {
 		fmt.Fprintf(w, "  Pinned:\t%s\n", p.Image)
 	}
 	fmt.Fprintf(w, "  Digest:\t%s\n", p.Digest)
-	by := "by a user"
+	by := "by another client"
 	if p.By != nil {
 		by = fmt.Sprintf("by node %s for pod %s", p.By.Node, p.By.Pod)
 	}

@@ -93,17 +93,7 @@ func (o *getOptions) run(ctx context.Context, args []string) error {
 		}
 		return o.print(all, namespace, false)
 	}
-	var all []v1alpha1.ImagePin
-	named := true
-	for _, arg := range args {
-		some, isPin, err := list.named(ctx, arg)
-		if err != nil {
-			return err
-		}
-		named = named && isPin
-		all = append(all, some...)
-	}
-	return o.print(all, namespace, named && len(all) == 1)
+	return list.printNamed(ctx, args)
 }
 
 // lister lists ImagePins.
@@ -116,6 +106,27 @@ type lister struct {
 func (l *lister) all(ctx context.Context, opts metav1.ListOptions) ([]v1alpha1.ImagePin, error) {
 	opts.Limit = l.chunk
 	return l.pins.List(ctx, l.namespace, opts)
+}
+
+// printNamed prints the ImagePins that arguments name. It returns the errors of arguments after it has printed those of the
+// others.
+func (l *lister) printNamed(ctx context.Context, args []string) error {
+	var found []v1alpha1.ImagePin
+	single := len(args) == 1
+	err := each(ctx, args, func(arg string) error {
+		pins, isPin, err := l.named(ctx, arg)
+		if err != nil {
+			return err
+		}
+		found, single = append(found, pins...), single && isPin
+		return nil
+	})
+	if len(found) > 0 || err == nil {
+		if err := l.print(found, l.namespace, single); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // named returns the ImagePins that an argument names, and whether it names one.
@@ -161,8 +172,7 @@ func (l *lister) matcher(ctx context.Context, obj object) (func(v1alpha1.Owner) 
 			}
 		}
 	} else {
-		finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
-		sets, err := finder.ReplicaSets(ctx, obj)
+		sets, err := kube.NewFinder(client).ReplicaSets(ctx, obj)
 		if err != nil {
 			return nil, err
 		}

@@ -32,8 +32,9 @@ func (e *env) refresh() *cobra.Command {
 		Long: templates.LongDesc(`
 			Move ImagePins to the current digest of their tags.
 
-			For a workload, it moves the ImagePins of the current revision. Containers that are created afterwards run the new
-			digest. Running containers keep theirs. If a tag cannot be resolved, nothing is changed.
+			For a workload, it moves the ImagePins of the current revision. After at most "recheck" (a setting of nodes, 1
+			minute by default), each container that a node creates runs the new digest, also in a running pod. Running
+			containers keep theirs. If a tag cannot be resolved, its workload is not changed, but others are.
 
 			With --restart, it moves nothing. It restarts the rollout of a Deployment, StatefulSet or DaemonSet, as
 			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
@@ -42,7 +43,7 @@ func (e *env) refresh() *cobra.Command {
 			image that its node has.
 
 			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
-			use "kubectl imagepin rm": then the node that starts the next pod resolves the tag.`),
+			use "kubectl imagepin rm": then the node that creates the next container resolves the tag.`),
 		Example: templates.Examples(`
 			# Move the ImagePins of the current revision of a Deployment
 			kubectl imagepin refresh deployment/web
@@ -82,8 +83,7 @@ func (o *refreshOptions) run(ctx context.Context, args []string) error {
 		return err
 	}
 	digests := make(digests)
-	var targets []target
-	for _, arg := range args {
+	return each(ctx, args, func(arg string) error {
 		t, err := o.target(ctx, pins, namespace, arg)
 		if err != nil {
 			return err
@@ -93,17 +93,11 @@ func (o *refreshOptions) run(ctx context.Context, args []string) error {
 				return err
 			}
 		}
-		targets = append(targets, t)
 		if err := digests.resolve(ctx, o.resolver, t.pins); err != nil {
 			return err
 		}
-	}
-	for _, t := range targets {
-		if err := o.apply(ctx, pins, t, digests); err != nil {
-			return err
-		}
-	}
-	return nil
+		return o.apply(ctx, pins, t, digests)
+	})
 }
 
 // apply moves the ImagePins of a target, or restarts its rollout.

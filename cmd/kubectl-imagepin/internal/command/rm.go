@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/kubectl/pkg/util/templates"
+
+	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
 )
 
 // rmOptions are the flags of the command rm.
@@ -15,13 +17,14 @@ func (e *env) rm() *cobra.Command {
 	var o *rmOptions
 	cmd := &cobra.Command{
 		Use:   "rm (NAME | KIND/NAME)...",
-		Short: "Delete ImagePins: the next pod that starts resolves the tag again",
+		Short: "Delete ImagePins: the next container that a node creates resolves the tag again",
 		Long: templates.LongDesc(`
 			Delete ImagePins.
 
-			For a workload, it deletes those of the current revision. The node that starts the next pod resolves the tag with
-			the credentials of the pod, and creates the ImagePin again. With another pull policy than Always, a node that has
-			an image for the tag does not pull, and creates the ImagePin with its digest. Running containers keep their digest.`),
+			For a workload, it deletes those of the current revision. After at most "recheck" (a setting of nodes, 1 minute by
+			default), the next container that a node creates, also in a running pod, resolves the tag with the credentials of
+			the pod, and creates the ImagePin again. With another pull policy than Always, a node that has an image for the
+			tag does not pull, and creates the ImagePin with its digest. Running containers keep their digest.`),
 		Example: templates.Examples(`
 			# Delete an ImagePin
 			kubectl imagepin rm web-7d4b9c.4f2a91c07b
@@ -50,23 +53,29 @@ func (o *rmOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	for _, arg := range args {
+	return each(ctx, args, func(arg string) error {
 		t, err := o.target(ctx, pins, namespace, arg)
 		if err != nil {
 			return err
 		}
-		if len(t.pins) == 0 {
-			o.none(t)
-		}
-		for i := range t.pins {
-			if send, dryRun := o.onServer(); send {
-				if err := pins.Delete(ctx, &t.pins[i], dryRun); err != nil {
-					return err
-				}
-			}
-			if err := o.donePin(&t.pins[i], fmt.Sprintf("deleted from %s namespace", namespace)); err != nil {
+		return o.delete(ctx, pins, t)
+	})
+}
+
+// delete deletes the ImagePins of a target, and prints them.
+func (o *rmOptions) delete(ctx context.Context, pins *kube.Pins, t target) error {
+	if len(t.pins) == 0 {
+		o.none(t)
+	}
+	for i := range t.pins {
+		pin := &t.pins[i]
+		if send, dryRun := o.onServer(); send {
+			if err := pins.Delete(ctx, pin, dryRun); err != nil {
 				return err
 			}
+		}
+		if err := o.donePin(pin, fmt.Sprintf("deleted from %s namespace", pin.Namespace)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -27,8 +27,9 @@ func (e *env) set() *cobra.Command {
 		Long: templates.LongDesc(`
 			Pin a tag to a digest for the current revision of a workload.
 
-			It creates the ImagePin, or moves it if there is one. Pods that start afterwards run the digest. Running pods
-			keep theirs. The digest must be one that the repository of the image has; this is not checked.`),
+			It creates the ImagePin, or moves it if there is one. After at most "recheck" (a setting of nodes, 1 minute by
+			default), each container that a node creates runs the digest, also in a running pod. Running containers keep
+			theirs. The digest must be one that the repository of the image has; this is not checked.`),
 		Example: templates.Examples(`
 			# Pin a tag for the current revision of a Deployment
 			kubectl imagepin set deployment/web registry.example.com/shop/web:v7@sha256:0a4d33c8e917...
@@ -91,8 +92,7 @@ func (o *setOptions) run(ctx context.Context, arg, image string, d digest.Digest
 	if err != nil {
 		return err
 	}
-	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
-	ref, err := finder.Reference(ctx, t.revision)
+	ref, err := kube.NewFinder(client).Reference(ctx, t.revision)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,11 @@ package command
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
+
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
@@ -14,6 +18,38 @@ type target struct {
 	// object and revision are empty for an ImagePin.
 	object   object
 	revision *kube.Revision
+}
+
+// each calls fn for each argument. With several arguments, it goes on after an error, as kubectl does, and returns all errors,
+// each with its argument. It stops if the context ends, or if the server does not have ImagePins.
+func each(ctx context.Context, args []string, fn func(arg string) error) error {
+	if len(args) == 1 {
+		return fn(args[0])
+	}
+	var errs []error
+	for _, arg := range args {
+		err := fn(arg)
+		errs = append(errs, withArgument(arg, err)...)
+		if ctx.Err() != nil || errors.Is(err, kube.ErrNotServed) {
+			break
+		}
+	}
+	return utilerrors.NewAggregate(errs)
+}
+
+// withArgument returns the errors of an argument, of which an aggregate has several, each with the argument.
+func withArgument(arg string, err error) []error {
+	if err == nil {
+		return nil
+	}
+	all := []error{err}
+	if several, ok := err.(utilerrors.Aggregate); ok {
+		all = utilerrors.Flatten(several).Errors()
+	}
+	for i := range all {
+		all[i] = fmt.Errorf("%s: %w", arg, all[i])
+	}
+	return all
 }
 
 // pinName returns the name of the ImagePin that an argument names: NAME or imagepin/NAME. It reports false for an object
@@ -55,7 +91,6 @@ func (e *env) revision(ctx context.Context, namespace, arg string) (target, erro
 	if err != nil {
 		return target{}, err
 	}
-	finder := kube.Finder{Apps: client.AppsV1(), Batch: client.BatchV1()}
-	rev, err := finder.Current(ctx, obj.Unstructured)
+	rev, err := kube.NewFinder(client).Current(ctx, obj.Unstructured)
 	return target{object: obj, revision: rev}, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -12,6 +13,9 @@ import (
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 )
+
+// podsAtATime is how many pods a request lists.
+const podsAtATime = 500
 
 // ReplicaSets returns the ReplicaSets that an object controls.
 func (f *Finder) ReplicaSets(ctx context.Context, obj metav1.Object) ([]appsv1.ReplicaSet, error) {
@@ -83,8 +87,25 @@ func (f *Finder) latest(ctx context.Context, obj metav1.Object, opts metav1.List
 	return latest, nil
 }
 
-// below returns a workload that an object of another kind controls, for example replicaset/web-7d4b9c of a Rollout, or "".
-// The pods are then those of the workload.
+// podOwner returns a workload that owns the pods of an object of another kind, for example replicaset/web-7d4b9c of a Rollout.
+// It returns "" for an object that controls a pod itself, or no workload.
+func (f *Finder) podOwner(ctx context.Context, obj metav1.Object) (string, error) {
+	below, err := f.below(ctx, obj)
+	if below == "" || err != nil {
+		return "", err
+	}
+	controls := false
+	err = EachPod(ctx, f.Core, obj.GetNamespace(), metav1.ListOptions{}, podsAtATime, func(pod *corev1.Pod) {
+		controls = controls || metav1.IsControlledBy(pod, obj)
+	})
+	if controls || err != nil {
+		return "", err
+	}
+	return below, nil
+}
+
+// below returns a workload that an object of another kind controls, or "". It ignores kinds that the user is
+// forbidden to list.
 func (f *Finder) below(ctx context.Context, obj metav1.Object) (string, error) {
 	ns, all := obj.GetNamespace(), metav1.ListOptions{}
 	for _, kind := range []struct {
@@ -98,6 +119,9 @@ func (f *Finder) below(ctx context.Context, obj metav1.Object) (string, error) {
 		{"job", func() (runtime.Object, error) { return f.Batch.Jobs(ns).List(ctx, all) }},
 	} {
 		list, err := kind.list()
+		if apierrors.IsForbidden(err) {
+			continue
+		}
 		if err != nil {
 			return "", err
 		}

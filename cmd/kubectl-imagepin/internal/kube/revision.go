@@ -13,8 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	appsv1client "k8s.io/client-go/kubernetes/typed/apps/v1"
 	batchv1client "k8s.io/client-go/kubernetes/typed/batch/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
@@ -43,6 +45,12 @@ func (r *Revision) String() string {
 type Finder struct {
 	Apps  appsv1client.AppsV1Interface
 	Batch batchv1client.BatchV1Interface
+	Core  corev1client.PodsGetter
+}
+
+// NewFinder returns a Finder for a cluster.
+func NewFinder(client kubernetes.Interface) *Finder {
+	return &Finder{Apps: client.AppsV1(), Batch: client.BatchV1(), Core: client.CoreV1()}
 }
 
 // Current returns the revision of a workload whose pods the workload creates now:
@@ -52,7 +60,7 @@ type Finder struct {
 //	DaemonSet             its latest revision
 //	Pod                   the revision that owns the pod
 //	ReplicaSet, Job       the object
-//	another kind          the object, if it has no ControllerRevisions and controls no workload that is built in
+//	another kind          the object, if it has no ControllerRevisions, and controls a pod or no workload that is built in
 //
 // It fails if a controller has not observed the latest change of the workload yet.
 func (f *Finder) Current(ctx context.Context, obj *unstructured.Unstructured) (*Revision, error) {
@@ -158,12 +166,12 @@ func (f *Finder) object(ctx context.Context, obj *unstructured.Unstructured) (*R
 	if latest != nil {
 		return nil, fmt.Errorf("%s has revisions, and its kind %s does not define which one is current: name one of its pods", name(obj), obj.GetKind())
 	}
-	below, err := f.below(ctx, obj)
+	owner, err := f.podOwner(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
-	if below != "" {
-		return nil, fmt.Errorf("%s does not own its pods: name %s, or one of its pods", name(obj), below)
+	if owner != "" {
+		return nil, fmt.Errorf("%s does not own its pods: name %s, or one of its pods", name(obj), owner)
 	}
 	return newRevision(obj.GroupVersionKind(), obj, "", &metav1.LabelSelector{}, nil)
 }
