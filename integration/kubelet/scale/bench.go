@@ -44,16 +44,14 @@ func (b *bench) measure(ctx context.Context) (failed, err error) {
 	if b.results.about, err = about(ctx, kube, b.sizes); err != nil {
 		return nil, err
 	}
-	if b.results.stored, err = b.store(ctx, kube); err != nil {
-		return nil, fmt.Errorf("storing ImagePins: %w", err)
-	}
-	if failed, err = b.claims(ctx, kube); err != nil {
-		return nil, err
-	}
+	// Before the agents, because a node does not share its processors with those of other nodes.
 	if b.results.starts, err = b.podStarts(ctx, kube); err != nil {
 		return nil, fmt.Errorf("starting pods: %w", err)
 	}
-	return failed, nil
+	if b.results.stored, err = b.store(ctx, kube); err != nil {
+		return nil, fmt.Errorf("storing ImagePins: %w", err)
+	}
+	return b.claims(ctx, kube)
 }
 
 // claims measures the heartbeats alone, the connections of the agents, and each scenario.

@@ -77,6 +77,10 @@ const (
 	// maxOwners is how many owners of pods are remembered, and maxRead how many ImagePins.
 	maxOwners = 4096
 	maxRead   = 16384
+	// maxMissed is how many answers are remembered that an ImagePin is missing, and missing is for how long. kubelet asks for
+	// the status of an image and then pulls it. If another node creates the ImagePin in between, the claim finds it.
+	maxMissed = 256
+	missing   = time.Second
 )
 
 // Claims finds and creates ImagePins. It is safe for concurrent use.
@@ -84,6 +88,8 @@ type Claims struct {
 	config Config
 	owners *lru.Cache // types.UID of the pod → *cluster.Owner, nil for a pod without an owner
 	read   *lru.Cache // pinKey → read
+	// missed has the pods for which an ImagePin was missing: missKey → time.Time of the answer.
+	missed *lru.Cache
 
 	keeping sync.Mutex // held while read changes
 
@@ -95,6 +101,12 @@ type Claims struct {
 // pinKey identifies an ImagePin.
 type pinKey struct {
 	namespace, uid, revision, image string
+}
+
+// missKey identifies an ImagePin that is missing for a pod.
+type missKey struct {
+	pinKey
+	pod string // its UID
 }
 
 // read is an ImagePin that was read.
@@ -114,7 +126,7 @@ type Pinned struct {
 
 // New returns Claims.
 func New(c Config) *Claims {
-	return &Claims{config: c, owners: lru.New(maxOwners), read: lru.New(maxRead)}
+	return &Claims{config: c, owners: lru.New(maxOwners), read: lru.New(maxRead), missed: lru.New(maxMissed)}
 }
 
 // Owner returns the owner of a pod, or nil if it has none. It asks the API server once for each pod. Errors are those of
@@ -187,7 +199,8 @@ func (c *Claims) askOwner(ctx context.Context, pod cluster.Pod) (o *cluster.Owne
 // Lookup returns the digest that the cluster has pinned an image to for the owner of a pod, or "" if there is no ImagePin.
 // It asks the API server unless the ImagePin was read within the configured time. The API server answers from its cache,
 // which can miss an ImagePin that was just created. If the node has read the ImagePin before, or has a copy of it, which
-// copied reports, Lookup returns "" only after an answer that is not from the cache.
+// copied reports, Lookup returns "" only after an answer that is not from the cache. Otherwise, it also returns "" if the
+// ImagePin was missing for the same pod within the last second.
 func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error) {
 	owner, err := c.owner(ctx, pod)
 	if err != nil || owner == nil {
@@ -200,6 +213,10 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string, copie
 		return known.Digest, nil
 	}
 	confirm := ok || copied
+	miss := missKey{k, pod.UID}
+	if at, ok := c.missed.Get(miss); ok && !confirm && time.Since(at.(time.Time)) < missing {
+		return "", nil
+	}
 	return c.lookups.Do(ctx, k.String()+"\x00"+strconv.FormatBool(confirm), func(ctx context.Context) (digest.Digest, error) {
 		start := time.Now()
 		p, err := c.config.API.Find(ctx, *owner, image, true)
@@ -212,6 +229,7 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string, copie
 		}
 		if p == nil {
 			c.forget(k, start)
+			c.missed.Add(miss, time.Now())
 			c.config.Observer.Claimed(Missing, time.Since(start))
 			return "", nil
 		}

@@ -431,3 +431,31 @@ func TestLateAnswer(t *testing.T) {
 		})
 	}
 }
+
+// TestMissingIsRemembered asks once whether there is an ImagePin if a pod asks twice within a second, as kubelet does before
+// it pulls.
+func TestMissingIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		c, _ := newClaims(a)
+		lookup := func(what string, uid string, copied bool, want digest.Digest, asked int) {
+			t.Helper()
+			p := pod
+			p.UID = uid
+			before := a.asked["find"]
+			if d, err := c.Lookup(t.Context(), p, image, copied); err != nil || d != want {
+				t.Errorf("%s: got %s, %v, want %q", what, d, err, want)
+			}
+			if n := a.asked["find"] - before; n != asked {
+				t.Errorf("%s: got %d requests, want %d", what, n, asked)
+			}
+		}
+		lookup("first", pod.UID, false, "", 1)
+		lookup("again", pod.UID, false, "", 0)
+		lookup("another pod", "78", false, "", 1)
+		lookup("with a copy", pod.UID, true, "", 2)
+		time.Sleep(missing)
+		a.set(one, nil)
+		lookup("later", pod.UID, false, one, 1)
+	})
+}

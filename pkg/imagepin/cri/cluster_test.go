@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -80,5 +81,40 @@ func TestImageStatusWithoutTheCluster(t *testing.T) {
 	_, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: pinnedTag, Annotations: a}}, nil)
 	if !errdefs.IsUnavailable(err) {
 		t.Errorf("fail: got %v, want ClusterUnavailable", err)
+	}
+}
+
+// askedOwners sends the pods whose owners are asked for.
+type askedOwners struct {
+	decide.Cluster
+	pods chan policy.Pod
+}
+
+func (a *askedOwners) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error) {
+	a.pods <- pod
+	return nil, nil
+}
+
+// TestOwnerIsReadWithSandbox asks for the owner of a pod while its sandbox is created.
+func TestOwnerIsReadWithSandbox(t *testing.T) {
+	p := newPinnedNode(t, policy.Workload)
+	asked := &askedOwners{pods: make(chan policy.Pod)}
+	p.cluster.Cluster = asked
+	request := &runtime.RunPodSandboxRequest{RuntimeHandler: "runc", Config: &runtime.PodSandboxConfig{
+		Metadata: &runtime.PodSandboxMetadata{Namespace: "team", Name: "web-1-x2x9z", Uid: "uid-1"},
+	}}
+	_, err := (&containers{p.base}).runPodSandbox(p.ctx(), request, func(context.Context, *runtime.RunPodSandboxRequest) (*runtime.RunPodSandboxResponse, error) {
+		select {
+		case pod := <-asked.pods:
+			if pod.Namespace != "team" || pod.Name != "web-1-x2x9z" || pod.UID != "uid-1" {
+				t.Errorf("got a request for the owner of %+v", pod)
+			}
+		case <-time.After(time.Minute):
+			t.Error("got no request for the owner of the pod")
+		}
+		return &runtime.RunPodSandboxResponse{PodSandboxId: "sandbox-1"}, nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -25,6 +25,7 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 		marks:   podMarks(r.GetConfig().GetMetadata().GetUid(), r.GetConfig().GetAnnotations()),
 	}
 	s.sandboxes.add("", made)
+	go s.Decider.LearnOwner(ctx, made.pod) // meanwhile: the calls for the pod's images need it
 
 	resp, err := func() (*runtime.RunPodSandboxResponse, error) {
 		if s.Settings().SandboxImage == "" || s.Settings().WithoutSandboxImage[rt.Handler] {

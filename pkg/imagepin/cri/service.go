@@ -136,6 +136,8 @@ type Decider interface {
 	// the node uses the pins of a cluster.
 	SharesPins(ref string, pod policy.Pod) bool
 	SharesAnyPins() bool
+	// LearnOwner reads the owner of a pod from the API server for later calls.
+	LearnOwner(ctx context.Context, pod policy.Pod)
 	// WithKnownOwner returns the pod with its owner as far as the node knows it.
 	WithKnownOwner(pod policy.Pod) policy.Pod
 	// PinnedDigest returns the digest that a reference is pinned to for a pod.

@@ -104,14 +104,27 @@ func (d *Decider) SharesAnyPins() bool { return d.cluster().Cluster != nil }
 
 // SharesPins reports whether a pod has the digest of a reference in common with the other nodes of the cluster.
 func (d *Decider) SharesPins(ref string, pod policy.Pod) bool {
-	if d.cluster().Cluster == nil || pod.Namespace == "" || pod.Name == "" || pod.UID == "" || strings.Contains(ref, "@") {
-		return false
-	}
-	if source, ok := pod.Annotations[sourceAnnotation]; ok && source != sourceAPI {
+	if d.cluster().Cluster == nil || strings.Contains(ref, "@") || !mayHaveOwner(pod) {
 		return false
 	}
 	decision, _ := d.policy().Decide(ref, pod)
 	return decision.Consistency == policy.Workload
+}
+
+// mayHaveOwner reports whether the API server can know the owner of a pod.
+func mayHaveOwner(pod policy.Pod) bool {
+	source, ok := pod.Annotations[sourceAnnotation]
+	return pod.Namespace != "" && pod.Name != "" && pod.UID != "" && (!ok || source == sourceAPI)
+}
+
+// LearnOwner asks the API server for the owner of a pod whose images may be pinned in the cluster, so that later calls for
+// the pod do not have to. Those report if it fails. It ends with ctx.
+func (d *Decider) LearnOwner(ctx context.Context, pod policy.Pod) {
+	if c := d.cluster(); c.Cluster != nil && mayHaveOwner(pod) && d.policy().PinsWorkloads() {
+		if _, err := c.Owner(ctx, pod); err != nil {
+			log.G(ctx).WithError(err).Debug("cannot read the owner of a pod yet")
+		}
+	}
 }
 
 // WithKnownOwner returns the pod with its owner as far as the node knows it, without a request: from an earlier call for

@@ -31,6 +31,7 @@ type fakeCluster struct {
 	pins    map[string]digest.Digest // by owner UID and image
 	refuses error                    // the error of every request
 	asked   int
+	owners  int    // requests for owners
 	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
 	// pods are the owners of some pods, by UID. A pod without an owner is gone.
@@ -59,6 +60,7 @@ func webOwner(pod policy.Pod) *policy.Owner {
 func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.owners++
 	if m.refuses != nil {
 		if errdefs.IsPermissionDenied(m.refuses) && !pod.MayBeGone {
 			m.refused++
@@ -685,6 +687,41 @@ func TestClusterOperator(t *testing.T) {
 	}
 	if _, err := e.Refresh(e.ctx, e.ref, "", resolve.Credential{}); !errdefs.IsNotFound(err) {
 		t.Errorf("refresh of all scopes: got %v, want NotFound", err)
+	}
+}
+
+// TestLearnOwner asks for the owner of a pod if the node may need it.
+func TestLearnOwner(t *testing.T) {
+	static, crictl := webPod("web-1-a"), webPod("web-1-a")
+	static.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
+	crictl.UID = ""
+	workloads := policy.Rule{Match: "registry.example/shop/*", Consistency: policy.Workload}
+	for name, test := range map[string]struct {
+		pod         policy.Pod
+		consistency policy.Consistency
+		rules       []policy.Rule
+		want        int
+	}{
+		"a pod":                      {webPod("web-1-a"), policy.Workload, nil, 1},
+		"a rule for some images":     {webPod("web-1-a"), policy.Node, []policy.Rule{workloads}, 1},
+		"no image of workloads":      {webPod("web-1-a"), policy.Node, nil, 0},
+		"a static pod":               {static, policy.Workload, nil, 0},
+		"a pod that has no UID":      {crictl, policy.Workload, nil, 0},
+		"the API server is away":     {webPod("web-1-a"), policy.Workload, nil, 1},
+		"no section for the cluster": {webPod("web-1-a"), policy.Workload, nil, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newFakeCluster()
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: test.consistency}, test.rules...)
+			if name != "no section for the cluster" {
+				e.join(c, false)
+			}
+			if name == "the API server is away" {
+				c.refuses = errAway
+			}
+			e.LearnOwner(e.ctx, test.pod)
+			wantEqual(t, "requests", c.owners, test.want)
+		})
 	}
 }
 

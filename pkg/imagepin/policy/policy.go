@@ -167,6 +167,11 @@ func (p *Policy) Rule(ref string) Rule {
 	return p.defaults
 }
 
+// PinsWorkloads reports whether some references are pinned for workloads, unless a pod overrides that.
+func (p *Policy) PinsWorkloads() bool {
+	return p.defaults.Consistency == Workload || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.Consistency == Workload })
+}
+
 // Decide returns how a reference is treated for a pod. A reference with a digest is not pinned, and has no scope.
 // Decide ignores annotations that are not allowed or have an unknown value, and returns their names in ignored.
 func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
