@@ -212,8 +212,7 @@ func (d *Decider) follow(ctx context.Context, c ClusterConfig, ref reference.Nam
 	}
 	// If the pod for which the pin was made is gone, nobody knows its owner. The pin is of no use then, because the cluster
 	// has a pin for the pods with these labels.
-	same, err := d.ownerRan(ctx, c, ownerless, pod)
-	if err != nil && !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) || err == nil && !same {
+	if same, err := d.ownerRan(ctx, c, ownerless, pod); !isGone(err) && (err != nil || !same) {
 		return nil // Settle claims the pin
 	}
 	return d.giveWay(ctx, c, pod, ownerless, claimed)
@@ -259,14 +258,14 @@ func (d *Decider) madeForOwner(ctx context.Context, c ClusterConfig, ref referen
 		return pin.Pin{}, false, nil
 	}
 	same, err := d.ownerRan(ctx, c, ownerless, pod)
-	if errdefs.IsPermissionDenied(err) || errdefs.IsNotFound(err) {
+	if isGone(err) {
 		return pin.Pin{}, false, nil
 	}
 	return ownerless, same, err
 }
 
-// ownerRan reports whether the pod for which a provisional pin was made has the owner of pod. It fails with
-// ErrPermissionDenied or ErrNotFound if that pod is gone.
+// ownerRan reports whether the pod for which a provisional pin was made has the owner of pod. If that pod is gone, it fails
+// with an error for which isGone is true.
 func (d *Decider) ownerRan(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (bool, error) {
 	owner, err := c.Owner(ctx, claimantOf(provisional))
 	switch {
@@ -277,6 +276,9 @@ func (d *Decider) ownerRan(ctx context.Context, c ClusterConfig, provisional pin
 	}
 	return *owner == *pod.Owner, nil
 }
+
+// isGone reports whether a request for a pod failed because the pod is gone. The Node authorizer refuses to return such a pod.
+func isGone(err error) bool { return errdefs.IsPermissionDenied(err) || errdefs.IsNotFound(err) }
 
 // claimantOf returns the pod for which a provisional pin was made.
 func claimantOf(provisional pin.Pin) policy.Pod {
@@ -377,10 +379,8 @@ func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) error {
 		pod.Owner = owner
 		_, err = d.settle(ctx, c, provisional, pod)
 	}
-	for _, waits := range []func(error) bool{errdefs.IsPermissionDenied, errdefs.IsUnauthorized, errdefs.IsFailedPrecondition, errdefs.IsNotFound} {
-		if waits(err) {
-			return &WaitError{err}
-		}
+	if errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		return &WaitError{err}
 	}
 	return err
 }

@@ -46,8 +46,8 @@ func refreshHint(held *pin.Pin) string {
 }
 
 // inClusterHint returns the command of kubectl imagepin that changes the pins of an owner in the cluster. args are its
-// arguments after the owner. The command changes the current revision of an owner that has several, so that the hint for such
-// an owner has a pod of the revision.
+// arguments after the owner, each with a space before it. For an owner with revisions, the command would change the current
+// one, so the hint names a pod of the revision.
 func inClusterHint(command, namespace string, owner policy.Owner, args string) string {
 	of, which := strings.ToLower(owner.Kind)+"/"+owner.Name, ""
 	if owner.Revision != "" {

@@ -94,6 +94,9 @@ func (s *Store) MakeProvisional(ctx context.Context, id ID, root ocispec.Descrip
 // it, also if the call fails after that.
 func (s *Store) Unfollow(ctx context.Context, read Pin) (removed bool, _ error) {
 	same := func(now Pin) bool {
+		if (now.Provisional == nil) != (read.Provisional == nil) || now.Provisional != nil && *now.Provisional != *read.Provisional {
+			return false // another pod has used it
+		}
 		return now.Root.Digest == read.Root.Digest && now.MadeAt.Equal(read.MadeAt) && now.By == read.By
 	}
 	_, removed, err := s.removeIf(ctx, read.ID, Removed, same)

@@ -128,6 +128,10 @@ func TestUnfollow(t *testing.T) {
 	wantEqual(t, "pins after the copy has moved", len(e.List()), 1)
 	unfollow("the copy", moved.Pin, true)
 	unfollow("no copy", moved.Pin, false)
+	first := must(t)(e.MakeProvisional(e.ctx, owned, root("one"), false, claimant))
+	other := must(t)(e.MakeProvisional(e.ctx, owned, root("one"), false, Claimant{Name: "web-1", UID: "78"}))
+	unfollow("another pod has used it", first, false)
+	unfollow("provisional", other, true)
 	wantEqual(t, "pins", len(e.List()), 0)
 }
 

@@ -151,6 +151,6 @@ func (s pinServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = status
 	}
 	if err := json.NewEncoder(w).Encode(answer); err != nil {
-		panic(err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

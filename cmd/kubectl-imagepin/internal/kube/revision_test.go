@@ -45,7 +45,7 @@ func (l lists) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = status
 	}
 	if err := json.NewEncoder(w).Encode(answer); err != nil {
-		panic(err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }
 
