@@ -2,7 +2,6 @@ package decide
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -243,50 +242,6 @@ func (d *Decider) followNone(ctx context.Context, c ClusterConfig, ref reference
 	return nil
 }
 
-// madeWithoutOwner returns the provisional pin that was made for pods with the labels of pod while their owner was not known.
-func (d *Decider) madeWithoutOwner(ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool) {
-	held, ok := d.pins.Get(pin.ID{Scope: d.policy().LabelScope(pod), Ref: ref.String()})
-	return held, ok && held.Provisional != nil
-}
-
-// madeForOwner returns the provisional pin that was made for the owner of pod while the owner was not known. An owner that
-// was deleted and created again has the same labels. So the pod for which the pin was made must have the owner. If that pod
-// is gone, nobody knows its owner: madeForOwner returns no pin, so that the tag is resolved again.
-func (d *Decider) madeForOwner(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool, _ error) {
-	ownerless, ok := d.madeWithoutOwner(ref, pod)
-	if !ok {
-		return pin.Pin{}, false, nil
-	}
-	same, err := d.ownerRan(ctx, c, ownerless, pod)
-	if isGone(err) {
-		return pin.Pin{}, false, nil
-	}
-	return ownerless, same, err
-}
-
-// ownerRan reports whether the pod for which a provisional pin was made has the owner of pod. If that pod is gone, it fails
-// with an error for which isGone is true.
-func (d *Decider) ownerRan(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (bool, error) {
-	owner, err := c.Owner(ctx, claimantOf(provisional))
-	switch {
-	case err != nil:
-		return false, err
-	case owner == nil:
-		return false, errdefs.ErrNotFound
-	}
-	return *owner == *pod.Owner, nil
-}
-
-// isGone reports whether a request for a pod failed because the pod is gone. The Node authorizer refuses to return such a pod.
-func isGone(err error) bool { return errdefs.IsPermissionDenied(err) || errdefs.IsNotFound(err) }
-
-// claimantOf returns the pod for which a provisional pin was made.
-func claimantOf(provisional pin.Pin) policy.Pod {
-	return policy.Pod{
-		Namespace: provisional.Scope.Namespace(), Name: provisional.Provisional.Name, UID: provisional.Provisional.UID, MayBeGone: true,
-	}
-}
-
 func (d *Decider) retains(ref reference.Named, pod policy.Pod) bool {
 	decision, _ := d.policy().Decide(ref.String(), pod)
 	return decision.Retain
@@ -329,109 +284,6 @@ func (d *Decider) followTo(ctx context.Context, c ClusterConfig, pod policy.Pod,
 		reportLost(ctx, c, pod, *followed.GaveWay, root.Digest)
 	}
 	return followed.Pin, err
-}
-
-// giveWay removes a provisional pin after the node has a copy of the cluster's pin, which has the digest claimed. pod is a
-// pod of its owner.
-func (d *Decider) giveWay(ctx context.Context, c ClusterConfig, pod policy.Pod, provisional pin.Pin, claimed digest.Digest) error {
-	removed, err := d.pins.Unfollow(ctx, provisional)
-	if removed && provisional.Root.Digest != claimed {
-		reportLost(ctx, c, pod, provisional, claimed)
-	}
-	return err
-}
-
-// reportLost reports that a provisional pin has given way to the cluster's pin for the owner of pod, which has the digest
-// claimed. Call it only after the pin was moved or removed, so that of concurrent calls only one reports it.
-func reportLost(ctx context.Context, c ClusterConfig, pod policy.Pod, lost pin.Pin, claimed digest.Digest) {
-	scope := policy.OwnerScope(pod.Namespace, *pod.Owner)
-	log.G(ctx).WithFields(log.Fields{"ref": lost.Ref, "scope": string(scope), "digest": claimed, "previous": lost.Root.Digest}).
-		Warn("another node has pinned the image meanwhile, containers of this revision on this node run another digest until they are created again")
-	now, _ := c.Known(pod, lost.Ref)
-	now.Digest = claimed
-	pod.Name, pod.UID = lost.Provisional.Name, lost.Provisional.UID
-	c.Lost(pod, lost.Ref, lost.Root.Digest, now)
-}
-
-// WaitError means that a provisional pin cannot be claimed before another pod of its revision starts, or before a person
-// changes something: the API server refuses the claim, for example because the pod is gone, the registry requires the
-// credential of a pod for the digest of the cluster, or the ImagePin is foreign.
-type WaitError struct{ Err error }
-
-func (e *WaitError) Error() string { return "the pin waits: " + e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *WaitError) Unwrap() error { return e.Err }
-
-// Settle claims a provisional pin for the pod that it was made for. If the cluster has another digest meanwhile, the pin
-// moves to it. The error is a [*WaitError] if it is of no use to try again soon.
-func (d *Decider) Settle(ctx context.Context, provisional pin.Pin) error {
-	c := d.cluster()
-	if c.Cluster == nil || provisional.Provisional == nil {
-		return nil
-	}
-	pod := claimantOf(provisional)
-	owner, err := c.Owner(ctx, pod)
-	if err == nil && owner == nil {
-		err = fmt.Errorf("pod %s/%s has no owner: %w", pod.Namespace, pod.Name, errdefs.ErrNotFound)
-	}
-	if err == nil {
-		pod.Owner = owner
-		_, err = d.settle(ctx, c, provisional, pod)
-	}
-	if errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
-		return &WaitError{err}
-	}
-	return err
-}
-
-// settle claims a provisional pin for a pod whose owner is known. It returns the pin of the owner.
-func (d *Decider) settle(ctx context.Context, c ClusterConfig, provisional pin.Pin, pod policy.Pod) (pin.Pin, error) {
-	id := pin.ID{Scope: policy.OwnerScope(pod.Namespace, *pod.Owner), Ref: provisional.Ref}
-	claimed, err := withFailpoints(c.ClaimProvisional)(ctx, pod, provisional.Ref, provisional.Root.Digest)
-	if err != nil {
-		return pin.Pin{}, err
-	}
-	root := provisional.Root
-	if claimed != root.Digest {
-		if root, err = d.describeAtRegistry(ctx, provisional.Ref, claimed); err != nil {
-			return pin.Pin{}, &undescribedError{err}
-		}
-	}
-	held, err := d.keepCopy(ctx, c, pod, id, root, provisional.Retain)
-	if err != nil || id == provisional.ID {
-		return held, err
-	}
-	return held, d.giveWay(ctx, c, pod, provisional, claimed)
-}
-
-// undescribedError means that a digest of the cluster is not on the node, and that the registry did not return its
-// descriptor with the node's credentials.
-type undescribedError struct{ error }
-
-// Unwrap returns the error of the registry.
-func (e *undescribedError) Unwrap() error { return e.error }
-
-func isUndescribed(err error) bool {
-	var u *undescribedError
-	return errors.As(err, &u)
-}
-
-// describeAtRegistry returns the descriptor of a digest, from the node or from the registry with the node's credentials.
-func (d *Decider) describeAtRegistry(ctx context.Context, name string, root digest.Digest) (ocispec.Descriptor, error) {
-	ref, err := reference.ParseNamed(name)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if desc, ok := d.describe(ref, root); ok {
-		return desc, nil
-	}
-	byDigest, err := reference.WithDigest(reference.TrimNamed(ref), root)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	v, err := d.ask(ctx, Request{Ref: byDigest}, byDigest, "")
-	return v.Root, err
 }
 
 // claimed returns the digest that the cluster has for a request, or "" if that is the digest of the node's copy.
@@ -521,13 +373,6 @@ func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (p
 		moved.FirstUse.Registry = v.Registry.Digest
 	}
 	return pin.Pin{}, &MovedError{Verdict: moved}
-}
-
-// pinProvisionally pins an image on the node until the API server answers.
-func (d *Decider) pinProvisionally(ctx context.Context, root ocispec.Descriptor, use *FirstUse) (pin.Pin, error) {
-	log.G(ctx).WithFields(log.Fields{"ref": use.ID.Ref, "scope": string(use.ID.Scope), "digest": root.Digest}).
-		Warn("the Kubernetes API server is not available, the image is pinned on this node until it is")
-	return d.pins.MakeProvisional(ctx, use.ID, root, use.Retain, pin.Claimant{Name: use.Pod.Name, UID: use.Pod.UID})
 }
 
 // PinnedDigest returns the digest that a reference is pinned to for a pod. ok is false if it is not pinned. The node may
