@@ -35,7 +35,7 @@ func TestClockSkew(t *testing.T) {
 			}
 			defer c.Close()
 			do(t.Context(), claiming.New(claiming.Config{
-				API: c, Observer: ignored{}, Reporter: claiming.NewReporter(c), Recheck: 0, // each Lookup asks the API server
+				API: c, Observer: ignored{}, Reporter: claiming.NewReporter(c, 0), Recheck: 0, // each Lookup asks the API server
 			}))
 		})
 	}

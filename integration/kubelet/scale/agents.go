@@ -93,7 +93,7 @@ func (a *agent) connect() (err error) {
 	if a.client, err = client.New(client.Config{Kubeconfig: a.kubeconfig, Timeout: claimTimeout}); err != nil {
 		return err
 	}
-	reporter := claim.NewReporter(counted{a.client, a.tally})
+	reporter := claim.NewReporter(counted{a.client, a.tally}, claim.EventDelay)
 	a.claims = claim.New(claim.Config{API: a.client, Observer: a.tally, Reporter: reporter, Recheck: recheck})
 	ctx, cancel := context.WithCancel(context.Background())
 	var sending sync.WaitGroup

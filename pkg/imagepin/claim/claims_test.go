@@ -122,7 +122,7 @@ func (o *outcomes) want(t *testing.T, want ...Outcome) {
 
 func newClaims(a *fakeAPI) (*Claims, *outcomes) {
 	o := &outcomes{}
-	return New(Config{API: a, Observer: o, Reporter: NewReporter(nil), Recheck: time.Minute}), o
+	return New(Config{API: a, Observer: o, Reporter: NewReporter(nil, 0), Recheck: time.Minute}), o
 }
 
 func (a *fakeAPI) wantAsked(t *testing.T, owner, find, claim int) {
@@ -198,7 +198,7 @@ func TestLost(t *testing.T) {
 func TestLostProvisional(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, o, events := newFakeAPI(), &outcomes{}, &fakeEvents{}
-		r := NewReporter(events)
+		r := NewReporter(events, EventDelay)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go r.Run(ctx)
@@ -211,7 +211,7 @@ func TestLostProvisional(t *testing.T) {
 		}
 		a.wantAsked(t, 1, 0, 1)
 		o.want(t, Found)
-		synctest.Wait()
+		time.Sleep(EventDelay + 1)
 		if got := events.got(); len(got) != 0 {
 			t.Errorf("got events %+v before the pin has moved", got)
 		}
@@ -219,7 +219,7 @@ func TestLostProvisional(t *testing.T) {
 		owned.Owner, _ = c.KnownOwner(pod)
 		c.Lost(owned, image, one, Pinned{Digest: two, Node: "n1"})
 		o.want(t, Lost)
-		synctest.Wait()
+		time.Sleep(EventDelay + 1)
 		want := image + " resolved to " + one.String() + " for pod " + pod.Name + ", but node n1 has pinned it to " + two.String() + " for this revision"
 		if got := events.got(); len(got) != 1 || got[0].Reason != "ImageClaimLost" || got[0].Note != want || got[0].Owner.Name != "web-1" || got[0].Namespace != "shop" {
 			t.Errorf("got %+v, want %q", got, want)

@@ -32,6 +32,10 @@ const (
 	eventBurst  = 16
 )
 
+// EventDelay is the time from what a node reports to its event. Most of what is reported happens while a container is
+// created, which then does not share the node's processors with another request.
+const EventDelay = time.Second
+
 // Reporter reports what happens to pins as Events on their owners. It sends each event once, and at a limited rate, and
 // drops what exceeds it. It never delays its callers. It is safe for concurrent use.
 type Reporter struct {
@@ -39,13 +43,15 @@ type Reporter struct {
 	queue chan cluster.Event
 	sent  *lru.Cache // cluster.Event → nothing
 	limit *rate.Limiter
+	delay time.Duration
 }
 
-// NewReporter returns a Reporter. It sends nothing until [Reporter.Run].
-func NewReporter(api EventAPI) *Reporter {
+// NewReporter returns a Reporter that sends each event at least delay after what it reports. It sends nothing until
+// [Reporter.Run].
+func NewReporter(api EventAPI, delay time.Duration) *Reporter {
 	return &Reporter{
 		api: api, queue: make(chan cluster.Event, maxQueued), sent: lru.New(maxReported),
-		limit: rate.NewLimiter(rate.Every(eventPeriod), eventBurst),
+		limit: rate.NewLimiter(rate.Every(eventPeriod), eventBurst), delay: delay,
 	}
 }
 
@@ -56,7 +62,7 @@ func (r *Reporter) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case e := <-r.queue:
-			if r.limit.Wait(ctx) != nil {
+			if !sleepUntil(ctx, e.At.Add(r.delay)) || r.limit.Wait(ctx) != nil {
 				return
 			}
 			if err := r.api.Report(ctx, e); err != nil && ctx.Err() == nil {
@@ -66,7 +72,20 @@ func (r *Reporter) Run(ctx context.Context) {
 	}
 }
 
+// sleepUntil returns at a time, or returns false if ctx ends before.
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 func (r *Reporter) report(e cluster.Event) {
+	e.At = time.Now()
 	id := [3]string{string(e.Owner.UID), e.Reason, e.Key}
 	if _, sent := r.sent.Get(id); sent {
 		return

@@ -39,7 +39,7 @@ func (f *fakeEvents) got() []cluster.Event {
 func TestReportsClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := &fakeEvents{err: errors.New("refused")}
-		r := NewReporter(events)
+		r := NewReporter(events, EventDelay)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go r.Run(ctx)
@@ -50,6 +50,11 @@ func TestReportsClaims(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		time.Sleep(EventDelay - 1)
+		if got := events.got(); len(got) != 0 {
+			t.Errorf("got %+v during the start of the container", got)
+		}
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		got := events.got()
 		if len(got) != 2 {
@@ -70,7 +75,7 @@ func TestReportsClaims(t *testing.T) {
 func TestReportLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := &fakeEvents{}
-		r := NewReporter(events)
+		r := NewReporter(events, EventDelay)
 		owner := policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "1"}
 		for range 2 {
 			for i := range 2 * maxQueued {
@@ -80,7 +85,7 @@ func TestReportLimits(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go r.Run(ctx)
-		time.Sleep(10*eventPeriod + eventPeriod/2)
+		time.Sleep(EventDelay + 10*eventPeriod + eventPeriod/2)
 		if got, want := len(events.got()), eventBurst+10; got != want {
 			t.Errorf("after 10 periods: got %d events, want %d", got, want)
 		}
@@ -89,7 +94,7 @@ func TestReportLimits(t *testing.T) {
 			t.Errorf("got %d events, want %d", got, maxQueued)
 		}
 		r.Moved("shop", owner, image, one, two)
-		time.Sleep(time.Second)
+		time.Sleep(EventDelay + time.Second)
 		if last := events.got()[maxQueued]; last.Reason != "ImagePinMoved" || last.Owner.APIVersion != "apps/v1" {
 			t.Errorf("got %+v, want an event of the ReplicaSet", last)
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +39,8 @@ type Event struct {
 	Key string
 	// Note says what happened, in up to 1 KiB.
 	Note string
+	// At is when it happened.
+	At time.Time
 }
 
 const (
@@ -97,7 +100,7 @@ func (c *Client) Report(ctx context.Context, e Event) error {
 		key := objectKey{e.Namespace, e.name()}
 		object := &event{
 			TypeMeta:   metav1.TypeMeta{APIVersion: eventsV1.String(), Kind: events.kind},
-			ObjectMeta: metav1.ObjectMeta{Namespace: key.namespace, Name: key.name}, EventTime: metav1.NowMicro(),
+			ObjectMeta: metav1.ObjectMeta{Namespace: key.namespace, Name: key.name}, EventTime: metav1.NewMicroTime(e.At),
 			ReportingController: reportingController, ReportingInstance: imagepin.Bound(node, 128), Action: e.Reason, Reason: e.Reason,
 			Regarding: regarding{APIVersion: e.Owner.APIVersion, Kind: e.Owner.Kind, Namespace: e.Namespace, Name: e.Owner.Name, UID: e.Owner.UID},
 			Note:      imagepin.Bound(e.Note, maxNote), Type: e.Type,

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,12 +41,13 @@ func TestReport(t *testing.T) {
 	e := Event{
 		Namespace: "shop", Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: strings.Repeat("w", 253), UID: "1"},
 		Type: Warning, Reason: "ImageTagMoved", Key: tag, Note: strings.Repeat("n", 4096),
+		At: time.Now().Add(-time.Minute),
 	}
 	if err := c.Report(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
 	if got.APIVersion != "events.k8s.io/v1" || got.Kind != "Event" || got.ReportingInstance != nodeName || got.Regarding.Name != e.Owner.Name ||
-		got.Regarding.UID != "1" || len(got.Note) > maxNote || got.Type != Warning || got.Action == "" || got.EventTime.IsZero() {
+		got.Regarding.UID != "1" || len(got.Note) > maxNote || got.Type != Warning || got.Action == "" || !got.EventTime.Time.Equal(e.At.Truncate(time.Microsecond)) {
 		t.Errorf("got %+v", got)
 	}
 	if errs := validation.NameIsDNSSubdomain(got.Name, false); len(errs) > 0 {

@@ -99,7 +99,7 @@ type losing struct {
 func newLosing(t *testing.T, known bool) *losing {
 	t.Helper()
 	s := &apiServer{events: make(chan cluster.Event, 64)}
-	l := &losing{env: newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload}), server: s, reporter: claim.NewReporter(s)}
+	l := &losing{env: newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload}), server: s, reporter: claim.NewReporter(s, 0)}
 	l.ctx, l.hook = logged(l.ctx)
 	ctx, cancel := context.WithCancel(l.ctx)
 	var running sync.WaitGroup

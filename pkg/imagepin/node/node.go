@@ -103,7 +103,7 @@ func New(c Config) (*Node, error) {
 		containerd: c.Containerd, nodeKey: c.NodeKey, transport: c.Transport, registerer: c.Metrics,
 		metrics: metrics.New(), garbage: make(chan struct{}, 1),
 	}
-	n.reporter = claim.NewReporter(n)
+	n.reporter = claim.NewReporter(n, claim.EventDelay)
 	n.leases = lease.NewCalls(c.Leases)
 	n.containerd.Leases = n.leases
 	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, c.Content)
