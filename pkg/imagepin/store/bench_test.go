@@ -57,9 +57,18 @@ func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
 	return err
 }
 
+// benchCounts returns how many images the benchmarks have that grow with the images of a node. To write 10,000 takes a
+// minute, so those are left out in short mode.
+func benchCounts() []int {
+	if testing.Short() {
+		return []int{1_000}
+	}
+	return []int{1_000, 10_000}
+}
+
 // BenchmarkLoad measures a start.
 func BenchmarkLoad(b *testing.B) {
-	for _, count := range []int{1_000, 10_000} {
+	for _, count := range benchCounts() {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			inMemory(b)
 			e := newEnv(b)
@@ -80,7 +89,7 @@ func BenchmarkLoad(b *testing.B) {
 
 // BenchmarkCheck measures a check of keys without findings.
 func BenchmarkCheck(b *testing.B) {
-	for _, count := range []int{1_000, 10_000} {
+	for _, count := range benchCounts() {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			inMemory(b)
 			e := newEnv(b)
