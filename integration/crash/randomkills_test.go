@@ -18,7 +18,7 @@ func crashRounds(t *testing.T) int {
 	t.Helper()
 	s := os.Getenv("IMAGEPIN_CRASH_ROUNDS")
 	if s == "" {
-		return 60
+		return 200
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil {
