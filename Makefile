@@ -110,8 +110,8 @@ test-unit: ## Unit tests with the race detector
 	cd packaging && $(GO) test ./plugin ./internal/...
 
 .PHONY: test-sim
-test-sim: ## Run simulated histories for a minute (SIM_TIME)
-	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),1m) $(GO) test -count 1 -v -run TestHistories ./internal/sim
+test-sim: ## Run simulated histories for three minutes (SIM_TIME)
+	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),3m) $(GO) test -count 1 -v -run TestHistories ./internal/sim
 
 .PHONY: check-bench
 check-bench: ## Run each Go benchmark once
