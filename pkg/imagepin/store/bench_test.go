@@ -57,8 +57,8 @@ func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
 	return err
 }
 
-// benchCounts returns how many images the benchmarks have that grow with the images of a node. To write 10,000 takes a
-// minute, so those are left out in short mode.
+// benchCounts returns the numbers of images of the benchmarks whose result depends on it. Short mode leaves out 10,000:
+// writing them takes longer than all other benchmarks of the package.
 func benchCounts() []int {
 	if testing.Short() {
 		return []int{1_000}
