@@ -211,7 +211,8 @@ func TestLostProvisional(t *testing.T) {
 		}
 		a.wantAsked(t, 1, 0, 1)
 		o.want(t, Found)
-		time.Sleep(EventDelay + 1)
+		time.Sleep(EventDelay)
+		synctest.Wait()
 		if got := events.got(); len(got) != 0 {
 			t.Errorf("got events %+v before the pin has moved", got)
 		}
@@ -219,7 +220,8 @@ func TestLostProvisional(t *testing.T) {
 		owned.Owner, _ = c.KnownOwner(pod)
 		c.Lost(owned, image, one, Pinned{Digest: two, Node: "n1"})
 		o.want(t, Lost)
-		time.Sleep(EventDelay + 1)
+		time.Sleep(EventDelay)
+		synctest.Wait()
 		want := image + " resolved to " + one.String() + " for pod " + pod.Name + ", but node n1 has pinned it to " + two.String() + " for this revision"
 		if got := events.got(); len(got) != 1 || got[0].Reason != "ImageClaimLost" || got[0].Note != want || got[0].Owner.Name != "web-1" || got[0].Namespace != "shop" {
 			t.Errorf("got %+v, want %q", got, want)

@@ -32,8 +32,8 @@ const (
 	eventBurst  = 16
 )
 
-// EventDelay is the time from what a node reports to its event. Most of what is reported happens while a container is
-// created, which then does not share the node's processors with another request.
+// EventDelay is how long a node waits before it sends an event. Most events report what happens while a container is
+// created. The request for the event must not take processor time from that.
 const EventDelay = time.Second
 
 // Reporter reports what happens to pins as Events on their owners. It sends each event once, and at a limited rate, and
@@ -46,8 +46,7 @@ type Reporter struct {
 	delay time.Duration
 }
 
-// NewReporter returns a Reporter that sends each event at least delay after what it reports. It sends nothing until
-// [Reporter.Run].
+// NewReporter returns a Reporter, which waits for delay before it sends an event. It sends nothing until [Reporter.Run].
 func NewReporter(api EventAPI, delay time.Duration) *Reporter {
 	return &Reporter{
 		api: api, queue: make(chan cluster.Event, maxQueued), sent: lru.New(maxReported),
@@ -62,7 +61,7 @@ func (r *Reporter) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case e := <-r.queue:
-			if !sleepUntil(ctx, e.At.Add(r.delay)) || r.limit.Wait(ctx) != nil {
+			if r.wait(ctx, e) != nil {
 				return
 			}
 			if err := r.api.Report(ctx, e); err != nil && ctx.Err() == nil {
@@ -72,15 +71,13 @@ func (r *Reporter) Run(ctx context.Context) {
 	}
 }
 
-// sleepUntil returns at a time, or returns false if ctx ends before.
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
+// wait returns when an event may be sent. It fails if ctx ends before.
+func (r *Reporter) wait(ctx context.Context, e cluster.Event) error {
 	select {
-	case <-timer.C:
-		return true
+	case <-time.After(time.Until(e.At.Add(r.delay))):
+		return r.limit.Wait(ctx)
 	case <-ctx.Done():
-		return false
+		return ctx.Err()
 	}
 }
 

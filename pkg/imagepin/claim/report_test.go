@@ -50,9 +50,9 @@ func TestReportsClaims(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(EventDelay - 1)
+		time.Sleep(EventDelay - time.Nanosecond)
 		if got := events.got(); len(got) != 0 {
-			t.Errorf("got %+v during the start of the container", got)
+			t.Errorf("got %+v before the delay has passed", got)
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
