@@ -18,8 +18,8 @@ const (
 	// events, and usually knows an image within half a millisecond.
 	visiblePoll    = 200 * time.Microsecond
 	visibleTimeout = 10 * time.Second
-	// visibleRemind is the time after which upstream is notified of a name again.
-	visibleRemind = 2 * time.Second
+	// visibleRemind is the time after which upstream is notified of a name again: it has not read it when it started.
+	visibleRemind = 200 * time.Millisecond
 )
 
 // pullImage makes an image ready for the target of the pod that it is pulled for.
