@@ -77,6 +77,11 @@ func (o Options) config(root string) (table, error) {
 			"runtime_type": "io.containerd.runc.v2",
 			"options":      table{"Root": p("runc")},
 		}
+		if o.NoPods {
+			// Each start of containerd would run the shim and runc once for each handler, to ask for their features. That
+			// takes longer than the rest of the start.
+			r["runtime_path"] = p("no-shim")
+		}
 		if h.Snapshotter != "" {
 			r["snapshotter"] = h.Snapshotter
 		}

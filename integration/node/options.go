@@ -92,7 +92,7 @@ type Options struct {
 	Env []string
 	// LogLevel is the log level of containerd and imagepin serve. Empty means debug.
 	LogLevel string
-	// NoPods means that no pod runs, so that runc is not needed.
+	// NoPods means that no pod runs. The handlers have no runtime, so that containerd starts faster and runc is not needed.
 	NoPods bool
 	// StartTimeout is the time in which the CRI must be ready. 0 means a minute.
 	StartTimeout time.Duration
