@@ -38,11 +38,11 @@ var damages = map[string]struct {
 }{
 	"snapshot removed, layers on the node": {
 		do:  func(k *damageRig) { k.removeSnapshot("overlayfs") },
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 	"snapshot of another handler removed, layers on the node": {
 		do:  func(k *damageRig) { k.removeSnapshot("native") },
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 	"snapshot removed, layers discarded": {
 		discard: true,
@@ -72,15 +72,15 @@ var damages = map[string]struct {
 				k.update(i, "labels")
 			}
 		},
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 	"record of the tag deleted": {
 		do:  func(k *damageRig) { k.delete(k.tag) },
-		tag: []string{"foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: []string{"foreign"}, digest: allHandlers,
 	},
 	"record of the digest deleted": {
 		do:  func(k *damageRig) { k.delete(k.digest) },
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
+		tag: allHandlers, digest: []string{"foreign"},
 	},
 	"record of the digest targets another image": {
 		do: func(k *damageRig) {
@@ -88,11 +88,11 @@ var damages = map[string]struct {
 			k.must(err)
 			k.update(images.Image{Name: k.digest, Target: other.Target}, "target")
 		},
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"foreign"},
+		tag: allHandlers, digest: []string{"foreign"},
 	},
 	"record of the ID deleted": {
 		do:  func(k *damageRig) { k.delete(k.ids["runc"]) },
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 	"key on two records": {
 		do: func(k *damageRig) {
@@ -104,16 +104,19 @@ var damages = map[string]struct {
 				}
 			}
 		},
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 	"labels that cannot be read": {
 		do: func(k *damageRig) {
 			k.label(k.tag, "io.imagepin.key.0123456789abcdef", `{"v":99,"ref":"of a later version"}`)
 			k.label(k.digest, "io.imagepin.key.fedcba9876543210", "{damaged")
 		},
-		tag: []string{"runc", testkit.Second, "foreign"}, digest: []string{"runc", testkit.Second, "foreign"},
+		tag: allHandlers, digest: allHandlers,
 	},
 }
+
+// allHandlers are those that the image of a damageRig is pulled for.
+var allHandlers = []string{"runc", testkit.Second, "foreign"}
 
 // TestDamage damages an image while imagepin runs, and while it does not. Keys that are still listed run without a
 // registry, also after another restart. A pull makes the other keys ready again.
@@ -137,8 +140,12 @@ func TestDamage(t *testing.T) {
 					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Ours })
 				}
 				k.wantPresent(c.tag, c.digest)
+				k.wantRun(c.tag...)
 				k.KillAndRestart(nil)
 				k.wantPresent(c.tag, c.digest)
+				if !stopped { // otherwise the image has just run after a restart
+					k.wantRun(c.tag...)
+				}
 				if err := k.Reg.Up(); err != nil {
 					t.Fatal(err)
 				}
@@ -147,7 +154,8 @@ func TestDamage(t *testing.T) {
 						t.Errorf("handler %s: another pull returned %s, want %s", h, got, id)
 					}
 				}
-				k.wantPresent([]string{"runc", testkit.Second, "foreign"}, []string{"runc", testkit.Second, "foreign"})
+				k.wantPresent(allHandlers, allHandlers)
+				k.wantRun(slices.DeleteFunc(slices.Clone(allHandlers), func(h string) bool { return slices.Contains(c.tag, h) })...)
 				k.wantOneRecordPerKey()
 			})
 		}
@@ -162,10 +170,10 @@ func newDamageRig(t *testing.T, discard bool) *damageRig {
 		}),
 	}
 	k.tag, k.digest = k.Push("app:v1", k.opts, testimages.HostPlatform(), testkit.Foreign)
-	for _, h := range []string{"runc", testkit.Second, "foreign"} {
+	for _, h := range allHandlers {
 		k.ids[h] = k.MustPull(k.tag, h)
 		k.config[h] = testkit.MustDigest(t, k.ids[h])
-		k.MustRemovePod(k.MustPod(h)) // pulls the sandbox image
+		k.MustPull(k.Options().SandboxImage, h)
 	}
 	k.Collect()
 	idx := testkit.AppIndex(t, k.opts, testimages.HostPlatform(), testkit.Foreign)
@@ -228,7 +236,7 @@ func (k *damageRig) delete(record string) {
 	k.must(k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), record))
 }
 
-// wantPresent waits until the tag and the digest are available for these handlers only, and runs the tag for them.
+// wantPresent waits until the tag and the digest are available for these handlers only.
 func (k *damageRig) wantPresent(tag, byDigest []string) {
 	k.T.Helper()
 	for ref, handlers := range map[string][]string{k.tag: tag, k.digest: byDigest} {
@@ -243,8 +251,13 @@ func (k *damageRig) wantPresent(tag, byDigest []string) {
 			})
 		}
 	}
+}
+
+// wantRun runs the tag for handlers.
+func (k *damageRig) wantRun(handlers ...string) {
+	k.T.Helper()
 	platform := map[string]string{"runc": testimages.HostPlatform(), testkit.Second: testimages.HostPlatform(), "foreign": testkit.Foreign}
-	for _, h := range tag {
+	for _, h := range handlers {
 		k.WantRun(h, k.tag, testkit.Line(k.opts, platform[h]))
 	}
 }

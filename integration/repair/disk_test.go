@@ -35,8 +35,6 @@ func TestDisk(t *testing.T) {
 			t.Run(part+" "+how, func(t *testing.T) {
 				t.Parallel()
 				r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
-				r.MustRemovePod(r.MustPod("runc"))
-				r.MustRemovePod(r.MustPod(testkit.Second))
 				version := strings.ReplaceAll(part+" "+how, " ", "-")
 				ref, _ := r.Push("app:v1", testimages.Options{Version: version}, testimages.HostPlatform(), testkit.Foreign)
 				id := r.MustPull(ref, "runc")
