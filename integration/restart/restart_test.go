@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +54,26 @@ func TestCrashOffline(t *testing.T) {
 				r.WantRun(h, tag, testkit.Line(opts, platform))
 			}
 		})
+	}
+}
+
+// TestLeftSnapshotDirectory pulls an image while each snapshotter has the directory of a snapshot that does not exist, as
+// after a kill of containerd between the rename of the directory and the commit of the snapshot.
+func TestLeftSnapshotDirectory(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OnNative})
+	tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
+	for _, snapshotter := range []string{"overlayfs", "native"} {
+		left := r.Path("root", "io.containerd.snapshotter.v1."+snapshotter, "snapshots", "1")
+		if err := os.MkdirAll(filepath.Join(left, "fs", "left"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first, second := r.MustPull(tag, ""), r.MustPull(tag, testkit.Second); first != second {
+		t.Errorf("the pulls returned %s and %s", first, second)
+	}
+	if found := r.DeepCheck(false); len(found) > 0 {
+		t.Errorf("a deep check found %v", found)
 	}
 }
 

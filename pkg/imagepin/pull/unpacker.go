@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -164,8 +167,7 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 // transferAll runs the transfer. If the error can be a result of damaged content on the node, it replaces that content
 // and runs the transfer once more.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
-	service := u.settings().Transfer
-	err := service.Transfer(ctx, src, dst, transfer.WithProgress(progress))
+	err := u.run(ctx, src, dst, transfer.WithProgress(progress))
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
 		return err
 	}
@@ -176,14 +178,33 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 	if verr != nil || !replaced {
 		return err
 	}
-	return service.Transfer(ctx, src, dst, transfer.WithProgress(progress))
+	return u.run(ctx, src, dst, transfer.WithProgress(progress))
+}
+
+// run runs a transfer. If a snapshotter finds the directory of a snapshot that does not exist, it runs the transfer once
+// more. containerd leaves such a directory if it is killed before it commits the snapshot's ID, and the next snapshot gets
+// the same ID. The snapshotter removes the directory when it fails (createSnapshot in plugins/snapshots/overlay of
+// containerd).
+func (u *unpacker) run(ctx context.Context, src, dst any, opts ...transfer.Opt) error {
+	service := u.settings().Transfer
+	err := service.Transfer(ctx, src, dst, opts...)
+	if err == nil || ctx.Err() != nil || !directoryExists(err) {
+		return err
+	}
+	return service.Transfer(ctx, src, dst, opts...)
+}
+
+// directoryExists reports whether a snapshotter could not create a directory because it exists. A remote snapshotter
+// returns only the text of the error.
+func directoryExists(err error) bool {
+	return errors.Is(err, fs.ErrExist) || strings.Contains(err.Error(), ": "+syscall.EEXIST.Error())
 }
 
 // unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails
 // with ErrUnavailable if another client removed a snapshot during unpacking; the caller can try again.
 func (u *unpacker) unpackLocal(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) error {
 	src := localSource(e.Ref, manifest)
-	err := u.settings().Transfer.Transfer(ctx, src, &destination{runtime: rt, discardLayers: u.settings().DiscardLayers})
+	err := u.run(ctx, src, &destination{runtime: rt, discardLayers: u.settings().DiscardLayers})
 	if err == nil {
 		err = u.checkCommitted(ctx, e)
 	}
