@@ -18,7 +18,7 @@ const (
 	// events, and usually knows an image within half a millisecond.
 	visiblePoll    = 200 * time.Microsecond
 	visibleTimeout = 10 * time.Second
-	// visibleRemind is the time after which upstream is notified of a name again: it has not read it when it started.
+	// visibleRemind is the time after which upstream is notified of a name again.
 	visibleRemind = 200 * time.Millisecond
 )
 
