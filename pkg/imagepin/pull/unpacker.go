@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 	"syscall"
 	"time"
@@ -194,10 +193,10 @@ func (u *unpacker) run(ctx context.Context, src, dst any, opts ...transfer.Opt) 
 	return service.Transfer(ctx, src, dst, opts...)
 }
 
-// directoryExists reports whether a snapshotter could not create a directory because it exists. A remote snapshotter
-// returns only the text of the error.
+// directoryExists reports whether a snapshotter could not create a directory because it exists. The error of a remote
+// snapshotter has only the text.
 func directoryExists(err error) bool {
-	return errors.Is(err, fs.ErrExist) || strings.Contains(err.Error(), ": "+syscall.EEXIST.Error())
+	return !atRegistry(err) && strings.Contains(err.Error(), ": "+syscall.EEXIST.Error())
 }
 
 // unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails
