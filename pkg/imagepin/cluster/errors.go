@@ -197,6 +197,12 @@ func connectionLost(err error) bool {
 	return strings.Contains(err.Error(), "http2: client conn is closed") || strings.Contains(err.Error(), "http2: server sent GOAWAY")
 }
 
+// serverFailed reports whether the API server answered 5xx. It may have carried out the request.
+func serverFailed(err error) bool {
+	var answer apierrors.APIStatus
+	return errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError
+}
+
 // notServed reports whether an error with the code 404 is about the resource, not about an object of it: it has no Status
 // of the resource's handler.
 func notServed(err error) bool { return apierrors.IsUnexpectedServerError(err) }

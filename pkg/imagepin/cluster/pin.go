@@ -112,21 +112,23 @@ func (c *claim) run(ctx context.Context, s *session) (p Pin, created bool, err e
 		return Pin{}, false, err
 	}
 	object := c.object(node)
-	var conflict error
-	for range maxClaims {
-		made := &v1alpha1.ImagePin{}
-		post := s.rest.Post().AbsPath(imagePins.path).Namespace(c.key.namespace).Resource(imagePins.name).Body(object)
-		err := s.read(ctx, post, c.key, made)
+	for conflicts := 0; ; {
+		made, err := s.create(ctx, c.key, object)
 		if err == nil {
 			return result(made, c.owner, c.image, true)
 		}
-		conflict = s.explain(err, "create "+imagePins.describe(c.key), createPin)
+		c.lost = c.lost || connectionLost(err) || serverFailed(err)
+		failed := s.explain(err, "create "+imagePins.describe(c.key), createPin)
 		// A conflict of another object, such as a ResourceQuota, has another reason.
-		if !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) {
-			c.lost = c.lost || connectionLost(err)
-			return Pin{}, false, conflict
+		conflict := apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err)
+		if conflict {
+			conflicts++
+		} else if !s.wait(ctx, err) {
+			return Pin{}, false, failed
 		}
-		winner, err := s.find(ctx, c.key, c.owner, c.image, false)
+		// During a wait, another node may have created the pin. The API server's cache answers that without admission and
+		// etcd, which matters if all nodes wait. If the cache misses a new pin, the next request has a conflict.
+		winner, err := s.find(ctx, c.key, c.owner, c.image, !conflict)
 		if err != nil {
 			return Pin{}, false, err
 		}
@@ -134,8 +136,20 @@ func (c *claim) run(ctx context.Context, s *session) (p Pin, created bool, err e
 			own := c.lost && winner.By != nil && *winner.By == *object.Spec.By && winner.Digest == c.digest
 			return *winner, own, nil
 		}
+		if conflicts == maxClaims {
+			return Pin{}, false, failed
+		}
 	}
-	return Pin{}, false, conflict
+}
+
+// create sends a request that creates a pin, once.
+func (s *session) create(ctx context.Context, key objectKey, object *v1alpha1.ImagePin) (*v1alpha1.ImagePin, error) {
+	made := &v1alpha1.ImagePin{}
+	post := s.rest.Post().AbsPath(imagePins.path).Namespace(key.namespace).Resource(imagePins.name).Body(object)
+	if err := s.send(ctx, post, made); err != nil {
+		return nil, err
+	}
+	return made, key.check(made)
 }
 
 func (c *claim) object(node string) *v1alpha1.ImagePin {

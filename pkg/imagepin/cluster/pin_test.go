@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -250,6 +251,65 @@ func TestClaimOfDeletedPin(t *testing.T) {
 			// It concerns this claim only.
 			if _, err := client.Find(t.Context(), webOwner(), tag, true); err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestClaimAfterAWait checks that a claim that the API server has asked to wait first reads whether another node has
+// created the pin meanwhile, and knows its own pin.
+func TestClaimAfterAWait(t *testing.T) {
+	group := schema.GroupResource{Group: "imagepin.io", Resource: "imagepins"}
+	const create, get = "POST imagepins", "GET web-7d4b9c.0696c75328"
+	tooMany, failed := apierrors.NewTooManyRequests("later", 1), apierrors.NewServerTimeout(group, "create", 1)
+	for _, c := range []struct {
+		name     string
+		answer   *apierrors.StatusError
+		created  bool // by the request that was answered so
+		other    bool // another node claims during the wait
+		requests []string
+	}{
+		{name: "429", answer: tooMany, requests: []string{create, get, create}},
+		{name: "429, and another node was first", answer: tooMany, other: true, requests: []string{create, get}},
+		{name: "500 before the pin was created", answer: failed, requests: []string{create, get, create}},
+		{name: "500 after the pin was created", answer: failed, created: true, requests: []string{create, get}},
+		{name: "500, and another node was first", answer: failed, other: true, requests: []string{create, get}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := startServer(t)
+			client, _ := a.client()
+			waits := record(client)
+			a.on(func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path != pinsPath || len(*waits) > 0 {
+					return false
+				}
+				if c.created {
+					a.mu.Lock()
+					a.create(discard{}, r)
+					a.mu.Unlock()
+				}
+				if c.other {
+					a.addPin(webPin(tag, digestB))
+				}
+				refuse(w, c.answer)
+				return true
+			})
+			pin, created, err := client.Claim(t.Context(), webOwner(), webPod, tag, digestA)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.other && (created || pin.Digest != digestB) || !c.other && (!created || pin.Digest != digestA) {
+				t.Errorf("got %+v and %v", pin, created)
+			}
+			requests := a.got()[1:] // the first one is for the name of the node
+			if got := methods(requests); !slices.Equal(got, c.requests) {
+				t.Errorf("requests %v, want %v", got, c.requests)
+			}
+			if got := requests[1].query; got != "resourceVersion=0" {
+				t.Errorf("the read has the query %q", got)
+			}
+			if want := []time.Duration{time.Second}; !slices.Equal(*waits, want) {
+				t.Errorf("waits %v, want %v", *waits, want)
 			}
 		})
 	}

@@ -63,12 +63,17 @@ type object interface {
 	metav1.Object
 }
 
-// read sends a request and decodes the response, which has to be the object that the request is for.
+// read sends a request as do does. The response has to be the object that the request is for.
 func (s *session) read(ctx context.Context, req *rest.Request, key objectKey, into object) error {
 	if err := s.do(ctx, req, into); err != nil {
 		return err
 	}
-	if into.GetNamespace() != key.namespace || into.GetName() != key.name {
+	return key.check(into)
+}
+
+// check rejects a response with another object.
+func (k objectKey) check(got object) error {
+	if got.GetNamespace() != k.namespace || got.GetName() != k.name {
 		return errors.New("it answered with another object")
 	}
 	return nil
@@ -79,15 +84,25 @@ func (s *session) read(ctx context.Context, req *rest.Request, key objectKey, in
 //
 // It replaces the retries of rest, which have no jitter, wait in vain until the context ends, and give up after ten.
 func (s *session) do(ctx context.Context, req *rest.Request, into runtime.Object) error {
-	req.MaxRetries(0)
-	ctx = logr.NewContext(ctx, logr.Discard()) // rest logs errors that it returns
 	for {
-		err := req.Do(ctx).Into(into)
-		wait, ok := retryAfter(err)
-		if !ok || s.sleep(ctx, wait) != nil {
+		err := s.send(ctx, req, into)
+		if !s.wait(ctx, err) {
 			return err
 		}
 	}
+}
+
+// send sends a request once and decodes the response.
+func (s *session) send(ctx context.Context, req *rest.Request, into runtime.Object) error {
+	ctx = logr.NewContext(ctx, logr.Discard()) // rest logs errors that it returns
+	return req.MaxRetries(0).Do(ctx).Into(into)
+}
+
+// wait waits as long as the API server asks the client to wait before it sends a request again. It returns false at once
+// if err asks for no wait, or for a longer one than the context allows.
+func (s *session) wait(ctx context.Context, err error) bool {
+	d, ok := retryAfter(err)
+	return ok && s.sleep(ctx, d) == nil
 }
 
 // defaultRetryAfter is how long a client waits that gets 429 without a time.
