@@ -9,14 +9,26 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/integration/kubelet/pool"
+	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestKill kills containerd between the request to the registry, the creation of the ImagePin, and the node's record. The
-// tag moves after each request. After the restart, there is one ImagePin, and the node runs its digest.
+// TestKill kills imagepin between the request to the registry, the creation of the ImagePin, and the node's record: in
+// containerd, and as imagepin serve. The tag moves after each request. After the restart, there is one ImagePin, and the node
+// runs its digest.
 func TestKill(t *testing.T) {
 	t.Parallel()
+	for _, mode := range []node.Mode{node.Plugin, node.Serve} {
+		t.Run(string(mode), func(t *testing.T) { killClaims(t, mode) })
+	}
+}
+
+func killClaims(t *testing.T, mode node.Mode) {
+	t.Parallel()
 	fail := filepath.Join(t.TempDir(), "failpoint")
-	p := newPool(t, "kill", poolOptions{Options: pool.Options{Nodes: 1, Binary: "containerd-failpoints", Env: []string{"IMAGEPIN_FAILPOINT=@" + fail}}})
+	p := newPool(t, "kill", poolOptions{Options: pool.Options{
+		Nodes: 1, Binary: "containerd-failpoints", Env: []string{"IMAGEPIN_FAILPOINT=@" + fail},
+		Edit: func(_ int, o *node.Options) { o.Mode = mode },
+	}})
 	m := p.Members[0]
 	for _, c := range []struct {
 		point string
