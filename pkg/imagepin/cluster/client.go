@@ -101,7 +101,7 @@ func (c *Client) run(ctx context.Context, what purpose, call func(context.Contex
 		return err
 	}
 	err = call(limited, s)
-	if f := failureOf(err); f != nil && f.again && limited.Err() == nil {
+	if failureOf(err).onOther() && limited.Err() == nil {
 		c.sessions.replace(s)
 		if next, nextErr := c.acquire(ctx); nextErr == nil {
 			c.sessions.release(s)

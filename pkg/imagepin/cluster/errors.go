@@ -37,6 +37,9 @@ func (f *failure) Error() string { return f.err.Error() }
 // Unwrap returns the error.
 func (f *failure) Unwrap() error { return f.err }
 
+// onOther reports whether the call can succeed on another connection. It is false for nil.
+func (f *failure) onOther() bool { return f != nil && f.again }
+
 // scope is which calls an error concerns.
 type scope int
 

@@ -67,6 +67,9 @@ func (s *session) find(ctx context.Context, key objectKey, owner Owner, image st
 // Claim creates the pin of an image for a revision, with the digest d that the registry reports for the tag, on behalf of
 // a pod of this node. If another node was first, it returns that node's pin, and created is false.
 //
+// If the API server asks the client to wait, Claim reads the pin from the cache of the API server before it tries again. As
+// with Find, the cache may still have a pin that was just deleted.
+//
 // The timeout applies to the call as a whole: with the request for the name of the node at the first call, and for the
 // pin of another node. A call that timed out may have created the pin; the next one then returns it with created false.
 //
@@ -127,9 +130,9 @@ func (c *claim) run(ctx context.Context, s *session) (p Pin, created bool, err e
 			return Pin{}, false, failed
 		}
 		// During a wait, another node may have created the pin. The API server's cache answers that without admission and
-		// etcd, which matters if all nodes wait. If the cache misses a new pin, the next request has a conflict.
-		winner, err := s.find(ctx, c.key, c.owner, c.image, !conflict)
-		if err != nil {
+		// etcd, which matters if all nodes wait. If the cache misses a new pin, or the read fails, the next request decides.
+		winner, err := s.find(ctx, c.key, c.owner, c.image, conflicts == 0)
+		if err != nil && (conflict || ctx.Err() != nil || failureOf(err).onOther()) {
 			return Pin{}, false, err
 		}
 		if winner != nil {

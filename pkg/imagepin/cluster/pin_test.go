@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -310,6 +311,61 @@ func TestClaimAfterAWait(t *testing.T) {
 			}
 			if want := []time.Duration{time.Second}; !slices.Equal(*waits, want) {
 				t.Errorf("waits %v, want %v", *waits, want)
+			}
+		})
+	}
+}
+
+// TestClaimAfterAWaitWithoutRead checks that a claim does not depend on the read after a wait: if that fails, or finds what
+// the claim knows to be old, the claim creates the pin.
+func TestClaimAfterAWaitWithoutRead(t *testing.T) {
+	group := schema.GroupResource{Group: "imagepin.io", Resource: "imagepins"}
+	tooMany, exists := apierrors.NewTooManyRequests("later", 1), apierrors.NewAlreadyExists(group, "x")
+	refused := func(err *apierrors.StatusError) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, err) }
+	}
+	found := func(image string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, webPin(image, digestB)) }
+	}
+	absent := func(cached http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Has("resourceVersion") {
+				cached(w, r)
+				return
+			}
+			refuse(w, apierrors.NewNotFound(group, "x"))
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		posts []*apierrors.StatusError // answers to the first requests to create the pin
+		read  http.HandlerFunc
+	}{
+		{"the read fails", []*apierrors.StatusError{tooMany}, refused(apierrors.NewInternalError(errors.New("x")))},
+		{"the read is forbidden", []*apierrors.StatusError{tooMany}, refused(apierrors.NewForbidden(group, "x", errors.New("x")))},
+		{"the cache has a foreign pin that was deleted", []*apierrors.StatusError{tooMany}, absent(found("registry.example.com/other:v1"))},
+		{"the cache has a pin that was not in etcd", []*apierrors.StatusError{exists, tooMany}, absent(found(tag))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := startServer(t)
+			client, _ := a.client()
+			record(client)
+			posts := 0
+			a.on(func(w http.ResponseWriter, r *http.Request) bool {
+				switch {
+				case r.URL.Path == pinsPath && posts < len(c.posts):
+					posts++
+					refuse(w, c.posts[posts-1])
+				case strings.HasPrefix(r.URL.Path, pinsPath+"/"):
+					c.read(w, r)
+				default:
+					return false
+				}
+				return true
+			})
+			pin, created, err := client.Claim(t.Context(), webOwner(), webPod, tag, digestA)
+			if err != nil || !created || pin.Digest != digestA {
+				t.Errorf("got %+v, %v and error %v, want a new pin", pin, created, err)
 			}
 		})
 	}
