@@ -12,26 +12,26 @@ import (
 // imagepin section as strictly as containerd does when it loads the plugin, and whether the handlers in it are handlers
 // of the CRI. It does not check whether snapshotters are loaded. Errors are ErrInvalidArgument and name the section and
 // the key.
-func CheckPlugins(plugins map[string]any) error {
+func CheckPlugins(plugins map[string]any) (Settings, error) {
 	var own Table
 	if s, ok := plugins[Section]; ok {
 		table, ok := s.(map[string]any)
 		if !ok {
-			return keyError("", errors.New("must be a table"))
+			return Settings{}, keyError("", errors.New("must be a table"))
 		}
 		own = table
 	}
 	checked, err := own.Check()
 	if err != nil {
-		return err
+		return Settings{}, err
 	}
 	cri, err := offlineCRI(plugins)
 	if err != nil {
-		return err
+		return Settings{}, err
 	}
 	anySnapshotter := func(string) bool { return true }
 	_, err = cri.Handlers(checked, anySnapshotter)
-	return err
+	return checked, err
 }
 
 // runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.

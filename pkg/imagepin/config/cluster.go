@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // ClusterConfig is the section for pins in the Kubernetes API:
@@ -49,6 +51,18 @@ type Cluster struct {
 
 func defaultCluster() ClusterConfig {
 	return ClusterConfig{Unavailable: unavailableLocal, Timeout: (2 * time.Second).String(), Recheck: time.Minute.String()}
+}
+
+// UnusedCluster returns why the section cluster has no effect, although it is configured. Otherwise it returns "".
+func (s Settings) UnusedCluster() string {
+	unset, _ := defaultCluster().check()
+	switch {
+	case s.Cluster.Kubeconfig == "" && s.Cluster != unset:
+		return fmt.Sprintf("[plugins.%q.cluster] has no effect: kubeconfig is not set", Section)
+	case s.Cluster.Kubeconfig != "" && !s.Policy.MayPinWorkloads():
+		return fmt.Sprintf("[plugins.%q.cluster] has no effect: no version_consistency is %q", Section, policy.Workload)
+	}
+	return ""
 }
 
 func (c ClusterConfig) check() (Cluster, error) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
@@ -56,6 +57,9 @@ func (n *Node) activate(s Setup) (*active, error) {
 	}
 	if a.cluster, err = n.clusterOf(s.Settings.Cluster); err != nil {
 		return nil, err
+	}
+	if unused := s.Settings.UnusedCluster(); unused != "" {
+		log.L.Warn(unused)
 	}
 	progress, err := s.CRI.ProgressTimeout()
 	if err != nil {

@@ -172,6 +172,11 @@ func (p *Policy) PinsWorkloads() bool {
 	return p.defaults.Consistency == Workload || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.Consistency == Workload })
 }
 
+// MayPinWorkloads reports whether some references are pinned for workloads, or a pod can have them pinned so.
+func (p *Policy) MayPinWorkloads() bool {
+	return p.PinsWorkloads() || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.AllowPodOverride })
+}
+
 // Decide returns how a reference is treated for a pod. A reference with a digest is not pinned, and has no scope.
 // Decide ignores annotations that are not allowed or have an unknown value, and returns their names in ignored.
 func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {

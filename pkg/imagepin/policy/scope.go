@@ -35,7 +35,7 @@ func ParseScope(text string) (Scope, error) {
 	namespace, revision, ok2 := strings.Cut(rest, "/")
 	label, value, ok3 := strings.Cut(revision, "=")
 	if !ok || !ok2 || !ok3 || namespace == "" || label == "" || value == "" || strings.Contains(namespace, "=") {
-		return "", fmt.Errorf("is neither %q nor \"workload/<namespace>/<label>=<value>\" nor \"workload/<namespace>/<kind>/<name>/<uid>\": %w", NodeScope, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("is neither %q nor \"workload/<namespace>/<label>=<value>\" nor \"workload/<namespace>/<kind>/<name>/<uid>[/<revision>]\": %w", NodeScope, errdefs.ErrInvalidArgument)
 	}
 	return Scope(text), nil
 }

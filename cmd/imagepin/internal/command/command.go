@@ -173,7 +173,7 @@ func handlerFlag() cli.Flag {
 }
 
 func scopeFlag(empty string) cli.Flag {
-	return &cli.StringFlag{Name: "scope", Usage: "`SCOPE`: node, or workload/<namespace>/<label>=<value>; empty means " + empty}
+	return &cli.StringFlag{Name: "scope", Usage: "`SCOPE`: node, or that of a workload as \"imagepin pin ls\" prints it; empty means " + empty}
 }
 
 func noTruncFlag() cli.Flag {

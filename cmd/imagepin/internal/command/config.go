@@ -71,10 +71,11 @@ func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := c.check(); err != nil {
+	settings, err := c.check()
+	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: %s\n", args[0], c.verdict())
+	_, err = fmt.Fprintf(a.Out, "%s: %s\n", args[0], c.verdict(settings))
 	return err
 }
 
@@ -83,26 +84,36 @@ func (a *app) configCheckServe(path string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := imagepinconfig.ParseFile(b); err != nil {
+	c, err := imagepinconfig.ParseFile(b)
+	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: OK\n", path)
+	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, ok(c.Settings))
 	return err
 }
 
-// check returns what is wrong with the configuration.
-func (c *config) check() error {
+// ok describes a valid section.
+func ok(s imagepinconfig.Settings) string {
+	if unused := s.UnusedCluster(); unused != "" {
+		return "OK, but " + unused
+	}
+	return "OK"
+}
+
+// check returns imagepin's settings, or what is wrong with the configuration.
+func (c *config) check() (imagepinconfig.Settings, error) {
 	var wrong []error
 	for name := range c.Plugins {
 		if strings.Contains(name, "imagepin") && name != imagepinconfig.Section {
 			wrong = append(wrong, fmt.Errorf("[plugins.%q]: unknown section (did you mean %q?)", name, imagepinconfig.Section))
 		}
 	}
-	return errors.Join(append(wrong, imagepinconfig.CheckPlugins(c.Plugins))...)
+	settings, err := imagepinconfig.CheckPlugins(c.Plugins)
+	return settings, errors.Join(append(wrong, err)...)
 }
 
 // verdict describes the effect of a valid configuration on imagepin.
-func (c *config) verdict() string {
+func (c *config) verdict(s imagepinconfig.Settings) string {
 	for _, uri := range c.DisabledPlugins {
 		if uri == imagepinconfig.Section {
 			return "OK, but imagepin is disabled (disabled_plugins)"
@@ -111,7 +122,7 @@ func (c *config) verdict() string {
 	if _, ok := c.Plugins[imagepinconfig.Section]; !ok {
 		return "OK, imagepin has no section and uses its defaults"
 	}
-	return "OK"
+	return ok(s)
 }
 
 const configDefaultDescription = `Prints imagepin's section of containerd's configuration with all keys and their

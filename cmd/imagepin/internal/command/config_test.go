@@ -69,6 +69,10 @@ func TestConfigCheck(t *testing.T) {
 			files: []string{"c.toml", `[plugins."io.containerd.imagepin.v1.image"]`},
 			wrong: `unknown section (did you mean "io.containerd.imagepin.v1.images"?)`,
 		},
+		"cluster without effect": {
+			files: []string{"c.toml", sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nkubeconfig = \"/kubeconfig\""},
+			valid: `OK, but [plugins."io.containerd.imagepin.v1.images".cluster] has no effect: no version_consistency is "workload"`,
+		},
 		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "must be a table"},
 		"unknown handler": {
 			files: []string{"c.toml", sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\""},
@@ -117,5 +121,18 @@ func TestConfigCheck(t *testing.T) {
 				t.Errorf("exit code %d, printed %q and %q, want 1 and the error %q", got.code, got.out, got.err, test.wrong)
 			}
 		})
+	}
+}
+
+func TestConfigCheckOfServe(t *testing.T) {
+	const section = sectionHeader
+	for text, want := range map[string]string{
+		section: ": OK\n",
+		section + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nunavailable = \"fail\"": ": OK, but [plugins.\"io.containerd.imagepin.v1.images\".cluster] has no effect: kubeconfig is not set\n",
+	} {
+		file := write(t, "c.toml", text)
+		if got := runAt(t, "/absent", nil, "config", "check", "--serve", file); got.code != 0 || got.out != file+want {
+			t.Errorf("exit code %d, printed %q and %q, want 0 and %q", got.code, got.out, got.err, file+want)
+		}
 	}
 }

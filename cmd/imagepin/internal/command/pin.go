@@ -12,7 +12,8 @@ import (
 const pinDescription = `A pin holds a tag at a digest, even if the tag moves in the registry. The first
 use of a reference makes a pin if version_consistency is configured. "imagepin
 pin set" makes or moves a pin. A pin applies to the node, or to one revision of
-a workload: scope workload/<namespace>/<label>=<value>. MADE BY "cluster" is a
+a workload: scope workload/<namespace>/<label>=<value>, or with the Kubernetes
+API workload/<namespace>/<kind>/<name>/<uid>[/<revision>]. MADE BY "cluster" is a
 copy of an ImagePin, with the node that created it: kubectl imagepin changes it.
 
 Examples:
