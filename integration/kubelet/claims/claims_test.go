@@ -14,6 +14,7 @@ import (
 	authentication "k8s.io/api/authentication/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
@@ -120,7 +121,8 @@ func TestPodCreatedAgain(t *testing.T) {
 }
 
 // TestStolenKubeconfig claims with a copy of a node's kubeconfig, in another place: for pods of the node only, and for none
-// when the node has no pods any more.
+// when the node has no pods any more. Then it registers the node again, and claims for a mirror pod: docs/security.md names
+// this limit.
 func TestStolenKubeconfig(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, kube)
@@ -160,6 +162,44 @@ func TestStolenKubeconfig(t *testing.T) {
 		return false, err
 	})
 	want(t, refusal, imagepin.ClaimRefused, errdefs.ErrPermissionDenied, refused)
+
+	mirror := r.mirrorPod(victim, "web-7d4b9c-z")
+	testkit.EventuallyIn(t, time.Minute, "the thief claims for a mirror pod", func(context.Context) (bool, error) {
+		attempt++
+		err := claim(fmt.Sprintf("registry.example.com/shop/web:v%d", attempt), mirror)
+		if errdefs.IsPermissionDenied(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+}
+
+// mirrorPod registers a node with its own credential, and creates a mirror pod of it.
+func (r *rig) mirrorPod(node, name string) client.Pod {
+	r.t.Helper()
+	self, err := r.Node(node)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	registered := &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	if err := self.Do(r.ctx, "POST", "/api/v1/nodes", registered, registered); err != nil {
+		r.t.Fatal(err)
+	}
+	pod := &core.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Annotations: map[string]string{core.MirrorPodAnnotationKey: "any"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: registered.UID, Controller: new(true)}},
+		},
+		Spec: podSpec(node),
+	}
+	testkit.EventuallyIn(r.t, time.Minute, "the node creates a mirror pod", func(ctx context.Context) (bool, error) {
+		err := self.Do(ctx, "POST", r.path("v1/pods"), pod, pod)
+		if apierrors.IsNotFound(err) {
+			return false, nil // admission learns of the node a moment later
+		}
+		return err == nil, err
+	})
+	return client.Pod{Namespace: r.ns, Name: name, UID: pod.UID}
 }
 
 // TestForeignPin checks an object with the name of a pin that is for something else.
