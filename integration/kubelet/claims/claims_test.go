@@ -172,6 +172,7 @@ func TestStolenKubeconfig(t *testing.T) {
 		}
 		return err == nil, err
 	})
+	r.must("DELETE", "/api/v1/nodes/"+victim, nil, nil)
 }
 
 // mirrorPod registers a node with its own credential, and creates a mirror pod of it.
