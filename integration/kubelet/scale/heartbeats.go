@@ -30,7 +30,8 @@ type heartbeats struct {
 
 // beats are the renewals of a phase.
 type beats struct {
-	took   []float64 // nanoseconds, of those that succeeded
+	took   []float64     // nanoseconds, of those that succeeded
+	oldest time.Duration // the maximum age of a lease at the end of a renewal that was to renew it
 	failed int
 	first  error // the first failure
 }
@@ -76,9 +77,9 @@ func (h *heartbeats) renew(ctx context.Context, one *heart, period, after time.D
 	defer tick.Stop()
 	for {
 		p := h.enter()
-		start := time.Now()
+		start, last := time.Now(), one.renewed
 		err := one.renew(ctx)
-		p.leave(time.Since(start), err)
+		p.leave(time.Since(start), time.Since(last), err)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -117,13 +118,15 @@ func (h *heartbeats) enter() *phase {
 	return h.phase
 }
 
-func (p *phase) leave(took time.Duration, err error) {
+// leave ends a renewal. age is the time since the renewal before that succeeded.
+func (p *phase) leave(took, age time.Duration, err error) {
 	if p == nil {
 		return
 	}
 	defer p.pending.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.oldest = max(p.oldest, age)
 	if err == nil {
 		p.took = append(p.took, float64(took))
 		return
@@ -135,9 +138,10 @@ func (p *phase) leave(took time.Duration, err error) {
 
 // heart is a node that renews its lease.
 type heart struct {
-	client *cluster.Client
-	lease  *coordination.Lease
-	stale  bool // the last renewal failed
+	client  *cluster.Client
+	lease   *coordination.Lease
+	renewed time.Time
+	stale   bool // the last renewal failed
 }
 
 // newHeart creates the lease of a node, as the node.
@@ -150,7 +154,9 @@ func newHeart(ctx context.Context, kube *server, name string) (*heart, error) {
 		ObjectMeta: meta.ObjectMeta{Name: name},
 		Spec:       coordination.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: new(int32(leaseSeconds)), RenewTime: now()},
 	}}
-	return one, c.Do(ctx, "POST", leases, one.lease, one.lease)
+	err = c.Do(ctx, "POST", leases, one.lease, one.lease)
+	one.renewed = time.Now()
+	return one, err
 }
 
 func (one *heart) renew(ctx context.Context) error {
@@ -164,7 +170,9 @@ func (one *heart) renew(ctx context.Context) error {
 	}
 	one.lease.Spec.RenewTime = now()
 	err := one.client.Do(ctx, "PUT", leases+"/"+one.lease.Name, one.lease, one.lease)
-	one.stale = err != nil
+	if one.stale = err != nil; !one.stale {
+		one.renewed = time.Now()
+	}
 	return err
 }
 

@@ -45,6 +45,7 @@ func TestQuick(t *testing.T) {
 		`(?m)^new ImagePins +– +– +1 +1 +4 +1$`,
 		`(?m)^agents that created an ImagePin +– +– +1 +1 +4 +1$`,
 		`(?m)^heartbeats +[1-9]\d* .*[1-9]\d*$`,
+		`(?m)^oldest lease +[1-9].* m?s$`,
 		`(?m)^stored ImagePins +200$`,
 		`(?m)^etcd: bytes of each ImagePin +[1-9],\d{3}$`,
 		`(?m)^another pod of a revision: image, CreateContainer .* (ok|missed)$`,

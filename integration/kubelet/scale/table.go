@@ -56,6 +56,7 @@ var claimLines = []line{
 	{"benchmark process: CPU", false, func(c column) string { return measure.Duration(c.self) }},
 	{"heartbeats", false, func(c column) string { return measure.Thousands(len(c.beats.took) + c.beats.failed) }},
 	{"heartbeats that failed", false, func(c column) string { return measure.Thousands(c.beats.failed) }},
+	{"oldest lease", false, func(c column) string { return measure.Duration(c.beats.oldest) }},
 	{"heartbeat: p50", false, func(c column) string { return quantile(c.beats.took, 0.5) }},
 	{"heartbeat: p99", false, func(c column) string { return quantile(c.beats.took, 0.99) }},
 }

@@ -15,7 +15,7 @@ func TestTable(t *testing.T) {
 		about:  "a machine",
 		stored: stored{pins: 1_000, before: database{1e6, 5e5}, after: database{4e6, 2.5e6}, rss: [2]float64{3e8, 4e8}},
 		columns: []column{
-			{name: "alone", all: 30 * time.Second, usage: usage{server: time.Second, peak: 1e8}, beats: beats{took: []float64{2e6, 4e6}, failed: 1}},
+			{name: "alone", all: 30 * time.Second, usage: usage{server: time.Second, peak: 1e8}, beats: beats{took: []float64{2e6, 4e6}, oldest: 21 * time.Second, failed: 1}},
 			{name: "at once", agents: 4, pins: 1, won: 1, failed: 2, took: []float64{1e6, 2e6, 3e6, 4e9}, all: 4 * time.Second, events: 3,
 				usage: usage{server: 2 * time.Second, etcd: 10 * time.Millisecond, self: time.Minute, peak: 2e8, rejected: 1_234}},
 		},
@@ -47,6 +47,7 @@ etcd: CPU                                 0   10.0 ms
 benchmark process: CPU                    0    60.0 s
 heartbeats                                3         0
 heartbeats that failed                    1         0
+oldest lease                         21.0 s         0
 heartbeat: p50                      2.00 ms         –
 heartbeat: p99                      4.00 ms         –
 
