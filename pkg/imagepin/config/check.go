@@ -10,8 +10,8 @@ import (
 
 // CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
 // imagepin section as strictly as containerd does when it loads the plugin, and whether the handlers in it are handlers
-// of the CRI. It does not check whether snapshotters are loaded. Errors are ErrInvalidArgument and name the section and
-// the key.
+// of the CRI. It does not check whether snapshotters are loaded. It returns the settings of the imagepin section. Errors are
+// ErrInvalidArgument and name the section and the key.
 func CheckPlugins(plugins map[string]any) (Settings, error) {
 	var own Table
 	if s, ok := plugins[Section]; ok {

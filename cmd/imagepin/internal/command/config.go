@@ -88,12 +88,12 @@ func (a *app) configCheckServe(path string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, ok(c.Settings))
+	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, validity(c.Settings))
 	return err
 }
 
-// ok describes a valid section.
-func ok(s imagepinconfig.Settings) string {
+// validity describes settings that are valid.
+func validity(s imagepinconfig.Settings) string {
 	if unused := s.UnusedCluster(); unused != "" {
 		return "OK, but " + unused
 	}
@@ -122,7 +122,7 @@ func (c *config) verdict(s imagepinconfig.Settings) string {
 	if _, ok := c.Plugins[imagepinconfig.Section]; !ok {
 		return "OK, imagepin has no section and uses its defaults"
 	}
-	return ok(s)
+	return validity(s)
 }
 
 const configDefaultDescription = `Prints imagepin's section of containerd's configuration with all keys and their
