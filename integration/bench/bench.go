@@ -34,10 +34,11 @@ type options struct {
 // bench measures.
 type bench struct {
 	options
-	log    io.Writer // progress
-	reg    *registry.Registry
-	pushed map[string]pushed // by tag
-	bases  map[tree]*base
+	log     io.Writer // progress
+	reg     *registry.Registry
+	limited string            // address of the registry that limits each connection; empty until it is used
+	pushed  map[string]pushed // by tag
+	bases   map[tree]*base
 	// roots of the daemons. They stay until the end, because removing many files slows down later work.
 	roots   []string
 	results []*result

@@ -22,7 +22,7 @@ func churn(z sizes) scenario {
 			const images = 8
 			var refs []string
 			for i := range images {
-				ref, err := b.push("churn", manyTree, i+1)
+				ref, err := b.push(ctx, "churn", manyTree, i+1)
 				if err != nil {
 					return nil, err
 				}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
@@ -9,22 +11,46 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
+// coldPull is a scenario of pulls of images of which the node has no part.
+type coldPull struct {
+	name       string
+	repository string
+	tree       tree
+	fleet      fleet
+	budget     budget
+	times      int // pulls in each sample, which is their median
+	// limited is set if the registry limits each connection.
+	limited bool
+	// remove deletes the image after each turn. Deleting a few files does not slow down later pulls.
+	remove bool
+	// fraction is that of the scenario.
+	fraction int
+}
+
+// connectionLimit is what a limited registry sends over each connection, in bytes in a second.
+const connectionLimit = 60 << 20
+
 // coldPulls are pulls of images of which the node has no part.
 func coldPulls(z sizes) []scenario {
 	small := tree{layers: 1, files: 80, size: 8 << 20, seed: 1}
 	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2}
 	many := tree{layers: 40, files: 50, size: z.layerSize / 15, seed: 3}
-	all := []scenario{
-		coldPull("cold pull, small image", "small", small, fleet{}, z.small, ratio(1)),
-		coldPull("cold pull, "+largeName(z), "large", large, fleet{}, 1, ratio(0.6)),
-		coldPull("cold pull, 40 layers", "layers", many, fleet{}, 1, budget{}),
-	}
+	huge := tree{layers: 1, files: 4, size: 16 * z.piece, seed: 7, piece: z.piece}
 	parallel := fleet{parallel: true}
-	return append(all,
-		coldPull("cold pull, small image, both parallel", "small", small, parallel, z.small, budget{}),
-		coldPull("cold pull, "+largeName(z)+", both parallel", "large", large, parallel, 1, budget{}),
-		coldPull("cold pull, 40 layers, both parallel", "layers", many, parallel, 1, budget{}),
-	)
+	var all []scenario
+	for _, c := range []coldPull{
+		{name: "small image", repository: "small", tree: small, times: z.small, budget: ratio(1)},
+		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45)},
+		{name: "40 layers", repository: "layers", tree: many},
+		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true, fraction: 2},
+		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true, fraction: 2},
+		{name: "small image, both parallel", repository: "small", tree: small, fleet: parallel, times: z.small},
+		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
+		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
+	} {
+		all = append(all, c.scenario())
+	}
+	return all
 }
 
 func largeName(z sizes) string {
@@ -34,34 +60,30 @@ func largeName(z sizes) string {
 	return "8 small layers"
 }
 
-func coldPull(name, repository string, t tree, f fleet, times int, b budget) scenario {
-	wall := row{name: name, budget: b}
+func hugeName(z sizes) string {
+	if z.piece == fullSizes.piece {
+		return "one layer of 1 GB"
+	}
+	return "one small layer of large files"
+}
+
+func (c coldPull) scenario() scenario {
+	name := "cold pull, " + c.name
+	wall := row{name: name, budget: c.budget}
 	cpuTime := row{name: name + ": CPU"}
 	requests := row{name: name + ": requests", unit: count, budget: ratio(1)}
 	return scenario{
-		rows:  []row{wall, cpuTime, requests},
-		fleet: f,
-		setup: func(ctx context.Context, b *bench, p *pair) error {
-			// The first pull creates buckets of databases and the connection to the registry.
-			for _, s := range p.sides() {
-				ref, err := b.fresh(s, repository, t)
-				if err != nil {
-					return err
-				}
-				if _, err := s.Pull(ctx, ref, ""); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+		rows: []row{wall, cpuTime, requests}, fleet: c.fleet, fraction: c.fraction,
+		setup: c.setup,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var (
 				walls     []float64
 				used      time.Duration
 				requested int
 			)
+			times := max(1, c.times)
 			for range times {
-				ref, err := b.fresh(s, repository, t)
+				ref, err := c.fresh(ctx, b, s)
 				if err != nil {
 					return nil, err
 				}
@@ -81,9 +103,59 @@ func coldPull(name, repository string, t tree, f fleet, times int, b budget) sce
 					return nil, err
 				}
 				used += after - before
-				requested = b.reg.Count(registry.In(repository))
+				requested = b.reg.Count(registry.In(c.repository))
+				if c.remove {
+					if err := s.removeNow(ctx, ref); err != nil {
+						return nil, err
+					}
+				}
 			}
 			return sample{wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}, nil
 		},
 	}
+}
+
+// setup pulls once, which creates buckets of databases and the connection to the registry.
+func (c coldPull) setup(ctx context.Context, b *bench, p *pair) error {
+	for _, s := range p.sides() {
+		ref, err := c.fresh(ctx, b, s)
+		if err != nil {
+			return err
+		}
+		if _, err := s.Pull(ctx, ref, ""); err != nil {
+			return err
+		}
+		if c.remove {
+			if err := s.removeNow(ctx, ref); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fresh returns a reference of which the side has no part.
+func (c coldPull) fresh(ctx context.Context, b *bench, s *side) (string, error) {
+	ref, err := b.fresh(ctx, s, c.repository, c.tree)
+	if err != nil || !c.limited {
+		return ref, err
+	}
+	if b.limited == "" {
+		if b.limited, err = b.reg.Limit(connectionLimit); err != nil {
+			return "", err
+		}
+	}
+	name, ok := strings.CutPrefix(ref, b.reg.Ref(""))
+	if !ok {
+		return "", fmt.Errorf("%s is not a reference of the registry", ref)
+	}
+	return b.limited + "/" + name, nil
+}
+
+// removeNow removes an image and its content.
+func (s *side) removeNow(ctx context.Context, ref string) error {
+	if err := s.RemoveImage(ctx, ref, ""); err != nil {
+		return err
+	}
+	return s.GC(ctx)
 }

@@ -29,7 +29,7 @@ func equalPulls(z sizes) scenario {
 	return scenario{
 		rows: []row{wall, cpuTime, resolves, fetches},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			ref, err := b.fresh(s, repository, manyTree)
+			ref, err := b.fresh(ctx, s, repository, manyTree)
 			if err != nil {
 				return nil, err
 			}
@@ -61,7 +61,7 @@ func differentPulls(z sizes) scenario {
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var refs []string
 			for i := range z.different {
-				ref, err := b.fresh(s, fmt.Sprintf("different/%d", i), manyTree)
+				ref, err := b.fresh(ctx, s, fmt.Sprintf("different/%d", i), manyTree)
 				if err != nil {
 					return nil, err
 				}
@@ -83,7 +83,7 @@ func removal(z sizes) scenario {
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var walls []float64
 			for range z.small {
-				ref, err := b.fresh(s, "remove", manyTree)
+				ref, err := b.fresh(ctx, s, "remove", manyTree)
 				if err != nil {
 					return nil, err
 				}

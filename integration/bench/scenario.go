@@ -59,6 +59,7 @@ type sizes struct {
 	images    []int // numbers of images on a node
 	layerSize int64 // bytes of each of the eight layers
 	layerN    int   // files in each of them
+	piece     int64 // bytes that the files of the large layer repeat, 16 times in total
 	warm      int   // calls for each sample, which is their median
 	small     int   // cold pulls of a small image for each sample, which is their median
 	equal     int   // concurrent pulls of one image
@@ -70,6 +71,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, warm: 50, small: 10, equal: 100, different: 50, list: 100, churn: 1_000, idle: 5 * time.Second}
-	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16, idle: 500 * time.Millisecond}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, list: 100, churn: 1_000, idle: 5 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, list: 5, churn: 16, idle: 500 * time.Millisecond}
 )

@@ -30,7 +30,7 @@ func secondPull(name string, f fleet, requestBudget budget) scenario {
 		fleet:      f,
 		stockFails: true,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			ref, err := b.fresh(s, repository, secondTree)
+			ref, err := b.fresh(ctx, s, repository, secondTree)
 			if err != nil {
 				return nil, err
 			}

@@ -73,11 +73,11 @@ func table(w io.Writer, results []*result) error {
 	return nil
 }
 
-// hash matches a digest or an ID.
-var hash = regexp.MustCompile("[0-9a-f]{64}")
+// longHash matches a digest or an ID.
+var longHash = regexp.MustCompile("[0-9a-f]{64}")
 
 // oneLine returns the text of an error without line breaks and with short hashes.
 func oneLine(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
-	return hash.ReplaceAllStringFunc(text, func(h string) string { return h[:12] + "…" })
+	return longHash.ReplaceAllStringFunc(text, func(h string) string { return h[:12] + "…" })
 }

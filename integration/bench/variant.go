@@ -4,8 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"hash"
 	"io"
+	"slices"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -26,11 +32,29 @@ type base struct {
 	layers []layerData
 }
 
-type layerData struct{ plain, packed []byte }
+// layerData is a layer without the end of its archive. The end is in the variant.
+type layerData struct {
+	packed [][]byte // gzip
+	// The states of SHA-256 after the archive and after its compressed form, so that a variant hashes only what it adds.
+	plainSum, packedSum hash.Cloner
+}
 
 // newBase builds the layers of a tree.
-func newBase(t tree) (*base, error) {
-	img, err := images.Data(t.options())
+func newBase(ctx context.Context, t tree) (*base, error) {
+	program, err := t.program(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if t.piece > 0 {
+		l, err := piecedLayer(t, program)
+		return &base{[]layerData{l}}, err
+	}
+	opts := t.options()
+	opts.Compression = images.Uncompressed
+	if program != nil {
+		opts.Files[0][programPath] = program
+	}
+	img, err := images.Data(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -40,40 +64,74 @@ func newBase(t tree) (*base, error) {
 	}
 	b := &base{}
 	for _, l := range layers {
-		var d layerData
-		for _, of := range []struct {
-			open func() (io.ReadCloser, error)
-			into *[]byte
-		}{{l.Uncompressed, &d.plain}, {l.Compressed, &d.packed}} {
-			r, err := of.open()
-			if err != nil {
-				return nil, err
-			}
-			if *of.into, err = io.ReadAll(r); err != nil {
-				return nil, err
-			}
-			if err := r.Close(); err != nil {
-				return nil, err
-			}
+		r, err := l.Uncompressed()
+		if err != nil {
+			return nil, err
 		}
-		b.layers = append(b.layers, d)
+		plain, err := io.ReadAll(r)
+		if err := errors.Join(err, r.Close()); err != nil {
+			return nil, err
+		}
+		plain = plain[:len(plain)-archiveEnd]
+		packed, err := packed(plain, gzip.BestSpeed)
+		if err != nil {
+			return nil, err
+		}
+		b.layers = append(b.layers, layerData{packed: [][]byte{packed}, plainSum: sumOf(plain), packedSum: sumOf(packed)})
 	}
 	return b, nil
+}
+
+// archiveEnd is the size of the end of a tar archive: two empty blocks.
+const archiveEnd = 2 * 512
+
+func packed(plain []byte, level int) ([]byte, error) {
+	var buf bytes.Buffer
+	z, err := gzip.NewWriterLevel(&buf, level)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := z.Write(plain); err != nil {
+		return nil, err
+	}
+	err = z.Close()
+	return buf.Bytes(), err
+}
+
+// sumOf returns the state of SHA-256 after the parts.
+func sumOf(parts ...[]byte) hash.Cloner {
+	h := sha256.New()
+	for _, p := range parts {
+		h.Write(p)
+	}
+	return h.(hash.Cloner) // all hashes of the standard library are
+}
+
+// sumAfter returns the digest of what a state has seen and of what follows.
+func sumAfter(state hash.Cloner, tail []byte) (v1.Hash, error) {
+	h, err := state.Clone()
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	h.Write(tail)
+	return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(h.Sum(nil))}, nil
 }
 
 // fetched returns how many bytes of layers a pull fetches.
 func (b *base) fetched() (n int) {
 	for _, l := range b.layers {
-		n += len(l.packed)
+		for _, part := range l.packed {
+			n += len(part)
+		}
 	}
 	return n
 }
 
-// variant returns the image of a number, and the name of its top snapshot.
-func (b *base) variant(number int) (_ v1.Image, top string, err error) {
+// variant returns the image of a number, its layers, and the name of its top snapshot.
+func (b *base) variant(number int) (_ v1.Image, layers []*variantLayer, top string, err error) {
 	platform, err := images.ParsePlatform(images.HostPlatform())
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	var (
@@ -83,63 +141,78 @@ func (b *base) variant(number int) (_ v1.Image, top string, err error) {
 	for i, d := range b.layers {
 		l, err := newVariantLayer(d, fmt.Sprintf("variant-%d-of-layer-%d", number, i))
 		if err != nil {
-			return nil, "", err
+			return nil, nil, "", err
 		}
+		layers = append(layers, l)
 		adds = append(adds, mutate.Addendum{Layer: l})
 		diffIDs = append(diffIDs, digest.Digest(l.diffID.String()))
 	}
 	if img, err = mutate.Append(img, adds...); err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	config = config.DeepCopy()
 	config.OS, config.Architecture = platform.OS, platform.Architecture
+	config.Config.Entrypoint = []string{programPath}
 	img, err = mutate.ConfigFile(img, config)
-	return img, offline.ChainID(diffIDs), err
+	return img, layers, offline.ChainID(diffIDs), err
 }
 
-// variantLayer is a layer with one more file before the others. Its compressed form has two gzip members. All variants
-// share the second one.
+// variantLayer is a layer with one more file after the others. Its compressed form has two gzip members. All variants
+// share the first one.
 type variantLayer struct {
-	plain, packed  [2][]byte
+	packed         [][]byte
 	digest, diffID v1.Hash
 }
 
 func newVariantLayer(d layerData, file string) (*variantLayer, error) {
-	var plain, packed bytes.Buffer
+	var plain bytes.Buffer
 	w := tar.NewWriter(&plain)
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644}); err != nil {
 		return nil, err
 	}
-	if err := w.Flush(); err != nil { // not closed: the archive continues
+	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	z := gzip.NewWriter(&packed)
-	if _, err := z.Write(plain.Bytes()); err != nil {
+	tail, err := packed(plain.Bytes(), gzip.DefaultCompression)
+	if err != nil {
 		return nil, err
 	}
-	if err := z.Close(); err != nil {
+	l := &variantLayer{packed: append(slices.Clip(d.packed), tail)}
+	if l.diffID, err = sumAfter(d.plainSum, plain.Bytes()); err != nil {
 		return nil, err
 	}
-	l := &variantLayer{plain: [2][]byte{plain.Bytes(), d.plain}, packed: [2][]byte{packed.Bytes(), d.packed}}
-	var err error
-	if l.diffID, _, err = v1.SHA256(joined(l.plain)); err != nil {
-		return nil, err
-	}
-	l.digest, _, err = v1.SHA256(joined(l.packed))
+	l.digest, err = sumAfter(d.packedSum, tail)
 	return l, err
 }
 
-func joined(parts [2][]byte) io.ReadCloser {
-	return io.NopCloser(io.MultiReader(bytes.NewReader(parts[0]), bytes.NewReader(parts[1])))
+func (l *variantLayer) Digest() (v1.Hash, error) { return l.digest, nil }
+func (l *variantLayer) DiffID() (v1.Hash, error) { return l.diffID, nil }
+
+func (l *variantLayer) Size() (n int64, _ error) {
+	for _, part := range l.packed {
+		n += int64(len(part))
+	}
+	return n, nil
 }
 
-func (l *variantLayer) Digest() (v1.Hash, error)             { return l.digest, nil }
-func (l *variantLayer) DiffID() (v1.Hash, error)             { return l.diffID, nil }
-func (l *variantLayer) Size() (int64, error)                 { return int64(len(l.packed[0]) + len(l.packed[1])), nil }
-func (l *variantLayer) MediaType() (types.MediaType, error)  { return types.OCILayer, nil }
-func (l *variantLayer) Compressed() (io.ReadCloser, error)   { return joined(l.packed), nil }
-func (l *variantLayer) Uncompressed() (io.ReadCloser, error) { return joined(l.plain), nil }
+func (l *variantLayer) MediaType() (types.MediaType, error) { return types.OCILayer, nil }
+
+func (l *variantLayer) Compressed() (io.ReadCloser, error) {
+	var parts []io.Reader
+	for _, part := range l.packed {
+		parts = append(parts, bytes.NewReader(part))
+	}
+	return io.NopCloser(io.MultiReader(parts...)), nil
+}
+
+func (l *variantLayer) Uncompressed() (io.ReadCloser, error) {
+	r, err := l.Compressed()
+	if err != nil {
+		return nil, err
+	}
+	return gzip.NewReader(r)
+}

@@ -31,7 +31,7 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 	return scenario{
 		rows: []row{wall, cpuTime, requests},
 		setup: func(ctx context.Context, b *bench, p *pair) (err error) {
-			if ref, err = b.push(repository, warmTree, 1); err != nil {
+			if ref, err = b.push(ctx, repository, warmTree, 1); err != nil {
 				return err
 			}
 			if byDigest {

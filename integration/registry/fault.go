@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -147,13 +148,14 @@ func (r *Registry) closeRange(w http.ResponseWriter, req *http.Request, q Reques
 	if !found {
 		return true
 	}
-	from, err := strconv.Atoi(strings.TrimPrefix(start, "bytes="))
-	if err != nil || from >= len(b) {
-		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", len(b)))
+	size := b.size()
+	from, err := strconv.ParseInt(strings.TrimPrefix(start, "bytes="), 10, 64)
+	if err != nil || from >= size {
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 		w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
 		return false
 	}
-	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, len(b)-1))
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, size-1))
 	return true
 }
 
@@ -233,6 +235,11 @@ func (w *response) Write(b []byte) (int, error) {
 		return int(left) + len(b), w.write(b)
 	}
 	return len(b), w.write(b)
+}
+
+// ReadFrom implements [io.ReaderFrom], which the store uses for ranges, with fewer and larger writes than [io.Copy].
+func (w *response) ReadFrom(r io.Reader) (int64, error) {
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 256<<10))
 }
 
 func (w *response) write(b []byte) error {

@@ -46,6 +46,7 @@ type Registry struct {
 	tokens   map[string]grant
 	raw      map[string]images.Raw // "repo:tag" or "repo@digest" → manifests that the store would reject
 	seq      int
+	limited  []func() // close the servers of Limit
 }
 
 // New starts a registry on a free port of 127.0.0.1.
@@ -54,7 +55,7 @@ func New() (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &blobs{content: map[string][]byte{}, repos: map[string]map[string]bool{}}
+	b := &blobs{content: map[string]blob{}, repos: map[string]map[string]bool{}}
 	r := &Registry{
 		store:   registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithBlobHandler(b), registry.WithReferrersSupport(true)),
 		blobs:   b,
@@ -113,6 +114,13 @@ func (r *Registry) Down() {
 // Close stops the registry and waits until all requests are done.
 func (r *Registry) Close() {
 	r.Down()
+	r.mu.Lock()
+	limited := r.limited
+	r.limited = nil
+	r.mu.Unlock()
+	for _, stop := range limited {
+		stop()
+	}
 	r.port.Close()
 	for {
 		r.mu.Lock()
@@ -180,7 +188,7 @@ func (r *Registry) PushRaw(ref string, m images.Raw) v1.Hash {
 // PushBlob stores a blob in a repository.
 func (r *Registry) PushBlob(repo string, b []byte) v1.Hash {
 	h, _, _ := v1.SHA256(bytes.NewReader(b)) // reading memory does not fail
-	r.blobs.put(repo, h, b)
+	r.blobs.put(repo, h, blob{b})
 	return h
 }
 
@@ -291,7 +299,7 @@ func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
 // blobs stores blobs by repository, as a real registry does: the blob of one repository is absent in another.
 type blobs struct {
 	mu      sync.RWMutex
-	content map[string][]byte
+	content map[string]blob
 	repos   map[string]map[string]bool // repository → digests
 }
 
@@ -300,7 +308,7 @@ func repoOf(repo string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(strings.Trim(repo, "/"), "/blobs"), "/blobs/uploads")
 }
 
-func (b *blobs) get(repo string, h v1.Hash) ([]byte, bool) {
+func (b *blobs) get(repo string, h v1.Hash) (blob, bool) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if !b.repos[repoOf(repo)][h.String()] {
@@ -310,7 +318,7 @@ func (b *blobs) get(repo string, h v1.Hash) ([]byte, bool) {
 	return c, ok
 }
 
-func (b *blobs) put(repo string, h v1.Hash, c []byte) {
+func (b *blobs) put(repo string, h v1.Hash, c blob) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	repo = repoOf(repo)
@@ -327,20 +335,12 @@ func (b *blobs) remove(repo string, h v1.Hash) {
 	delete(b.repos[repoOf(repo)], h.String())
 }
 
-func (b *blobs) Get(_ context.Context, repo string, h v1.Hash) (io.ReadCloser, error) {
-	c, ok := b.get(repo, h)
-	if !ok {
-		return nil, registry.ErrNotFound
-	}
-	return readSeekNopCloser{bytes.NewReader(c)}, nil
-}
-
 func (b *blobs) Stat(_ context.Context, repo string, h v1.Hash) (int64, error) {
 	c, ok := b.get(repo, h)
 	if !ok {
 		return 0, registry.ErrNotFound
 	}
-	return int64(len(c)), nil
+	return c.size(), nil
 }
 
 func (b *blobs) Put(_ context.Context, repo string, h v1.Hash, rc io.ReadCloser) error {
@@ -349,14 +349,9 @@ func (b *blobs) Put(_ context.Context, repo string, h v1.Hash, rc io.ReadCloser)
 	if err != nil {
 		return err
 	}
-	b.put(repo, h, c)
+	b.put(repo, h, blob{c})
 	return nil
 }
-
-// readSeekNopCloser keeps the reader's ReadAt, which the store needs for ranges.
-type readSeekNopCloser struct{ *bytes.Reader }
-
-func (readSeekNopCloser) Close() error { return nil }
 
 // Content returns the repositories that have blobs, for failure messages.
 func (r *Registry) Content() []string {
