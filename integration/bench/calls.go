@@ -74,6 +74,16 @@ func (b *bench) app(ctx context.Context) (string, error) {
 	return b.reg.Ref(name), err
 }
 
+// start creates and starts a container.
+func (s *side) start(ctx context.Context, pod *node.Pod, opts node.ContainerOptions) (*node.Container, error) {
+	c, err := s.CreateContainer(ctx, pod, opts)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ID})
+	return c, err
+}
+
 // containers creates the containers that are listed. They stay until their node is closed.
 func containers(z sizes) func(context.Context, *bench, *pair) error {
 	return func(ctx context.Context, b *bench, p *pair) error {

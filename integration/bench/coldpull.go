@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/imagepin/imagepin/integration/measure"
+	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
@@ -33,9 +35,9 @@ const connectionLimit = 60 << 20
 // coldPulls are pulls of images of which the node has no part.
 func coldPulls(z sizes) []scenario {
 	small := tree{layers: 1, files: 80, size: 8 << 20, seed: 1}
-	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2}
+	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2, runs: true}
 	many := tree{layers: 40, files: 50, size: z.layerSize / 15, seed: 3}
-	huge := tree{layers: 1, files: 4, size: 16 * z.piece, seed: 7, piece: z.piece}
+	huge := tree{layers: 1, files: 4, size: 16 * z.piece, seed: 7, piece: z.piece, runs: true}
 	parallel := fleet{parallel: true}
 	var all []scenario
 	for _, c := range []coldPull{
@@ -72,15 +74,28 @@ func (c coldPull) scenario() scenario {
 	wall := row{name: name, budget: c.budget}
 	cpuTime := row{name: name + ": CPU"}
 	requests := row{name: name + ": requests", unit: count, budget: ratio(1)}
+	running := row{name: "pull, then pod running, " + c.name, budget: ratio(1)}
+	rows := []row{wall, cpuTime, requests}
+	if c.tree.runs {
+		rows = append(rows, running)
+	}
 	return scenario{
-		rows: []row{wall, cpuTime, requests}, fleet: c.fleet, fraction: c.fraction,
+		rows: rows, fleet: c.fleet, fraction: c.fraction,
 		setup: c.setup,
-		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
 			var (
-				walls     []float64
-				used      time.Duration
-				requested int
+				pod          *node.Pod
+				walls, whole []float64
+				used         time.Duration
+				requested    int
 			)
+			if c.tree.runs {
+				// As kubelet does, which pulls images after it has started the pod sandbox.
+				if pod, err = s.RunPod(ctx, node.PodOptions{}); err != nil {
+					return nil, err
+				}
+				defer func() { err = errors.Join(err, s.RemovePod(ctx, pod)) }()
+			}
 			times := max(1, c.times)
 			for range times {
 				ref, err := c.fresh(ctx, b, s)
@@ -94,7 +109,8 @@ func (c coldPull) scenario() scenario {
 					return nil, err
 				}
 				start := time.Now()
-				if _, err := s.Pull(ctx, ref, ""); err != nil {
+				id, err := s.Pull(ctx, ref, "")
+				if err != nil {
 					return nil, err
 				}
 				walls = append(walls, float64(time.Since(start)))
@@ -104,20 +120,37 @@ func (c coldPull) scenario() scenario {
 				}
 				used += after - before
 				requested = b.reg.Count(registry.In(c.repository))
+				if pod != nil {
+					c, err := s.start(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref})
+					if err != nil {
+						return nil, err
+					}
+					whole = append(whole, float64(time.Since(start)))
+					if err := c.Remove(ctx); err != nil {
+						return nil, err
+					}
+				}
 				if c.remove {
 					if err := s.removeNow(ctx, ref); err != nil {
 						return nil, err
 					}
 				}
 			}
-			return sample{wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}, nil
+			got := sample{wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}
+			if pod != nil {
+				got[running.name] = measure.Median(whole)
+			}
+			return got, nil
 		},
 	}
 }
 
-// setup pulls once, which creates buckets of databases and the connection to the registry.
+// setup pulls once, which creates buckets of databases and the connection to the registry, and pulls the sandbox image.
 func (c coldPull) setup(ctx context.Context, b *bench, p *pair) error {
 	for _, s := range p.sides() {
+		if _, err := s.Pull(ctx, b.reg.Ref(pauseTag), ""); err != nil {
+			return err
+		}
 		ref, err := c.fresh(ctx, b, s)
 		if err != nil {
 			return err
