@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -79,8 +80,12 @@ type side struct {
 	*node.Node
 	ours bool
 	used map[string]int // number of variants that were pulled, by repository
-	// firstStart is how long the first start took. On a root with images, it ends when all are listed.
+	// firstStart is how long the first start on the present root took, until it was used as a sample. On a root with
+	// images, it ends when all are listed.
 	firstStart time.Duration
+	// databases are containerd's databases before the first start, by their path below the root. They are not set if the
+	// root was empty.
+	databases map[string][]byte
 }
 
 func (s *side) String() string {
@@ -150,16 +155,9 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		}
 	}
 	for _, s := range p.sides() {
-		start := time.Now()
-		if err := s.Start(ctx); err != nil {
-			return p, fmt.Errorf("starting %s: %w", s, err)
+		if err := s.begin(ctx, f.images); err != nil {
+			return p, err
 		}
-		if f.images > 0 {
-			if err := s.awaitImages(ctx, f.images); err != nil {
-				return p, fmt.Errorf("%s: %w", s, err)
-			}
-		}
-		s.firstStart = time.Since(start)
 		b.say("%s started in %s", s, measure.Duration(s.firstStart))
 		v, err := s.Client().Version(ctx)
 		if err != nil {
@@ -171,6 +169,48 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 	}
 	return p, nil
 }
+
+// begin starts the daemon for the first time, and waits until all images of the root are listed.
+func (s *side) begin(ctx context.Context, images int) error {
+	start := time.Now()
+	if err := s.Start(ctx); err != nil {
+		return fmt.Errorf("starting %s: %w", s, err)
+	}
+	if images > 0 {
+		if err := s.awaitImages(ctx, images); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	s.firstStart = time.Since(start)
+	return nil
+}
+
+// databasesOf reads the databases of a root, in which a start writes.
+func databasesOf(root string) (map[string][]byte, error) {
+	all := make(map[string][]byte)
+	for _, path := range []string{"io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1." + snapshotter + "/metadata.db"} {
+		content, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			return nil, err
+		}
+		all[path] = content
+	}
+	return all, nil
+}
+
+// forget makes the next start the first one on the root again. Blobs and the files of snapshots are still those of the
+// databases, as no start deletes them.
+func (s *side) forget() error {
+	for path, content := range s.databases {
+		if err := os.WriteFile(s.Path("root", path), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(s.Path("root", imagepinDirectory))
+}
+
+// imagepinDirectory is the directory of imagepin's own files below containerd's root.
+const imagepinDirectory = "io.containerd.imagepin.v1.images"
 
 func (p *pair) close() error {
 	var errs []error
@@ -199,7 +239,12 @@ func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
 		return fmt.Errorf("filling a root: %w", err)
 	}
 	b.say("%s synthetic images written in %s", measure.Thousands(count), measure.Duration(time.Since(start)))
+	databases, err := databasesOf(dir)
+	if err != nil {
+		return err
+	}
 	for _, s := range p.sides() {
+		s.databases = databases
 		if out, err := exec.CommandContext(ctx, "cp", "-a", dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
 			return fmt.Errorf("copying a root: %w: %s", err, out)
 		}

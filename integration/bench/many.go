@@ -7,13 +7,15 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
 // manyPulls are concurrent pulls, and removals.
 func manyPulls(z sizes) []scenario {
-	return []scenario{equalPulls(z), differentPulls(z), removal(z)}
+	return []scenario{equalPulls(z), differentPulls(z), removal(z), newTag(z)}
 }
 
 // manyTree is the image of these scenarios. It is small, because they measure the number of pulls.
@@ -77,7 +79,7 @@ func differentPulls(z sizes) scenario {
 }
 
 func removal(z sizes) scenario {
-	wall := row{name: "RemoveImage", budget: budget{}}
+	wall := row{name: "RemoveImage", budget: ratio(1)}
 	return scenario{
 		rows: []row{wall},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
@@ -97,6 +99,65 @@ func removal(z sizes) scenario {
 				walls = append(walls, float64(time.Since(start)))
 			}
 			return sample{wall.name: measure.Median(walls)}, nil
+		},
+	}
+}
+
+// newTag pulls another tag of a digest that has many tags on the node.
+func newTag(z sizes) scenario {
+	const repository = "tags"
+	name := fmt.Sprintf("new tag on a digest with %d tags", z.tags)
+	wall := row{name: name, budget: ratio(1)}
+	cpuTime := row{name: name + ": CPU"}
+	// pull pulls the next tag.
+	pull := func(ctx context.Context, b *bench, s *side) (time.Duration, error) {
+		s.used[repository]++
+		tag := fmt.Sprintf("%s:tag%d", repository, s.used[repository])
+		digest, err := v1.NewHash(b.pushed[repository+":v1"].digest)
+		if err != nil {
+			return 0, err
+		}
+		if err := b.reg.Tag(tag, digest); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		_, err = s.Pull(ctx, b.reg.Ref(tag), "")
+		return time.Since(start), err
+	}
+	return scenario{
+		rows: []row{wall, cpuTime},
+		setup: func(ctx context.Context, b *bench, p *pair) error {
+			if _, err := b.push(ctx, repository, manyTree, 1); err != nil {
+				return err
+			}
+			for _, s := range p.sides() {
+				for range z.tags {
+					if _, err := pull(ctx, b, s); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		},
+		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
+			const times = 4 // the number of tags grows only a little
+			var walls []float64
+			before, err := measure.CPU(s.PID())
+			if err != nil {
+				return nil, err
+			}
+			for range times {
+				took, err := pull(ctx, b, s)
+				if err != nil {
+					return nil, err
+				}
+				walls = append(walls, float64(took))
+			}
+			after, err := measure.CPU(s.PID())
+			if err != nil {
+				return nil, err
+			}
+			return sample{wall.name: measure.Median(walls), cpuTime.name: float64(after-before) / times}, nil
 		},
 	}
 }
