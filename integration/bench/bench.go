@@ -39,6 +39,7 @@ type bench struct {
 	limited string            // address of the registry that limits each connection; empty until it is used
 	pushed  map[string]pushed // by tag
 	bases   map[tree]*base
+	filled  filled
 	// roots of the daemons. They stay until the end, because removing many files slows down later work.
 	roots   []string
 	results []*result
@@ -56,6 +57,7 @@ func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 		return fmt.Errorf("removing the files of an earlier process: %w", err)
 	}
 	defer func() {
+		err = errors.Join(err, b.dropFilled())
 		for _, root := range b.roots {
 			err = errors.Join(err, os.RemoveAll(root))
 		}

@@ -30,6 +30,8 @@ type fleet struct {
 	both bool
 	// images is the number of synthetic images in the roots.
 	images int
+	// serve runs imagepin as imagepin serve in front of a stock containerd.
+	serve bool
 }
 
 // The settings to fetch and unpack eight layers at the same time. Stock's are only for the transfer service. If the CRI
@@ -125,8 +127,11 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		}
 		b.roots = append(b.roots, root)
 		opts := node.Options{
-			Binary: binary, Root: root, SandboxImage: b.reg.Ref(pauseTag), DiscardUnpackedLayers: f.discard, LogLevel: "info",
+			Mode: node.Plugin, Binary: binary, Root: root, SandboxImage: b.reg.Ref(pauseTag), DiscardUnpackedLayers: f.discard, LogLevel: "info",
 			Handlers: []node.Handler{{Name: secondHandler, Snapshotter: secondSnapshotter}}, StartTimeout: 10 * time.Minute,
+		}
+		if f.serve {
+			opts.Mode = node.Serve // stock containerd is the same in both modes
 		}
 		switch {
 		case binary == node.Ours && f.parallel:
@@ -222,34 +227,64 @@ func (p *pair) close() error {
 	return errors.Join(errs...)
 }
 
-// fillRoots writes synthetic images into the roots of a pair. It writes them to memory first, where the syncs of the
-// snapshotter and of the content store are fast, and then copies them.
-func (b *bench) fillRoots(ctx context.Context, count int, p *pair) (err error) {
+// filled is a root with synthetic images, which is copied for the daemons.
+type filled struct {
+	images    int
+	dir       string
+	databases map[string][]byte
+}
+
+// filledRoot returns a root with synthetic images. It writes them to memory, where the syncs of the snapshotter and of
+// the content store are fast. It keeps only the last root.
+func (b *bench) filledRoot(ctx context.Context, count int) (filled, error) {
+	if b.filled.images == count {
+		return b.filled, nil
+	}
+	if err := b.dropFilled(); err != nil {
+		return filled{}, err
+	}
 	start := time.Now()
 	dir, err := os.MkdirTemp(inMemory(), "imagepin-bench-")
 	if err != nil {
-		return err
+		return filled{}, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b.filled.dir = dir
 	r, err := offline.Open(ctx, dir)
 	if err != nil {
-		return err
+		return filled{}, err
 	}
 	if err := errors.Join(fill(ctx, r, count), r.Close()); err != nil {
-		return fmt.Errorf("filling a root: %w", err)
+		return filled{}, fmt.Errorf("filling a root: %w", err)
 	}
+	if b.filled.databases, err = databasesOf(dir); err != nil {
+		return filled{}, err
+	}
+	b.filled.images = count
 	b.say("%s synthetic images written in %s", measure.Thousands(count), measure.Duration(time.Since(start)))
-	databases, err := databasesOf(dir)
+	return b.filled, nil
+}
+
+// dropFilled removes the root that filledRoot keeps.
+func (b *bench) dropFilled() error {
+	dir := b.filled.dir
+	b.filled = filled{}
+	return os.RemoveAll(dir) // does nothing if dir is empty
+}
+
+// fillRoots copies a root with synthetic images for a pair.
+func (b *bench) fillRoots(ctx context.Context, count int, p *pair) error {
+	from, err := b.filledRoot(ctx, count)
 	if err != nil {
 		return err
 	}
+	start := time.Now()
 	for _, s := range p.sides() {
-		s.databases = databases
-		if out, err := exec.CommandContext(ctx, "cp", "-a", dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
+		s.databases = from.databases
+		if out, err := exec.CommandContext(ctx, "cp", "-a", from.dir+"/.", s.Path("root")).CombinedOutput(); err != nil {
 			return fmt.Errorf("copying a root: %w: %s", err, out)
 		}
 	}
-	b.say("copied for both sides, %s in total", measure.Duration(time.Since(start)))
+	b.say("copied for both sides in %s", measure.Duration(time.Since(start)))
 	return nil
 }
 

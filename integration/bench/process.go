@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// pprof gets a profile from containerd's debug socket.
+// pprof gets a profile from the debug socket of imagepin, or of stock containerd.
 func (s *side) pprof(ctx context.Context, path string) ([]byte, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, "unix", s.Path("debug.sock"))
+			return d.DialContext(ctx, "unix", s.DebugAddress())
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://containerd/debug/pprof/"+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/debug/pprof/"+path, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,8 @@ type row struct {
 	budget budget
 	// gain is set if the number is a difference, so that its ratio has no meaning.
 	gain bool
+	// own is set if only imagepin has the number.
+	own bool
 	// curve names the plot of the row, and x is the number of images.
 	curve string
 	x     int

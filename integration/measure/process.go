@@ -59,6 +59,22 @@ func ResetPeakRSS(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0) // proc_pid_clear_refs(5)
 }
 
+// Read returns the number of bytes that a process has read with system calls since its start: from sockets, files, and
+// pipes.
+func Read(pid int) (float64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		var n float64
+		if _, err := fmt.Sscanf(line, "rchar: %f", &n); err == nil {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/io has no rchar", pid)
+}
+
 // status returns fields of /proc/PID/status in bytes.
 func status(pid int, names ...string) ([]float64, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
