@@ -86,16 +86,27 @@ memory gained               -1.0 MB    2.5 MB
 }
 
 func TestPlots(t *testing.T) {
-	all := plots(sampleResults())
-	if len(all) != 1 || all[0].title != "ListImages" || len(all[0].points) != 2 {
-		t.Fatalf("got plots %+v, want ListImages with 2 points", all)
+	all, err := drawAll(sampleResults())
+	if err != nil {
+		t.Fatal(err)
 	}
-	svg := all[0].svg()
-	wellFormed(t, svg)
-	for _, s := range []string{"ListImages", "1,000", "imagepin", "stock", "<polyline"} {
-		if !bytes.Contains(svg, []byte(s)) {
-			t.Errorf("the plot lacks %q:\n%s", s, svg)
+	for name, texts := range map[string][]string{
+		"listimages.svg": {"ListImages", "1,000", "10.0 ms", "imagepin", "stock"},
+		chartFile:        {"ListImages, 10 images   0.80", "ListImages, 1,000 images   0.40", "1.00"},
+	} {
+		svg := all[name]
+		wellFormed(t, svg)
+		for _, s := range texts {
+			if !bytes.Contains(svg, []byte(s)) {
+				t.Errorf("%s lacks %q:\n%s", name, s, svg)
+			}
 		}
+		if bytes.Contains(svg, []byte("Version")) {
+			t.Errorf("%s has a row without a ratio:\n%s", name, svg)
+		}
+	}
+	if len(all) != 2 {
+		t.Errorf("got %d plots, want 2", len(all))
 	}
 }
 

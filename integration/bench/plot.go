@@ -2,17 +2,65 @@ package main
 
 import (
 	"bytes"
-	"fmt"
-	"html"
+	"image/color"
 	"math"
 	"slices"
-	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/imagepin/imagepin/integration/measure"
 )
 
-// plot shows how a number grows with the number of images, for both sides.
-type plot struct {
+// figure is a plot and its size.
+type figure struct {
+	plot          *plot.Plot
+	width, height vg.Length
+}
+
+// svg draws the figure. The bounding boxes of texts are those of Liberation Sans, which Arial and Helvetica have too.
+func (f figure) svg() ([]byte, error) {
+	c := vgsvg.New(f.width, f.height)
+	f.draw(draw.New(c))
+	var b bytes.Buffer
+	_, err := c.WriteTo(&b)
+	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), err
+}
+
+// draw draws the figure on a white background, so that it is legible on dark pages, with a margin.
+func (f figure) draw(c draw.Canvas) {
+	c.FillPolygon(color.White, []vg.Point{{}, {X: f.width}, {X: f.width, Y: f.height}, {Y: f.height}})
+	const margin = 8
+	f.plot.Draw(draw.Crop(c, margin, -margin, margin, -margin))
+}
+
+var (
+	stockColor = color.NRGBA{0xd9, 0x82, 0x2b, 0xff}
+	oursColor  = color.NRGBA{0x2b, 0x7f, 0xd9, 0xff}
+	gridColor  = color.NRGBA{0xdd, 0xdd, 0xdd, 0xff}
+)
+
+// newPlot returns a plot with a title, without a range.
+func newPlot(title string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text = title
+	sans := font.Font{Typeface: "Liberation", Variant: "Sans", Size: 9}
+	for _, style := range []*text.Style{&p.X.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
+		style.Font = sans
+	}
+	sans.Size = 11
+	p.Title.TextStyle.Font = sans
+	p.Title.Padding = 6
+	return p
+}
+
+// growthPlot shows how a number grows with the number of images, for both sides.
+type growthPlot struct {
 	title  string
 	unit   unit
 	points []point
@@ -24,21 +72,21 @@ type point struct {
 	stock, ours []float64
 }
 
-// plots returns the plots of all curves that have more than one point.
-func plots(results []*result) []plot {
-	var all []plot
+// growthPlots returns the plots of all curves that have more than one point.
+func growthPlots(results []*result) []growthPlot {
+	var all []growthPlot
 	for _, r := range results {
 		if r.row.curve == "" {
 			continue
 		}
-		i := slices.IndexFunc(all, func(p plot) bool { return p.title == r.row.curve })
+		i := slices.IndexFunc(all, func(p growthPlot) bool { return p.title == r.row.curve })
 		if i < 0 {
-			all = append(all, plot{title: r.row.curve, unit: r.row.unit})
+			all = append(all, growthPlot{title: r.row.curve, unit: r.row.unit})
 			i = len(all) - 1
 		}
 		all[i].points = append(all[i].points, point{r.row.x, finite(r.stock), finite(r.ours)})
 	}
-	return slices.DeleteFunc(all, func(p plot) bool { return len(p.points) < 2 || len(p.values()) == 0 })
+	return slices.DeleteFunc(all, func(p growthPlot) bool { return len(p.points) < 2 || len(p.values()) == 0 })
 }
 
 // finite returns the finite numbers. JSON and plots cannot have others.
@@ -47,7 +95,7 @@ func finite(all []float64) []float64 {
 }
 
 // values returns all positive values, because both axes are logarithmic.
-func (p plot) values() []float64 {
+func (p growthPlot) values() []float64 {
 	var all []float64
 	for _, at := range p.points {
 		all = append(all, at.stock...)
@@ -56,75 +104,83 @@ func (p plot) values() []float64 {
 	return slices.DeleteFunc(all, func(v float64) bool { return v <= 0 })
 }
 
-// The dimensions of a plot, in pixels.
-const (
-	width, height            = 480, 280
-	left, right, top, bottom = 78, 16, 34, 42
-)
-
-// style is legible on light and on dark backgrounds.
-const style = `
-text { font: 12px system-ui, sans-serif; fill: #444 }
-.title { font-size: 14px; font-weight: 600 }
-.grid { stroke: #8885; stroke-width: 1 }
-.stock { stroke: #d9822b; fill: #d9822b }
-.ours { stroke: #2b7fd9; fill: #2b7fd9 }
-.line { fill: none; stroke-width: 2 }
-text.stock, text.ours { stroke: none; font-weight: 600 }
-@media (prefers-color-scheme: dark) { text { fill: #ccc } }
-`
-
-// svg draws the plot, with medians as lines, and bars from minimum to maximum.
-func (p plot) svg() []byte {
-	values := p.values()
-	lowX, highX := float64(p.points[0].x), float64(p.points[len(p.points)-1].x)
-	// Whole decades, so that plots can be compared.
-	lowY := math.Pow(10, math.Floor(math.Log10(slices.Min(values))))
-	highY := math.Pow(10, math.Ceil(math.Log10(slices.Max(values))))
-	if lowY == highY {
-		highY *= 10
-	}
-	x := func(v float64) float64 { return left + (width-left-right)*math.Log(v/lowX)/math.Log(highX/lowX) }
-	y := func(v float64) float64 {
-		return height - bottom - (height-top-bottom)*math.Log(v/lowY)/math.Log(highY/lowY)
-	}
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img"><style>%s</style>`+"\n", width, height, width, height, style)
-	fmt.Fprintf(&b, `<text class="title" x="%d" y="18">%s</text>`+"\n", left, html.EscapeString(p.title))
-	for v := lowY; v <= highY*1.001; v *= 10 {
-		fmt.Fprintf(&b, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n",
-			left, y(v), width-right, left-6, y(v)+4, p.unit.text(v))
-	}
+// figure draws medians as lines, and bars from minimum to maximum.
+func (p growthPlot) figure() (figure, error) {
+	g := newPlot(p.title)
+	g.X.Label.Text = "images on the node"
+	g.X.Scale, g.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	var counts plot.ConstantTicks
 	for _, at := range p.points {
-		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %dV%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",
-			x(float64(at.x)), top, height-bottom, x(float64(at.x)), height-bottom+16, measure.Thousands(at.x))
+		counts = append(counts, plot.Tick{Value: float64(at.x), Label: measure.Thousands(at.x)})
 	}
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">images on the node</text>`+"\n", (left+width-right)/2, height-6)
-	legend := width - right
+	g.X.Tick.Marker = counts
+	// Whole decades, so that plots can be compared.
+	values := p.values()
+	low, high := math.Floor(math.Log10(slices.Min(values))), math.Ceil(math.Log10(slices.Max(values)))
+	if low == high {
+		high++
+	}
+	g.Y.Tick.Marker = decades(low, high, p.unit)
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = gridColor, gridColor
+	g.Add(grid)
 	for _, side := range []struct {
-		class, name string
-		of          func(point) []float64
+		name  string
+		color color.Color
+		of    func(point) []float64
 	}{
-		{"ours", "imagepin", func(at point) []float64 { return at.ours }},
-		{"stock", "stock", func(at point) []float64 { return at.stock }},
+		{"stock", stockColor, func(at point) []float64 { return at.stock }},
+		{"imagepin", oursColor, func(at point) []float64 { return at.ours }},
 	} {
-		var line []string
+		var medians spreads
 		for _, at := range p.points {
-			s := spreadOf(side.of(at))
-			if s.Min <= 0 {
-				continue
+			if s := spreadOf(side.of(at)); s.Min > 0 {
+				medians.XYs = append(medians.XYs, plotter.XY{X: float64(at.x), Y: s.Median})
+				medians.all = append(medians.all, s)
 			}
-			line = append(line, fmt.Sprintf("%.1f,%.1f", x(float64(at.x)), y(s.Median)))
-			fmt.Fprintf(&b, `<path class="%s" d="M%.1f %.1fV%.1f" stroke-width="1.5"/><circle class="%s" cx="%.1f" cy="%.1f" r="3"/>`+"\n",
-				side.class, x(float64(at.x)), y(s.Min), y(s.Max), side.class, x(float64(at.x)), y(s.Median))
 		}
-		if len(line) == 0 {
+		if len(medians.XYs) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, `<polyline class="%s line" points="%s"/>`+"\n", side.class, strings.Join(line, " "))
-		fmt.Fprintf(&b, `<text class="%s" x="%d" y="18" text-anchor="end">%s</text>`+"\n", side.class, legend, side.name)
-		legend -= 80
+		line, points, err := plotter.NewLinePoints(medians.XYs)
+		if err != nil {
+			return figure{}, err
+		}
+		bars, err := plotter.NewYErrorBars(medians)
+		if err != nil {
+			return figure{}, err
+		}
+		line.Color, points.Color, bars.Color = side.color, side.color, side.color
+		line.Width, points.Shape = 1.5, draw.CircleGlyph{}
+		g.Add(bars, line, points)
+		g.Legend.Add(side.name, line, points)
 	}
-	b.WriteString("</svg>\n")
-	return b.Bytes()
+	// After the plotters, which extend the ranges.
+	g.Y.Min, g.Y.Max = math.Pow(10, low), math.Pow(10, high)
+	g.X.Min, g.X.Max = float64(p.points[0].x), float64(p.points[len(p.points)-1].x)
+	g.X.Padding, g.Y.Padding = 8, 4
+	g.Legend.Top, g.Legend.Left, g.Legend.Padding = true, true, 2
+	g.Legend.XOffs = 6
+	return figure{g, 372, 236}, nil
+}
+
+// spreads are medians with their distances to the minimum and the maximum.
+type spreads struct {
+	plotter.XYs
+	all []spread
+}
+
+// YError implements [plotter.YErrorer].
+func (s spreads) YError(i int) (low, high float64) {
+	return s.all[i].Median - s.all[i].Min, s.all[i].Max - s.all[i].Median
+}
+
+// decades returns ticks at powers of ten.
+func decades(low, high float64, u unit) plot.Ticker {
+	var ticks plot.ConstantTicks
+	for exponent := low; exponent <= high; exponent++ {
+		v := math.Pow(10, exponent)
+		ticks = append(ticks, plot.Tick{Value: v, Label: u.text(v)})
+	}
+	return ticks
 }

@@ -50,6 +50,12 @@ func (r result) ratios() []float64 {
 	})
 }
 
+// hasRatio reports whether the row is compared by a ratio: both sides have the number, and it is not compared by a
+// difference.
+func (r result) hasRatio() bool {
+	return len(r.stock) > 0 && len(r.ours) > 0 && !r.row.gain && r.row.budget.kind != moreBudget
+}
+
 func (r result) differences() []float64 {
 	return r.pairs(func(stock, ours float64) float64 { return ours - stock })
 }

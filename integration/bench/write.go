@@ -25,6 +25,32 @@ type rawRow struct {
 
 var unitNames = map[unit]string{duration: "ns", bytes_: "bytes", count: "count"}
 
+// chartFile is the file of the chart of all ratios.
+const chartFile = "ratios.svg"
+
+// drawAll draws the chart of all ratios and the plots of growth, by the name of their file.
+func drawAll(results []*result) (map[string][]byte, error) {
+	figures := make(map[string]figure)
+	if bars := ratioBars(results); len(bars) > 0 {
+		figures[chartFile] = ratioChart(bars)
+	}
+	for _, p := range growthPlots(results) {
+		f, err := p.figure()
+		if err != nil {
+			return nil, err
+		}
+		figures[fileName(p.title)+".svg"] = f
+	}
+	files := make(map[string][]byte)
+	for name, f := range figures {
+		var err error
+		if files[name], err = f.svg(); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
+}
+
 // write writes the table, all raw numbers and the plots into a directory.
 func (b *bench) write(dir, about string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,7 +61,11 @@ func (b *bench) write(dir, about string) error {
 	if err := table(&text, b.results); err != nil {
 		return err
 	}
-	files := map[string][]byte{tableFile: text.Bytes()}
+	files, err := drawAll(b.results)
+	if err != nil {
+		return err
+	}
+	files[tableFile] = text.Bytes()
 	raw := struct {
 		About string   `json:"about"`
 		Rows  []rawRow `json:"rows"`
@@ -54,12 +84,8 @@ func (b *bench) write(dir, about string) error {
 		}
 		raw.Rows = append(raw.Rows, row)
 	}
-	var err error
 	if files["results.json"], err = json.MarshalIndent(raw, "", " "); err != nil {
 		return err
-	}
-	for _, p := range plots(b.results) {
-		files[fileName(p.title)+".svg"] = p.svg()
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
