@@ -74,8 +74,9 @@ func (c coldPull) scenario() scenario {
 	wall := row{name: name, budget: c.budget}
 	cpuTime := row{name: name + ": CPU"}
 	requests := row{name: name + ": requests", unit: count, budget: ratio(1)}
+	writes := row{name: name + ": metadata transactions", unit: count, budget: ratio(1)}
 	running := row{name: "pull, then pod running, " + c.name, budget: ratio(1)}
-	rows := []row{wall, cpuTime, requests}
+	rows := []row{wall, cpuTime, requests, writes}
 	if c.tree.runs {
 		rows = append(rows, running)
 	}
@@ -87,6 +88,7 @@ func (c coldPull) scenario() scenario {
 				pod          *node.Pod
 				walls, whole []float64
 				used         time.Duration
+				written      uint64
 				requested    int
 			)
 			if c.tree.runs {
@@ -104,6 +106,10 @@ func (c coldPull) scenario() scenario {
 				}
 				b.reg.Reset()
 				syscall.Sync()
+				writesBefore, err := s.MetadataWrites()
+				if err != nil {
+					return nil, err
+				}
 				before, err := measure.CPU(s.PID())
 				if err != nil {
 					return nil, err
@@ -119,6 +125,11 @@ func (c coldPull) scenario() scenario {
 					return nil, err
 				}
 				used += after - before
+				writesAfter, err := s.MetadataWrites()
+				if err != nil {
+					return nil, err
+				}
+				written += writesAfter - writesBefore
 				requested = b.reg.Count(registry.In(c.repository))
 				if pod != nil {
 					c, err := s.start(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref})
@@ -136,7 +147,10 @@ func (c coldPull) scenario() scenario {
 					}
 				}
 			}
-			got := sample{wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested)}
+			got := sample{
+				wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested),
+				writes.name: float64(written) / float64(times),
+			}
 			if pod != nil {
 				got[running.name] = measure.Median(whole)
 			}

@@ -51,6 +51,14 @@ const (
 `
 )
 
+// noCollection disables automatic garbage collection, which runs after each hundred changes. Its transactions would be
+// counted for the pull that happens at that time.
+const noCollection = `
+[plugins."io.containerd.gc.v1.scheduler"]
+  startup_delay = "24h"
+  mutation_threshold = 1000000
+`
+
 // bothSettings returns the settings with which stock unpacks in the second snapshotter. Without them, its transfer
 // service unpacks only in the default one.
 func bothSettings() string {
@@ -142,6 +150,9 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			opts.Extra = stockParallelSettings
 		case f.both:
 			opts.Extra = bothSettings()
+		}
+		if b.sizes.exact {
+			opts.Extra += noCollection
 		}
 		n, err := node.New(opts)
 		if err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -48,15 +47,37 @@ func (s *side) goroutines(ctx context.Context) (float64, error) {
 
 // liveHeap collects garbage and returns the number of bytes in use.
 func (s *side) liveHeap(ctx context.Context) (float64, error) {
-	b, err := s.pprof(ctx, "heap?gc=1&debug=1")
+	return s.memStat(ctx, "gc=1", "HeapAlloc")
+}
+
+// memStat returns a field of [runtime.MemStats] from the heap profile.
+func (s *side) memStat(ctx context.Context, query, name string) (float64, error) {
+	b, err := s.pprof(ctx, "heap?debug=1&"+query)
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(b)) {
 		var n float64
-		if _, err := fmt.Sscanf(line, "# HeapAlloc = %f", &n); err == nil {
+		if _, err := fmt.Sscanf(line, "# "+name+" = %f", &n); err == nil {
 			return n, nil
 		}
 	}
-	return 0, errors.New("the heap profile has no HeapAlloc")
+	return 0, fmt.Errorf("the heap profile has no %s", name)
+}
+
+// countAllocations starts to count the allocations of the process. The function that it returns returns their number
+// until its call, without those of the two profiles from which it is read.
+func (s *side) countAllocations(ctx context.Context) (count func(context.Context) (float64, error), err error) {
+	const field = "Mallocs"
+	var first, second float64
+	if first, err = s.memStat(ctx, "", field); err != nil {
+		return nil, err
+	}
+	if second, err = s.memStat(ctx, "", field); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (float64, error) {
+		third, err := s.memStat(ctx, "", field)
+		return max(0, third-second-(second-first)), err
+	}, nil
 }

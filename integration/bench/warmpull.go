@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -27,9 +28,11 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 	wall := row{name: name, budget: wallBudget}
 	cpuTime := row{name: name + ": CPU"}
 	requests := row{name: name + ": requests", unit: count, budget: requestBudget}
+	writes := row{name: name + ": metadata transactions", unit: count, budget: atMost(0)}
+	allocations := row{name: name + ": allocations", unit: count, budget: ratio(0.3)}
 	var ref string
 	return scenario{
-		rows: []row{wall, cpuTime, requests},
+		rows: []row{wall, cpuTime, requests, writes, allocations},
 		setup: func(ctx context.Context, b *bench, p *pair) (err error) {
 			if ref, err = b.push(ctx, repository, warmTree, 1); err != nil {
 				return err
@@ -49,6 +52,14 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var walls []float64
 			b.reg.Reset()
+			count, err := s.countAllocations(ctx)
+			if err != nil {
+				return nil, err
+			}
+			writesBefore, err := s.MetadataWrites()
+			if err != nil {
+				return nil, err
+			}
 			before, err := measure.CPU(s.PID())
 			if err != nil {
 				return nil, err
@@ -64,8 +75,17 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 			if err != nil {
 				return nil, err
 			}
+			writesAfter, err := s.MetadataWrites()
+			if err != nil {
+				return nil, err
+			}
+			allocated, err := count(ctx)
+			if err != nil {
+				return nil, err
+			}
 			calls := float64(z.warm)
 			return sample{
+				writes.name: float64(writesAfter-writesBefore) / calls, allocations.name: math.Round(allocated / calls),
 				wall.name: measure.Median(walls), cpuTime.name: float64(after-before) / calls,
 				requests.name: float64(b.reg.Count(registry.In(repository))) / calls,
 			}, nil
