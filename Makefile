@@ -117,8 +117,8 @@ test-sim: ## Run simulated histories for three minutes (SIM_TIME)
 check-bench: ## Run each Go benchmark once
 	$(GO) test -short -run '^$$' -bench . -benchtime 1x ./pkg/...
 
-# Ten repetitions take about 25 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists
-# all options.
+# This takes about 20 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists all
+# options.
 .PHONY: bench
 bench: build test-binaries ## Compare the performance with stock containerd; use an idle machine
 	@cd integration && $(GO) build -o ../bin/bench ./bench

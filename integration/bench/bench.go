@@ -121,7 +121,11 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 		}
 	}
 	var fails error
-	for i := range s.repetitions(b.n) {
+	repetitions := b.n
+	if s.once {
+		repetitions = 1
+	}
+	for i := range repetitions {
 		for _, side := range p.order(i) {
 			if !side.ours && fails != nil {
 				continue

@@ -17,7 +17,7 @@ func churn(z sizes) scenario {
 	routines := row{name: after("goroutines gained"), unit: count, gain: true, budget: atMost(10)}
 	return scenario{
 		rows:     []row{memory, heap, routines},
-		restarts: true, fraction: once,
+		restarts: true, once: true,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			const images = 8
 			var refs []string

@@ -25,28 +25,28 @@ type coldPull struct {
 	limited bool
 	// remove deletes the image after each turn. Deleting a few files does not slow down later pulls.
 	remove bool
-	// fraction is that of the scenario.
-	fraction int
 }
 
 // connectionLimit is what a limited registry sends over each connection, in bytes in a second.
 const connectionLimit = 60 << 20
 
+// smallTree is a small image.
+var smallTree = tree{layers: 1, files: 80, size: 8 << 20, seed: 1}
+
 // coldPulls are pulls of images of which the node has no part.
 func coldPulls(z sizes) []scenario {
-	small := tree{layers: 1, files: 80, size: 8 << 20, seed: 1}
 	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2, runs: true}
 	many := tree{layers: 40, files: 50, size: z.layerSize / 15, seed: 3}
 	huge := tree{layers: 1, files: 4, size: 16 * z.piece, seed: 7, piece: z.piece, runs: true}
 	parallel := fleet{parallel: true}
 	var all []scenario
 	for _, c := range []coldPull{
-		{name: "small image", repository: "small", tree: small, times: z.small, budget: ratio(1)},
+		{name: "small image", repository: "small", tree: smallTree, times: z.small, budget: ratio(1)},
 		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45)},
 		{name: "40 layers", repository: "layers", tree: many},
-		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true, fraction: 2},
-		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true, fraction: 2},
-		{name: "small image, both parallel", repository: "small", tree: small, fleet: parallel, times: z.small},
+		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
+		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true},
+		{name: "small image, both parallel", repository: "small", tree: smallTree, fleet: parallel, times: z.small},
 		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
 	} {
@@ -81,7 +81,7 @@ func (c coldPull) scenario() scenario {
 		rows = append(rows, running)
 	}
 	return scenario{
-		rows: rows, fleet: c.fleet, fraction: c.fraction,
+		rows: rows, fleet: c.fleet,
 		setup: c.setup,
 		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
 			var (
@@ -160,22 +160,22 @@ func (c coldPull) scenario() scenario {
 }
 
 // setup pulls once, which creates buckets of databases and the connection to the registry, and pulls the sandbox image.
+// If images are removed because of their size, it pulls a small one.
 func (c coldPull) setup(ctx context.Context, b *bench, p *pair) error {
+	first := c
+	if c.remove {
+		first.repository, first.tree = "small", smallTree
+	}
 	for _, s := range p.sides() {
 		if _, err := s.Pull(ctx, b.reg.Ref(pauseTag), ""); err != nil {
 			return err
 		}
-		ref, err := c.fresh(ctx, b, s)
+		ref, err := first.fresh(ctx, b, s)
 		if err != nil {
 			return err
 		}
 		if _, err := s.Pull(ctx, ref, ""); err != nil {
 			return err
-		}
-		if c.remove {
-			if err := s.removeNow(ctx, ref); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -44,7 +44,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	run := flags.String("run", "", "measure only rows whose name matches the `regexp`")
-	n := flags.Int("n", 10, "number of `repetitions`; restarts run half as often")
+	n := flags.Int("n", 5, "number of `repetitions`")
 	quick := flags.Bool("quick", false, "small sizes and one repetition: a test of the benchmark, not of speed")
 	out := flags.String("out", "", "`directory` for the table, the raw numbers and the plots")
 	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it repeats the scenario")

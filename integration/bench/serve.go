@@ -15,14 +15,25 @@ import (
 func serves(z sizes) []scenario {
 	n := slices.Max(z.images)
 	f := fleet{images: n, serve: true}
-	return []scenario{serveCalls(z, n, f), serveRestarts(z, n, f)}
+	return []scenario{serveStart(n, f), serveCalls(z, n, f), serveRestarts(z, n, f)}
+}
+
+// serveStart is the first start of imagepin serve in front of a containerd with images, and of that containerd.
+func serveStart(n int, f fleet) scenario {
+	first := row{name: at("serve: first start on stock's root", n), budget: ratio(1)}
+	return scenario{
+		rows: []row{first}, fleet: f, restarts: true, once: true,
+		run: func(_ context.Context, _ *bench, s *side) (sample, error) {
+			return sample{first.name: float64(s.firstStart)}, nil
+		},
+	}
 }
 
 // serveCalls are the image calls that kubelet repeats, at the socket of imagepin serve.
 func serveCalls(z sizes, n int, f fleet) scenario {
 	status := row{name: at("serve: ImageStatus", n), budget: ratio(1)}
 	list := row{name: at("serve: ListImages", n), budget: ratio(1)}
-	read := row{name: at("serve: bytes read for each ListImages", n), unit: count, own: true}
+	read := row{name: at("serve: bytes read for each ListImages", n), unit: bytes_, own: true}
 	calls := max(3, min(z.warm, 20_000/n))
 	return scenario{
 		rows: []row{status, list, read}, fleet: f,
@@ -68,7 +79,7 @@ func serveRestarts(z sizes, n int, f fleet) scenario {
 	heap := row{name: at("serve: live heap", n), unit: bytes_, own: true}
 	routines := row{name: at("serve: goroutines", n), unit: count, own: true}
 	return scenario{
-		rows: []row{listed, ready, used, read, memory, heap, routines}, fleet: f, restarts: true, fraction: 2,
+		rows: []row{listed, ready, used, read, memory, heap, routines}, fleet: f, restarts: true,
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			stop := s.Stop
 			if s.ours {
