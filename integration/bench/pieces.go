@@ -11,6 +11,8 @@ import (
 	"hash"
 	"hash/crc32"
 	"math/rand/v2"
+
+	"github.com/imagepin/imagepin/integration/images"
 )
 
 // piecedLayer returns the only layer of a tree of a few large files, as the libraries and models in images for AI. Its
@@ -18,7 +20,7 @@ import (
 // which gzip finds repetitions, so that unpacking it is as much work as with other content of that compressibility.
 func piecedLayer(t tree, program []byte) (layerData, error) {
 	rnd := rand.New(rand.NewPCG(t.seed, 0))
-	piece := mixed(rnd, int(t.piece), 2)
+	piece := images.Mixed(rnd, int(t.piece), 2)
 	a := newArchive()
 	if program != nil {
 		if err := a.file(programPath, program, 1); err != nil {

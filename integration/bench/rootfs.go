@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/measure"
@@ -33,51 +32,9 @@ func (t tree) program(ctx context.Context) ([]byte, error) {
 	return programs.App(ctx)
 }
 
-// options returns the options of the image. Its files are as in a Linux distribution: most are small and a few are
-// large. Text and programs compress to a third, and compressed files do not.
+// options returns the options of the image.
 func (t tree) options() images.Options {
-	var opts images.Options
-	for l := range t.layers {
-		rnd := rand.New(rand.NewPCG(t.seed, uint64(l)))
-		files := images.Files{}
-		// As in a file system, a few files are much larger than the others.
-		sizes := make([]float64, t.files)
-		var sum float64
-		for i := range sizes {
-			u := rnd.Float64()
-			sizes[i] = 1 + 200*u*u*u*u*u*u
-			sum += sizes[i]
-		}
-		for i, s := range sizes {
-			path := fmt.Sprintf("/usr/%d/share%02d/package%02d/file%04d", l, i/400, i/40%10, i)
-			files[path] = mixed(rnd, int(s/sum*float64(t.size)), 4)
-		}
-		opts.Files = append(opts.Files, files)
-	}
-	return opts
-}
-
-// words are the compressible content of a file.
-var words = []string{
-	"function ", "return ", "library ", "the ", "of ", "\n\t", "0x00000000", "const char *", "static inline ", "version ", "license ", "error: ",
-	"\x00\x00\x00\x00\x00\x00\x00\x00", "\x48\x89\xe5", "\x48\x8b\x45", "(", ")", ";\n", "\xff\xff\xff", " = ", "package ", "symbol_", "__GLIBC_",
-}
-
-// mixed returns the content of a file: words, and once in so many times bytes that do not compress.
-func mixed(rnd *rand.Rand, size, randomOnceIn int) []byte {
-	b := make([]byte, 0, size+64)
-	for len(b) < size {
-		if rnd.IntN(randomOnceIn) == 0 {
-			for range 16 {
-				b = append(b, byte(rnd.Uint32()))
-			}
-			continue
-		}
-		for range 8 {
-			b = append(b, words[rnd.IntN(len(words))]...)
-		}
-	}
-	return b[:size]
+	return images.Tree{Layers: t.layers, Files: t.files, Size: t.size, Seed: t.seed}.Options()
 }
 
 // pushed is the image of a tag in the registry.
