@@ -81,16 +81,9 @@ func (c coldPull) scenario() scenario {
 		rows = append(rows, running)
 	}
 	return scenario{
-		rows: rows, fleet: c.fleet,
-		setup: c.setup,
+		rows: rows, fleet: c.fleet, setup: c.setup,
 		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
-			var (
-				pod          *node.Pod
-				walls, whole []float64
-				used         time.Duration
-				written      uint64
-				requested    int
-			)
+			var pod *node.Pod
 			if c.tree.runs {
 				// As kubelet does, which pulls images after it has started the pod sandbox.
 				if pod, err = s.RunPod(ctx, node.PodOptions{}); err != nil {
@@ -98,65 +91,81 @@ func (c coldPull) scenario() scenario {
 				}
 				defer func() { err = errors.Join(err, s.RemovePod(ctx, pod)) }()
 			}
+			var walls, whole []float64
+			got := sample{}
 			times := max(1, c.times)
 			for range times {
-				ref, err := c.fresh(ctx, b, s)
+				p, err := c.pull(ctx, b, s, pod)
 				if err != nil {
 					return nil, err
 				}
-				b.reg.Reset()
-				syscall.Sync()
-				writesBefore, err := s.MetadataWrites()
-				if err != nil {
-					return nil, err
-				}
-				before, err := measure.CPU(s.PID())
-				if err != nil {
-					return nil, err
-				}
-				start := time.Now()
-				id, err := s.Pull(ctx, ref, "")
-				if err != nil {
-					return nil, err
-				}
-				walls = append(walls, float64(time.Since(start)))
-				after, err := measure.CPU(s.PID())
-				if err != nil {
-					return nil, err
-				}
-				used += after - before
-				writesAfter, err := s.MetadataWrites()
-				if err != nil {
-					return nil, err
-				}
-				written += writesAfter - writesBefore
-				requested = b.reg.Count(registry.In(c.repository))
-				if pod != nil {
-					c, err := s.start(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref})
-					if err != nil {
-						return nil, err
-					}
-					whole = append(whole, float64(time.Since(start)))
-					if err := c.Remove(ctx); err != nil {
-						return nil, err
-					}
-				}
-				if c.remove {
-					if err := s.removeNow(ctx, ref); err != nil {
-						return nil, err
-					}
-				}
+				walls, whole = append(walls, float64(p.wall)), append(whole, float64(p.running))
+				got[cpuTime.name] += float64(p.used) / float64(times)
+				got[writes.name] += float64(p.writes) / float64(times)
+				got[requests.name] = float64(p.requests)
 			}
-			got := sample{
-				wall.name: measure.Median(walls), cpuTime.name: float64(used) / float64(times), requests.name: float64(requested),
-				writes.name: float64(written) / float64(times),
-			}
+			got[wall.name] = measure.Median(walls)
 			if pod != nil {
 				got[running.name] = measure.Median(whole)
 			}
 			return got, nil
 		},
 	}
+}
+
+// pulled are the numbers of one pull.
+type pulled struct {
+	wall     time.Duration
+	running  time.Duration // until a container of the image has started; 0 if there is no pod
+	used     time.Duration // processor time
+	writes   uint64        // transactions of containerd's metadata database
+	requests int
+}
+
+// pull pulls the image once, and starts a container of it in the pod, if there is one.
+func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (pulled, error) {
+	var got pulled
+	ref, err := c.fresh(ctx, b, s)
+	if err != nil {
+		return got, err
+	}
+	b.reg.Reset()
+	syscall.Sync()
+	writes, err := s.MetadataWrites()
+	if err != nil {
+		return got, err
+	}
+	used, err := measure.CPU(s.PID())
+	if err != nil {
+		return got, err
+	}
+	start := time.Now()
+	id, err := s.Pull(ctx, ref, "")
+	if err != nil {
+		return got, err
+	}
+	got.wall = time.Since(start)
+	if got.used, err = measure.CPU(s.PID()); err != nil {
+		return got, err
+	}
+	if got.writes, err = s.MetadataWrites(); err != nil {
+		return got, err
+	}
+	got.used, got.writes, got.requests = got.used-used, got.writes-writes, b.reg.Count(registry.In(c.repository))
+	if pod != nil {
+		container, err := s.start(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref})
+		if err != nil {
+			return got, err
+		}
+		got.running = time.Since(start)
+		if err := container.Remove(ctx); err != nil {
+			return got, err
+		}
+	}
+	if c.remove {
+		err = s.removeNow(ctx, ref)
+	}
+	return got, err
 }
 
 // setup pulls once, which creates buckets of databases and the connection to the registry, and pulls the sandbox image.

@@ -91,6 +91,9 @@ func TestProcess(t *testing.T) {
 	if err != nil || own <= 0 || total < own {
 		t.Errorf("got RSS %v and %v, %v", total, own, err)
 	}
+	if read, err := Read(pid); err != nil || read <= 0 {
+		t.Errorf("got %v bytes read, %v", read, err)
+	}
 	if err := ResetPeakRSS(pid); err != nil {
 		t.Error(err)
 	}
