@@ -129,6 +129,17 @@ bench-docs: ## Run the benchmark and write docs/performance.md and docs/performa
 	@$(MAKE) --no-print-directory bench BENCH='-out docs/performance $(BENCH)'
 	bin/bench -out docs/performance -doc docs/performance.md
 
+.PHONY: bench-lazy
+bench-lazy: build test-binaries ## Compare whole and lazy pulls of an image until a pod runs and until all is read; use an idle machine
+	GO=$(GO) hack/lazy-binaries.sh
+	@cd integration/lazy && $(GO) build -o ../../bin/bench-lazy ./bench
+	@bin/bench-lazy $(BENCH)
+
+.PHONY: bench-lazy-docs
+bench-lazy-docs: ## Run the benchmark of lazy pulls and write its table into docs/performance.md
+	@$(MAKE) --no-print-directory bench-lazy BENCH='-out docs/performance/lazy.txt $(BENCH)'
+	bin/bench-lazy -out docs/performance/lazy.txt -doc docs/performance.md
+
 # With 10,000 agents this needs 8 GB of memory and 12,000 open files, and takes about 15 minutes. BENCH='-agents N' or
 # '-quick' runs less. BENCH=-help lists all options.
 .PHONY: bench-cluster

@@ -19,6 +19,10 @@ const SnapshotterName = "stargz"
 // Snapshotter is a process with a lazy snapshotter. Start it before containerd and stop it after containerd, because
 // containers use its mounts.
 type Snapshotter struct {
+	// Background makes it fetch the rest of a layer in the background, and what the layer marks for prefetching at once,
+	// as its own defaults do. Without that, requests to the registry show what was read.
+	Background bool
+
 	dir string
 	d   *daemon.Daemon // nil before the first start
 }
@@ -59,7 +63,8 @@ func (s *Snapshotter) Config() string {
 
 // Start starts or restarts it, and waits until its socket accepts connections.
 func (s *Snapshotter) Start(ctx context.Context) error {
-	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"), "--root", s.dir, "--address", s.Address(), "--containerd", s.Containerd())
+	cmd := exec.Command(filepath.Join(node.BinDir(), "stargz-snapshotter"), "--root", s.dir, "--address", s.Address(), "--containerd", s.Containerd(),
+		fmt.Sprintf("--background=%t", s.Background))
 	cmd.Env = append(os.Environ(), "DOCKER_CONFIG="+s.dir)
 	var err error
 	if s.d, err = daemon.Start(cmd, filepath.Join(s.dir, "log")); err != nil {

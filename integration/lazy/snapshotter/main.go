@@ -27,14 +27,15 @@ func main() {
 	root := flag.String("root", "", "directory for all files")
 	address := flag.String("address", "", "unix socket to serve on")
 	containerd := flag.String("containerd", "", "containerd's socket: also serve its ImageService, to read the credentials of pulls")
+	background := flag.Bool("background", false, "prefetch, and fetch the rest of layers in the background")
 	flag.Parse()
-	if err := run(*root, *address, *containerd); err != nil {
+	if err := run(*root, *address, *containerd, *background); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(root, address, containerd string) error {
+func run(root, address, containerd string, background bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	rpc := grpc.NewServer()
@@ -53,7 +54,7 @@ func run(root, address, containerd string) error {
 	}
 	// Without prefetch and background fetch, the registry requests show what was read.
 	sn, err := service.NewStargzSnapshotterService(ctx, root, &service.Config{
-		Config: config.Config{NoBackgroundFetch: true, NoPrefetch: true, NoPrometheus: true},
+		Config: config.Config{NoBackgroundFetch: !background, NoPrefetch: !background, NoPrometheus: true},
 		// Recommended for nodes: after a crash, the snapshotter starts even if it cannot mount a layer again.
 		SnapshotterConfig: service.SnapshotterConfig{AllowInvalidMountsOnRestart: true},
 	}, service.WithCredsFuncs(credentials...))
