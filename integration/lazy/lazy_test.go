@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // TestSideBySide runs pods of one image on overlayfs and on the lazy snapshotter, in both orders, with layers kept and
@@ -72,6 +73,20 @@ func snapshotterOf(handler string) string {
 		return snapshotter
 	}
 	return "overlayfs"
+}
+
+// TestWithoutExport runs pods on a lazy snapshotter that containerd's configuration does not declare as such. Like every
+// snapshotter, it gets the annotations with disable_snapshot_annotations = false, and fetches lazily, one layer after the
+// other: a layer of a parallel unpack would have no parent.
+func TestWithoutExport(t *testing.T) {
+	t.Parallel()
+	annotations := fmt.Sprintf("[plugins.%q]\ndisable_snapshot_annotations = false\n", testkit.ImagesSection)
+	r := newRigWith(t, node.Options{DiscardUnpackedLayers: true, Extra: annotations}, (*Snapshotter).SilentConfig)
+	opts := options("v1")
+	ref := r.push("app:v1", opts)
+	r.run(lazyHandler, ref, opts.Line(0))
+	r.wantLazy(r.layers(opts))
+	r.run(eagerHandler, ref, opts.Line(0))
 }
 
 // TestSecondPlatform runs the image for another platform on the lazy snapshotter, and that for this machine on both.

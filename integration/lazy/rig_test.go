@@ -40,6 +40,12 @@ type lazyRig struct {
 
 func newRig(t *testing.T, opts node.Options) *lazyRig {
 	t.Helper()
+	return newRigWith(t, opts, (*Snapshotter).Config)
+}
+
+// newRigWith is newRig with a configuration of the snapshotter in containerd.
+func newRigWith(t *testing.T, opts node.Options, config func(*Snapshotter) string) *lazyRig {
+	t.Helper()
 	r := &lazyRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}}
 	opts.LogLevel = "info"
 	opts.SandboxImage = testkit.PushPause(t, r.Reg)
@@ -50,7 +56,7 @@ func newRig(t *testing.T, opts node.Options) *lazyRig {
 	t.Cleanup(r.clean) // after the node
 	r.startSnapshotter()
 	opts.Handlers = append(opts.Handlers, node.Handler{Name: lazyHandler, Snapshotter: snapshotter})
-	opts.Extra = r.sn.Config() + opts.Extra
+	opts.Extra = config(r.sn) + opts.Extra
 	r.Node = testkit.Node(t, opts)
 	if err := os.Symlink(r.Address(), r.sn.Containerd()); err != nil {
 		t.Fatal(err)

@@ -51,14 +51,23 @@ func (s *Snapshotter) Containerd() string { return filepath.Join(s.dir, "contain
 
 // Config returns containerd's configuration for it, as TOML for [node.Options].
 func (s *Snapshotter) Config() string {
+	return s.config("", "enable_remote_snapshot_annotations = \"true\"")
+}
+
+// SilentConfig is Config of a snapshotter that does not export that it fetches lazily, with the capability that layers
+// can be unpacked in parallel. It gets annotations only with disable_snapshot_annotations = false.
+func (s *Snapshotter) SilentConfig() string { return s.config("capabilities = [\"rebase\"]", "") }
+
+func (s *Snapshotter) config(entry, export string) string {
 	return fmt.Sprintf(`
 [proxy_plugins.%s]
   type = "snapshot"
   address = %q
+  %s
   [proxy_plugins.%s.exports]
     root = %q
-    enable_remote_snapshot_annotations = "true"
-`, SnapshotterName, s.Address(), SnapshotterName, filepath.Join(s.dir, "snapshotter"))
+    %s
+`, SnapshotterName, s.Address(), entry, SnapshotterName, filepath.Join(s.dir, "snapshotter"), export)
 }
 
 // Start starts or restarts it, and waits until its socket accepts connections.

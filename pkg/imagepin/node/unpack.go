@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"maps"
 
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -16,9 +15,6 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 )
-
-// remoteAnnotations is exported by a snapshotter that fetches layers lazily and needs annotations that identify them.
-const remoteAnnotations = "enable_remote_snapshot_annotations"
 
 // applier is one of containerd's differs. The zero value is the differ that containerd's diff service selects.
 type applier struct {
@@ -72,16 +68,8 @@ func (a applier) inParallel(snapshotter string) bool {
 
 // unpackPlatform returns how an applier unpacks layers in a snapshotter.
 func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platform {
-	exports := maps.Clone(a.Snapshotters[name].Exports)
-	if exports == nil {
-		exports = make(map[string]string)
-	}
-	capabilities := a.Snapshotters[name].Capabilities
-	if !a.CRI.Images.DisableSnapshotAnnotations {
-		exports[remoteAnnotations] = "true"
-	}
-	if exports[remoteAnnotations] == "true" || !by.inParallel(name) {
-		// If lazily fetched layers are unpacked in parallel, they end up without parents, without any error.
+	exports, capabilities := a.Snapshotters[name].unpacks(name, !a.CRI.Images.DisableSnapshotAnnotations)
+	if !by.inParallel(name) {
 		capabilities = nil
 	}
 	if by.Applier == nil {

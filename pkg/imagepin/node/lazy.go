@@ -1,0 +1,45 @@
+package node
+
+import (
+	"maps"
+	"slices"
+)
+
+// remoteAnnotations is exported by a snapshotter that fetches layers lazily and needs annotations that identify them.
+const remoteAnnotations = "enable_remote_snapshot_annotations"
+
+// proxyAddress is the export that containerd adds to each snapshotter of proxy_plugins: the address of its process.
+const proxyAddress = "address"
+
+// eagerSnapshotters are the snapshotters of containerd itself. None of them fetches layers.
+var eagerSnapshotters = []string{"blockfile", "btrfs", "devmapper", "erofs", "native", overlayfs, "windows", "windows-lcow", "zfs"}
+
+// unpacks returns the exports and the capabilities with which layers are unpacked in a snapshotter. annotated means that
+// each snapshotter gets the annotations with which it can fetch layers lazily, as with disable_snapshot_annotations =
+// false.
+//
+// A snapshotter that may use the annotations has no capabilities, so that it unpacks one layer after the other: lazily
+// fetched layers that are unpacked in parallel end up without parents, without any error. A proxy may use them without
+// exporting that it does, so only containerd's own snapshotters keep their capabilities.
+func (s Snapshotter) unpacks(name string, annotated bool) (exports map[string]string, capabilities []string) {
+	exports = maps.Clone(s.Exports)
+	if exports == nil {
+		exports = make(map[string]string)
+	}
+	mayFetch := exports[remoteAnnotations] == "true"
+	if annotated {
+		exports[remoteAnnotations] = "true"
+		mayFetch = mayFetch || !s.isEager(name)
+	}
+	if mayFetch {
+		return exports, nil
+	}
+	return exports, s.Capabilities
+}
+
+// isEager reports whether a snapshotter is one of containerd's own. A proxy can have the name of one that containerd was
+// built without.
+func (s Snapshotter) isEager(name string) bool {
+	_, proxy := s.Exports[proxyAddress]
+	return !proxy && slices.Contains(eagerSnapshotters, name)
+}
