@@ -231,6 +231,22 @@ var crashScenarios = map[string]scenario{
 			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", false)
 		},
 	},
+	"change of the default snapshotter": {
+		setup: func(c *killRig) {
+			if err := c.withDefault("overlayfs"); err != nil {
+				c.T.Fatal(err)
+			}
+			c.MustPull(c.pushData("pinned/app:1", "1"), "")
+		},
+		op: func(c *killRig) error {
+			if err := c.withDefault("native"); err != nil {
+				return err
+			}
+			return c.awaitStatus(c.Reg.Ref("pinned/app:1"), "runc", true)
+		},
+		// What is released is collected in the background, sometimes once for several keys.
+		sometimes: []string{"collect.leased", "collect.done"},
+	},
 	"RunPodSandbox": {
 		setup: func(*killRig) {},
 		op: func(c *killRig) error {
@@ -348,6 +364,15 @@ func (c *killRig) lateRecord() error {
 		}
 	}
 	return manager.Delete(ctx, l, leases.SynchronousDelete)
+}
+
+// withDefault makes a snapshotter the default, and restarts containerd if another one is. The handler [testkit.Second] has
+// the native snapshotter.
+func (c *killRig) withDefault(snapshotter string) error {
+	if c.Options().Snapshotter == snapshotter {
+		return nil
+	}
+	return c.Restart(c.Ctx, func(o *node.Options) { o.Snapshotter = snapshotter })
 }
 
 // removeByCtr removes a record with ctr and waits until its name is no longer available.

@@ -72,35 +72,6 @@ func TestHandlersComeAndGo(t *testing.T) {
 	r.WantRun("foreign", tag, testkit.Line(opts, testkit.Foreign))
 }
 
-// TestDefaultSnapshotterChanges checks that images are unpacked for a new default snapshotter without registry requests
-// if their layers are on the node.
-func TestDefaultSnapshotterChanges(t *testing.T) {
-	t.Parallel()
-	r := testkit.NewRig(t, node.Options{})
-	opts := images.Options{}
-	tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
-	id := r.MustPull(tag, "")
-	r.MustRemovePod(r.MustPod(""))
-	r.Reg.Reset()
-	r.Reg.Down()
-	for _, snapshotter := range []string{"native", "overlayfs"} {
-		r.KillAndRestart(func(o *node.Options) { o.Snapshotter = snapshotter })
-		r.Eventually("the images are unpacked in "+snapshotter, func() bool {
-			all := r.ImagesByID()
-			for _, i := range all {
-				if len(i.RepoTags) != 1 || len(i.RepoDigests) != 1 {
-					return false
-				}
-			}
-			return len(all) == 2
-		})
-		r.WantNames(id, []string{tag}, []string{digest})
-		r.WantRun("", tag, opts.Line(0))
-	}
-	r.WantNoRequests("unpacking for another default snapshotter")
-	r.Eventually("the snapshots of the other snapshotter are freed", func() bool { return len(r.MustState().SnapshotsOf("native")) == 0 })
-}
-
 // TestTagMovedByCtr checks that the CRI follows a tag that ctr moves, that the record of the tag keeps the target that
 // ctr set, and that the older image stays available by digest.
 func TestTagMovedByCtr(t *testing.T) {

@@ -42,10 +42,11 @@ var Names = []string{
 	"check.remove", // before each unusable snapshot is removed
 
 	// Image records.
-	"store.write",     // before each record is written
-	"store.commit",    // all records are written, in a transaction that is not committed
-	"store.committed", // the transaction is committed
-	"store.notified",  // the events are published
+	"store.write",      // before each record is written
+	"store.commit",     // all records are written, in a transaction that is not committed
+	"store.committed",  // the transaction is committed
+	"store.notified",   // the events are published
+	"store.superseded", // keys of an old default snapshotter are removed from the records
 
 	// Removing keys.
 	"remove.recorded", // the records are removed
@@ -68,6 +69,7 @@ var Names = []string{
 	"retain.leased",  // the lease exists and holds nothing
 	"retain.add",     // before each resource is added to the lease
 	"retain.done",    // the lease holds all resources
+	"retain.unused",  // before each snapshot of an old default snapshotter is removed from the lease
 	"retain.release", // before the lease is deleted
 	"retain.dropped", // after
 

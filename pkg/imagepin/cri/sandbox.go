@@ -63,7 +63,7 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 		}
 		nctx := s.namespaced(ctx)
 		for _, e := range s.Store.ByRef(ref.String()) {
-			if o, ok := s.Runtimes().ForTarget(e.Target); ok && o.Native {
+			if o, ok := s.Runtimes().ForTarget(e.Target); ok && o.Native || e.Target.Platform == rt.Target.Platform {
 				return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
 			}
 		}

@@ -32,16 +32,18 @@ const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 type Inventory struct {
 	blobs       map[digest.Digest][]string     // digest -> snapshotters in which the blob references a snapshot
 	snapshots   map[string]map[string]struct{} // snapshotter -> committed names
+	former      map[string]bool                // snapshotters with snapshots of images that no runtime handler uses
 	unavailable map[string]error               // snapshotters that do not respond
 	files       files
 }
 
-// Inventory walks the content and the snapshotters of all handlers. It treats a snapshotter that does not respond as
+// Inventory walks the content, the snapshotters of all handlers, and those that images are unpacked in. It treats a snapshotter that does not respond as
 // one without snapshots.
 func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
 		blobs:       make(map[digest.Digest][]string),
 		snapshots:   make(map[string]map[string]struct{}),
+		former:      make(map[string]bool),
 		unavailable: make(map[string]error),
 		files:       newFiles(),
 	}
@@ -68,7 +70,28 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	if failure != nil {
 		return nil, fmt.Errorf("walk content: %w", failure)
 	}
+	c.walkFormer(ctx, inv)
 	return inv, ctx.Err()
+}
+
+// walkFormer walks the snapshotters that images are unpacked in and that no runtime handler uses, if they are loaded.
+// One of them was the default before the configuration changed.
+func (c *Checker) walkFormer(ctx context.Context, inv *Inventory) {
+	for _, u := range inv.Unpacked() {
+		name := u.Snapshotter
+		if _, walked := inv.snapshots[name]; walked || c.config.Snapshotter(name) == nil {
+			continue
+		}
+		committed, err := c.committed(ctx, name)
+		if errdefs.IsInvalidArgument(err) {
+			err = nil // it is not loaded
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).WithField("snapshotter", name).Error("cannot list snapshots, images of this snapshotter are unavailable")
+			inv.unavailable[name] = err
+		}
+		inv.snapshots[name], inv.former[name] = committed, true
+	}
 }
 
 func (c *Checker) walkContent(ctx context.Context, inv *Inventory) error {
@@ -190,7 +213,7 @@ func unpacked(blobs map[digest.Digest][]string) []store.Unpacked {
 // Knows reports whether a runtime handler uses a snapshotter.
 func (inv *Inventory) Knows(snapshotter string) bool {
 	_, ok := inv.snapshots[snapshotter]
-	return ok
+	return ok && !inv.former[snapshotter]
 }
 
 // Responds reports whether a snapshotter has listed all its snapshots.

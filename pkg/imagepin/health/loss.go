@@ -7,6 +7,9 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
+// NoHandler is the reason of the loss of a key that no pod can use.
+const NoHandler = "no runtime handler has its target"
+
 // Loss is a recorded key, and the reason why it is not ready.
 type Loss struct {
 	Entry  imagepin.Entry
@@ -24,10 +27,12 @@ type Loss struct {
 	Record string
 }
 
-// Lost reports whether a recorded key is not ready, and why.
+// Lost reports whether a recorded key is not ready, and why. A key of the default platform can be ready without a runtime
+// handler: the default snapshotter has changed since, and the image has not been used in the new one.
 func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
-	if _, ok := c.config.Runtimes().ForTarget(e.Target); !ok {
-		return Loss{Entry: e, Reason: "no runtime handler has its target"}, true
+	if _, ok := c.config.Runtimes().ForTarget(e.Target); !ok &&
+		!(have.former[e.Target.Snapshotter] && e.Target.Platform == c.config.Runtimes().Default().Target.Platform) {
+		return Loss{Entry: e, Reason: NoHandler}, true
 	}
 	why := have.Missing(e)
 	if why == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -131,6 +132,7 @@ func New(c Config) (*Node, error) {
 	n.retainer = retain.New(retain.Config{
 		Leases: n.containerd.Leases, Content: n.containerd.Content, Pins: n.pins, Images: n.store,
 		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectAsync,
+		Unpacks: func(snapshotter string) bool { return slices.Contains(n.runtimes().Snapshotters(), snapshotter) },
 	})
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{

@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -88,6 +89,10 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	if err := verify(ctx, p.maker.config.Settings().Verifiers, tag.String(), r.Verdict.Root); err != nil {
 		return Refreshed{}, err
 	}
+	r.Images = slices.DeleteFunc(r.Images, func(e imagepin.Entry) bool {
+		_, err := p.maker.runtimeOf(e.Target)
+		return err != nil // pods cannot use it since the default snapshotter changed
+	})
 	done := Refreshed{Ref: tag, Registry: r.Verdict.Root}
 	var ready []imagepin.Entry
 	for _, e := range r.Images {

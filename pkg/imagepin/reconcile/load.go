@@ -44,10 +44,14 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f.lost = loaded.Lost
 	ofLost := make(map[string]bool, len(f.lost))
 	for _, e := range f.lost {
-		loss, _ := r.config.Checker.Lost(e, f.have)
+		loss, lost := r.config.Checker.Lost(e, f.have)
+		if !lost { // the image is ready for the default target
+			loss = health.Loss{Entry: e, Reason: health.NoHandler}
+		}
 		f.losses = append(f.losses, loss)
 		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
+	f.losses = append(f.losses, r.moves(ctx, loaded.Former, f.have)...)
 	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
 		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)
 	})

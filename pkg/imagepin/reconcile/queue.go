@@ -229,6 +229,18 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 			}
 			return retryAfter(err)
 		}
+		if err != nil { // its layers are not on the node
+			kept, err := p.keep(ctx, e)
+			if err != nil {
+				if ctx.Err() == nil {
+					entry.WithError(err).Warnf("cannot keep image in %s yet, retrying", e.Target.Snapshotter)
+				}
+				return repairLast
+			}
+			if kept {
+				return 0
+			}
+		}
 	}
 	if loss.Record != "" {
 		return 0 // an image of another tool that cannot be adopted without its layers

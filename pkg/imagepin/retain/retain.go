@@ -51,7 +51,7 @@ type Images interface {
 	AddReadyToLease(ctx context.Context, entries ...imagepin.Entry) error
 }
 
-// Config configures a Retainer. All fields are required.
+// Config configures a Retainer. All fields but Unpacks are required.
 type Config struct {
 	Leases  leases.Manager
 	Content content.Store
@@ -60,6 +60,8 @@ type Config struct {
 	// MaxBytes returns how many bytes may be retained. The size of an image is that of its content in the registry.
 	// Zero means no limit.
 	MaxBytes func() int64
+	// Unpacks reports whether a runtime handler uses a snapshotter. Nil means that all are used.
+	Unpacks func(snapshotter string) bool
 	// Released is called after leases were deleted, to start a garbage collection. It must not wait for the collection.
 	Released func()
 }
@@ -75,7 +77,12 @@ type Retainer struct {
 }
 
 // New returns a retainer. [Retainer.SyncAll] must be called first.
-func New(c Config) *Retainer { return &Retainer{config: c, write: semaphore.NewWeighted(1)} }
+func New(c Config) *Retainer {
+	if c.Unpacks == nil {
+		c.Unpacks = func(string) bool { return true }
+	}
+	return &Retainer{config: c, write: semaphore.NewWeighted(1)}
+}
 
 // lock makes the caller the only writer until it calls unlock.
 func (r *Retainer) lock(ctx context.Context) (unlock func(), _ error) {
@@ -254,7 +261,7 @@ func lastResource(e imagepin.Entry) leases.Resource {
 	if e.ChainID == "" {
 		return leases.Resource{ID: e.ImageID.String(), Type: "content"}
 	}
-	return leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter}
+	return leases.Resource{ID: e.ChainID.String(), Type: snapshotResource + e.Target.Snapshotter}
 }
 
 // release deletes the leases of digests that no pin retains. Their content is collected later.

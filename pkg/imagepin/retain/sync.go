@@ -102,6 +102,9 @@ func (r *Retainer) syncEntry(ctx context.Context, e imagepin.Entry) error {
 	if err := r.hold(ctx, e); err != nil {
 		return err
 	}
+	if err := r.dropUnused(ctx, e); err != nil {
+		return err
+	}
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return err

@@ -18,8 +18,10 @@ import (
 
 // Loaded is what [Store.Load] reads besides the keys that are ready.
 type Loaded struct {
-	// Lost are the keys that are recorded but not ready, in order. They are not in the index.
+	// Lost are the keys that are recorded but not ready, in order, and the superseded ones. They are not in the index.
 	Lost []imagepin.Entry
+	// Former are the keys that are ready but whose target no runtime handler has, in order.
+	Former []imagepin.Entry
 	// Records are all image records.
 	Records []images.Image
 }
@@ -59,6 +61,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	for _, img := range all {
 		l.read(ctx, img)
 	}
+	former := l.splitFormer()
 	l.x.noteRecent(targets)
 	// Labels have no order, so sort the keys to process them in a stable order.
 	slices.SortFunc(l.lost, compareRecorded)
@@ -73,7 +76,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	if err := s.repairIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
-	return &Loaded{Lost: l.lost, Records: all}, nil
+	return &Loaded{Lost: l.lost, Former: former, Records: all}, nil
 }
 
 // loader reads the labels of image records into an index.
@@ -118,6 +121,25 @@ func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 	}
 	l.x.remove(e.Key)
 	l.x.add(l.s.withUser(ctx, e))
+}
+
+// splitFormer returns the keys whose target no runtime handler has. Those of images that are ready for the default target
+// under the same reference are lost.
+func (l *loader) splitFormer() (former []imagepin.Entry) {
+	targets, to := l.s.config.Runtimes().Targets(), l.s.config.Runtimes().Default().Target
+	for k, e := range l.x.byKey {
+		if slices.Contains(targets, k.Target) {
+			continue
+		}
+		if now := l.x.byKey[imagepin.Key{Ref: k.Ref, Target: to}]; now != nil && now.Root.Digest == e.Root.Digest {
+			l.lost = append(l.lost, *e)
+			l.x.remove(k)
+		} else {
+			former = append(former, *e)
+		}
+	}
+	slices.SortFunc(former, compareRecorded)
+	return former
 }
 
 // replace notes a key that another record carries with a later digest.

@@ -119,7 +119,11 @@ func (s *presence) HasSnapshot(ctx context.Context, snapshotter string, chainID 
 	if chainID == "" {
 		return true, nil
 	}
-	info, err := s.config.Snapshotter(snapshotter).Stat(ctx, chainID.String())
+	sn := s.config.Snapshotter(snapshotter)
+	if sn == nil {
+		return false, nil // it is not loaded
+	}
+	info, err := sn.Stat(ctx, chainID.String())
 	switch {
 	case errdefs.IsNotFound(err):
 		return false, nil
@@ -168,8 +172,11 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	if err := s.keepSnapshot(ctx, e); err != nil {
 		return false, err
 	}
-	_, err = s.apply(ctx, replaced, []imagepin.Entry{e}, "")
-	return err == nil, err
+	outdated := s.superseded([]imagepin.Entry{e})
+	if _, err = s.apply(ctx, append(replaced, outdated...), []imagepin.Entry{e}, ""); err != nil {
+		return false, err
+	}
+	return true, s.releaseSuperseded(ctx, outdated)
 }
 
 // HasKey reports whether the key of an entry is recorded for the entry's image, ready or not.

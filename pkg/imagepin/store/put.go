@@ -10,6 +10,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -69,9 +70,39 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	if err != nil {
 		return Change{}, err
 	}
+	outdated := s.superseded(entries)
 	// Entries that move to another record are written first, so that a record carries each key at any time.
-	replaced, entries = append(replaced, before...), append(after, entries...)
-	return s.commit(ctx, nil, replaced, entries, proof, s.creatorFor(entries), pre)
+	replaced, entries = slices.Concat(replaced, before, outdated), append(after, entries...)
+	ch, err := s.commit(ctx, nil, replaced, entries, proof, s.creatorFor(entries), pre)
+	if err != nil {
+		return ch, err
+	}
+	return ch, s.releaseSuperseded(ctx, outdated)
+}
+
+// releaseSuperseded releases the snapshots of superseded keys. They are collected later.
+func (s *writer) releaseSuperseded(ctx context.Context, outdated []imagepin.Entry) error {
+	if len(outdated) == 0 {
+		return nil
+	}
+	failpoint.Reach("store.superseded")
+	defer s.config.Released()
+	return s.releaseSnapshots(ctx, outdated)
+}
+
+// superseded returns the keys whose target no runtime handler has, and whose image is now ready for another target under
+// the same reference. Such keys stay after a change of the default snapshotter until the image is unpacked in the new one.
+func (s *presence) superseded(by []imagepin.Entry) []imagepin.Entry {
+	var all []imagepin.Entry
+	for _, n := range by {
+		for _, e := range s.ByRef(n.Ref) {
+			_, used := s.config.Runtimes().ForTarget(e.Target)
+			if !used && e.Target.Platform == n.Target.Platform && e.Root.Digest == n.Root.Digest && !has(by, e.Key) {
+				all = append(all, e)
+			}
+		}
+	}
+	return all
 }
 
 // keepByDigest returns the images that lose their tag to another digest, under their own digest, unless they have such a

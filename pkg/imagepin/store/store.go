@@ -230,7 +230,10 @@ func (s *presence) view(removed, added, recorded []imagepin.Entry) view {
 
 func (s *presence) native(e imagepin.Entry) bool {
 	rt, ok := s.config.Runtimes().ForTarget(e.Target)
-	return ok && rt.Native
+	if !ok { // the default snapshotter may have changed
+		rt = s.config.Runtimes().Default()
+	}
+	return rt.Native && e.Target.Platform == rt.Target.Platform
 }
 
 // affected lists the records of entries in an order in which it is safe to write them one by one:

@@ -74,7 +74,7 @@ func TestSyncOfALostImage(t *testing.T) {
 			e := newEnv(t)
 			i := e.image("a")
 			e.pull(t, tag, i, target, 0, "")
-			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: other})
+			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: other, Platform: "linux/s390x"})
 			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("got load result %v, %v, want 2 lost keys", loaded, err)

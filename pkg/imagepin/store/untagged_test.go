@@ -35,7 +35,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			}
 		},
 		"dropped": func(e *env, t *testing.T, i image) {
-			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
+			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second", Platform: "linux/s390x"})
 			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("got load result %v, %v, want 2 lost keys", loaded, err)
@@ -215,7 +215,7 @@ func TestHasKeys(t *testing.T) {
 	}
 	e.pull(t, tag, i, native, 0, "")
 	want("ready", true)
-	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
+	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second", Platform: "linux/s390x"})
 	loaded, err := e.loadFor(e.ctx)
 	if err != nil || len(loaded.Lost) != 2 {
 		t.Fatalf("lost are %v, %v", loaded, err)

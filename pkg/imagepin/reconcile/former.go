@@ -1,0 +1,56 @@
+package reconcile
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+)
+
+// moves returns the keys without a runtime handler as losses of the same keys for the default target, if their images can
+// be unpacked there. [store.Store.PutIf] then drops the former keys.
+func (r *Reconciler) moves(ctx context.Context, former []imagepin.Entry, have *health.Inventory) (losses []health.Loss) {
+	for _, e := range former {
+		moved, ok := r.repairs.forDefaultTarget(e)
+		if !ok || !r.hasTopLayer(ctx, e, have) {
+			continue
+		}
+		moved.Record = e.Record
+		losses = append(losses, moved)
+	}
+	return losses
+}
+
+// hasTopLayer reports whether an image may be unpacked for the default target without a registry: its top layer is on
+// the node, or unpacked there. An image whose layers are discarded is made ready when it is used first. To try it at each
+// start would take several writes to the disk for each image.
+func (r *Reconciler) hasTopLayer(ctx context.Context, e imagepin.Entry, have *health.Inventory) bool {
+	if have.HasSnapshot(r.config.Runtimes().Default().Target.Snapshotter, e.ChainID) {
+		return true
+	}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest} // Docker's has the same structure
+	m, err := images.Manifest(ctx, r.config.Content, desc, platforms.All)
+	return err == nil && len(m.Layers) > 0 && have.HasBlob(m.Layers[len(m.Layers)-1].Digest)
+}
+
+// keep adds a key whose target no runtime handler has to the index again, if nothing else of it is lost: it was not
+// possible to look before.
+func (p *repairs) keep(ctx context.Context, e imagepin.Entry) (kept bool, _ error) {
+	here, err := p.config.Store.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+	if errdefs.IsInvalidArgument(err) || err == nil && !here {
+		return false, nil // containerd has not loaded the snapshotter, or the snapshot is gone
+	}
+	if err != nil {
+		return false, err
+	}
+	err = p.config.Maker.WithLease(ctx, []imagepin.Entry{e}, func(ctx context.Context) (err error) {
+		kept, err = p.config.Store.PutIf(ctx, e, e.Record)
+		return err
+	})
+	return kept, err
+}
