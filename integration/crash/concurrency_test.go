@@ -47,7 +47,7 @@ func TestConcurrency(t *testing.T) {
 		}
 	}
 	t.Logf("IMAGEPIN_CRASH_SEED=%d", seed)
-	c := newKillRig(t, node.Options{
+	c := newKillRig(t, "native", node.Options{
 		NoPods: true, Binary: os.Getenv("IMAGEPIN_CONCURRENCY_BINARY"), StartTimeout: 2 * time.Minute,
 	})
 	c.check.OtherTools = true

@@ -1,8 +1,10 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // TestFailpoints kills containerd at every failpoint, in all operations that reach it. After a restart the node is
@@ -21,12 +24,18 @@ func TestFailpoints(t *testing.T) {
 		mu      sync.Mutex
 		covered = map[string]bool{}
 	)
+	scenarios := maps.Clone(crashScenarios)
+	for _, name := range []string{"pull for a second snapshotter", "remove for one handler"} {
+		s := scenarios[name]
+		s.second = testkit.EROFS
+		scenarios[name+" on EROFS"] = s
+	}
 	t.Run("scenarios", func(t *testing.T) {
-		for name, s := range crashScenarios {
+		for name, s := range scenarios {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				s.options.NoPods = name != "RunPodSandbox"
-				c := newKillRig(t, s.options)
+				c := newKillRig(t, cmp.Or(s.second, "native"), s.options)
 				s.setup(c)
 				c.disarm()
 				if err := s.op(c); err != nil {

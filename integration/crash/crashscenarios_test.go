@@ -23,6 +23,8 @@ import (
 // scenario is an operation during which containerd is killed at each failpoint.
 type scenario struct {
 	options node.Options
+	// second is the snapshotter of the handler [testkit.Second]. Empty means native.
+	second string
 	// setup prepares an empty node.
 	setup func(*killRig)
 	// op is the operation that is killed, and later repeated.

@@ -27,7 +27,7 @@ type killRig struct {
 	digests map[string]string // digests of the last pushes, by "repo:tag"
 }
 
-func newKillRig(t *testing.T, opts node.Options) *killRig {
+func newKillRig(t *testing.T, second string, opts node.Options) *killRig {
 	t.Helper()
 	c := &killRig{fail: filepath.Join(t.TempDir(), "failpoint"), digests: map[string]string{}}
 	c.check = checker.Options{Native: images.HostPlatform(), DiscardedLayers: opts.DiscardUnpackedLayers, Pods: !opts.NoPods}
@@ -36,8 +36,8 @@ func newKillRig(t *testing.T, opts node.Options) *killRig {
 	}
 	opts.Env = append(opts.Env, "IMAGEPIN_FAILPOINT=@"+c.fail)
 	opts.Extra += testkit.RetainRules
-	opts.Handlers = append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...)
-	c.Rig = testkit.NewRig(t, opts)
+	opts.Handlers = []node.Handler{{Name: "foreign", Platform: testkit.Foreign}}
+	c.Rig = testkit.NewRig(t, testkit.WithSecond(second, opts))
 	return c
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // crashRounds returns the number of rounds of TestRandomKills.
@@ -29,7 +30,7 @@ func crashRounds(t *testing.T) int {
 
 // TestRandomKills kills containerd during pulls, removals and refreshes: at the n-th failpoint, or when it publishes
 // the n-th event, which is between failpoints. The node is consistent after each restart. Every tenth round also
-// removes everything.
+// removes everything. One node has the native snapshotter beside overlayfs, the other one EROFS.
 //
 // IMAGEPIN_CRASH_SEED repeats the choices of an earlier run.
 func TestRandomKills(t *testing.T) {
@@ -47,7 +48,7 @@ func TestRandomKills(t *testing.T) {
 			t.Parallel()
 			t.Logf("IMAGEPIN_CRASH_SEED=%d", seed)
 			r := &randomKills{
-				killRig: newKillRig(t, node.Options{NoPods: true, DiscardUnpackedLayers: i%2 == 1}),
+				killRig: newKillRig(t, testkit.SecondSnapshotters[i], node.Options{NoPods: true, DiscardUnpackedLayers: i%2 == 1}),
 				Rand:    rand.New(rand.NewPCG(seed, uint64(i))),
 			}
 			for range rounds / nodes {

@@ -20,10 +20,13 @@ func TestSnapshottersSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, discard := range []bool{false, true} {
 		for _, order := range [][]string{{"runc", testkit.Second}, {testkit.Second, "runc"}} {
-			for _, gate := range []bool{false, true} {
-				t.Run(fmt.Sprintf("discard=%t/%s-first/gate=%t", discard, order[0], gate), func(t *testing.T) {
+			for _, c := range []struct {
+				second string
+				gate   bool
+			}{{"native", false}, {"native", true}, {testkit.EROFS, false}} {
+				t.Run(fmt.Sprintf("%s/discard=%t/%s-first/gate=%t", c.second, discard, order[0], c.gate), func(t *testing.T) {
 					t.Parallel()
-					r := testkit.NewRig(t, node.Options{DiscardUnpackedLayers: discard, Handlers: testkit.OnNative})
+					r := testkit.NewRig(t, testkit.WithSecond(c.second, node.Options{DiscardUnpackedLayers: discard}))
 					opts := images.Options{}
 					tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
 					var id string
@@ -36,7 +39,7 @@ func TestSnapshottersSideBySide(t *testing.T) {
 						if i == 1 {
 							r.WantRequests("the sandbox of the second snapshotter", layers(discard, 1)...)
 						}
-						res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: tag, Gate: gate})
+						res, err := r.RunAsKubelet(r.Ctx, node.KubeletPod{PodOptions: node.PodOptions{Handler: handler}, Image: tag, Gate: c.gate})
 						if err != nil {
 							t.Fatalf("handler %s: %v", handler, err)
 						}
@@ -101,36 +104,38 @@ func layerBlobs(s *node.State) []string {
 // its lookup found the image.
 func TestCreateContainerMakesReady(t *testing.T) {
 	t.Parallel()
-	for _, discard := range []bool{false, true} {
-		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
-			t.Parallel()
-			r := testkit.NewRig(t, node.Options{DiscardUnpackedLayers: discard, Handlers: testkit.OnNative})
-			opts := images.Options{}
-			tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
-			id := r.MustPull(tag, "")
-			pod := r.MustPod(testkit.Second)
-			r.Collect()
-			r.Reg.Reset()
+	for _, second := range testkit.SecondSnapshotters {
+		for _, discard := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/discard=%t", second, discard), func(t *testing.T) {
+				t.Parallel()
+				r := testkit.NewRig(t, testkit.WithSecond(second, node.Options{DiscardUnpackedLayers: discard}))
+				opts := images.Options{}
+				tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+				id := r.MustPull(tag, "")
+				pod := r.MustPod(testkit.Second)
+				r.Collect()
+				r.Reg.Reset()
 
-			if discard {
-				r.Reg.Down()
-				_, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: tag})
-				if err == nil || !strings.Contains(err.Error(), "ImageNotReady") || !strings.Contains(err.Error(), "discard_unpacked_layers = false") {
-					t.Errorf("CreateContainer without the layers: got error %v", err)
+				if discard {
+					r.Reg.Down()
+					_, err := r.CreateContainer(r.Ctx, pod, node.ContainerOptions{Image: id, UserImage: tag})
+					if err == nil || !strings.Contains(err.Error(), "ImageNotReady") || !strings.Contains(err.Error(), "discard_unpacked_layers = false") {
+						t.Errorf("CreateContainer without the layers: got error %v", err)
+					}
+					if err := r.Reg.Up(); err != nil {
+						t.Fatal(err)
+					}
 				}
-				if err := r.Reg.Up(); err != nil {
-					t.Fatal(err)
+				r.WantLine(pod, node.ContainerOptions{Image: id, UserImage: tag}, opts.Line(0))
+				r.WantRequests("CreateContainer on the second snapshotter", layers(discard, 2)...)
+				r.WantLine(pod, node.ContainerOptions{Image: digest}, opts.Line(0))
+				r.WantNoRequests("CreateContainer of a ready image")
+				if img := r.MustStatus(tag, testkit.Second); img.GetId() != id {
+					t.Errorf("ImageStatus for the second snapshotter after CreateContainer: got %q, want %s", img.GetId(), id)
 				}
-			}
-			r.WantLine(pod, node.ContainerOptions{Image: id, UserImage: tag}, opts.Line(0))
-			r.WantRequests("CreateContainer on the second snapshotter", layers(discard, 2)...)
-			r.WantLine(pod, node.ContainerOptions{Image: digest}, opts.Line(0))
-			r.WantNoRequests("CreateContainer of a ready image")
-			if img := r.MustStatus(tag, testkit.Second); img.GetId() != id {
-				t.Errorf("ImageStatus for the second snapshotter after CreateContainer: got %q, want %s", img.GetId(), id)
-			}
-			r.WantNames(id, []string{tag}, []string{digest})
-		})
+				r.WantNames(id, []string{tag}, []string{digest})
+			})
+		}
 	}
 }
 
@@ -138,41 +143,42 @@ func TestCreateContainerMakesReady(t *testing.T) {
 // snapshotter, and of one with another platform. The image is made ready for the handler if necessary.
 func TestImageVolumes(t *testing.T) {
 	t.Parallel()
-	for _, discard := range []bool{false, true} {
-		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
-			r := testkit.NewRig(t, node.Options{
-				DiscardUnpackedLayers: discard,
-				Handlers:              append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
+	for _, second := range testkit.SecondSnapshotters {
+		for _, discard := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/discard=%t", second, discard), func(t *testing.T) {
+				r := testkit.NewRig(t, testkit.WithSecond(second, node.Options{
+					DiscardUnpackedLayers: discard, Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
+				}))
+				app, _ := r.Push("app:v1", images.Options{Version: "app"}, images.HostPlatform(), testkit.Foreign)
+				volume, _ := r.Push("volume:v1", images.Options{Version: "volume", SingleLayer: true}, images.HostPlatform(), testkit.Foreign)
+				id := r.MustPull(volume, "")
+				for _, c := range []struct {
+					handler, platform string
+					requests          []string
+				}{
+					{"", images.HostPlatform(), nil},
+					{testkit.Second, images.HostPlatform(), layers(discard, 1)},
+					{"foreign", testkit.Foreign, []string{"GET manifest", "GET blob", "GET blob"}},
+				} {
+					r.MustPull(app, c.handler)
+					pod := r.MustPod(c.handler)
+					r.Collect()
+					r.Reg.Reset()
+					mount := &cri.Mount{
+						ContainerPath: "/volume", Readonly: true,
+						Image: &cri.ImageSpec{Image: id, UserSpecifiedImage: volume, RuntimeHandler: c.handler},
+					}
+					args := node.ContainerOptions{Image: app, Args: []string{"cat", "/volume/facts"}, Mounts: []*cri.Mount{mount}}
+					for range 2 { // the second container finds it mounted
+						r.WantLine(pod, args, c.platform+",volume")
+					}
+					r.WantRequests("the volume of handler "+c.handler, c.requests...)
+					if img := r.MustStatus(volume, testkit.HandlerName(c.handler)); img == nil {
+						t.Errorf("handler %q: the volume's image is absent after it was mounted", c.handler)
+					}
+					r.MustRemovePod(pod)
+				}
 			})
-			app, _ := r.Push("app:v1", images.Options{Version: "app"}, images.HostPlatform(), testkit.Foreign)
-			volume, _ := r.Push("volume:v1", images.Options{Version: "volume", SingleLayer: true}, images.HostPlatform(), testkit.Foreign)
-			id := r.MustPull(volume, "")
-			for _, c := range []struct {
-				handler, platform string
-				requests          []string
-			}{
-				{"", images.HostPlatform(), nil},
-				{testkit.Second, images.HostPlatform(), layers(discard, 1)},
-				{"foreign", testkit.Foreign, []string{"GET manifest", "GET blob", "GET blob"}},
-			} {
-				r.MustPull(app, c.handler)
-				pod := r.MustPod(c.handler)
-				r.Collect()
-				r.Reg.Reset()
-				mount := &cri.Mount{
-					ContainerPath: "/volume", Readonly: true,
-					Image: &cri.ImageSpec{Image: id, UserSpecifiedImage: volume, RuntimeHandler: c.handler},
-				}
-				args := node.ContainerOptions{Image: app, Args: []string{"cat", "/volume/facts"}, Mounts: []*cri.Mount{mount}}
-				for range 2 { // the second container finds it mounted
-					r.WantLine(pod, args, c.platform+",volume")
-				}
-				r.WantRequests("the volume of handler "+c.handler, c.requests...)
-				if img := r.MustStatus(volume, testkit.HandlerName(c.handler)); img == nil {
-					t.Errorf("handler %q: the volume's image is absent after it was mounted", c.handler)
-				}
-				r.MustRemovePod(pod)
-			}
-		})
+		}
 	}
 }

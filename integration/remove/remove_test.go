@@ -204,54 +204,55 @@ func TestRemoveNamesOneByOne(t *testing.T) {
 // snapshots of that snapshotter only, the image still runs for the others, and after the last removal nothing is left.
 func TestRemoveTargetByTarget(t *testing.T) {
 	t.Parallel()
-	for _, discard := range []bool{false, true} {
-		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
-			t.Parallel()
-			r := testkit.NewRig(t, node.Options{
-				DiscardUnpackedLayers: discard,
-				Handlers:              append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
-			})
-			opts := images.Options{}
-			tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
-			platformOf := map[string]string{"runc": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign}
-			pods := make(map[string]*node.Pod)
-			for h := range platformOf {
-				pods[h] = r.MustPod(h)
-			}
-			r.Collect()
-			before := r.MustState()
-			for i, order := range permutations([]string{"runc", testkit.Second, "foreign"}) {
-				id := make(map[string]string)
+	for _, second := range testkit.SecondSnapshotters {
+		for _, discard := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/discard=%t", second, discard), func(t *testing.T) {
+				t.Parallel()
+				r := testkit.NewRig(t, testkit.WithSecond(second, node.Options{
+					DiscardUnpackedLayers: discard, Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
+				}))
+				opts := images.Options{}
+				tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+				platformOf := map[string]string{"runc": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign}
+				pods := make(map[string]*node.Pod)
 				for h := range platformOf {
-					id[h] = r.MustPull(tag, h)
+					pods[h] = r.MustPod(h)
 				}
-				all := r.MustState()
-				for removed, handler := range order {
-					r.MustRemove([]string{tag, digest, id[handler]}[i%3], handler)
-					if img := r.MustStatus(tag, handler); img != nil {
-						t.Errorf("order %v: the image is still available for %s after its removal", order, handler)
+				r.Collect()
+				before := r.MustState()
+				for i, order := range permutations([]string{"runc", testkit.Second, "foreign"}) {
+					id := make(map[string]string)
+					for h := range platformOf {
+						id[h] = r.MustPull(tag, h)
 					}
-					for _, other := range order[removed+1:] {
-						if got := r.MustStatus(tag, other).GetId(); got != id[other] {
-							t.Errorf("order %v: after the removal for %s, ImageStatus for %s returned %q, want %s", order, handler, other, got, id[other])
+					all := r.MustState()
+					for removed, handler := range order {
+						r.MustRemove([]string{tag, digest, id[handler]}[i%3], handler)
+						if img := r.MustStatus(tag, handler); img != nil {
+							t.Errorf("order %v: the image is still available for %s after its removal", order, handler)
 						}
-						c := r.WantLine(pods[other], node.ContainerOptions{Image: tag}, testkit.Line(opts, platformOf[other]))
-						if err := c.Remove(r.Ctx); err != nil {
-							t.Fatal(err)
+						for _, other := range order[removed+1:] {
+							if got := r.MustStatus(tag, other).GetId(); got != id[other] {
+								t.Errorf("order %v: after the removal for %s, ImageStatus for %s returned %q, want %s", order, handler, other, got, id[other])
+							}
+							c := r.WantLine(pods[other], node.ContainerOptions{Image: tag}, testkit.Line(opts, platformOf[other]))
+							if err := c.Remove(r.Ctx); err != nil {
+								t.Fatal(err)
+							}
 						}
+						state := r.MustState()
+						for _, s := range []string{"overlayfs", second} {
+							have, had := len(state.SnapshotsOf(s)), len(all.SnapshotsOf(s))
+							if mine := s == second == (handler == testkit.Second); mine != (have < had) {
+								t.Errorf("order %v: the removal for %s left %d of %d snapshots in %s, want fewer: %t", order, handler, have, had, s, mine)
+							}
+						}
+						all = state
 					}
-					state := r.MustState()
-					for _, s := range []string{"overlayfs", "native"} {
-						have, had := len(state.SnapshotsOf(s)), len(all.SnapshotsOf(s))
-						if mine := s == "native" == (handler == testkit.Second); mine != (have < had) {
-							t.Errorf("order %v: the removal for %s left %d of %d snapshots in %s, want fewer: %t", order, handler, have, had, s, mine)
-						}
-					}
-					all = state
+					r.WantState("after the removal of the last target", before)
 				}
-				r.WantState("after the removal of the last target", before)
-			}
-		})
+			})
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"os"
@@ -32,6 +33,7 @@ type damageRig struct {
 // which the tag and the digest stay available, or are available again soon, without a registry.
 var damages = map[string]struct {
 	discard bool
+	second  string // another snapshotter of the handler testkit.Second than native
 	do      func(*damageRig)
 	tag     []string // handlers
 	digest  []string
@@ -43,6 +45,16 @@ var damages = map[string]struct {
 	"snapshot of another handler removed, layers on the node": {
 		do:  func(k *damageRig) { k.removeSnapshot("native") },
 		tag: allHandlers, digest: allHandlers,
+	},
+	"EROFS snapshot of another handler removed, layers on the node": {
+		second: testkit.EROFS,
+		do:     func(k *damageRig) { k.removeSnapshot(testkit.EROFS) },
+		tag:    allHandlers, digest: allHandlers,
+	},
+	"EROFS snapshot removed, layers discarded": {
+		second: testkit.EROFS, discard: true,
+		do:  func(k *damageRig) { k.removeSnapshot(testkit.EROFS) },
+		tag: []string{"runc", "foreign"}, digest: []string{"runc", "foreign"},
 	},
 	"snapshot removed, layers discarded": {
 		discard: true,
@@ -130,7 +142,7 @@ func TestDamage(t *testing.T) {
 			}
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				k := newDamageRig(t, c.discard)
+				k := newDamageRig(t, cmp.Or(c.second, "native"), c.discard)
 				k.Reg.Down()
 				if stopped {
 					k.KillAndRestart(func(o *node.Options) { o.Binary = node.Stock })
@@ -157,12 +169,12 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-func newDamageRig(t *testing.T, discard bool) *damageRig {
+func newDamageRig(t *testing.T, second string, discard bool) *damageRig {
 	k := &damageRig{
 		ids: map[string]string{}, manifest: map[string]digest.Digest{}, config: map[string]digest.Digest{},
-		Rig: testkit.NewRig(t, node.Options{
-			DiscardUnpackedLayers: discard, Handlers: append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
-		}),
+		Rig: testkit.NewRig(t, testkit.WithSecond(second, node.Options{
+			DiscardUnpackedLayers: discard, Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
+		})),
 	}
 	k.tag, k.digest = k.Push("app:v1", k.opts, testimages.HostPlatform(), testkit.Foreign)
 	for _, h := range allHandlers {
@@ -278,7 +290,7 @@ func (k *damageRig) wantOneRecordPerKey() {
 // and leaves no lease.
 func TestRepairOfRemovedImage(t *testing.T) {
 	t.Parallel()
-	k := newDamageRig(t, false)
+	k := newDamageRig(t, "native", false)
 	k.removeSnapshot("overlayfs")
 	for _, i := range k.records() {
 		if err := k.Client().ImageService().Delete(testkit.NSContext(k.Ctx), i.Name); err != nil {

@@ -44,28 +44,30 @@ func TestPlatformOfAHandlerChanges(t *testing.T) {
 // node if they were kept, and the registry otherwise.
 func TestDiscardFlipped(t *testing.T) {
 	t.Parallel()
-	for name, discard := range map[string]bool{"to true": false, "to false": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := testkit.NewRig(t, node.Options{DiscardUnpackedLayers: discard, Handlers: testkit.OnNative})
-			opts := images.Options{}
-			tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
-			id := r.MustPull(tag, "")
-			for _, h := range []string{"", testkit.Second} {
-				r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
-			}
-			r.Collect()
-			r.Reg.Reset()
-			r.KillAndRestart(func(o *node.Options) { o.DiscardUnpackedLayers = !discard })
-			if got := r.MustStatus(tag, "").GetId(); got != id {
-				t.Errorf("ImageStatus returned %q, want %s", got, id)
-			}
-			r.WantRun("", tag, opts.Line(0))
-			r.WantNoRequests("running a ready image")
-			r.WantRun(testkit.Second, tag, opts.Line(0))
-			if requested := len(r.Reg.Requests()) > 0; requested != discard {
-				t.Errorf("layers discarded: %t, registry requests: %t\n%s", discard, requested, r.Reg.Dump())
-			}
-		})
+	for _, second := range testkit.SecondSnapshotters {
+		for name, discard := range map[string]bool{"to true": false, "to false": true} {
+			t.Run(second+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				r := testkit.NewRig(t, testkit.WithSecond(second, node.Options{DiscardUnpackedLayers: discard}))
+				opts := images.Options{}
+				tag, _ := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+				id := r.MustPull(tag, "")
+				for _, h := range []string{"", testkit.Second} {
+					r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
+				}
+				r.Collect()
+				r.Reg.Reset()
+				r.KillAndRestart(func(o *node.Options) { o.DiscardUnpackedLayers = !discard })
+				if got := r.MustStatus(tag, "").GetId(); got != id {
+					t.Errorf("ImageStatus returned %q, want %s", got, id)
+				}
+				r.WantRun("", tag, opts.Line(0))
+				r.WantNoRequests("running a ready image")
+				r.WantRun(testkit.Second, tag, opts.Line(0))
+				if requested := len(r.Reg.Requests()) > 0; requested != discard {
+					t.Errorf("layers discarded: %t, registry requests: %t\n%s", discard, requested, r.Reg.Dump())
+				}
+			})
+		}
 	}
 }

@@ -24,36 +24,37 @@ import (
 // every target.
 func TestCrashOffline(t *testing.T) {
 	t.Parallel()
-	for _, discard := range []bool{false, true} {
-		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
-			t.Parallel()
-			r := testkit.NewRig(t, node.Options{
-				DiscardUnpackedLayers: discard,
-				Handlers:              append([]node.Handler{{Name: "foreign", Platform: testkit.Foreign}}, testkit.OnNative...),
-			})
-			opts := images.Options{}
-			tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
-			platformOf := map[string]string{"runc": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign}
-			id := make(map[string]string)
-			for h := range platformOf {
-				id[h] = r.MustPull(tag, h)
-				r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
-			}
-			before := r.ImagesByID()
-			r.Collect()
-			r.Reg.Reset()
-			r.Reg.Down()
-			r.KillAndRestart(nil)
-			testkit.WantSameImages(t, "after a crash", before, r.ImagesByID())
-			for h, platform := range platformOf {
-				for _, name := range []string{tag, digest, id[h]} {
-					if got := r.MustStatus(name, h).GetId(); got != id[h] {
-						t.Errorf("handler %s: ImageStatus %s returned %q after a crash, want %s", h, name, got, id[h])
-					}
+	for _, second := range testkit.SecondSnapshotters {
+		for _, discard := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/discard=%t", second, discard), func(t *testing.T) {
+				t.Parallel()
+				r := testkit.NewRig(t, testkit.WithSecond(second, node.Options{
+					DiscardUnpackedLayers: discard, Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
+				}))
+				opts := images.Options{}
+				tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
+				platformOf := map[string]string{"runc": images.HostPlatform(), testkit.Second: images.HostPlatform(), "foreign": testkit.Foreign}
+				id := make(map[string]string)
+				for h := range platformOf {
+					id[h] = r.MustPull(tag, h)
+					r.MustRemovePod(r.MustPod(h)) // pulls the sandbox image
 				}
-				r.WantRun(h, tag, testkit.Line(opts, platform))
-			}
-		})
+				before := r.ImagesByID()
+				r.Collect()
+				r.Reg.Reset()
+				r.Reg.Down()
+				r.KillAndRestart(nil)
+				testkit.WantSameImages(t, "after a crash", before, r.ImagesByID())
+				for h, platform := range platformOf {
+					for _, name := range []string{tag, digest, id[h]} {
+						if got := r.MustStatus(name, h).GetId(); got != id[h] {
+							t.Errorf("handler %s: ImageStatus %s returned %q after a crash, want %s", h, name, got, id[h])
+						}
+					}
+					r.WantRun(h, tag, testkit.Line(opts, platform))
+				}
+			})
+		}
 	}
 }
 
