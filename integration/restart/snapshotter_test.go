@@ -146,6 +146,7 @@ func (m *moveRig) runAll(why string) {
 	for _, ref := range []string{m.used, m.idle, m.retained} {
 		m.WantRun("", ref, m.lines[ref])
 	}
+	m.WantLine(m.pod, node.ContainerOptions{Image: m.used}, m.lines[m.used]) // as after a crash of its container
 	m.WantNoRequests("running images " + why)
 }
 
@@ -160,6 +161,7 @@ func (m *moveRig) fetchOnFirstUse() {
 	m.Collect()
 	m.WantRun("", m.used, m.lines[m.used])
 	m.WantRun("", m.retained, m.lines[m.retained])
+	m.WantLine(m.pod, node.ContainerOptions{Image: m.used}, m.lines[m.used]) // as after a crash of its container
 	m.WantNoRequests("running ready images")
 }
 
@@ -225,8 +227,15 @@ func (m *moveRig) removeAll() {
 	for id := range m.ImagesByID() {
 		m.MustRemove(id, "")
 	}
+	left := ""
+	m.T.Cleanup(func() {
+		if m.T.Failed() {
+			m.T.Logf("left on the node:\n%s", left)
+		}
+	})
 	m.Eventually("everything is freed", func() bool {
 		m.Collect()
-		return node.Diff(m.empty, m.MustState()) == ""
+		left = node.Diff(m.empty, m.MustState())
+		return left == ""
 	})
 }

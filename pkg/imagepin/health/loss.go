@@ -25,6 +25,8 @@ type Loss struct {
 	Blob digest.Digest
 	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
 	Record string
+	// Moved reports whether the image is ready under the same reference, but in the snapshotter that was the default before.
+	Moved bool
 }
 
 // Lost reports whether a recorded key is not ready, and why. A key of the default platform can be ready without a runtime

@@ -20,7 +20,7 @@ func (r *Reconciler) moves(ctx context.Context, former []imagepin.Entry, have *h
 		if !ok || !r.hasTopLayer(ctx, e, have) {
 			continue
 		}
-		moved.Record = e.Record
+		moved.Moved = true
 		losses = append(losses, moved)
 	}
 	return losses

@@ -146,7 +146,7 @@ func (p *repairs) recheck(ctx context.Context, waiting []queued) []queued {
 		if !lost {
 			loss = health.Loss{Entry: w.Entry, Reason: w.Reason, Unpackable: true} // its snapshot exists now
 		}
-		loss.Record = w.Record
+		loss.Record, loss.Moved = w.Record, w.Moved
 		waiting[i].Loss = loss
 	}
 	return waiting
@@ -242,8 +242,8 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 			}
 		}
 	}
-	if loss.Record != "" {
-		return 0 // an image of another tool that cannot be adopted without its layers
+	if loss.Record != "" || loss.Moved {
+		return 0 // an image of another tool that cannot be adopted without its layers, or one that is fetched when it is used
 	}
 	if name, ok := p.fetchQueue(e); ok {
 		p.addTo(ctx, name, loss.Loss, p.fetchOne)

@@ -124,6 +124,7 @@ type Puller interface {
 
 // Locks separates pulls and uses of images from removals. [pull.Locks] implements it.
 type Locks interface {
+	ForUse(ctx context.Context, refs ...string) (unlock func(), _ error)
 	ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error)
 }
 

@@ -158,6 +158,13 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 
 // unpack makes a key ready from local content. restored is false if the image was removed.
 func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
+	if loss.Moved { // a removal waits, because it removes the keys that it finds
+		unlock, err := r.config.Locks.ForUse(ctx, loss.Entry.Ref)
+		if err != nil {
+			return false, err
+		}
+		defer unlock()
+	}
 	witness := loss.Record
 	if witness == "" {
 		witness = loss.Entry.Record
