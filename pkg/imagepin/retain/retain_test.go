@@ -47,6 +47,7 @@ type env struct {
 	pins     *pin.Store
 	images   *store.Store
 	maxBytes int64
+	unpacks  func(snapshotter string) bool
 	released int
 	killed   bool   // simulates a kill before pins are synced
 	removed  bool   // all images are removed during a sync
@@ -116,7 +117,7 @@ func (e *env) restart() {
 	}
 	e.Retainer = retain.New(retain.Config{
 		Leases: e.leases, Content: e.node.Content, Pins: e.pins, Images: images,
-		MaxBytes: func() int64 { return e.maxBytes }, Released: func() { e.released++ },
+		MaxBytes: func() int64 { return e.maxBytes }, Released: func() { e.released++ }, Unpacks: e.unpacks,
 	})
 	if err := e.pins.Load(e.ctx); err != nil {
 		e.t.Fatal(err)
