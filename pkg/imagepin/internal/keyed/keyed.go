@@ -15,8 +15,9 @@ type Mutex struct {
 }
 
 type slot struct {
-	token chan struct{} // holds one value while the key is free
-	users int           // holders and waiters
+	token   chan struct{} // holds one value while the key is free
+	users   int           // holders and waiters
+	sharers int           // further holders, see Share
 }
 
 // Lock waits until key is free. It returns the context's error if the context ends first, or has ended.
@@ -46,16 +47,40 @@ func (m *Mutex) Lock(ctx context.Context, key string) error {
 	}
 }
 
-// Unlock frees key. It panics if key is not locked.
+// Unlock frees key, unless it is shared and another holder has not unlocked it. It panics if key is not locked.
 func (m *Mutex) Unlock(key string) {
-	m.mu.Lock()
-	s := m.held[key]
-	m.mu.Unlock()
+	s, free := m.release(key)
 	if s == nil {
 		panic("keyed: Unlock of a key that is not locked: " + key)
 	}
-	s.token <- struct{}{}
-	m.leave(key, s)
+	if free {
+		s.token <- struct{}{}
+		m.leave(key, s)
+	}
+}
+
+// release removes a holder of key. free reports whether it was the last one.
+func (m *Mutex) release(key string) (s *slot, free bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s = m.held[key]
+	if s == nil || s.sharers == 0 {
+		return s, true
+	}
+	s.sharers--
+	return s, false
+}
+
+// Share adds a holder to key, which the caller has locked. Each holder calls Unlock once. Share panics if key is not
+// locked.
+func (m *Mutex) Share(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.held[key]
+	if s == nil {
+		panic("keyed: Share of a key that is not locked: " + key)
+	}
+	s.sharers++
 }
 
 func (m *Mutex) leave(key string, s *slot) {

@@ -52,6 +52,35 @@ func TestMutexHonorsContext(t *testing.T) {
 	}
 }
 
+// TestMutexIsFreeAfterAllHolders checks that a shared key is free after all of its holders have unlocked it, in any
+// order.
+func TestMutexIsFreeAfterAllHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m Mutex
+		if err := m.Lock(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		m.Share("a")
+		locked := make(chan error, 1)
+		go func() { locked <- m.Lock(t.Context(), "a") }()
+		m.Unlock("a")
+		synctest.Wait()
+		select {
+		case <-locked:
+			t.Fatal("the key was locked while one holder had it")
+		default:
+		}
+		m.Unlock("a")
+		if err := <-locked; err != nil {
+			t.Fatal(err)
+		}
+		m.Unlock("a")
+		if len(m.held) != 0 {
+			t.Errorf("%d keys remain after use", len(m.held))
+		}
+	})
+}
+
 func TestRWMutex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m RWMutex
