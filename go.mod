@@ -43,6 +43,8 @@ require (
 	k8s.io/cri-api v0.37.1
 )
 
+require github.com/klauspost/readahead v1.4.0
+
 require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
 	dario.cat/mergo v1.0.2 // indirect

@@ -30,6 +30,10 @@ var Names = []string{
 	"pull.recorded", // the records are written, and the lease exists
 	"pull.visible",  // upstream, containerd's own CRI service, has the image
 
+	// Downloading layers while they are unpacked.
+	"download.begin",     // before a download that goes on after the fetch has returned
+	"download.committed", // the layer is in the content store, and its snapshot is not committed
+
 	// Replacing damaged content.
 	"replace.held",      // the lease holds what the content's record keeps
 	"replace.fetched",   // the content is fetched, but not written

@@ -21,6 +21,7 @@ type choice struct {
 	expire      bool     // pins are swept concurrently
 	refuse      string   // the build that the image verifier rejects, or ""
 	cap         int      // maximum number of pins of a namespace; zero means the default
+	walking     bool     // layers are unpacked while they are downloaded
 }
 
 func choose(rng *rand.Rand) choice {
@@ -71,6 +72,7 @@ func choose(rng *rand.Rand) choice {
 	if rng.IntN(4) == 0 {
 		c.repeatFailure(rng)
 	}
+	c.walking = !c.socket && rng.IntN(2) == 0
 	return c
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/platforms"
 	"google.golang.org/grpc"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
@@ -107,6 +110,10 @@ func (w *world) startProcess() error {
 		Snapshots: func(name string) snapshots.Snapshotter {
 			return &snapshotter{Snapshotter: w.db.Snapshotter(name), w: w, owner: p, name: name}
 		},
+	}
+	if w.choice.walking {
+		archives := func(from content.Provider) diff.Applier { return archiveApplier{w, p, from} }
+		services.Walking = &node.Walking{Applier: download.NewApplier(services.Content, archives), Default: true}
 	}
 	if w.choice.socket {
 		services = node.Uninterrupted(services)

@@ -24,6 +24,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 
@@ -264,6 +265,26 @@ func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, _ []mount.M
 		return ocispec.Descriptor{}, err
 	}
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: desc.Digest, Size: desc.Size}, nil
+}
+
+// archiveApplier applies layers that are unpacked while they are downloaded.
+type archiveApplier struct {
+	w     *world
+	owner *process
+	from  content.Provider
+}
+
+func (a archiveApplier) Apply(ctx context.Context, desc ocispec.Descriptor, _ []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if err := a.w.step(ctx, a.owner, "apply %s", desc.Digest); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	archive, err := a.from.ReaderAt(ctx, desc)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	defer archive.Close()
+	d, err := digest.FromReader(content.NewReader(archive))
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d}, err
 }
 
 // containerdCRI is the model of containerd's CRI with its event monitor.

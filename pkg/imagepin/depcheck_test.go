@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/blobs", "pkg/imagepin/internal/lease", "pkg/imagepin/pin", "pkg/imagepin/cluster"},
 	{"pkg/imagepin/retain", "pkg/imagepin/claim"},
-	{"pkg/imagepin/store", "pkg/imagepin/resolve"},
+	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
 	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics"},

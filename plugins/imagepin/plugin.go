@@ -8,12 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/diff/apply"
 	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/containerd/v2/plugins/services"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/containerd/plugin"
@@ -21,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
@@ -96,6 +103,10 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	walking, err := walking(ic, c.ContentStore())
+	if err != nil {
+		return nil, err
+	}
 	return node.New(node.Config{
 		Containerd: node.Containerd{
 			Records:    newRecords(db, c.EventService()),
@@ -106,6 +117,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 			Events:     c.EventService(),
 			Applier:    c.DiffService(),
 			Differ:     func(name string) (diff.Applier, error) { return differ(ic, name) },
+			Walking:    walking,
 			Snapshots:  c.SnapshotService,
 		},
 		Setup: node.Setup{
@@ -144,6 +156,29 @@ func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
 		return nil, fmt.Errorf("it is a %T, not an applier", d)
 	}
 	return a, nil
+}
+
+// walking returns the applier that takes the place of containerd's walking differ.
+func walking(ic *plugin.InitContext, cs content.Provider) (*node.Walking, error) {
+	m, err := ic.GetSingle(plugins.MountManagerPlugin)
+	if err != nil {
+		return nil, err
+	}
+	// The keys of containerd's config in plugins/services/diff/local.go, whose type is not public.
+	var service struct {
+		Differs []string `toml:"default"`
+		SyncFS  bool     `toml:"sync_fs"`
+	}
+	if err := readSection(ic, plugins.ServicePlugin, services.DiffService, &service); err != nil {
+		return nil, err
+	}
+	archives := func(p content.Provider) diff.Applier {
+		return apply.NewFileSystemApplierWithMountManager(p, m.(mount.Manager))
+	}
+	return &node.Walking{
+		Applier: download.NewApplier(cs, archives),
+		Default: slices.Equal(service.Differs, []string{defaults.DefaultDiffer}), SyncFS: service.SyncFS,
+	}, nil
 }
 
 // contentDir returns the directory of containerd's own content store; "" if another content store is used.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
@@ -37,7 +38,7 @@ var errNoCRI = errors.New("the CRI service is not connected yet")
 // Namespace is containerd's namespace of the CRI.
 const Namespace = "k8s.io"
 
-// Containerd has the services of containerd that imagepin uses. All fields are required, except Differ.
+// Containerd has the services of containerd that imagepin uses. All fields are required, except Differ and Walking.
 type Containerd struct {
 	Records store.Records
 	// Pins is the image store without a namespace: pins have their own namespace.
@@ -48,8 +49,18 @@ type Containerd struct {
 	Events     Events
 	Applier    diff.Applier
 	// Differ returns one of containerd's differs by name; nil if differs cannot be selected.
-	Differ    func(name string) (diff.Applier, error)
+	Differ func(name string) (diff.Applier, error)
+	// Walking takes the place of containerd's walking differ; nil if it does not.
+	Walking   *Walking
 	Snapshots func(snapshotter string) snapshots.Snapshotter
+}
+
+// Walking is the walking differ, as an applier that unpacks layers while they are downloaded.
+type Walking struct {
+	Applier *download.Applier
+	// Default reports that containerd's diff service always selects the walking differ. SyncFS reports that it then syncs
+	// the file system.
+	Default, SyncFS bool
 }
 
 // Events is containerd's event service.

@@ -77,6 +77,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		Verifiers: s.Verifiers, UnpackPlatforms: platforms, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress,
 		Transfer: pull.NewTransfer(n.containerd.Content, n.containerd.Leases, platforms, pull.Limits{
 			Downloads: s.CRI.MaxConcurrentDownloads(), Unpacks: s.CRI.MaxConcurrentUnpacks(s.Settings), LayerFetchBuffer: s.CRI.ConcurrentLayerFetchBuffer(),
+			ProgressTimeout: progress,
 		}, &n.locks),
 	}
 	a.cri = &cri.Settings{

@@ -66,16 +66,29 @@ func (a applier) inParallel(snapshotter string) bool {
 	return snapshotter == overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
 }
 
+// applierOf returns what an applier stands for, and the options that it always has.
+func (n *Node) applierOf(by applier) (applier, []diff.ApplyOpt) {
+	switch walking := n.containerd.Walking; {
+	case walking != nil && by.differ == defaults.DefaultDiffer:
+		by.Applier = walking.Applier
+	case walking != nil && by.differ == "" && walking.Default:
+		by.Applier = walking.Applier
+		if walking.SyncFS {
+			return by, []diff.ApplyOpt{diff.WithSyncFs(true)}
+		}
+	case by.Applier == nil:
+		by.Applier = n.containerd.Applier
+	}
+	return by, nil
+}
+
 // unpackPlatform returns how an applier unpacks layers in a snapshotter.
 func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platform {
 	exports, capabilities := a.Snapshotters[name].unpacks(name, !a.CRI.Images.DisableSnapshotAnnotations)
 	if !by.inParallel(name) {
 		capabilities = nil
 	}
-	if by.Applier == nil {
-		by.Applier = n.containerd.Applier
-	}
-	var apply []diff.ApplyOpt
+	by, apply := n.applierOf(by)
 	if a.CRI.Images.ImagePullWithSyncFS {
 		apply = append(apply, diff.WithSyncFs(true))
 	}

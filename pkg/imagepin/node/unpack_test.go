@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -59,6 +60,38 @@ func TestAppliers(t *testing.T) {
 			if got := n.unpackPlatform(a, sn, appliers[sn]).Applier; got != c.want[sn] {
 				t.Errorf("%s: %v unpacks in %s, want %v", name, got, sn, c.want[sn])
 			}
+		}
+	}
+}
+
+// TestWalking checks in which snapshotters layers are unpacked while they are downloaded: where containerd's walking
+// differ would unpack them.
+func TestWalking(t *testing.T) {
+	own := download.NewApplier(nil, nil)
+	for _, c := range []struct {
+		differ      string
+		onlyWalking bool // the diff service has no other differ
+		syncFS      bool
+		walking     bool
+		options     int
+	}{
+		{"", true, false, true, 0},
+		{"", true, true, true, 1},
+		{"", false, true, false, 0},
+		{"walking", false, true, true, 0},
+		{"erofs", true, true, false, 0},
+	} {
+		n := &Node{containerd: Containerd{
+			Applier: namedApplier("service"), Snapshots: func(string) snapshots.Snapshotter { return nil },
+			Walking: &Walking{Applier: own, Default: c.onlyWalking, SyncFS: c.syncFS},
+		}}
+		by := applier{differ: c.differ}
+		if c.differ != "" {
+			by.Applier = namedApplier(c.differ)
+		}
+		p := n.unpackPlatform(&active{}, "overlayfs", by)
+		if walking := p.Applier == diff.Applier(own); walking != c.walking || len(p.ApplyOpts) != c.options {
+			t.Errorf("%+v: unpacked by %v with %d options", c, p.Applier, len(p.ApplyOpts))
 		}
 	}
 }

@@ -24,12 +24,21 @@ func (l *Locks) ForRemoval(ctx context.Context, refs ...string) (unlock func(), 
 	return l.images.Lock(ctx, refs...)
 }
 
-// blob locks a blob for writing until unlock is called. The key is the same as in containerd's unpacker
-// (core/unpack/unpacker.go).
+// blob locks a blob for writing until unlock is called.
 func (l *Locks) blob(ctx context.Context, d digest.Digest) (unlock func(), _ error) {
-	key := "blob://" + d.String()
+	key := blobKey(d)
 	if err := l.blobs.Lock(ctx, key); err != nil {
 		return nil, err
 	}
 	return func() { l.blobs.Unlock(key) }, nil
 }
+
+// ShareBlob implements [download.Locks].
+func (l *Locks) ShareBlob(d digest.Digest) (release func()) {
+	key := blobKey(d)
+	l.blobs.Share(key)
+	return func() { l.blobs.Unlock(key) }
+}
+
+// blobKey is the same key as in containerd's unpacker (core/unpack/unpacker.go).
+func blobKey(d digest.Digest) string { return "blob://" + d.String() }

@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer/local"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 )
 
 // Settings is the configuration of pulls. It is immutable; see [Config.Settings].
@@ -34,11 +36,14 @@ type Limits struct {
 	Unpacks int
 	// LayerFetchBuffer is the chunk size, in bytes, of a layer download. Zero fetches a layer in one request.
 	LayerFetchBuffer int
+	// ProgressTimeout is [Settings.ProgressTimeout].
+	ProgressTimeout time.Duration
 }
 
-// NewTransfer returns containerd's transfer service. locks must be the same for all settings of the node.
+// NewTransfer returns containerd's transfer service. Layers that a [download.Applier] unpacks are unpacked while they are
+// downloaded. locks must be the same for all settings of the node.
 func NewTransfer(c content.Store, l leases.Manager, platforms []unpack.Platform, limits Limits, locks *Locks) transfer.Transferrer {
-	return local.NewTransferService(c, nil, local.TransferConfig{
+	return local.NewTransferService(download.NewStore(c, locks, limits.ProgressTimeout), nil, local.TransferConfig{
 		Leases:                     l,
 		MaxConcurrentDownloads:     limits.Downloads,
 		MaxConcurrentUnpacks:       limits.Unpacks,
@@ -46,4 +51,15 @@ func NewTransfer(c content.Store, l leases.Manager, platforms []unpack.Platform,
 		DuplicationSuppressor:      &locks.blobs,
 		UnpackPlatforms:            platforms,
 	})
+}
+
+// unpacksDownloads reports whether layers are unpacked in a snapshotter while they are downloaded.
+func (s *Settings) unpacksDownloads(snapshotter string) bool {
+	for _, p := range s.UnpackPlatforms {
+		if p.SnapshotterKey == snapshotter {
+			_, ok := p.Applier.(*download.Applier)
+			return ok
+		}
+	}
+	return false
 }

@@ -50,7 +50,8 @@ func (s *source) Resolve(context.Context) (string, ocispec.Descriptor, error) {
 // SetResolverOptions implements transfer.ImageResolverOptionSetter.
 func (s *source) SetResolverOptions(options ...transfer.ImageResolverOption) { s.options = options }
 
-// Fetcher implements transfer.ImageFetcher.
+// Fetcher implements transfer.ImageFetcher. The first fetch opens the session, with the options that the source has
+// then.
 func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 	open := sync.OnceValues(func() (remotes.Fetcher, error) {
 		session, err := s.session()

@@ -21,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -184,13 +185,25 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 // more. containerd leaves such a directory if it is killed before it commits the snapshot's ID, and the next snapshot gets
 // the same ID. The snapshotter removes the directory when it fails (createSnapshot in plugins/snapshots/overlay of
 // containerd).
-func (u *unpacker) run(ctx context.Context, src, dst any, opts ...transfer.Opt) error {
-	service := u.settings().Transfer
-	err := service.Transfer(ctx, src, dst, opts...)
+func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts ...transfer.Opt) error {
+	settings := u.settings()
+	err := runOnce(ctx, settings, src, dst, opts...)
 	if err == nil || ctx.Err() != nil || !directoryExists(err) {
 		return err
 	}
-	return service.Transfer(ctx, src, dst, opts...)
+	return runOnce(ctx, settings, src, dst, opts...)
+}
+
+func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
+	if !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
+		return settings.Transfer.Transfer(ctx, src, dst, opts...)
+	}
+	from, err := src.Fetcher(ctx, src.name)
+	if err != nil {
+		return err
+	}
+	ctx, downloads := download.With(ctx, from)
+	return downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...))
 }
 
 // directoryExists reports whether a snapshotter could not create a directory because it exists. The error of a remote

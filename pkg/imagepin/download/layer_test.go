@@ -1,0 +1,86 @@
+package download
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/typeurl/v2"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+const (
+	encryptedType = ocispec.MediaTypeImageLayerGzip + "+encrypted"
+	processorID   = "test.decrypt"
+)
+
+var errTooLate = errors.New("the key has expired")
+
+// decrypting is a stream processor that decrypts with a key, as imgcrypt's does.
+type decrypting struct {
+	io.Reader
+	key byte
+	err error
+}
+
+func (d *decrypting) Read(p []byte) (int, error) {
+	n, err := d.Reader.Read(p)
+	for i := range p[:n] {
+		p[i] ^= d.key
+	}
+	return n, err
+}
+
+func (d *decrypting) MediaType() string { return ocispec.MediaTypeImageLayerGzip }
+func (d *decrypting) Close() error      { return nil }
+func (d *decrypting) Err() error        { return d.err }
+
+// TestStreamProcessors checks that a layer is decrypted before it is decompressed, with the payload of the pull, and
+// that a processor that fails at its end fails Apply.
+func TestStreamProcessors(t *testing.T) {
+	var late error
+	diff.RegisterProcessor(diff.StaticHandler(encryptedType, func(_ context.Context, in diff.StreamProcessor, payloads map[string]typeurl.Any) (diff.StreamProcessor, error) {
+		var key wrapperspb.UInt32Value
+		if err := typeurl.UnmarshalTo(payloads[processorID], &key); err != nil {
+			return nil, err
+		}
+		return &decrypting{in, byte(key.Value), late}, nil
+	}))
+	payload, err := typeurl.MarshalAnyToProto(wrapperspb.UInt32(42))
+	noError(t, err)
+	key := diff.WithPayloads(map[string]typeurl.Any{processorID: payload})
+	plain := gzipLayer(t, 3, 100_000)
+	encrypted := make([]byte, len(plain.blob))
+	for i, b := range plain.blob {
+		encrypted[i] = b ^ 42
+	}
+	for _, late = range []error{nil, errTooLate} {
+		n := newNode(t, layerOf(encryptedType, encrypted, plain.tar))
+		noError(t, n.fetch())
+		applied, err := n.apply(key)
+		if !errors.Is(err, late) {
+			t.Fatalf("Apply failed with %v, want %v", err, late)
+		}
+		if late == nil && applied.Digest != plain.diffID() {
+			t.Errorf("unpacked %s, want %s", applied.Digest, plain.diffID())
+		}
+		noError(t, n.pull.End(nil))
+		n.checkStored(t)
+	}
+}
+
+// TestUnknownMediaType checks that a layer without a stream processor is not unpacked.
+func TestUnknownMediaType(t *testing.T) {
+	l := gzipLayer(t, 1, 10)
+	l.desc.MediaType = "application/vnd.oci.image.layer.v9"
+	n := newNode(t, l)
+	noError(t, n.fetch())
+	if _, err := n.apply(); !errors.Is(err, diff.ErrNoProcessor) {
+		t.Errorf("Apply failed with %v", err)
+	}
+	noError(t, n.pull.End(nil))
+	n.checkStored(t)
+}

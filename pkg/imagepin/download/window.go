@@ -1,0 +1,228 @@
+package download
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+const (
+	// chunkSize is the size of the pieces of memory of a window, in bytes.
+	chunkSize = 512 << 10
+	// windowChunks is the maximum size of a window, in chunks.
+	windowChunks = 64
+	// memoryChunks is the maximum size of all windows of a [Store], in chunks, without the first chunk of each window
+	// that is being read.
+	memoryChunks = 256
+	// maxWait is how long a download waits until its reader has read a chunk.
+	maxWait = 10 * time.Second
+)
+
+var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
+
+// errDropped reports that the bytes after the reader's offset are not in the window.
+var errDropped = errors.New("the window is dropped")
+
+// window has the bytes that a download has received and its reader has not read. It has one writer and one reader.
+//
+// A download does not wait for a reader that has not come: if the window is full before, it is dropped, and the bytes
+// are in the content store only. A download waits for a reader that reads, for a limited time.
+type window struct {
+	memory  *memory
+	maxWait time.Duration
+
+	readable, writable chan struct{} // have a value if there may be something to read, or room to write
+
+	mu       sync.Mutex
+	chunks   []*[chunkSize]byte // the first chunk begins at start, the last one ends at end
+	start    int
+	end      int
+	attached bool
+	dropped  bool
+	err      error // the download failed
+}
+
+func newWindow(m *memory, maxWait time.Duration) *window {
+	return &window{memory: m, maxWait: maxWait, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1)}
+}
+
+// attach starts reading. It fails if the window was dropped, or was attached before.
+func (w *window) attach() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dropped || w.attached {
+		return false
+	}
+	w.attached = true
+	return true
+}
+
+// write adds a copy of p. It waits for the reader if the window is full.
+func (w *window) write(ctx context.Context, p []byte) {
+	for {
+		var wait bool
+		if p, wait = w.add(p); len(p) == 0 {
+			return
+		}
+		if !wait || !w.waitWritable(ctx) {
+			w.drop()
+			return
+		}
+	}
+}
+
+// add copies as much of p as the window has room for, and returns the rest. wait reports whether to wait for the reader
+// with the rest.
+func (w *window) add(p []byte) (rest []byte, wait bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	added := false
+	for len(p) > 0 && !w.dropped {
+		if len(w.chunks) == 0 || w.end == chunkSize {
+			if !w.grow() {
+				break
+			}
+		}
+		n := copy(w.chunks[len(w.chunks)-1][w.end:], p)
+		w.end += n
+		p, added = p[n:], true
+	}
+	if added {
+		signal(w.readable)
+	}
+	if w.dropped {
+		return nil, false
+	}
+	return p, w.attached
+}
+
+// grow adds a chunk if there is memory for one. The caller holds w.mu.
+func (w *window) grow() bool {
+	first := w.attached && len(w.chunks) == 0 // without it the reader would wait for the memory of other windows
+	if len(w.chunks) == windowChunks || !w.memory.take(first) {
+		return false
+	}
+	w.chunks, w.end = append(w.chunks, chunks.Get().(*[chunkSize]byte)), 0
+	return true
+}
+
+// waitWritable waits until the reader has read a chunk.
+func (w *window) waitWritable(ctx context.Context) bool {
+	timer := time.NewTimer(w.maxWait)
+	defer timer.Stop()
+	select {
+	case <-w.writable:
+		return true
+	case <-timer.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// read reads into p, and waits until there is something to read. It fails with errDropped, with the error of the
+// download, or with the context's error.
+func (w *window) read(ctx context.Context, p []byte) (int, error) {
+	for {
+		if n, err := w.take(p); n > 0 || err != nil {
+			return n, err
+		}
+		select {
+		case <-w.readable:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+// take copies what is in the window into p, up to the end of a chunk.
+func (w *window) take(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.chunks) > 0 {
+		end := chunkSize
+		if len(w.chunks) == 1 {
+			end = w.end
+		}
+		n := copy(p, w.chunks[0][w.start:end])
+		if w.start += n; w.start == chunkSize {
+			w.free(1)
+			signal(w.writable)
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+	if w.dropped {
+		return 0, errDropped
+	}
+	return 0, w.err
+}
+
+// free frees the first n chunks. The caller holds w.mu.
+func (w *window) free(n int) {
+	for _, c := range w.chunks[:n] {
+		chunks.Put(c)
+	}
+	w.memory.give(n)
+	w.chunks, w.start = w.chunks[n:], 0
+}
+
+// fail ends the window with the error of the download, after what is in it.
+func (w *window) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+	signal(w.readable)
+}
+
+// drop frees the window's memory. The writer does not wait any longer, and the reader has to read from elsewhere.
+func (w *window) drop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dropped = true
+	w.free(len(w.chunks))
+	signal(w.readable)
+	signal(w.writable)
+}
+
+// dropUnread drops the window if no reader has come.
+func (w *window) dropUnread() {
+	w.mu.Lock()
+	attached := w.attached
+	w.mu.Unlock()
+	if !attached {
+		w.drop()
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// memory bounds the chunks of all windows. The zero value is ready for use.
+type memory struct {
+	mu   sync.Mutex
+	used int
+}
+
+// take takes a chunk, if there is one or if it must.
+func (m *memory) take(must bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.used >= memoryChunks && !must {
+		return false
+	}
+	m.used++
+	return true
+}
+
+func (m *memory) give(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.used -= n
+}
