@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -31,39 +32,48 @@ func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []s
 	defer tick.Stop()
 	late := time.NewTimer(visibleRemind)
 	defer late.Stop()
-	for _, name := range names {
-		for wanted(name) {
-			known, err := v.knows(ctx, name, id)
-			if known {
-				break
+	missing := slices.Clone(names)
+	for {
+		missing = slices.DeleteFunc(missing, func(name string) bool { return !wanted(name) })
+		if len(missing) == 0 {
+			return nil
+		}
+		// Upstream handles events in order, so it mostly knows the other names once it knows the last one.
+		name := missing[len(missing)-1]
+		known, err := v.lookup(ctx, name, id)
+		if len(known) > 0 {
+			missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(known, name) })
+			continue
+		}
+		select {
+		case <-tick.C:
+		case <-late.C:
+			for _, name := range names {
+				if err := v.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
+					log.G(ctx).WithError(err).WithField("image", name).Warn("cannot make containerd's CRI read an image record again")
+				}
 			}
-			select {
-			case <-tick.C:
-			case <-late.C:
-				for _, name := range names {
-					if err := v.Remind(ctx, name); err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
-						log.G(ctx).WithError(err).WithField("image", name).Warn("cannot make containerd's CRI read an image record again")
-					}
-				}
-			case <-ctx.Done():
-				if cause := context.Cause(ctx); !errors.Is(cause, errUpstreamNotSynced) {
-					return cause
-				}
-				if known, _ := v.knows(caller, id.String(), id); !known {
-					return notSynced(name, err)
-				}
-				log.G(ctx).WithField("image", name).Warn("containerd's CRI does not know an image by this name yet")
-				return nil
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, errUpstreamNotSynced) {
+				return cause
 			}
+			if known, _ := v.lookup(caller, id.String(), id); len(known) == 0 {
+				return notSynced(name, err)
+			}
+			log.G(ctx).WithField("image", name).Warn("containerd's CRI does not know an image by this name yet")
+			return nil
 		}
 	}
-	return nil
 }
 
-// knows reports whether upstream has an image ID under a name.
-func (v Visibility) knows(ctx context.Context, name string, id digest.Digest) (bool, error) {
+// lookup returns the names by which upstream knows an image ID, among them name. It returns none if upstream does not know
+// it by name.
+func (v Visibility) lookup(ctx context.Context, name string, id digest.Digest) ([]string, error) {
 	resp, err := v.Images.ImageStatus(ctx, &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: name}})
-	return err == nil && resp.GetImage().GetId() == id.String(), err
+	if err != nil || resp.GetImage().GetId() != id.String() {
+		return nil, err
+	}
+	return slices.Concat([]string{name, id.String()}, resp.GetImage().GetRepoTags(), resp.GetImage().GetRepoDigests()), nil
 }
 
 // untraced keeps calls that are made many times, as in a poll, out of the caller's trace.

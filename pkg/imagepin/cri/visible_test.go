@@ -24,6 +24,7 @@ type slowUpstream struct {
 	id    digest.Digest
 	after time.Time
 	lacks string
+	tags  []string
 	names []string
 }
 
@@ -32,7 +33,7 @@ func (s *slowUpstream) ImageStatus(_ context.Context, r *runtime.ImageStatusRequ
 		return &runtime.ImageStatusResponse{}, nil
 	}
 	s.names = append(s.names, r.GetImage().GetImage())
-	return &runtime.ImageStatusResponse{Image: &runtime.Image{Id: s.id.String()}}, nil
+	return &runtime.ImageStatusResponse{Image: &runtime.Image{Id: s.id.String(), RepoTags: s.tags}}, nil
 }
 
 func TestWaitVisible(t *testing.T) {
@@ -43,22 +44,23 @@ func TestWaitVisible(t *testing.T) {
 		give   time.Duration
 		wanted time.Duration
 		lacks  string
+		tags   []string
 		calls  int
 		want   error
 	}{
-		"immediately":      {0, time.Hour, time.Hour, "", 2, nil},
-		"slow":             {5 * time.Second, time.Hour, time.Hour, "", 2, nil},
-		"removed":          {time.Minute, time.Hour, time.Second, "", 0, nil},
-		"timeout":          {time.Minute, time.Hour, time.Hour, "", 0, errdefs.ErrUnavailable},
-		"caller times out": {time.Minute, time.Second, time.Hour, "", 0, context.DeadlineExceeded},
-		"delayed name":     {0, time.Hour, time.Hour, names[1], 2, nil}, // the ID, twice
-		"delayed ID":       {0, time.Hour, time.Hour, names[0], 0, errdefs.ErrUnavailable},
+		"immediately":      {0, time.Hour, time.Hour, "", names[1:], 1, nil}, // one answer has both names
+		"slow":             {5 * time.Second, time.Hour, time.Hour, "", names[1:], 1, nil},
+		"without the tag":  {0, time.Hour, time.Hour, "", nil, 1, nil}, // the answer to the tag has the ID
+		"removed":          {time.Minute, time.Hour, time.Second, "", nil, 0, nil},
+		"timeout":          {time.Minute, time.Hour, time.Hour, "", nil, 0, errdefs.ErrUnavailable},
+		"caller times out": {time.Minute, time.Second, time.Hour, "", nil, 0, context.DeadlineExceeded},
+		"delayed name":     {0, time.Hour, time.Hour, names[1], nil, 1, nil}, // the ID
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), tc.give)
 				defer cancel()
-				upstream := &slowUpstream{id: id, lacks: tc.lacks, after: time.Now().Add(tc.after)}
+				upstream := &slowUpstream{id: id, lacks: tc.lacks, tags: tc.tags, after: time.Now().Add(tc.after)}
 				end := time.Now().Add(tc.wanted)
 				var reminded []string
 				remind := func(_ context.Context, name string) error {
