@@ -2,6 +2,7 @@ package imagepin
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
@@ -18,4 +19,11 @@ func ParseReference(name string) (reference.Named, error) {
 		}
 	}
 	return ref, nil
+}
+
+// InRepository reports whether a normalized reference is in a repository, given by its full name. It parses nothing: an
+// image can have hundreds of references.
+func InRepository(ref, repository string) bool {
+	rest, ok := strings.CutPrefix(ref, repository)
+	return ok && (rest == "" || rest[0] == ':' || rest[0] == '@')
 }

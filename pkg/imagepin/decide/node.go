@@ -80,7 +80,6 @@ func (d *Decider) mayHave(q Request, e imagepin.Entry) bool {
 // inRepository returns the entries of one digest of ref's repository, for all tags.
 func (d *Decider) inRepository(ref reference.Named, root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(d.images.ByRoot(root), func(e imagepin.Entry) bool {
-		of, err := reference.ParseNamed(e.Ref)
-		return err != nil || of.Name() != ref.Name()
+		return !imagepin.InRepository(e.Ref, ref.Name())
 	})
 }

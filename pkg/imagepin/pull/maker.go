@@ -55,6 +55,8 @@ type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByRef(ref string) []imagepin.Entry
 	ByID(id digest.Digest) []imagepin.Entry
+	// InRepository reports whether a repository has an image ID, and with this manifest if it is not empty.
+	InRepository(id, manifest digest.Digest, repository string) bool
 }
 
 // Records records which images are ready.

@@ -49,7 +49,8 @@ func TestSlowStrangerBlocksOnlyItself(t *testing.T) {
 	}{
 		"index": {d.index, func(ctx context.Context, src *source) error { return fetcher.fetchBlob(ctx, src, d.index) }},
 		"image before its transfer": {d.img.Manifest, func(ctx context.Context, src *source) error {
-			return fetcher.vouching.vouchPresent(ctx, src, d.img.Manifest)
+			_, err := fetcher.vouching.vouchPresent(ctx, src, d.img.Manifest)
+			return err
 		}},
 		"image after its transfer": {d.img.Manifest, func(ctx context.Context, src *source) error {
 			return fetcher.vouching.vouchImage(ctx, src, d.img.Manifest)
@@ -166,10 +167,11 @@ func TestPartIsMissingWhileReplaced(t *testing.T) {
 		})
 		noError(t, d.Content.Delete(d.ctx, d.parts()[part].Digest))
 		vouching, src := d.maker.unpacker.fetcher.vouching, d.sourceFor(d.ctx, stranger)
-		if err := vouching.vouchPresent(d.ctx, src, d.img.Manifest); err != nil {
-			t.Errorf("%s before the transfer: %v", part, err)
+		all, err := vouching.vouchPresent(d.ctx, src, d.img.Manifest)
+		if err != nil || all {
+			t.Errorf("%s before the transfer: got %v, all parts: %v, want no error and not all", part, err, all)
 		}
-		err := vouching.vouchImage(d.ctx, src, d.img.Manifest)
+		err = vouching.vouchImage(d.ctx, src, d.img.Manifest)
 		if !errdefs.IsNotFound(err) || !errors.Is(asRemoved(err), errRemoved) {
 			t.Errorf("%s after the transfer: got %v, want a NotFound error that is tried again", part, err)
 		}

@@ -150,10 +150,11 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 	}
 	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true}
 	err := traced(ctx, "fetch", func(ctx context.Context) error {
-		if err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root); err != nil {
+		vouched, err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root)
+		if err != nil {
 			return err
 		}
-		if err := u.transferAll(ctx, img.source, dst, img.job.Progress); err != nil {
+		if err := u.transferAll(ctx, img.source, dst, img.job.Progress); err != nil || vouched {
 			return err
 		}
 		return u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root) // content that another pull wrote meanwhile

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -48,13 +47,10 @@ func (v *vouching) known(ctx context.Context, src *source, desc ocispec.Descript
 	return src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc)
 }
 
-// vouch ensures that the registry of a source serves a blob that is on the node. It uses what is known, and otherwise
+// vouch ensures that the registry of a source serves a blob that is on the node, for which this is not known yet. It
 // fetches the blob, up to its size. It fails like a pull from a registry without the blob. The result does not depend on
 // the node's content. The caller must not hold the blob's lock: a registry can send the blob as slowly as it wants.
 func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
-	if v.known(ctx, src, desc) {
-		return nil
-	}
 	rc, err := f.Fetch(ctx, desc)
 	if err != nil {
 		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
@@ -73,16 +69,16 @@ func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, d
 	return nil
 }
 
-// vouchPresent is [vouching.vouchImage] for the parts that are on the node.
-func (v *vouching) vouchPresent(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
+// vouchPresent is [vouching.vouchImage] for the parts that are on the node. all reports whether they are all parts.
+func (v *vouching) vouchPresent(ctx context.Context, src *source, manifest ocispec.Descriptor) (all bool, _ error) {
 	err := v.vouchImage(ctx, src, manifest)
 	if errdefs.IsNotFound(err) && !atRegistry(err) {
-		return nil
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
 
-// vouchImage calls [vouching.vouch] for a manifest and its configuration. It fails with ErrNotFound if a part is not on
+// vouchImage calls [vouching.vouch] for a manifest and its configuration, unless it is known that the registry serves them. It fails with ErrNotFound if a part is not on
 // the node: another pull may be replacing it.
 func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if src.trusted {
@@ -103,6 +99,9 @@ func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec
 		if _, err := v.content.Info(ctx, desc.Digest); err != nil {
 			return err
 		}
+		if v.known(ctx, src, desc) {
+			continue
+		}
 		if err := v.vouch(ctx, src, f, desc); err != nil {
 			return err
 		}
@@ -120,10 +119,7 @@ func (v *vouching) hasOf(ctx context.Context, ref reference.Named, desc ocispec.
 		}
 		id, manifest = m.Config.Digest, desc.Digest
 	}
-	return slices.ContainsFunc(v.index.ByID(id), func(e imagepin.Entry) bool {
-		of, err := reference.ParseNamed(e.Ref)
-		return err == nil && of.Name() == ref.Name() && (manifest == "" || e.Manifest == manifest)
-	})
+	return v.index.InRepository(id, manifest, ref.Name())
 }
 
 // embedded reports whether a descriptor contains its content. A registry that serves the descriptor then has the

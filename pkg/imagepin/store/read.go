@@ -1,6 +1,8 @@
 package store
 
 import (
+	"slices"
+
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -29,6 +31,16 @@ func (s *reader) ByID(id digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return s.index.byID[id].values()
+}
+
+// InRepository reports whether an image ID has an entry in a repository, given by its full name, and with this manifest if it
+// is not empty. An image can have entries in hundreds of repositories.
+func (s *reader) InRepository(id, manifest digest.Digest, repository string) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return slices.ContainsFunc(s.index.byID[id], func(e *imagepin.Entry) bool {
+		return (manifest == "" || e.Manifest == manifest) && imagepin.InRepository(e.Ref, repository)
+	})
 }
 
 // ByRecord returns the entries whose labels a record carries.
