@@ -117,6 +117,9 @@ func (w *world) startProcess() error {
 	}
 	if w.choice.socket {
 		services = node.Uninterrupted(services)
+	} else {
+		services.Holder = w.roots.begin()
+		services.Collect = func(ctx context.Context) error { return w.collectSlowly(ctx, p, "collect") }
 	}
 	n, err := node.New(node.Config{
 		Containerd: services,

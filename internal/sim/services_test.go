@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
@@ -188,18 +187,7 @@ func (l *leaseManager) Delete(ctx context.Context, lease leases.Lease, opts ...l
 	if !o.Synchronous {
 		return nil
 	}
-	if slow := l.w.choice.slowGC; slow > 0 {
-		l.w.write(actorOf(ctx), "  the collection takes %s", slow)
-		select {
-		case <-time.After(slow):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	if err := l.step(ctx, "collect after lease.delete %s", lease.ID); err != nil {
-		return err
-	}
-	return l.w.collect(ctx)
+	return l.w.collectSlowly(ctx, l.owner, "collect after lease.delete %s", lease.ID)
 }
 
 func (l *leaseManager) List(ctx context.Context, fs ...string) ([]leases.Lease, error) {

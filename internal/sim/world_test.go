@@ -30,6 +30,7 @@ import (
 
 	eventsapi "github.com/containerd/containerd/api/events"
 
+	"github.com/imagepin/imagepin/internal/gcroots"
 	"github.com/imagepin/imagepin/internal/sim/stockcri"
 )
 
@@ -53,6 +54,7 @@ type world struct {
 	images images.Store
 	blobs  content.Store
 	leases leases.Manager
+	roots  *roots
 	bus    *bus
 
 	registry *registry
@@ -104,11 +106,12 @@ func newWorld(seed uint64, dir string) (*world, error) {
 	if w.bolt, err = bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true, NoFreelistSync: true}); err != nil {
 		return nil, err
 	}
-	w.bus = &bus{}
+	w.bus, w.roots = &bus{}, &roots{}
 	w.db = metadata.NewDB(w.bolt, newBlobs(), backends, metadata.WithEventsPublisher(w.bus))
 	if err := w.db.Init(inK8s(context.Background())); err != nil {
 		return nil, err
 	}
+	w.db.RegisterCollectibleResource(gcroots.ResourceType, w.roots)
 	w.images, w.blobs, w.leases = metadata.NewImageStore(w.db), w.db.ContentStore(), metadata.NewLeaseManager(w.db)
 	w.registry = newRegistry(w)
 	w.cri = newCRI(w)
@@ -143,6 +146,49 @@ func (w *world) collect(ctx context.Context) error {
 	_, err := w.db.GarbageCollect(context.WithoutCancel(ctx))
 	return err
 }
+
+// collectSlowly collects garbage for a process. It takes as long as the slowest snapshotter.
+func (w *world) collectSlowly(ctx context.Context, p *process, format string, args ...any) error {
+	if slow := w.choice.slowGC; slow > 0 {
+		w.write(actorOf(ctx), "  the collection takes %s", slow)
+		select {
+		case <-time.After(slow):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := w.step(ctx, p, format, args...); err != nil {
+		return err
+	}
+	return w.collect(ctx)
+}
+
+// roots is what the calls of the current process hold. A kill ends these calls.
+type roots struct {
+	mu      sync.Mutex
+	current *gcroots.Roots
+}
+
+// begin returns the set of a process that starts.
+func (r *roots) begin() *gcroots.Roots {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.current = gcroots.New()
+	return r.current
+}
+
+// StartCollection implements metadata.Collector.
+func (r *roots) StartCollection(ctx context.Context) (metadata.CollectionContext, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == nil {
+		r.current = gcroots.New()
+	}
+	return r.current.StartCollection(ctx)
+}
+
+// ReferenceLabel implements metadata.Collector.
+func (r *roots) ReferenceLabel() string { return "" }
 
 // bus is containerd's event exchange: every subscriber gets every event that matches its filters, in order, with a
 // delay.

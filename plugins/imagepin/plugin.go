@@ -5,6 +5,7 @@
 package imagepin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/defaults"
+	"github.com/containerd/containerd/v2/pkg/gc"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/containerd/v2/plugins/services"
@@ -26,6 +28,7 @@ import (
 	"github.com/containerd/plugin/registry"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/internal/gcroots"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
@@ -54,6 +57,7 @@ func init() {
 			plugins.CRIServicePlugin,
 			plugins.DiffPlugin,
 			plugins.EventPlugin,
+			plugins.GCPlugin,
 			plugins.ImageVerifierPlugin,
 			plugins.LeasePlugin,
 			plugins.MetadataPlugin,
@@ -107,6 +111,12 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	collect, err := collector(ic)
+	if err != nil {
+		return nil, err
+	}
+	roots := gcroots.New()
+	db.RegisterCollectibleResource(gcroots.ResourceType, roots)
 	return node.New(node.Config{
 		Containerd: node.Containerd{
 			Records:    newRecords(db, c.EventService()),
@@ -119,6 +129,8 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 			Differ:     func(name string) (diff.Applier, error) { return differ(ic, name) },
 			Walking:    walking,
 			Snapshots:  c.SnapshotService,
+			Holder:     roots,
+			Collect:    collect,
 		},
 		Setup: node.Setup{
 			Settings: own, CRI: cri, ContentDir: contentDir(ic), Snapshotters: snapshotters(ic, db), Verifiers: verifiers,
@@ -143,6 +155,24 @@ func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, 
 		all[name] = v.(imageverifier.ImageVerifier)
 	}
 	return all, nil
+}
+
+// collector returns a function that runs containerd's garbage collection and waits for it.
+func collector(ic *plugin.InitContext) (func(context.Context) error, error) {
+	scheduler, err := ic.GetSingle(plugins.GCPlugin)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := scheduler.(interface {
+		ScheduleAndWait(ctx context.Context) (gc.Stats, error)
+	})
+	if !ok {
+		return nil, fmt.Errorf("containerd's garbage collection is a %T, which cannot be started", scheduler)
+	}
+	return func(ctx context.Context) error {
+		_, err := s.ScheduleAndWait(ctx)
+		return err
+	}, nil
 }
 
 // differ returns one of containerd's differ plugins.

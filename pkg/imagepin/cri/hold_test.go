@@ -6,13 +6,27 @@ import (
 
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/gcroots"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // TestRecordRemovedDuringCreateContainer removes the record of an image with another tool while upstream creates a
 // container from it. A garbage collection keeps its content and its snapshot until upstream has answered.
 func TestRecordRemovedDuringCreateContainer(t *testing.T) {
-	a := newAdoptedNode(t)
+	t.Run("lease", func(t *testing.T) { removeDuringCreateContainer(t, newAdoptedNode(t)) })
+	t.Run("roots", func(t *testing.T) {
+		a := newAdoptedNode(t)
+		roots := gcroots.New()
+		a.DB.RegisterCollectibleResource(gcroots.ResourceType, roots)
+		a.base.Holder = roots
+		removeDuringCreateContainer(t, a)
+	})
+}
+
+func removeDuringCreateContainer(t *testing.T, a *adoptedNode) {
+	t.Helper()
+	released := 0
+	a.base.Released = func() { released++ }
 	here := func() []bool {
 		t.Helper()
 		a.Collect(t)
@@ -32,6 +46,9 @@ func TestRecordRemovedDuringCreateContainer(t *testing.T) {
 		return &runtime.CreateContainerResponse{ContainerId: "container"}, nil
 	})
 	noError(t, err)
+	if released != 1 {
+		t.Errorf("asked for %d collections after the call, want 1", released)
+	}
 	if got := here(); got[0] || got[1] || got[2] {
 		t.Errorf("after the call: manifest, configuration and snapshot exist: %v, want none", got)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -80,7 +81,8 @@ func newAdoptedNode(t *testing.T) *adoptedNode {
 	pins := pin.New(pin.Config{})
 	a.Service = New(Config{
 		Namespace: ctdtest.Namespace, Store: s, Records: plainRecords{n.Images}, Images: visible{}, Locks: &pull.Locks{}, Pins: pins,
-		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins, Images: s}), Content: n.Content, Leases: n.Leases,
+		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins, Images: s}), Content: n.Content,
+		Holder: lease.NewHolder(n.Leases, plainRecords{n.Images}), Released: func() {},
 		Runtimes: ctdtest.Always(runtimes), Snapshotter: n.Snapshotter, Settings: ctdtest.Always(&Settings{}),
 	})
 	a.base.images, a.base.runtimes = &slowUpstream{id: a.img.Config.Digest}, emptyUpstream{}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
@@ -43,7 +42,9 @@ type Config struct {
 	Decider Decider
 	Pins    Pins
 	Content content.Store
-	Leases  leases.Manager
+	Holder  Holder
+	// Released is called after something that a call held has become garbage. It must not wait for a collection.
+	Released func()
 	// Runtimes returns the runtime handlers that are configured now.
 	Runtimes    func() *runtimeplatform.Set
 	Snapshotter func(name string) snapshots.Snapshotter

@@ -22,21 +22,21 @@ func (s *containers) useImages(ctx context.Context, refs []reference.Named, read
 	if err != nil {
 		return nil, err
 	}
-	releaseLease, err := s.readyAndLeased(ctx, ready)
+	releaseImages, err := s.readyAndHeld(ctx, ready)
 	if err != nil {
 		unlock()
 		return nil, err
 	}
-	return func() { releaseLease(); unlock() }, nil
+	return func() { releaseImages(); unlock() }, nil
 }
 
 // maxTries is the maximum number of attempts to make images ready, if their pins change or other tools remove them
 // meanwhile.
 const maxTries = 3
 
-// readyAndLeased makes images ready and leases them. If another tool removes one before it is leased, it makes it ready
+// readyAndHeld makes images ready and holds them. If another tool removes one before it is held, it makes it ready
 // again.
-func (s *containers) readyAndLeased(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
+func (s *containers) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
 	for range maxTries {
 		entries, err := ready()
 		if err != nil {
@@ -47,7 +47,7 @@ func (s *containers) readyAndLeased(ctx context.Context, ready func() ([]imagepi
 				return nil, err
 			}
 		}
-		release, err = s.leaseImages(ctx, entries...)
+		release, err = s.holdImages(ctx, entries...)
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
+	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
@@ -38,7 +39,8 @@ var errNoCRI = errors.New("the CRI service is not connected yet")
 // Namespace is containerd's namespace of the CRI.
 const Namespace = "k8s.io"
 
-// Containerd has the services of containerd that imagepin uses. All fields are required, except Differ and Walking.
+// Containerd has the services of containerd that imagepin uses. All fields are required, except Differ, Walking, Holder and
+// Collect.
 type Containerd struct {
 	Records store.Records
 	// Pins is the image store without a namespace: pins have their own namespace.
@@ -53,6 +55,10 @@ type Containerd struct {
 	// Walking takes the place of containerd's walking differ; nil if it does not.
 	Walking   *Walking
 	Snapshots func(snapshotter string) snapshots.Snapshotter
+	// Holder protects what a call uses from garbage collection. If it is nil, leases do.
+	Holder cri.Holder
+	// Collect runs containerd's garbage collection and waits for it. If it is nil, the deletion of a lease does.
+	Collect func(context.Context) error
 }
 
 // Walking is the walking differ, as an applier that unpacks layers while they are downloaded.
@@ -118,6 +124,9 @@ func New(c Config) (*Node, error) {
 	n.reporter = claim.NewReporter(n, claim.EventDelay)
 	n.leases = lease.NewCalls(c.Leases)
 	n.containerd.Leases = n.leases
+	if n.containerd.Holder == nil {
+		n.containerd.Holder = lease.NewHolder(n.leases, n.containerd.Records)
+	}
 	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, c.Content)
 	var err error
 	if n.prover, err = resolve.LoadProver(c.NodeKey); err != nil {
@@ -131,7 +140,7 @@ func New(c Config) (*Node, error) {
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,
-		KeysARecord: c.KeysARecord,
+		Collect: n.containerd.Collect, KeysARecord: c.KeysARecord,
 	})
 	n.pins = pin.New(pin.Config{
 		Images: n.containerd.Pins, Namespaces: n.containerd.Namespaces, Notify: n.notify, InUse: n.pinsInUse,

@@ -61,7 +61,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
 		Upstream: upstream, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
-		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Runtimes: n.runtimes,
+		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Holder: n.containerd.Holder, Released: n.CollectAsync, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
 		Ready: s.Ready,
 	})

@@ -3,9 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"time"
-
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
@@ -41,8 +38,8 @@ func (s *Store) RemoveSeen(ctx context.Context, seen Seen) (removed bool, _ erro
 	return true, err
 }
 
-// Remove removes keys, and the records that no other key needs. The next garbage collection frees the content and
-// snapshots that nothing else references, see [Store.Collect]. Remove ignores unknown keys.
+// Remove removes keys, and the records that no other key needs. Call [Store.Collect] then: it frees the content and
+// snapshots that nothing else references. Remove ignores unknown keys.
 func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -58,21 +55,48 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	if len(removed) == 0 {
 		return Change{}, nil
 	}
-	return s.removeEntries(ctx, removed)
+	ch, err := s.removeRecords(ctx, removed)
+	if err != nil {
+		return ch, err
+	}
+	var kept []imagepin.Entry
+	for _, e := range removed {
+		if len(s.ByID(e.ImageID)) > 0 {
+			kept = append(kept, e)
+			continue
+		}
+		// The collection removes the configuration, and so its reference to the snapshot, unless another tool keeps it.
+		s.unreleased[Unpacked{e.ImageID, e.Target.Snapshotter}] = struct{}{}
+	}
+	return ch, s.releaseRemoved(ctx, kept)
 }
 
-// removeEntries removes entries of the index. The caller holds the lock.
+// removeEntries removes entries of the index, and releases their snapshots. The caller holds the lock.
 func (s *writer) removeEntries(ctx context.Context, removed []imagepin.Entry) (Change, error) {
+	ch, err := s.removeRecords(ctx, removed)
+	if err != nil {
+		return ch, err
+	}
+	return ch, s.releaseRemoved(ctx, removed)
+}
+
+// removeRecords removes entries of the index, and the records that no other key needs.
+func (s *writer) removeRecords(ctx context.Context, removed []imagepin.Entry) (Change, error) {
 	ch, err := s.apply(ctx, removed, nil, "")
 	if err != nil {
 		return ch, err
 	}
 	s.noteRemoved(removed)
 	failpoint.Reach("remove.recorded")
-	// The keys are gone, so release their snapshots even if the caller does not wait any longer.
+	return ch, nil
+}
+
+// releaseRemoved releases the snapshots of removed entries. The keys are gone, so it does so even if the caller does not
+// wait any longer.
+func (s *writer) releaseRemoved(ctx context.Context, removed []imagepin.Entry) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTimeout)
 	defer cancel()
-	return ch, s.releaseSnapshots(ctx, removed)
+	return s.releaseSnapshots(ctx, removed)
 }
 
 // detach removes keys from a record that was deleted or now targets another image. If the record of a key's tag still
@@ -115,23 +139,4 @@ func (s *writer) forget(ctx context.Context, entries []imagepin.Entry) error {
 	}
 	failpoint.Reach("sync.forgotten")
 	return s.releaseSnapshots(ctx, entries)
-}
-
-// Collect runs containerd's garbage collection and waits for it. Removing a label does not trigger a collection, so
-// Collect creates a lease and deletes it synchronously.
-func (s *writer) Collect(ctx context.Context) error {
-	// A collection does not end while a snapshotter hangs.
-	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
-	defer cancel()
-	l, err := s.config.Leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute),
-		leases.WithLabel(imagepin.LeaseLabel, "collect"))
-	if err != nil {
-		return fmt.Errorf("collect garbage: %w", err)
-	}
-	failpoint.Reach("collect.leased")
-	if err := s.config.Leases.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("collect garbage: %w", err)
-	}
-	failpoint.Reach("collect.done")
-	return nil
 }

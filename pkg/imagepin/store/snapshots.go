@@ -62,15 +62,22 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 		return err
 	}
 	defer unlock()
-	u := Unpacked{id, snapshotter}
-	info, err := s.config.Content.Info(ctx, id)
-	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+snapshotter] == "" || s.isNeeded(u) {
-		return nil
+	_, err = s.releaseUnpacked(ctx, Unpacked{id, snapshotter})
+	return err
+}
+
+// releaseUnpacked releases a snapshot that no key needs. released is false if there is no reference to it. The caller holds
+// the lock.
+func (s *writer) releaseUnpacked(ctx context.Context, u Unpacked) (released bool, _ error) {
+	info, err := s.config.Content.Info(ctx, u.ImageID)
+	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+u.Snapshotter] == "" || s.isNeeded(u) {
+		return false, nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the labels of %s: %w", id, err)
+		return false, fmt.Errorf("read the labels of %s: %w", u.ImageID, err)
 	}
-	return s.release(ctx, u)
+	failpoint.Reach("remove.release")
+	return true, s.release(ctx, u)
 }
 
 // Unpacked is an image whose configuration references a snapshot in a snapshotter.

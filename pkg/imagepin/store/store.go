@@ -34,7 +34,7 @@ type Records interface {
 // collectTimeout limits each garbage collection, and the work that goes on after the caller's context has ended.
 const collectTimeout = time.Minute
 
-// Config configures a Store. All fields except PinnedImages, Released and KeysARecord are required.
+// Config configures a Store. All fields except PinnedImages, Released, Collect and KeysARecord are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
@@ -48,6 +48,8 @@ type Config struct {
 	// Released is called after [Store.Sync] has removed a record, to start a garbage collection. It must not wait for the
 	// collection.
 	Released func()
+	// Collect runs containerd's garbage collection and waits for it. If it is nil, the deletion of a lease does.
+	Collect func(context.Context) error
 	// KeysARecord is how many keys the record of a digest carries. The records of further tags carry their own keys.
 	// Zero means 16.
 	KeysARecord int
@@ -74,6 +76,9 @@ type (
 		ended bool                // guarded by write
 		// removed is the time at which the last key of each image was removed. It is guarded by write.
 		removed map[digest.Digest]time.Time
+		// unreleased are the snapshots that removed images may still reference, see [Store.Collect]. It is guarded by
+		// write.
+		unreleased map[Unpacked]struct{}
 	}
 )
 
@@ -86,7 +91,7 @@ func New(c Config) *Store {
 		c.Released = func() {}
 	}
 	found := &presence{reader: &reader{newIndex()}, config: c}
-	return &Store{&writer{presence: found, write: semaphore.NewWeighted(1), removed: make(map[digest.Digest]time.Time)}}
+	return &Store{&writer{presence: found, write: semaphore.NewWeighted(1), removed: make(map[digest.Digest]time.Time), unreleased: make(map[Unpacked]struct{})}}
 }
 
 // Change is the result of a write.
