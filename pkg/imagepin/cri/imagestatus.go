@@ -19,11 +19,15 @@ import (
 // last answer to a call for a pod, and otherwise a best guess.
 func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
-	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(normalized(name)) || s.Decider.SharesAnyPins())
+	ref := name
+	if _, err := digest.Parse(name); err != nil && !s.Store.HasRef(name) { // parsing is a large part of this call
+		ref = normalized(name)
+	}
+	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(ref) || s.Decider.SharesAnyPins())
 	if err != nil {
 		return nil, err
 	}
-	e, ok, err := s.statusEntry(ctx, name, c)
+	e, ok, err := s.statusEntry(ctx, name, ref, c)
 	if err != nil {
 		return nil, err
 	}
@@ -51,28 +55,28 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	return resp, nil
 }
 
-// statusEntry returns the entry for a caller of ImageStatus. ok is false if the image is not on the node, or not ready
-// for the caller's target. It fails as [decide.Decider.PinnedDigest] does.
-func (s *imageCalls) statusEntry(ctx context.Context, name string, c caller) (e imagepin.Entry, ok bool, err error) {
+// statusEntry returns the entry for a caller of ImageStatus. ref is the normalized name. ok is false if the image is not on
+// the node, or not ready for the caller's target. It fails as [decide.Decider.PinnedDigest] does.
+func (s *imageCalls) statusEntry(ctx context.Context, name, ref string, c caller) (e imagepin.Entry, ok bool, err error) {
 	switch {
 	case c.strict:
-		e, ok, err = s.entryForCaller(ctx, name, c)
+		e, ok, err = s.entryForCaller(ctx, name, ref, c)
 	case c.unknownPod:
-		e, ok, err = s.entryForUnknownPod(ctx, name, c)
+		e, ok, err = s.entryForUnknownPod(ctx, name, ref, c)
 	default:
-		e, ok = s.fallbackEntry(name)
+		e, ok = s.fallbackEntry(name, ref)
 		return e, ok, nil
 	}
 	if ok {
-		s.answered.set(normalized(name), e)
+		s.answered.set(ref, e)
 	}
 	return e, ok, err
 }
 
 // entryForCaller returns the entry of a name for the target and the pin of a caller. Without a pin, it is the entry
 // that the node has under the name.
-func (s *imageCalls) entryForCaller(ctx context.Context, name string, c caller) (_ imagepin.Entry, ok bool, _ error) {
-	root, pinned, err := s.pinnedFor(ctx, name, c)
+func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c caller) (_ imagepin.Entry, ok bool, _ error) {
+	root, pinned, err := s.pinnedFor(ctx, ref, c)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
@@ -93,8 +97,8 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name string, c caller) 
 // whole node, otherwise the entry that the node has under the name. It does not use the last answer, because the pin of
 // another workload can have decided it. An entry of any target is good enough: kubelet cannot restart a container with
 // the policy Never if its image is absent, and CreateContainer makes the image ready for the target of the pod.
-func (s *imageCalls) entryForUnknownPod(ctx context.Context, name string, c caller) (_ imagepin.Entry, ok bool, _ error) {
-	root, pinned, err := s.pinnedFor(ctx, name, c)
+func (s *imageCalls) entryForUnknownPod(ctx context.Context, name, ref string, c caller) (_ imagepin.Entry, ok bool, _ error) {
+	root, pinned, err := s.pinnedFor(ctx, ref, c)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
@@ -107,13 +111,16 @@ func (s *imageCalls) entryForUnknownPod(ctx context.Context, name string, c call
 	return e, ok, nil
 }
 
-// pinnedFor returns the digest that a tag is pinned to for the caller's pod.
+// pinnedFor returns the digest that a normalized name is pinned to for the caller's pod.
 func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ reference.Canonical, ok bool, _ error) {
 	if _, err := digest.Parse(name); err == nil {
 		return nil, false, nil // an image ID has no repository
 	}
+	if !s.Pins.Pinned(name) && !s.Decider.SharesPins(name, c.pod) {
+		return nil, false, nil
+	}
 	ref, err := reference.ParseDockerRef(name)
-	if err != nil || !s.Pins.Pinned(ref.String()) && !s.Decider.SharesPins(ref.String(), c.pod) {
+	if err != nil {
 		return nil, false, nil
 	}
 	pinned, ok, err := s.Decider.PinnedDigest(s.namespaced(ctx), ref, c.pod)
@@ -126,14 +133,14 @@ func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ re
 
 // fallbackEntry returns the entry of a name for a call that is not for a pod: the last answer if it still exists,
 // otherwise any entry.
-func (s *imageCalls) fallbackEntry(name string) (imagepin.Entry, bool) {
-	if last, ok := s.answered.get(normalized(name)); ok {
-		for _, ref := range []string{last.Ref, byDigest(last).String()} {
-			if e, ok := s.Store.Get(imagepin.Key{Ref: ref, Target: last.Target}); ok && e.ImageID == last.ImageID {
+func (s *imageCalls) fallbackEntry(name, ref string) (imagepin.Entry, bool) {
+	if last, ok := s.answered.get(ref); ok {
+		for _, key := range []func() string{func() string { return last.Ref }, func() string { return byDigest(last).String() }} {
+			if e, ok := s.Store.Get(imagepin.Key{Ref: key(), Target: last.Target}); ok && e.ImageID == last.ImageID {
 				return e, true
 			}
 		}
-		s.answered.forget(normalized(name))
+		s.answered.forget(ref)
 	}
 	return s.anyEntry(name)
 }

@@ -96,15 +96,12 @@ func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInter
 		return resp, nil
 	}
 	return methodDesc(full, name, in, func(ctx context.Context, req proto.Message) (resp proto.Message, _ error) {
-		leave, ok, err := i.retirement.enter(ctx)
-		if err != nil {
-			return nil, err
-		}
+		leave, ok := i.retirement.enter()
 		if !ok {
 			return next(ctx, req)
 		}
 		defer leave()
-		err = i.guard(ctx, name, req, func() (err error) {
+		err := i.guard(ctx, name, req, func() (err error) {
 			resp, err = answer(ctx, req, next)
 			return err
 		})
@@ -115,10 +112,7 @@ func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInter
 // stream returns the handler of a streaming method that is answered by an interceptor.
 func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor) grpc.StreamHandler {
 	return func(srv any, stream grpc.ServerStream) error {
-		leave, ok, err := i.retirement.enter(stream.Context())
-		if err != nil {
-			return err
-		}
+		leave, ok := i.retirement.enter()
 		if !ok {
 			return s.Handler(srv, stream)
 		}

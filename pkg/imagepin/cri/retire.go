@@ -2,44 +2,61 @@ package cri
 
 import (
 	"context"
-	"sync/atomic"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
+	"sync"
 )
 
-// retirement makes a service forward all calls to upstream.
+// retirement makes a service forward all calls to upstream. The zero value is ready for use.
 type retirement struct {
-	retired atomic.Bool
-	calls   keyed.RWMutex // read-locked while a call is answered here
+	mu      sync.Mutex
+	retired bool
+	calls   int           // that are being answered here
+	idle    chan struct{} // closed when no call is left after the retirement; nil before
 }
-
-const anyCall = "call"
 
 // enter starts a call that this service answers. ok is false once the service is retired. A nil retirement never
 // retires.
-func (r *retirement) enter(ctx context.Context) (leave func(), ok bool, _ error) {
+func (r *retirement) enter() (leave func(), ok bool) {
 	if r == nil {
-		return func() {}, true, nil
+		return func() {}, true
 	}
-	if r.retired.Load() {
-		return nil, false, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.retired {
+		return nil, false
 	}
-	leave, err := r.calls.RLock(ctx, anyCall)
-	if err == nil && r.retired.Load() {
-		leave()
-		return nil, false, nil
+	r.calls++
+	return r.leave, true
+}
+
+// leave ends a call.
+func (r *retirement) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls--; r.calls == 0 && r.retired {
+		close(r.idle)
 	}
-	return leave, err == nil, err
+}
+
+// retire makes enter return false, and returns a channel that is closed when all calls have ended.
+func (r *retirement) retire() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.retired {
+		r.retired, r.idle = true, make(chan struct{})
+		if r.calls == 0 {
+			close(r.idle)
+		}
+	}
+	return r.idle
 }
 
 // Retire forwards every call to upstream until the process ends. It waits for the calls that are being answered here,
 // and ends detached pulls, whose callers have gone.
 func (s *Service) Retire(ctx context.Context) error {
-	s.retirement.retired.Store(true)
-	leave, err := s.retirement.calls.Lock(ctx, anyCall)
-	if err != nil {
-		return err
+	select {
+	case <-s.retirement.retire():
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	leave()
 	return s.base.Puller.Shutdown(ctx)
 }

@@ -85,6 +85,8 @@ type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByID(id digest.Digest) []imagepin.Entry
 	ByRef(ref string) []imagepin.Entry
+	// HasRef reports whether a normalized reference has entries.
+	HasRef(ref string) bool
 	// Find finds images by a reference, an image ID or a prefix of an image ID.
 	Find(name string) []imagepin.Entry
 	Images() []store.Image
@@ -303,10 +305,7 @@ func (s *Service) run(ctx context.Context, method string, call func() error) (er
 // Guard runs the answer to a call of another service in the same way as this service's own calls. Its errors are for
 // people, not for kubelet. It fails with ErrFailedPrecondition after [Service.Retire].
 func (s *Service) Guard(ctx context.Context, method string, call func() error) error {
-	leave, ok, err := s.retirement.enter(ctx)
-	if err != nil {
-		return plainStatus(err)
-	}
+	leave, ok := s.retirement.enter()
 	if !ok {
 		return plainStatus(fmt.Errorf("imagepin is uninstalled: start stock containerd, or restart this containerd to use imagepin again: %w", errdefs.ErrFailedPrecondition))
 	}

@@ -26,6 +26,13 @@ func (s *reader) ByRef(ref string) []imagepin.Entry {
 	return s.index.byRef[ref].values()
 }
 
+// HasRef reports whether a normalized reference has entries.
+func (s *reader) HasRef(ref string) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return len(s.index.byRef[ref]) > 0
+}
+
 // ByID returns the entries of an image ID, for all references and targets.
 func (s *reader) ByID(id digest.Digest) []imagepin.Entry {
 	s.index.mu.RLock()
@@ -61,6 +68,9 @@ func (s *reader) ByRoot(root digest.Digest) []imagepin.Entry {
 // reference in any form that users write. Find follows containerd's CRI (LocalResolve in
 // internal/cri/server/images/service.go). It returns nil for an unknown image.
 func (s *reader) Find(name string) []imagepin.Entry {
+	if es := s.ByRef(name); len(es) > 0 {
+		return es // it is normalized
+	}
 	if id, err := digest.Parse(name); err == nil {
 		return s.ByID(id)
 	}
