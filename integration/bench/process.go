@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"strings"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
 // pprof gets a profile from the debug socket of imagepin, or of stock containerd.
@@ -65,19 +67,32 @@ func (s *side) memStat(ctx context.Context, query, name string) (float64, error)
 	return 0, fmt.Errorf("the heap profile has no %s", name)
 }
 
-// countAllocations starts to count the allocations of the process. The function that it returns returns their number
-// until its call, without those of the two profiles from which it is read.
-func (s *side) countAllocations(ctx context.Context) (count func(context.Context) (float64, error), err error) {
-	const field = "Mallocs"
-	var first, second float64
-	if first, err = s.memStat(ctx, "", field); err != nil {
-		return nil, err
-	}
-	if second, err = s.memStat(ctx, "", field); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) (float64, error) {
+// allocations returns the median of the numbers of allocations of the process during a call. The median leaves out
+// calls during which the daemon also does something else.
+func (s *side) allocations(ctx context.Context, call func() error) (float64, error) {
+	const (
+		field = "Mallocs"
+		times = 7
+	)
+	var all []float64
+	for range times {
+		first, err := s.memStat(ctx, "", field)
+		if err != nil {
+			return 0, err
+		}
+		second, err := s.memStat(ctx, "", field)
+		if err != nil {
+			return 0, err
+		}
+		if err := call(); err != nil {
+			return 0, err
+		}
 		third, err := s.memStat(ctx, "", field)
-		return max(0, third-second-(second-first)), err
-	}, nil
+		if err != nil {
+			return 0, err
+		}
+		// Reading the profile allocates too.
+		all = append(all, max(0, third-second-(second-first)))
+	}
+	return measure.Median(all), nil
 }

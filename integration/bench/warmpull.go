@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 
@@ -52,10 +51,6 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			var walls []float64
 			b.reg.Reset()
-			count, err := s.countAllocations(ctx)
-			if err != nil {
-				return nil, err
-			}
 			writesBefore, err := s.MetadataWrites()
 			if err != nil {
 				return nil, err
@@ -79,15 +74,19 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 			if err != nil {
 				return nil, err
 			}
-			allocated, err := count(ctx)
+			requested := b.reg.Count(registry.In(repository))
+			allocated, err := s.allocations(ctx, func() error {
+				_, err := s.Pull(ctx, ref, "")
+				return err
+			})
 			if err != nil {
 				return nil, err
 			}
 			calls := float64(z.warm)
 			return sample{
-				writes.name: float64(writesAfter-writesBefore) / calls, allocations.name: math.Round(allocated / calls),
+				writes.name: float64(writesAfter-writesBefore) / calls, allocations.name: allocated,
 				wall.name: measure.Median(walls), cpuTime.name: float64(after-before) / calls,
-				requests.name: float64(b.reg.Count(registry.In(repository))) / calls,
+				requests.name: float64(requested) / calls,
 			}, nil
 		},
 	}
