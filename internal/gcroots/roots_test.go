@@ -176,7 +176,7 @@ func TestConcurrentCollections(t *testing.T) {
 	var calls sync.WaitGroup
 	for caller := range 4 {
 		calls.Go(func() {
-			for i := range 50 {
+			for i := range 15 {
 				blobs := ctdtest.Blobs{}
 				blob := blobs.Add("application/octet-stream", fmt.Appendf(nil, "%d %d", caller, i)).Digest
 				n.Write(n.Context(t), t, blobs)

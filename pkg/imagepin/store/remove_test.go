@@ -1,9 +1,11 @@
 package store_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -61,5 +63,35 @@ func TestRemoveKeepsMovedTag(t *testing.T) {
 	e.wantRecords(t, map[string]digest.Digest{tag: b.root.Digest})
 	if !e.HasBlob(t, b.amd64.Manifest.Digest) || e.HasBlob(t, a.amd64.Manifest.Digest) {
 		t.Error("the node does not have exactly the content of the tag")
+	}
+}
+
+// TestRemoveImageThatAnotherToolKeeps checks that a removal frees the snapshot even if another tool keeps the
+// configuration, which references the snapshot, and that it writes no label otherwise.
+func TestRemoveImageThatAnotherToolKeeps(t *testing.T) {
+	for name, kept := range map[string]bool{"kept": true, "not kept": false} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			i := e.image("a")
+			e.pull(t, tag, i, native, 0, "")
+			if kept {
+				l, err := e.Leases.Create(e.ctx, leases.WithID("other tool"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := e.Leases.AddResource(e.ctx, l, leases.Resource{ID: i.amd64.Config.Digest.String(), Type: "content"}); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				e.store.Configuration().Content = failingContent{e.Content, errors.New("a label is written")}
+			}
+			e.remove(t, keysOf(entries(tag, i, native, 0))...)
+			if got := e.HasBlob(t, i.amd64.Config.Digest); got != kept {
+				t.Errorf("the configuration exists: %v, want %v", got, kept)
+			}
+			if e.HasSnapshot(t, "first", i.amd64.ChainID) {
+				t.Error("the snapshot exists, want none")
+			}
+		})
 	}
 }
