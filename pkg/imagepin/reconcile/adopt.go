@@ -9,19 +9,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/blobcache"
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
-	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -41,10 +38,11 @@ type adopter struct {
 // are served yet, and the records of the images hold them.
 func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
+	look := newLook(blobcache.New(a.config.Content))
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var adoptions []store.Adoption
 		for _, img := range batch {
-			if entries := a.adopt(ctx, img, has); len(entries) > 0 {
+			if entries := a.adopt(ctx, img, look, has); len(entries) > 0 {
 				adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
 			}
 		}
@@ -90,7 +88,7 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 // adoptOnce adds an image to a lease, checks it again, and then records it. done is false if a part of it is gone: if that
 // is the snapshot, the image is to be unpacked again.
 func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapshot) (done bool, _ error) {
-	entries := a.adopt(ctx, img, has)
+	entries := a.adopt(ctx, img, newLook(a.config.Content), has)
 	if len(entries) == 0 {
 		return true, nil
 	}
@@ -122,7 +120,7 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
 // but can be, adopt queues that, because stock containerd starts it there. Images that cannot be read or recorded are
 // logged and ignored, so that they do not block the adoption of others and the start of the CRI.
-func (a *adopter) adopt(ctx context.Context, img images.Image, has hasSnapshot) []imagepin.Entry {
+func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {
 		return nil
@@ -130,7 +128,7 @@ func (a *adopter) adopt(ctx context.Context, img images.Image, has hasSnapshot) 
 	delete(a.awaitingUnpack, img.Name)
 	var entries []imagepin.Entry
 	entry := log.G(ctx).WithField("image", img.Name)
-	found, refused := a.candidates(ctx, img, ref)
+	found, refused := a.candidates(ctx, img, ref, look)
 	for _, err := range refused {
 		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warn("ignoring image that cannot be adopted")
 	}
@@ -158,13 +156,13 @@ func (a *adopter) await(img images.Image, e imagepin.Entry) {
 
 // candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that
 // it cannot have although its platform is on the node.
-func (a *adopter) candidates(ctx context.Context, img images.Image, ref reference.Named) (all []imagepin.Entry, refused []error) {
+func (a *adopter) candidates(ctx context.Context, img images.Image, ref reference.Named, look *look) (all []imagepin.Entry, refused []error) {
 	for _, t := range a.config.Runtimes().Targets() {
 		rt, ok := a.config.Runtimes().ForTarget(t)
 		if !ok {
 			continue
 		}
-		e, manifest, err := pull.DescribeLocal(ctx, a.config.Content, img.Target, rt)
+		e, err := look.describe(ctx, img.Target, rt)
 		if errdefs.IsNotFound(err) {
 			continue // this platform is not on the node
 		}
@@ -172,8 +170,7 @@ func (a *adopter) candidates(ctx context.Context, img images.Image, ref referenc
 			return nil, []error{fmt.Errorf("it cannot be read: %w", err)}
 		}
 		e.Key = imagepin.Key{Ref: ref.String(), Target: t}
-		e.Root, e.Source, e.ReadyAt = img.Target, source(ctx, a.config.Content, manifest), img.UpdatedAt
-		e.RecordTarget = pull.RecordTarget(ctx, a.config.Content, img.Target, manifest, rt)
+		e.ReadyAt = img.UpdatedAt
 		if e.Record, err = store.RecordName(ref, e.RecordTarget.Digest); err == nil {
 			_, _, err = imagepin.EncodeKeyLabel(e)
 		}
@@ -207,28 +204,13 @@ func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
 	return failed
 }
 
-// source returns whether another tool pulled an image or imported it from a file. containerd labels each blob with the
-// registry that it came from.
-func source(ctx context.Context, provider content.InfoProvider, manifest ocispec.Descriptor) imagepin.Source {
-	info, err := provider.Info(ctx, manifest.Digest)
-	if err != nil {
-		return imagepin.SourceAdopted // the stricter of the two
-	}
-	for label := range info.Labels {
-		if strings.HasPrefix(label, labels.LabelDistributionSource) {
-			return imagepin.SourceAdopted
-		}
-	}
-	return imagepin.SourceImported
-}
-
 // unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
 func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string, _ error) {
 	ref, err := adoptable(img)
 	if err != nil {
 		return err.Error(), nil
 	}
-	found, refused := a.candidates(ctx, img, ref)
+	found, refused := a.candidates(ctx, img, ref, newLook(a.config.Content))
 	if len(refused) > 0 {
 		return refused[0].Error(), nil
 	}

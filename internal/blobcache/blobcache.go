@@ -1,0 +1,122 @@
+// Package blobcache keeps the manifests and configurations of images in memory while many images are read.
+//
+// An image has several records, and containerd reads the same blobs for each of them several times. Each time it looks up
+// the blob in its database, and opens the file.
+package blobcache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const (
+	// maxSize is the largest size of all blobs in a cache, in bytes.
+	maxSize = 16 << 20
+	// maxBlob is the largest size of a blob in a cache, in bytes.
+	maxBlob = 64 << 10
+)
+
+// Store is a content store that reads each manifest, index and configuration once. A blob that is deleted stays readable
+// until [Store.Drop], so a Store is only for readers that run before anything can be removed, or that do not depend on it.
+// It is safe for concurrent use.
+type Store struct {
+	content.Store
+
+	mu sync.Mutex
+	// recent and older are the blobs by namespace and digest. When recent is full, it becomes older.
+	recent, older map[key][]byte
+	size          int // of recent
+	dropped       bool
+}
+
+type key struct {
+	namespace string
+	digest    digest.Digest
+}
+
+// New returns a store in front of another one, with an empty cache.
+func New(store content.Store) *Store {
+	return &Store{Store: store, recent: make(map[key][]byte)}
+}
+
+// Drop ends the cache. Later reads are from the store behind it.
+func (s *Store) Drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropped, s.recent, s.older = true, nil, nil
+}
+
+// ReaderAt implements content.Provider. Blobs of other media types are not cached.
+func (s *Store) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	namespace, ok := namespaces.Namespace(ctx)
+	if !ok || !cacheable(desc.MediaType) {
+		return s.Store.ReaderAt(ctx, desc)
+	}
+	k := key{namespace, desc.Digest}
+	if b, ok := s.get(k); ok {
+		return reader{bytes.NewReader(b)}, nil
+	}
+	r, err := s.Store.ReaderAt(ctx, desc)
+	if err != nil || r.Size() > maxBlob {
+		return r, err
+	}
+	b := make([]byte, r.Size())
+	n, err := r.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) || n < len(b) {
+		return r, nil // the caller gets the same error
+	}
+	if err := r.Close(); err != nil {
+		return nil, fmt.Errorf("close content %s: %w", desc.Digest, err)
+	}
+	s.put(k, b)
+	return reader{bytes.NewReader(b)}, nil
+}
+
+func cacheable(mediaType string) bool {
+	return images.IsManifestType(mediaType) || images.IsIndexType(mediaType) || images.IsConfigType(mediaType)
+}
+
+func (s *Store) get(k key) ([]byte, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b, ok := s.recent[k]; ok {
+		return b, true
+	}
+	b, ok := s.older[k]
+	if ok {
+		s.add(k, b)
+	}
+	return b, ok
+}
+
+func (s *Store) put(k key, b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, here := s.recent[k]; !here && !s.dropped {
+		s.add(k, b)
+	}
+}
+
+// add adds a blob to recent, which does not have it. The caller holds the lock.
+func (s *Store) add(k key, b []byte) {
+	if s.size += len(b); s.size > maxSize/2 {
+		s.older, s.recent, s.size = s.recent, make(map[key][]byte), len(b)
+	}
+	s.recent[k] = b
+}
+
+// reader reads a blob in memory.
+type reader struct{ *bytes.Reader }
+
+// Close implements io.Closer.
+func (reader) Close() error { return nil }
