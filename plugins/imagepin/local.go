@@ -20,7 +20,7 @@ import (
 type local struct {
 	connected chan struct{} // closed when the fields below are set
 
-	pipe            *pipe
+	streams         *lazyPipe
 	implementations map[string]any    // by service name
 	methods         map[string]method // by /service/method
 }
@@ -43,9 +43,7 @@ func (l *local) connect(upstream registrar) (err error) {
 			l.methods[fullName(service, m)] = method{l.implementations[service.ServiceName], m.Handler}
 		}
 	}
-	if l.pipe, err = newPipe(upstream); err != nil {
-		return err
-	}
+	l.streams = &lazyPipe{service: upstream}
 	close(l.connected)
 	return nil
 }
@@ -62,10 +60,10 @@ func (l *local) wait(ctx context.Context) error {
 
 // Close ends the streams in progress.
 func (l *local) Close() error {
-	if l.pipe == nil {
+	if l.streams == nil {
 		return nil
 	}
-	return l.pipe.Close()
+	return l.streams.Close()
 }
 
 // Service implements [cri.Upstream]. Calls are answered by upstream's implementation, on any server that the service is
@@ -110,7 +108,11 @@ func (l *local) Invoke(ctx context.Context, name string, args, reply any, option
 	}
 	m, ok := l.methods[name]
 	if !ok {
-		return l.pipe.Invoke(ctx, name, args, reply, options...)
+		p, err := l.streams.open()
+		if err != nil {
+			return err
+		}
+		return p.Invoke(ctx, name, args, reply, options...)
 	}
 	read := func(req any) error {
 		proto.Merge(req.(proto.Message), args.(proto.Message))
@@ -129,7 +131,11 @@ func (l *local) NewStream(ctx context.Context, desc *grpc.StreamDesc, name strin
 	if err := l.wait(ctx); err != nil {
 		return nil, err
 	}
-	return l.pipe.NewStream(ctx, desc, name, options...)
+	p, err := l.streams.open()
+	if err != nil {
+		return nil, err
+	}
+	return p.NewStream(ctx, desc, name, options...)
 }
 
 // asStatus converts an error in the same way as a gRPC server.

@@ -134,6 +134,10 @@ func TestLocalCallKeepsTrace(t *testing.T) {
 func TestLocalErrorsMatchServerErrors(t *testing.T) {
 	b := &fakeCRI{}
 	l := connectLocal(t, b)
+	pipe, err := l.streams.open()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, fail := range []error{
 		status.Error(codes.NotFound, "no such container"),
 		fmt.Errorf("wrapped: %w", status.Error(codes.Unavailable, "not yet")),
@@ -141,7 +145,7 @@ func TestLocalErrorsMatchServerErrors(t *testing.T) {
 	} {
 		b.fail = fail
 		_, got := runtime.NewRuntimeServiceClient(l).Version(t.Context(), &runtime.VersionRequest{})
-		_, want := runtime.NewRuntimeServiceClient(l.pipe).Version(t.Context(), &runtime.VersionRequest{})
+		_, want := runtime.NewRuntimeServiceClient(pipe).Version(t.Context(), &runtime.VersionRequest{})
 		if status.Code(got) != status.Code(want) || got.Error() != want.Error() {
 			t.Errorf("%v: got %v, want %v as from a server", fail, got, want)
 		}
@@ -174,7 +178,11 @@ func BenchmarkLocal(b *testing.B) {
 		})
 	}
 	l := connectLocal(b, &fakeCRI{list: list})
-	for name, conn := range map[string]grpc.ClientConnInterface{"local": l, "pipe": l.pipe} {
+	pipe, err := l.streams.open()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, conn := range map[string]grpc.ClientConnInterface{"local": l, "pipe": pipe} {
 		client := runtime.NewRuntimeServiceClient(conn)
 		b.Run(name+"/Version", func(b *testing.B) {
 			for b.Loop() {

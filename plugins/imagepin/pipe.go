@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/containerd/containerd/v2/defaults"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -60,4 +63,37 @@ func (p *pipe) Close() error {
 		err = errors.Join(err, failed)
 	}
 	return err
+}
+
+// lazyPipe is a pipe that is opened when it is first used. Its server and its client run several goroutines.
+type lazyPipe struct {
+	service registrar
+
+	mu     sync.Mutex
+	pipe   *pipe // nil if it was not used
+	closed bool
+}
+
+// open returns the pipe. It fails with codes.Unavailable after Close.
+func (l *lazyPipe) open() (_ *pipe, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, status.Error(codes.Unavailable, "containerd is stopping")
+	}
+	if l.pipe == nil {
+		l.pipe, err = newPipe(l.service)
+	}
+	return l.pipe, err
+}
+
+// Close closes the pipe, which is not opened again.
+func (l *lazyPipe) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.pipe == nil {
+		return nil
+	}
+	return l.pipe.Close()
 }

@@ -11,6 +11,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -86,5 +88,32 @@ func TestPipePropagatesTrace(t *testing.T) {
 	got := spans.span(t, upstream.calledIn.SpanID())
 	if got.SpanKind != trace.SpanKindServer || !got.Parent.IsValid() {
 		t.Errorf("upstream: got span %q, kind %s, parent %v, want kind server and a parent", got.Name, got.SpanKind, got.Parent)
+	}
+}
+
+// TestLazyPipe checks that a pipe is opened once, when it is used, and not after it was closed.
+func TestLazyPipe(t *testing.T) {
+	l := &lazyPipe{service: &fakeCRI{}}
+	if l.pipe != nil {
+		t.Error("the pipe is open before it is used")
+	}
+	first, err := l.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := l.open(); again != first || err != nil {
+		t.Errorf("got %p, %v, want the open pipe %p", again, err, first)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	unused := &lazyPipe{service: &fakeCRI{}}
+	if err := unused.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, closed := range []*lazyPipe{l, unused} {
+		if _, err := closed.open(); status.Code(err) != codes.Unavailable {
+			t.Errorf("after Close: got %v, want code Unavailable", err)
+		}
 	}
 }
