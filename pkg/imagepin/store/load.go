@@ -55,7 +55,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 		targets[img.Name] = img.Target.Digest
 	}
 	maps.DeleteFunc(gone, func(name string, target digest.Digest) bool { return targets[name] == target })
-	l := &loader{s: s, x: newIndex(), targets: targets, replaced: make(map[string][]digest.Digest), ready: func(e imagepin.Entry) bool {
+	l := &loader{s: s, x: newIndex(), targets: targets, replaced: make(map[string][]digest.Digest), texts: make(texts), ready: func(e imagepin.Entry) bool {
 		return ready(e) || s.recordedSince(before, e)
 	}}
 	for _, img := range all {
@@ -89,11 +89,12 @@ type loader struct {
 	stale   []imagepin.Entry // keys whose label is not valid any more
 	// replaced are the targets that keys had on their other record, by reference.
 	replaced map[string][]digest.Digest
+	texts    texts
 }
 
 func (l *loader) read(ctx context.Context, img images.Image) {
 	for _, e := range decode(ctx, img) {
-		intern(&e)
+		l.texts.share(&e)
 		_, tagHere := l.targets[e.Ref]
 		d := e.RecordTarget.Digest
 		switch {
