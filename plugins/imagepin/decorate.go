@@ -19,20 +19,26 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
-const criPlugin = "cri"
+const (
+	criPlugin       = "cri"
+	criImagesPlugin = "images"
+)
 
 // Decorate puts imagepin in front of containerd's CRI plugin. It is called once, before containerd loads its plugins.
 // It fails if this containerd has no CRI plugin.
 //
-// Decorate wraps the registered CRI plugin. imagepin is served in its place on containerd's own sockets, and forwards
+// Decorate wraps the registered CRI plugins. imagepin is served in its place on containerd's own sockets, and forwards
 // calls to the instance of the CRI plugin. If the imagepin plugin is disabled, containerd's CRI is unchanged. If the
 // imagepin plugin fails to load, no CRI is served, because a node that is configured to pin images must not start other
 // ones.
 func Decorate() error {
-	var found *plugin.Registration
+	var found, images *plugin.Registration
 	registry.Graph(func(r *plugin.Registration) bool {
-		if r.Type == plugins.GRPCPlugin && r.ID == criPlugin {
+		switch {
+		case r.Type == plugins.GRPCPlugin && r.ID == criPlugin:
 			found = r
+		case r.Type == plugins.CRIServicePlugin && r.ID == criImagesPlugin:
+			images = r
 		}
 		return true
 	})
@@ -40,24 +46,29 @@ func Decorate() error {
 		return fmt.Errorf("imagepin: plugin %s.%s is not built in", plugins.GRPCPlugin, criPlugin)
 	}
 	found.Requires = append(slices.Clone(found.Requires), Type)
-	found.InitFn = decorated(found.InitFn)
+	s := newStart()
+	found.InitFn = s.decorated(found.InitFn)
+	if images != nil {
+		images.InitFn = s.criImages(images.InitFn)
+	}
 	return nil
 }
 
 type initFunc = func(*plugin.InitContext) (any, error)
 
-func decorated(upstream initFunc) initFunc {
+func (s *start) decorated(upstream initFunc) initFunc {
 	return func(ic *plugin.InitContext) (any, error) {
 		p := ic.Plugins().Get(Type, ID)
 		if p == nil {
 			log.G(ic.Context).Info("imagepin is disabled: serving containerd's own CRI")
+			s.end()
 			return upstream(ic)
 		}
 		instance, err := p.Instance()
 		if err != nil {
 			return nil, fmt.Errorf("not serving the CRI, because imagepin failed to load (to run without imagepin, add %q to disabled_plugins): %w", config.Section, err)
 		}
-		return serve(ic, instance.(*node.Node), upstream)
+		return s.serve(ic, instance.(*node.Node), upstream)
 	}
 }
 
@@ -97,13 +108,13 @@ type frontWithTCP struct{ *front }
 // RegisterTCP implements containerd's gRPC service interface for TCP, without the control service.
 func (f frontWithTCP) RegisterTCP(s *grpc.Server) error { return f.service.RegisterCRI(s) }
 
-// headStart is the maximum time that the start of containerd's CRI waits until the records are read. When the CRI
-// starts, it reads all images at once, and reading the records at the same time would take several times as long. The
-// limit is for a snapshotter that hangs.
+// headStart is the maximum time that the start of containerd's CRI waits until the index is built. When the CRI starts,
+// it reads all images at once, and reading the records at the same time would take several times as long. The CRI would
+// also read each image that is adopted again. The limit is for a snapshotter that hangs, and for very many images to adopt.
 const headStart = 3 * time.Second
 
 // serve creates the upstream CRI service, and puts the node's imagepin in front of it.
-func serve(ic *plugin.InitContext, n *node.Node, upstream initFunc) (_ any, err error) {
+func (s *start) serve(ic *plugin.InitContext, n *node.Node, upstream initFunc) (_ any, err error) {
 	conn := newLocal()
 	service, err := n.Serve(conn)
 	if err != nil {
@@ -119,13 +130,16 @@ func serve(ic *plugin.InitContext, n *node.Node, upstream initFunc) (_ any, err 
 		}
 	}()
 	select {
-	case <-service.Loaded():
+	case <-service.Ready():
 	case <-time.After(headStart):
 	}
-	made, err := upstream(ic)
+	inner, upstreamReady, created := watchReadiness(ic)
+	made, err := upstream(inner)
 	if err != nil {
 		return nil, err
 	}
+	created()
+	following.Go(func() { s.endAfter(ctx, service.Ready(), upstreamReady) })
 	if c, ok := made.(io.Closer); ok {
 		f.close = append(f.close, c.Close)
 	}

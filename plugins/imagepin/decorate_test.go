@@ -100,7 +100,7 @@ func contextWithPlugin(t *testing.T, instance any, fails error) *plugin.InitCont
 func TestDecorated(t *testing.T) {
 	broken := errors.New("broken")
 	never := func(*plugin.InitContext) (any, error) { t.Error("the CRI was started"); return nil, nil }
-	_, err := decorated(never)(contextWithPlugin(t, nil, broken))
+	_, err := (&start{}).decorated(never)(contextWithPlugin(t, nil, broken))
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), config.Section) || !strings.Contains(err.Error(), "disabled_plugins") {
 		t.Errorf("with a plugin that failed: got %v, want %v", err, broken)
 	}
@@ -154,11 +154,11 @@ func (s namespaceStore) Create(ctx context.Context, name string, labels map[stri
 func TestDecoratedCRIFails(t *testing.T) {
 	broken := errors.New("broken")
 	fails := func(*plugin.InitContext) (any, error) { return nil, broken }
-	if _, err := decorated(fails)(contextWithPlugin(t, newTestNode(t, nil), nil)); !errors.Is(err, broken) {
+	if _, err := (&start{}).decorated(fails)(contextWithPlugin(t, newTestNode(t, nil), nil)); !errors.Is(err, broken) {
 		t.Errorf("with a CRI that fails: got %v, want %v", err, broken)
 	}
 	none := func(*plugin.InitContext) (any, error) { return "no service", nil }
-	if _, err := decorated(none)(contextWithPlugin(t, newTestNode(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
+	if _, err := (&start{}).decorated(none)(contextWithPlugin(t, newTestNode(t, nil), nil)); err == nil || !strings.Contains(err.Error(), "string") {
 		t.Errorf("with a CRI that has no service: got %v, want an error with its type", err)
 	}
 }
@@ -191,19 +191,19 @@ func TestIndexIsBuiltBeforeCRIStarts(t *testing.T) {
 				}
 				return upstream, nil
 			}
-			got, err := decorated(begin)(contextWithPlugin(t, newTestNode(t, w), nil))
+			got, err := (&start{}).decorated(begin)(contextWithPlugin(t, newTestNode(t, w), nil))
 			if err != nil {
 				t.Fatal(err)
 			}
 			front := got.(*front)
 			select {
-			case <-front.service.Loaded():
+			case <-front.service.Ready():
 				if hang {
-					t.Error("the index was loaded while its snapshotter hangs")
+					t.Error("the index was built while its snapshotter hangs")
 				}
 			default:
 				if !hang {
-					t.Error("the CRI started before the index was loaded")
+					t.Error("the CRI started before the index was built")
 				}
 			}
 			if err := front.Close(); err != nil {

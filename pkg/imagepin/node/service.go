@@ -34,8 +34,6 @@ type Service struct {
 	control    *control.Server
 	reconciler *reconcile.Reconciler
 	created    time.Time
-	loaded     context.Context // ends when the records have been read
-	markLoaded context.CancelFunc
 	ready      atomic.Pointer[chan struct{}] // closed when the index is built
 
 	running sync.Mutex         // held by Run
@@ -50,7 +48,6 @@ type Service struct {
 func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s := &Service{node: n, created: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
-	s.loaded, s.markLoaded = context.WithCancel(context.Background())
 	s.ending, s.end = context.WithCancel(context.Background())
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
@@ -124,9 +121,6 @@ func (n *Node) remind(ctx context.Context, name string) error {
 	return n.store.Republish(ctx, name)
 }
 
-// Loaded returns a channel that is closed when the records have been read.
-func (s *Service) Loaded() <-chan struct{} { return s.loaded.Done() }
-
 // Ready returns a channel that is closed when the index is built: the records have been read, and the images of other
 // tools have been adopted. After [Service.Reload] it returns another channel.
 func (s *Service) Ready() <-chan struct{} { return *s.ready.Load() }
@@ -187,7 +181,7 @@ func (s *Service) listAndWatch(ctx context.Context) error {
 		err = s.node.pins.Load(ctx)
 	}
 	if err == nil {
-		err = s.reconciler.Run(ctx, s.markLoaded, func() { s.markReady(ready) })
+		err = s.reconciler.Run(ctx, func() { s.markReady(ready) })
 	}
 	if errors.Is(context.Cause(ctx), errRelist) {
 		return errRelist

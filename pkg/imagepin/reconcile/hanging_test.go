@@ -160,7 +160,7 @@ func (h *hangingNode) run(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(h.Context(t))
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- h.Run(ctx, func() {}, func() { close(ready) }) }()
+	go func() { ended <- h.Run(ctx, func() { close(ready) }) }()
 	t.Cleanup(func() {
 		cancel()
 		noError(t, <-ended)

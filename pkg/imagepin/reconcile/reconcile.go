@@ -171,10 +171,10 @@ func New(c Config) *Reconciler {
 	return r
 }
 
-// Run builds the index and calls loaded, adopts the images of other tools and calls ready, and handles events until ctx
+// Run builds the index, adopts the images of other tools, calls ready, and handles events until ctx
 // ends. It subscribes to events before it lists images, so that it misses no change. It returns an error if the event
 // stream fails, and can then be called again, but not concurrently.
-func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) {
+func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -199,7 +199,6 @@ func (r *Reconciler) Run(ctx context.Context, loaded, ready func()) (err error) 
 	if err != nil {
 		return err
 	}
-	loaded()
 	if first {
 		err = r.adopter.adoptAll(ctx, found.unaccounted, found.have)
 	} else {

@@ -294,7 +294,7 @@ func TestNoteUnkeyed(t *testing.T) {
 	u.config.Events, u.config.Retained = noEvents{}, make(syncs)
 	ctx, cancel := context.WithCancel(u.ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- u.Run(ctx, func() {}, func() { close(ready) }) }()
+	go func() { ended <- u.Run(ctx, func() { close(ready) }) }()
 	receive(t, ready)
 	_, err := u.Images.Create(u.ctx, images.Image{Name: u.id, Target: u.image.Manifest, Labels: managed})
 	noError(t, err)
