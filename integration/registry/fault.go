@@ -127,8 +127,11 @@ func (r *Registry) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	if q.Kind == Manifest && r.serveRaw(w, req, *q) {
 		return
 	}
-	if q.Kind == Blob && req.Method == http.MethodGet && q.Range != "" && !r.closeRange(w, req, *q) {
-		return
+	if q.Kind == Blob && req.Method == http.MethodGet {
+		if q.Range != "" && !r.closeRange(w, req, *q) {
+			return
+		}
+		w.Header().Set("Accept-Ranges", "bytes") // the store serves ranges and does not say so
 	}
 	r.store.ServeHTTP(w, req)
 }
