@@ -113,15 +113,16 @@ func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHos
 		}
 		return nil
 	}})(registry)
-	h.setTimeouts(len(found), transports...)
+	h.adjust(len(found), transports...)
 	return found, err
 }
 
-// setTimeouts gives each of n hosts an equal share of the time for resolving. containerd's own limit of 30s would make
-// a longer manifest_pull_timeout ineffective. The full time for each host would let a host that hangs use up the time
-// of the next.
-func (h *hosts) setTimeouts(n int, transports ...*http.Transport) {
+// adjust gives each of n hosts an equal share of the time for resolving. containerd's own limit of 30s would make a
+// longer manifest_pull_timeout ineffective. The full time for each host would let a host that hangs use up the time of
+// the next. It also keeps the connections of a large blob open between chunks.
+func (h *hosts) adjust(n int, transports ...*http.Transport) {
 	for _, t := range transports {
+		t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, int(defaultLargeBlobs.connections))
 		t.ResponseHeaderTimeout = max(t.ResponseHeaderTimeout, h.timeout/time.Duration(max(n, 1)))
 	}
 }
@@ -197,7 +198,7 @@ func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 			Capabilities: docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers,
 		})
 	}
-	h.setTimeouts(len(found), transports...)
+	h.adjust(len(found), transports...)
 	return found, nil
 }
 

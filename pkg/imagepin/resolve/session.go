@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -45,6 +46,7 @@ type Config struct {
 // Resolver resolves references and opens sessions. It is safe for concurrent use.
 type Resolver struct {
 	config    Config
+	large     largeBlobs
 	hosts     hosts
 	anonymous Credential
 	resolves  flight.Group[Resolved]
@@ -57,6 +59,7 @@ func New(c Config) *Resolver {
 	}
 	return &Resolver{
 		config:    c,
+		large:     defaultLargeBlobs,
 		hosts:     hosts{config: c.Registry, timeout: c.Timeout},
 		anonymous: nodeCredentials(c.Registry.Auths),
 	}
@@ -69,10 +72,16 @@ type Session struct {
 	traffic *traffic
 	// resolver uses all hosts. trusted uses only hosts with the capability resolve.
 	resolver, trusted remotes.Resolver
+	// newResolver returns another resolver for all hosts.
+	newResolver func() remotes.Resolver
+	large       largeBlobs
+	// useless is true if several connections for one blob were not faster than one, or failed.
+	useless atomic.Bool
 
 	// Pulls for several targets share a session. Each sets the same limits, and the resolver does not synchronize that.
 	mu      sync.Mutex
 	limited bool
+	limits  transfer.ImageResolverOptions
 }
 
 // Resolved is the result of resolving a reference.
@@ -103,7 +112,8 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 		})
 	}
 	return &Session{
-		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts),
+		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts), large: r.large,
+		newResolver: func() remotes.Resolver { return resolver(hosts) },
 		trusted: resolver(func() ([]docker.RegistryHost, error) {
 			all, err := hosts()
 			return slices.DeleteFunc(slices.Clone(all), func(h docker.RegistryHost) bool {
@@ -134,7 +144,7 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 			transport = r.config.Transport
 		}
 		client, tokens := *h.Client, *h.Client
-		client.Transport = t.watch(h.Host, h.Path, transport)
+		client.Transport = spans(t.watch(h.Host, h.Path, transport))
 		tokens.Transport = t.watchTokens(h.Host, h.Path, transport)
 		headers := maps.Clone(r.config.Registry.Headers)
 		for k, v := range h.Header {
@@ -240,24 +250,35 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 	return Resolved{Root: root, Host: hostname(host), Proves: s.proves(host), Session: s}, nil
 }
 
-// Fetcher returns a fetcher for the content of the session's repository.
+// Fetcher returns a fetcher for the content of the session's repository. It fetches a large blob over several connections
+// where that is faster, within the limits of [Session.SetOptions], unless they have a chunk size.
 //
 // The errors of its readers are [imagepin.Error] if the registry denies access (PullAccessDenied) or is unavailable
 // (CannotPullImage, ErrUnavailable).
 func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	s.mu.Lock()
 	f, err := s.resolver.Fetcher(ctx, s.ref.String())
+	limits := s.limits
 	s.mu.Unlock()
 	if err != nil {
 		return nil, RedactError(err)
 	}
 	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
-		rc, err := f.Fetch(withRedactedLog(ctx), desc)
+		rc, err := s.fetch(withRedactedLog(ctx), f, desc, limits)
 		if err != nil {
 			return nil, s.fetchError(ctx, err)
 		}
 		return &fetched{ReadCloser: rc, classify: func(err error) error { return s.fetchError(ctx, err) }}, nil
 	}), nil
+}
+
+// fetch returns the body of a blob. f is the fetcher with limits.
+func (s *Session) fetch(ctx context.Context, f remotes.Fetcher, desc ocispec.Descriptor, limits transfer.ImageResolverOptions) (io.ReadCloser, error) {
+	if desc.Size <= s.large.size || limits.Performances.MaxConcurrentDownloads <= 1 || limits.Performances.ConcurrentLayerFetchBuffer > 0 ||
+		limits.DownloadLimiter == nil {
+		return f.Fetch(ctx, desc)
+	}
+	return newLargeBody(ctx, desc, sessionBlobs{s, f}, s.large, limits.DownloadLimiter, &s.useless)
 }
 
 // fetched is a body that returns the errors of [Session.Fetcher]. The first Read sends the request, so all errors come
@@ -290,6 +311,9 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 	defer s.mu.Unlock()
 	if r, ok := s.resolver.(remotes.ResolverWithOptions); ok && len(options) > 0 && !s.limited {
 		r.SetOptions(options...)
+		for _, set := range options {
+			set(&s.limits)
+		}
 		s.limited = true
 	}
 }
