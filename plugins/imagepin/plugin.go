@@ -190,8 +190,11 @@ func differ(ic *plugin.InitContext, name string) (diff.Applier, error) {
 
 // walking returns the applier that takes the place of containerd's walking differ.
 func walking(ic *plugin.InitContext, cs content.Provider) (*node.Walking, error) {
+	var mounts mount.Manager // as in containerd's walking differ, which can do without it
 	m, err := ic.GetSingle(plugins.MountManagerPlugin)
-	if err != nil {
+	if err == nil {
+		mounts = m.(mount.Manager)
+	} else if !errors.Is(err, plugin.ErrPluginNotFound) {
 		return nil, err
 	}
 	// The keys of containerd's config in plugins/services/diff/local.go, whose type is not public.
@@ -203,7 +206,7 @@ func walking(ic *plugin.InitContext, cs content.Provider) (*node.Walking, error)
 		return nil, err
 	}
 	archives := func(p content.Provider) diff.Applier {
-		return apply.NewFileSystemApplierWithMountManager(p, m.(mount.Manager))
+		return apply.NewFileSystemApplierWithMountManager(p, mounts)
 	}
 	return &node.Walking{
 		Applier: download.NewApplier(cs, archives),

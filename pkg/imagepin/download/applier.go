@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
+	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
@@ -35,7 +37,7 @@ func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []m
 	r := newReader(ctx, a.content, desc, l)
 	applied, err := a.apply(ctx, r, desc, mounts, opts)
 	err = errors.Join(err, r.Close())
-	if l == nil {
+	if l == nil || errors.Is(err, syscall.ENOSPC) { // the rest of a download would need more space
 		return applied, err
 	}
 	// A layer that is not the one that was asked for is the reason for any other error.
@@ -74,18 +76,18 @@ func (a *Applier) apply(ctx context.Context, r io.Reader, desc ocispec.Descripto
 	return applied, layer.Err()
 }
 
-// progress reports how much has been read.
+// progress reports how much has been read. A stream processor may read in a goroutine that ends later.
 type progress struct {
 	io.Reader
 	report func(int64)
-	n      int64
+	n      atomic.Int64
 }
 
 func (p *progress) Read(b []byte) (int, error) {
-	p.report(p.n)
+	p.report(p.n.Load())
 	n, err := p.Reader.Read(b)
-	p.n += int64(n)
+	p.n.Add(int64(n))
 	return n, err
 }
 
-func (p *progress) end() { p.report(p.n) }
+func (p *progress) end() { p.report(p.n.Load()) }

@@ -91,7 +91,7 @@ func (l *download) addLabels(ctx context.Context) error {
 func (l *download) label(labels map[string]string) (content.Info, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.written {
+	if l.written || l.hasEnded() {
 		return content.Info{}, false
 	}
 	maps.Copy(l.labels, labels)
@@ -102,7 +102,7 @@ func (l *download) label(labels map[string]string) (content.Info, bool) {
 func (l *download) pending() (content.Info, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.info(), !l.written
+	return l.info(), !l.written && !l.hasEnded()
 }
 
 func (l *download) info() content.Info {
@@ -113,9 +113,20 @@ func (l *download) info() content.Info {
 func (l *download) wait(ctx context.Context) error {
 	select {
 	case <-l.ended:
-		return l.err
 	case <-ctx.Done():
-		return ctx.Err()
+		if !l.hasEnded() { // it may have failed, which ends the context
+			return ctx.Err()
+		}
+	}
+	return l.err
+}
+
+func (l *download) hasEnded() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
 	}
 }
 

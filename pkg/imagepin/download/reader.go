@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -15,23 +17,28 @@ type reader struct {
 	content  content.Provider
 	desc     ocispec.Descriptor
 	download *download // nil if the layer is in the content store
-	attached bool      // to the window of the download
-	offset   int64
+	attached bool      // the window of the download is this reader's
 
+	dropped bool // the window does not have the rest
+	offset  int64
+	stored  io.Reader // the rest; nil until the content store is needed
+
+	mu     sync.Mutex // Close does not wait for a stream processor that reads in a goroutine
+	closed bool
 	blob   content.ReaderAt // nil until the content store is needed
-	stored io.Reader        // the rest of blob
 }
 
 func newReader(ctx context.Context, cs content.Provider, desc ocispec.Descriptor, l *download) *reader {
 	r := &reader{ctx: ctx, content: cs, desc: desc, download: l}
 	r.attached = l != nil && l.window.attach()
+	r.dropped = !r.attached
 	return r
 }
 
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (n int, err error) {
 	defer func() { r.offset += int64(n) }()
-	if r.attached {
+	if !r.dropped {
 		if r.offset == r.desc.Size {
 			return 0, io.EOF
 		}
@@ -39,7 +46,7 @@ func (r *reader) Read(p []byte) (n int, err error) {
 		if !errors.Is(err, errDropped) {
 			return n, err
 		}
-		r.attached = false
+		r.dropped = true
 	}
 	if r.stored == nil {
 		if err := r.open(); err != nil {
@@ -55,6 +62,11 @@ func (r *reader) open() error {
 		if err := r.download.wait(r.ctx); err != nil {
 			return err
 		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return os.ErrClosed
 	}
 	blob, err := r.content.ReaderAt(r.ctx, r.desc)
 	if err != nil {
@@ -72,6 +84,9 @@ func (r *reader) Close() error {
 	if r.attached {
 		r.download.window.drop()
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
 	if r.blob == nil {
 		return nil
 	}

@@ -34,7 +34,7 @@ type Store struct {
 func NewStore(cs content.Store, locks Locks, progressTimeout time.Duration) *Store {
 	wait := maxWait
 	if progressTimeout > 0 {
-		wait = min(wait, progressTimeout/2)
+		wait = min(wait, progressTimeout/4)
 	}
 	return &Store{Store: cs, locks: locks, wait: wait}
 }
@@ -49,16 +49,20 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 			return nil, err
 		}
 	}
-	w, err := s.Store.Writer(ctx, opts...)
 	downloads := downloadsOf(ctx)
-	if err != nil || downloads == nil || !images.IsLayerType(o.Desc.MediaType) || o.Desc.Size <= int64(len(o.Desc.Data)) {
-		return w, err
+	if downloads == nil || !images.IsLayerType(o.Desc.MediaType) || o.Desc.Size <= int64(len(o.Desc.Data)) {
+		return s.Store.Writer(ctx, opts...)
+	}
+	ctx = downloads.detach(ctx) // the writer of a proxied content store ends with its context
+	w, err := s.Store.Writer(ctx, opts...)
+	if err != nil {
+		return nil, err
 	}
 	status, err := w.Status()
 	if err != nil || status.Offset > 0 { // it is resumed, or another namespace has it
 		return w, nil
 	}
-	return &handover{Writer: w, store: s, downloads: downloads, desc: o.Desc}, nil
+	return &handover{Writer: w, ctx: ctx, store: s, downloads: downloads, desc: o.Desc}, nil
 }
 
 // Info implements content.InfoProvider, also for a layer that the context's pull is downloading.
@@ -67,7 +71,7 @@ func (s *Store) Info(ctx context.Context, blob digest.Digest) (content.Info, err
 		if info, ok := l.pending(); ok {
 			return info, nil
 		}
-		_ = l.wait(ctx) // if it failed, the content store does not have the blob
+		<-l.ended // soon, because the layer is being committed
 	}
 	return s.Store.Info(ctx, blob)
 }
@@ -81,7 +85,7 @@ func (s *Store) Update(ctx context.Context, info content.Info, fields ...string)
 				return info, nil
 			}
 		}
-		_ = l.wait(ctx)
+		<-l.ended
 	}
 	return s.Store.Update(ctx, info, fields...)
 }
@@ -99,6 +103,7 @@ func labelsOf(info content.Info, fields []string) (map[string]string, bool) {
 // handover is a writer that hands its layer over to a download.
 type handover struct {
 	content.Writer
+	ctx       context.Context // detached
 	store     *Store
 	downloads *Downloads
 	desc      ocispec.Descriptor
@@ -113,10 +118,10 @@ func (h *handover) Status() (content.Status, error) {
 }
 
 // Commit implements content.Writer. It starts the download. The caller holds the lock of the blob.
-func (h *handover) Commit(ctx context.Context, _ int64, _ digest.Digest, _ ...content.Opt) error {
+func (h *handover) Commit(_ context.Context, _ int64, _ digest.Digest, _ ...content.Opt) error {
 	release := h.store.locks.ShareBlob(h.desc.Digest)
 	failpoint.Reach("download.begin")
-	if err := h.downloads.begin(ctx, h.store, h.Writer, h.desc, release); err != nil {
+	if err := h.downloads.begin(h.ctx, h.store, h.Writer, h.desc, release); err != nil {
 		release()
 		return err
 	}

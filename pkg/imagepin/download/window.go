@@ -3,6 +3,7 @@ package download
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"time"
 )
@@ -15,8 +16,8 @@ const (
 	// memoryChunks is the maximum size of all windows of a [Store], in chunks, without the first chunk of each window
 	// that is being read.
 	memoryChunks = 256
-	// maxWait is how long a download waits until its reader has read a chunk.
-	maxWait = 10 * time.Second
+	// maxWait is how long a download waits for its reader, in total.
+	maxWait = 30 * time.Second
 )
 
 var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
@@ -27,10 +28,11 @@ var errDropped = errors.New("the window is dropped")
 // window has the bytes that a download has received and its reader has not read. It has one writer and one reader.
 //
 // A download does not wait for a reader that has not come: if the window is full before, it is dropped, and the bytes
-// are in the content store only. A download waits for a reader that reads, for a limited time.
+// are in the content store only. A download waits for a slow reader for a limited time, because it has a slot of
+// max_concurrent_downloads and the lock of its blob.
 type window struct {
-	memory  *memory
-	maxWait time.Duration
+	memory *memory
+	wait   time.Duration // left, for the writer
 
 	readable, writable chan struct{} // have a value if there may be something to read, or room to write
 
@@ -43,8 +45,8 @@ type window struct {
 	err      error // the download failed
 }
 
-func newWindow(m *memory, maxWait time.Duration) *window {
-	return &window{memory: m, maxWait: maxWait, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1)}
+func newWindow(m *memory, wait time.Duration) *window {
+	return &window{memory: m, wait: wait, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1)}
 }
 
 // attach starts reading. It fails if the window was dropped, or was attached before.
@@ -109,7 +111,9 @@ func (w *window) grow() bool {
 
 // waitWritable waits until the reader has read a chunk.
 func (w *window) waitWritable(ctx context.Context) bool {
-	timer := time.NewTimer(w.maxWait)
+	start := time.Now()
+	defer func() { w.wait -= time.Since(start) }()
+	timer := time.NewTimer(w.wait)
 	defer timer.Stop()
 	select {
 	case <-w.writable:
@@ -166,6 +170,7 @@ func (w *window) free(n int) {
 		chunks.Put(c)
 	}
 	w.memory.give(n)
+	clear(w.chunks[:n]) // the slice's array must not keep what is in the pool
 	w.chunks, w.start = w.chunks[n:], 0
 }
 
@@ -173,7 +178,9 @@ func (w *window) free(n int) {
 func (w *window) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.err = err
+	if w.err = err; err == nil {
+		w.err = io.EOF
+	}
 	signal(w.readable)
 }
 

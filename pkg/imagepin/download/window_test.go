@@ -77,18 +77,23 @@ func TestWindowWithoutReader(t *testing.T) {
 	})
 }
 
-// TestWindowWithHangingReader checks that a download waits for a reader that reads nothing for a limited time, and that
-// the reader then learns that its window is dropped.
-func TestWindowWithHangingReader(t *testing.T) {
+// TestWindowWithSlowReader checks that a download waits for its reader for a limited time in total, and that the reader
+// then learns that its window is dropped.
+func TestWindowWithSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWindow(&memory{}, maxWait)
 		w.attach()
 		w.write(t.Context(), make([]byte, windowChunks*chunkSize))
-		if _, err := w.read(t.Context(), make([]byte, 10)); err != nil {
-			t.Fatal(err)
-		}
+		go func() {
+			for range 2 { // a chunk every 10 seconds
+				time.Sleep(10 * time.Second)
+				if _, err := w.read(t.Context(), make([]byte, chunkSize)); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
 		start := time.Now()
-		w.write(t.Context(), make([]byte, chunkSize))
+		w.write(t.Context(), make([]byte, 3*chunkSize))
 		if waited := time.Since(start); waited != maxWait {
 			t.Errorf("the download waited %s, want %s", waited, maxWait)
 		}
@@ -124,7 +129,25 @@ func TestWindowEnds(t *testing.T) {
 		if _, err := broken.read(t.Context(), p); !errors.Is(err, errBroken) {
 			t.Errorf("the reader got %v", err)
 		}
+		empty.fail(nil)
+		if _, err := empty.read(t.Context(), p); !errors.Is(err, io.EOF) {
+			t.Errorf("the reader of a complete download got %v", err)
+		}
 	})
+}
+
+// TestDroppedWindowsFreeMemory checks that a dropped window does not refer to its chunks, which are in the pool then, and
+// which a garbage collection frees.
+func TestDroppedWindowsFreeMemory(t *testing.T) {
+	w := newWindow(&memory{}, maxWait)
+	w.write(t.Context(), make([]byte, windowChunks*chunkSize))
+	all := w.chunks
+	w.drop()
+	for i, c := range all {
+		if c != nil {
+			t.Fatalf("chunk %d is in use", i)
+		}
+	}
 }
 
 // TestMemoryIsBounded checks that all windows together use a bounded amount of memory, and that each one that is read
