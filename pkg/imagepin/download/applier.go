@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 
@@ -15,11 +16,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Applier unpacks layers while they are downloaded, and decompresses them ahead of unpacking, in a goroutine of its own.
-// Otherwise it does what containerd's walking differ does (core/diff/apply of containerd).
+// Applier unpacks layers while they are downloaded. While processors are free, it decompresses a layer ahead of unpacking,
+// in a goroutine of its own. Otherwise it does what containerd's walking differ does (core/diff/apply of containerd).
 type Applier struct {
 	content  content.Provider
 	archives func(content.Provider) diff.Applier
+	running  atomic.Int64
 }
 
 var _ diff.Applier = (*Applier)(nil)
@@ -59,7 +61,9 @@ func (a *Applier) apply(ctx context.Context, r io.Reader, desc ocispec.Descripto
 		defer p.end()
 		r = p
 	}
-	layer, err := decompress(ctx, desc.MediaType, r, config)
+	running := a.running.Add(1)
+	defer a.running.Add(-1)
+	layer, err := decompress(ctx, desc.MediaType, r, config, 2*running <= int64(runtime.GOMAXPROCS(0)))
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}

@@ -27,16 +27,17 @@ var aheadPool = sync.Pool{New: func() any {
 	return &buffers
 }}
 
-// layer is the tar archive of a layer, decompressed ahead of its reader.
+// layer is the tar archive of a layer.
 type layer struct {
-	ahead      io.ReadCloser
+	io.Reader
+	ahead      io.Closer // nil if the archive is not decompressed ahead of its reader
 	buffers    *[][]byte
 	processors []diff.StreamProcessor
 }
 
 // decompress returns the tar archive in r, which has a media type. It uses containerd's stream processors, which also
-// decrypt.
-func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.ApplyConfig) (_ *layer, err error) {
+// decrypt. If ahead is set, it decompresses ahead of the reader, in a goroutine.
+func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.ApplyConfig, ahead bool) (_ *layer, err error) {
 	l := &layer{}
 	defer func() {
 		if err != nil {
@@ -50,8 +51,12 @@ func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.
 		}
 		l.processors = append(l.processors, p)
 	}
+	if l.Reader = p; !ahead {
+		return l, nil
+	}
 	l.buffers = aheadPool.Get().(*[][]byte)
-	l.ahead, err = readahead.NewReaderBuffer(p, *l.buffers)
+	reader, err := readahead.NewReaderBuffer(p, *l.buffers)
+	l.Reader, l.ahead = reader, reader
 	return l, err
 }
 
@@ -92,7 +97,7 @@ func (p provider) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderA
 type archive struct{ layer *layer }
 
 // Reader returns the whole archive.
-func (a archive) Reader() io.Reader { return a.layer.ahead }
+func (a archive) Reader() io.Reader { return a.layer.Reader }
 
 // ReadAt implements io.ReaderAt.
 func (a archive) ReadAt([]byte, int64) (int, error) {
