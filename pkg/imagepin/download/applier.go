@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -38,7 +39,6 @@ func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []m
 	l := downloadsOf(ctx).of(desc.Digest)
 	r := newReader(ctx, a.content, desc, l)
 	applied, err := a.apply(ctx, r, desc, mounts, opts)
-	err = errors.Join(err, r.Close())
 	if l == nil || errors.Is(err, syscall.ENOSPC) { // the rest of a download would need more space
 		return applied, err
 	}
@@ -49,25 +49,29 @@ func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []m
 	return applied, err
 }
 
-func (a *Applier) apply(ctx context.Context, r io.Reader, desc ocispec.Descriptor, mounts []mount.Mount, opts []diff.ApplyOpt) (_ ocispec.Descriptor, err error) {
+func (a *Applier) apply(ctx context.Context, r *reader, desc ocispec.Descriptor, mounts []mount.Mount, opts []diff.ApplyOpt) (_ ocispec.Descriptor, err error) {
+	closed := sync.OnceValue(r.Close)
+	defer func() { err = errors.Join(err, closed()) }()
 	var config diff.ApplyConfig
 	for _, opt := range opts {
 		if err := opt(ctx, desc, &config); err != nil {
 			return ocispec.Descriptor{}, fmt.Errorf("failed to apply config opt: %w", err)
 		}
 	}
+	from := io.Reader(r)
 	if config.Progress != nil {
 		p := &progress{Reader: r, report: config.Progress}
 		defer p.end()
-		r = p
+		from = p
 	}
 	running := a.running.Add(1)
 	defer a.running.Add(-1)
-	layer, err := decompress(ctx, desc.MediaType, r, config, 2*running <= int64(runtime.GOMAXPROCS(0)))
+	layer, err := decompress(ctx, desc.MediaType, from, config, 2*running <= int64(runtime.GOMAXPROCS(0)))
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	defer func() {
+		_ = closed() // ends a read that layer.Close waits for
 		if cerr := layer.Close(); cerr != nil {
 			log.G(ctx).WithError(cerr).WithField("digest", desc.Digest).Debug("cannot close the layer")
 		}

@@ -14,6 +14,7 @@ import (
 // reader reads a layer from the window of its download, and what the window does not have from the content store.
 type reader struct {
 	ctx      context.Context
+	cancel   context.CancelFunc
 	content  content.Provider
 	desc     ocispec.Descriptor
 	download *download // nil if the layer is in the content store
@@ -29,7 +30,8 @@ type reader struct {
 }
 
 func newReader(ctx context.Context, cs content.Provider, desc ocispec.Descriptor, l *download) *reader {
-	r := &reader{ctx: ctx, content: cs, desc: desc, download: l}
+	r := &reader{content: cs, desc: desc, download: l}
+	r.ctx, r.cancel = context.WithCancel(ctx)
 	r.attached = l != nil && l.window.attach()
 	r.dropped = !r.attached
 	return r
@@ -79,8 +81,9 @@ func (r *reader) open() error {
 	return nil
 }
 
-// Close closes the reader. The download does not wait for it any longer.
+// Close closes the reader, and ends a Read that waits. The download does not wait for it any longer.
 func (r *reader) Close() error {
+	r.cancel()
 	if r.attached {
 		r.download.window.drop()
 	}
