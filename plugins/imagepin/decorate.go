@@ -46,7 +46,7 @@ func Decorate() error {
 		return fmt.Errorf("imagepin: plugin %s.%s is not built in", plugins.GRPCPlugin, criPlugin)
 	}
 	found.Requires = append(slices.Clone(found.Requires), Type)
-	s := newStart()
+	s := &start{}
 	found.InitFn = s.decorated(found.InitFn)
 	if images != nil {
 		images.InitFn = s.criImages(images.InitFn)

@@ -3,10 +3,8 @@ package imagepin
 import (
 	"context"
 	"errors"
-	"runtime"
-	"runtime/debug"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins"
@@ -17,96 +15,30 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
-// percent returns the GOGC of the process.
-func percent() int {
-	p := debug.SetGCPercent(100)
-	debug.SetGCPercent(p)
-	return p
-}
-
-// TestStartDelaysCollections checks that the first collection of a start is late, that a reserve delays the later ones, and
-// that all is as before after the start.
-func TestStartDelaysCollections(t *testing.T) {
-	t.Setenv("GOGC", "")
-	t.Setenv("GOMEMLIMIT", "")
-	before := percent()
-	s := newStart()
-	defer s.resumeCollections()
-	if first := heapMinimum / 100 * percent(); first < reserveSize-1<<20 || first > reserveSize {
-		t.Errorf("the first collection is at %d bytes, want %d", first, reserveSize)
-	}
-	reserved := func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.reserve) == reserveSize
-	}
-	for deadline := time.Now().Add(time.Minute); !reserved(); runtime.GC() {
-		if time.Now().After(deadline) {
-			t.Fatal("a collection has not added the reserve")
-		}
-	}
-	if now := percent(); now != before {
-		t.Errorf("with the reserve: got GOGC %d, want %d", now, before)
-	}
-	s.end()
-	if now := percent(); now != before || reserved() {
-		t.Errorf("after the start: got GOGC %d, reserve %v, want %d and none", now, reserved(), before)
-	}
-	s.end() // again
-}
-
-// TestStartWithoutCollection checks that a start without a collection has no reserve afterwards.
-func TestStartWithoutCollection(t *testing.T) {
-	t.Setenv("GOGC", "")
-	t.Setenv("GOMEMLIMIT", "")
-	before := percent()
-	s := newStart()
-	s.end()
-	s.takeReserve() // by a collection after the start
-	if now := percent(); now != before || s.reserve != nil {
-		t.Errorf("got GOGC %d, reserve %v, want %d and none", now, s.reserve != nil, before)
-	}
-}
-
-// TestEndAfter checks that the cache of a start ends when all is ready, and the start at the latest with its context.
+// TestEndAfter checks that the cache of a start is in use until all is ready, or until the context ends.
 func TestEndAfter(t *testing.T) {
-	t.Setenv("GOGC", "")
-	t.Setenv("GOMEMLIMIT", "")
-	s := newStart()
-	defer s.end()
-	s.blobs = blobcache.New(nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	first, second := make(chan struct{}), make(chan struct{})
-	ended := make(chan struct{})
-	go func() { defer close(ended); s.endAfter(ctx, first, second) }()
-	close(first)
-	select {
-	case <-ended:
-		t.Error("the start has ended before all was ready")
-	case second <- struct{}{}: // all is ready
-	}
-	cancel()
-	<-ended
-	if s.delayed {
-		t.Error("the start has not ended with its context")
-	}
-}
-
-// TestStartKeepsCollectorSettings checks that a start changes nothing where the operator has configured Go's collector.
-func TestStartKeepsCollectorSettings(t *testing.T) {
-	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("GOGC", "")
-			t.Setenv("GOMEMLIMIT", "")
-			t.Setenv(name, "100")
-			before := percent()
-			s := newStart()
-			if now := percent(); now != before || s.delayed {
-				t.Errorf("got GOGC %d, delayed %v, want %d", now, s.delayed, before)
+	synctest.Test(t, func(t *testing.T) {
+		for _, canceled := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(t.Context())
+			first, second := make(chan struct{}), make(chan struct{})
+			s := &start{blobs: blobcache.New(nil)}
+			ended := false
+			go func() { s.endAfter(ctx, first, second); ended = true }()
+			close(first)
+			if synctest.Wait(); ended {
+				t.Error("the start has ended before all was ready")
 			}
-			s.end()
-		})
-	}
+			if canceled {
+				cancel()
+			} else {
+				close(second)
+			}
+			if synctest.Wait(); !ended {
+				t.Errorf("the start has not ended (canceled: %v)", canceled)
+			}
+			cancel()
+		}
+	})
 }
 
 func TestWatchReadiness(t *testing.T) {
