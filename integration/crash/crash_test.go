@@ -59,18 +59,22 @@ func TestFailpoints(t *testing.T) {
 		}
 	})
 	for _, name := range failpointNames(t) {
-		if slices.Contains(inCluster, name) {
+		if slices.Contains(inCluster, name) || slices.Contains(notReached[node.DefaultMode()], name) {
 			continue
 		}
-		if !covered[name] && !(node.DefaultMode() == node.Serve && slices.Contains(inTransaction, name)) {
+		if !covered[name] {
 			t.Errorf("no scenario kills containerd at failpoint %s", name)
 		}
 	}
 }
 
-// inTransaction lists the failpoints after a transaction. imagepin serve does not reach them: containerd's socket has
-// no transactions.
-var inTransaction = []string{"store.committed", "store.notified"}
+// notReached lists the failpoints that a mode does not reach.
+var notReached = map[node.Mode][]string{
+	// Calls hold what they use, and start garbage collection, without a lease.
+	node.Plugin: {"collect.leased", "use.leased"},
+	// containerd's socket has no transactions, and containerd unpacks layers after their download.
+	node.Serve: {"store.committed", "store.notified", "download.begin", "download.committed"},
+}
 
 // inCluster lists the failpoints of claims in the Kubernetes API. The tests with an API server kill containerd at them
 // (integration/kubelet/agree).
