@@ -66,7 +66,8 @@ func (a applier) inParallel(snapshotter string) bool {
 	return snapshotter == overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
 }
 
-// applierOf returns what an applier stands for, and the options that it always has.
+// applierOf replaces containerd's walking differ by [Walking], and the zero value by containerd's diff service. It also
+// returns the options of the diff service's configuration, which apply only if that would select the differ.
 func (n *Node) applierOf(by applier) (applier, []diff.ApplyOpt) {
 	switch walking := n.containerd.Walking; {
 	case walking != nil && by.differ == defaults.DefaultDiffer:
