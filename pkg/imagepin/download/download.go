@@ -4,10 +4,13 @@ import (
 	"context"
 	"io"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -76,6 +79,9 @@ func (l *download) addLabels(ctx context.Context) error {
 	}
 	update, fields := content.Info{Digest: l.desc.Digest, Labels: make(map[string]string)}, []string(nil)
 	for k, v := range l.labels {
+		if strings.HasPrefix(k, labels.LabelDistributionSource) {
+			v = withSource(info.Labels[k], v)
+		}
 		if info.Labels[k] != v {
 			update.Labels[k], fields = v, append(fields, "labels."+k)
 		}
@@ -87,14 +93,24 @@ func (l *download) addLabels(ctx context.Context) error {
 	return err
 }
 
+// withSource adds repositories to the value of a distribution source label, as docker.AppendDistributionSourceLabel does.
+func withSource(value, repositories string) string {
+	all := strings.Split(repositories, ",")
+	if value != "" {
+		all = append(all, strings.Split(value, ",")...)
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), ",")
+}
+
 // label adds labels to those that are written when the layer is committed. It fails if they are being written.
-func (l *download) label(labels map[string]string) (content.Info, bool) {
+func (l *download) label(added map[string]string) (content.Info, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.written || l.hasEnded() {
 		return content.Info{}, false
 	}
-	maps.Copy(l.labels, labels)
+	maps.Copy(l.labels, added)
 	return l.info(), true
 }
 

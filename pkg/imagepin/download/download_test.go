@@ -528,6 +528,26 @@ func TestLabelsOfAnExistingBlob(t *testing.T) {
 	n.checkStored(t)
 }
 
+// TestSourceOfAnotherClient checks that the distribution source of a blob that another client commits first is kept.
+func TestSourceOfAnotherClient(t *testing.T) {
+	n := newNode(t, gzipLayer(t, 3, 100_000))
+	open := n.gate(1000, nil)
+	noError(t, n.fetch())
+	ctx := n.Context(t)
+	const label = "containerd.io/distribution.source.registry.example"
+	noError(t, content.WriteBlob(ctx, n.Content, "another client", bytes.NewReader(n.layer.blob), n.layer.desc,
+		content.WithLabels(map[string]string{label: "other"})))
+	open()
+	_, err := n.apply()
+	noError(t, err)
+	noError(t, n.pull.End(nil))
+	info, err := n.Content.Info(ctx, n.layer.desc.Digest)
+	noError(t, err)
+	if info.Labels[label] != "app,other" {
+		t.Errorf("the distribution source is %q, want app,other", info.Labels[label])
+	}
+}
+
 // TestLabelsAfterTheCommit checks that an update which is not written with the layer is written after it.
 func TestLabelsAfterTheCommit(t *testing.T) {
 	n := newNode(t, gzipLayer(t, 3, 100_000))
