@@ -121,6 +121,7 @@ check-bench: ## Run each Go benchmark once
 # options.
 .PHONY: bench
 bench: build test-binaries ## Compare the performance with stock containerd; use an idle machine
+	hack/erofs-utils.sh
 	@cd integration && $(GO) build -o ../bin/bench ./bench
 	@bin/bench $(BENCH)
 

@@ -221,6 +221,7 @@ var exactCounts = map[string]float64{
 	"cold pull, small image, both parallel: requests":               5,
 	"cold pull, 8 small layers, both parallel: requests":            12,
 	"cold pull, 40 layers, both parallel: requests":                 44,
+	"cold pull, 8 small layers, EROFS: requests":                    12,
 	"warm pull, default: requests":                                  1,
 	"warm pull, always: requests":                                   1,
 	"warm pull, pinned: requests":                                   1,

@@ -49,6 +49,7 @@ func coldPulls(z sizes) []scenario {
 		{name: "small image, both parallel", repository: "small", tree: smallTree, fleet: parallel, times: z.small},
 		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
+		{name: largeName(z) + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
 	} {
 		all = append(all, c.scenario())
 	}

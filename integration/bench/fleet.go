@@ -26,6 +26,8 @@ import (
 type fleet struct {
 	discard  bool // discard_unpacked_layers
 	parallel bool // containerd's settings for parallel fetching and unpacking
+	// erofs makes containerd's EROFS snapshotter, with its differ, the default one.
+	erofs bool
 	// both configures stock to unpack also in the second snapshotter.
 	both bool
 	// images is the number of synthetic images in the roots.
@@ -150,6 +152,10 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			opts.Extra = stockParallelSettings
 		case f.both:
 			opts.Extra = bothSettings()
+		}
+		if f.erofs {
+			opts.Snapshotter = node.EROFS
+			opts = node.WithEROFS(opts)
 		}
 		if b.sizes.exact {
 			opts.Extra += noCollection

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/integration/node"
-	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // TestFailpoints kills containerd at every failpoint, in all operations that reach it. After a restart the node is
@@ -27,7 +26,7 @@ func TestFailpoints(t *testing.T) {
 	scenarios := maps.Clone(crashScenarios)
 	for _, name := range []string{"pull for a second snapshotter", "remove for one handler"} {
 		s := scenarios[name]
-		s.second = testkit.EROFS
+		s.second = node.EROFS
 		scenarios[name+" on EROFS"] = s
 	}
 	t.Run("scenarios", func(t *testing.T) {

@@ -23,7 +23,7 @@ func TestSnapshottersSideBySide(t *testing.T) {
 			for _, c := range []struct {
 				second string
 				gate   bool
-			}{{"native", false}, {"native", true}, {testkit.EROFS, false}} {
+			}{{"native", false}, {"native", true}, {node.EROFS, false}} {
 				t.Run(fmt.Sprintf("%s/discard=%t/%s-first/gate=%t", c.second, discard, order[0], c.gate), func(t *testing.T) {
 					t.Parallel()
 					r := testkit.NewRig(t, testkit.WithSecond(c.second, node.Options{DiscardUnpackedLayers: discard}))

@@ -47,13 +47,13 @@ var damages = map[string]struct {
 		tag: allHandlers, digest: allHandlers,
 	},
 	"EROFS snapshot of another handler removed, layers on the node": {
-		second: testkit.EROFS,
-		do:     func(k *damageRig) { k.removeSnapshot(testkit.EROFS) },
+		second: node.EROFS,
+		do:     func(k *damageRig) { k.removeSnapshot(node.EROFS) },
 		tag:    allHandlers, digest: allHandlers,
 	},
 	"EROFS snapshot removed, layers discarded": {
-		second: testkit.EROFS, discard: true,
-		do:  func(k *damageRig) { k.removeSnapshot(testkit.EROFS) },
+		second: node.EROFS, discard: true,
+		do:  func(k *damageRig) { k.removeSnapshot(node.EROFS) },
 		tag: []string{"runc", "foreign"}, digest: []string{"runc", "foreign"},
 	},
 	"snapshot removed, layers discarded": {

@@ -25,7 +25,7 @@ import (
 //   - The old snapshotter can be the default again, for stock containerd too.
 func TestDefaultSnapshotterMoves(t *testing.T) {
 	t.Parallel()
-	for _, move := range [][2]string{{"overlayfs", testkit.EROFS}, {"overlayfs", "native"}, {"native", "overlayfs"}, {testkit.EROFS, "overlayfs"}} {
+	for _, move := range [][2]string{{"overlayfs", node.EROFS}, {"overlayfs", "native"}, {"native", "overlayfs"}, {node.EROFS, "overlayfs"}} {
 		for _, discard := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s to %s/discard=%t", move[0], move[1], discard), func(t *testing.T) {
 				t.Parallel()
@@ -61,7 +61,7 @@ type moveRig struct {
 func newMove(t *testing.T, from, to string, discard bool) *moveRig {
 	t.Helper()
 	m := &moveRig{from: from, to: to, discard: discard, lines: make(map[string]string)}
-	m.Rig = testkit.NewRig(t, testkit.WithEROFS(node.Options{Snapshotter: from, DiscardUnpackedLayers: discard, Extra: testkit.RetainRules}))
+	m.Rig = testkit.NewRig(t, node.WithEROFS(node.Options{Snapshotter: from, DiscardUnpackedLayers: discard, Extra: testkit.RetainRules}))
 	m.empty = m.MustState()
 	push := func(ref string) string {
 		opts := images.Options{Version: ref}

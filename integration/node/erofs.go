@@ -1,0 +1,27 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/imagepin/imagepin/integration/images"
+)
+
+// EROFS is the name of containerd's EROFS snapshotter.
+const EROFS = "erofs"
+
+// WithEROFS returns the options for a node with containerd's EROFS snapshotter and its differ, beside overlayfs. The
+// differ uses the mkfs.erofs of hack/erofs-utils.sh.
+func WithEROFS(opts Options) Options {
+	// Without an entry, stock containerd's transfer service unpacks nothing in a snapshotter.
+	transfer := ""
+	for _, unpack := range [][2]string{{"overlayfs", ""}, {"native", ""}, {EROFS, EROFS}} {
+		transfer += fmt.Sprintf("[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\nplatform = %q\nsnapshotter = %q\ndiffer = %q\n",
+			images.HostPlatform(), unpack[0], unpack[1])
+	}
+	opts.Env = append(opts.Env, "PATH="+filepath.Join(BinDir(), "erofs")+":"+BinDir()+":"+os.Getenv("PATH"))
+	opts.Extra += "[plugins.\"io.containerd.service.v1.diff-service\"]\ndefault = [\"erofs\", \"walking\"]\n" + transfer
+	opts.ServeExtra += transfer
+	return opts
+}
