@@ -43,6 +43,9 @@ type bench struct {
 	// roots of the daemons. They stay until the end, because removing many files slows down later work.
 	roots   []string
 	results []*result
+	shares  []*shares
+	// decompressions are the times of [bench.decompression].
+	decompressions map[tree]time.Duration
 	// versions of the daemons.
 	versions []string
 }
@@ -67,6 +70,7 @@ func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 	}
 	defer b.reg.Close()
 	b.bases = make(map[tree]*base)
+	b.decompressions = make(map[tree]time.Duration)
 	b.pushed = make(map[string]pushed)
 	pause, err := images.PauseIndex(ctx)
 	if err != nil {
@@ -141,6 +145,9 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", side, err)
 			}
+			if s.shares != nil {
+				s.shares.keep(side.ours)
+			}
 			for name, v := range got {
 				r := results[name]
 				if r == nil {
@@ -158,6 +165,11 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 		results[r.name].fails = fails
 		if b.wanted(r) {
 			b.say("  %s", strings.Join(results[r.name].cells(), "  "))
+		}
+	}
+	if s.shares != nil && b.wanted(s.rows[0]) {
+		if err := b.share(s.shares); err != nil {
+			return err
 		}
 	}
 	return b.profileOf(ctx, p.ours, s)

@@ -10,13 +10,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
 
-	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/offline"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -121,8 +121,8 @@ func wellFormed(t *testing.T, svg []byte) {
 	}
 }
 
-// TestDocumentHasTheTable checks that docs/performance.md and docs/performance/ have the same table.
-func TestDocumentHasTheTable(t *testing.T) {
+// TestDocumentHasTheTables checks that docs/performance.md and docs/performance/ have the same tables.
+func TestDocumentHasTheTables(t *testing.T) {
 	docs := filepath.Join("..", "..", "docs")
 	doc := filepath.Join(docs, "performance.md")
 	before, err := os.ReadFile(doc)
@@ -133,7 +133,7 @@ func TestDocumentHasTheTable(t *testing.T) {
 	if err := os.WriteFile(pasted, before, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := measure.Paste(pasted, "table", filepath.Join(docs, "performance", tableFile)); err != nil {
+	if err := paste(pasted, filepath.Join(docs, "performance")); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.ReadFile(pasted)
@@ -141,7 +141,7 @@ func TestDocumentHasTheTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(before, after) {
-		t.Error("docs/performance.md does not have the table of docs/performance: run `make bench-docs`")
+		t.Error("docs/performance.md does not have the tables of docs/performance: run `make bench-docs`")
 	}
 }
 
@@ -160,10 +160,17 @@ func TestQuick(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(text) != out.String() {
-		t.Errorf("printed table:\n%s\nwritten table:\n%s", out.String(), text)
+	where, err := os.ReadFile(filepath.Join(dir, sharesFile))
+	if err != nil {
+		t.Fatal(err)
 	}
-	var raw struct{ Rows []rawRow }
+	if written := string(text) + "\n" + string(where); written != out.String() {
+		t.Errorf("printed tables:\n%s\nwritten tables:\n%s", out.String(), written)
+	}
+	var raw struct {
+		Rows   []rawRow
+		Shares []rawShares
+	}
 	b, err := os.ReadFile(filepath.Join(dir, "results.json"))
 	if err == nil {
 		err = json.Unmarshal(b, &raw)
@@ -209,6 +216,40 @@ func TestQuick(t *testing.T) {
 		wellFormed(t, svg)
 	}
 	checkCounts(t, measured)
+	checkShares(t, raw.Shares, string(where))
+}
+
+// checkShares checks that all large cold pulls have their shares, and no others.
+func checkShares(t *testing.T, all []rawShares, table string) {
+	t.Helper()
+	var got []string
+	for _, s := range all {
+		name := strings.TrimPrefix(s.Metric, coldPrefix)
+		got = append(got, name)
+		for side, turns := range map[string][]turn{"stock": s.Stock, "imagepin": s.Ours} {
+			// Processor times are counted in hundredths of a second, and can be 0.
+			if len(turns) != 1 || turns[0].Wall <= 0 || turns[0].Registry <= 0 {
+				t.Errorf("%s, %s: got %+v", name, side, turns)
+			}
+			if !strings.Contains(table, name+": "+side+" ") {
+				t.Errorf("the table of shares lacks %s, %s", name, side)
+			}
+		}
+		if limited := strings.Contains(name, "MiB/s"); s.Image.Decompression <= 0 || limited != (s.Image.Download > 0) {
+			t.Errorf("%s: got %+v", name, s.Image)
+		}
+	}
+	var want []string
+	for _, s := range coldPulls(quickSizes) {
+		if s.shares != nil {
+			want = append(want, strings.TrimPrefix(s.rows[0].name, coldPrefix))
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) || len(want) < 6 {
+		t.Errorf("got shares of %q, want %q", got, want)
+	}
 }
 
 // exactCounts are the counts of imagepin that are always the same.

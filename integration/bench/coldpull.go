@@ -13,6 +13,9 @@ import (
 	"github.com/imagepin/imagepin/integration/registry"
 )
 
+// coldPrefix is the prefix of the names of rows of cold pulls.
+const coldPrefix = "cold pull, "
+
 // coldPull is a scenario of pulls of images of which the node has no part.
 type coldPull struct {
 	name       string
@@ -71,7 +74,7 @@ func hugeName(z sizes) string {
 }
 
 func (c coldPull) scenario() scenario {
-	name := "cold pull, " + c.name
+	name := coldPrefix + c.name
 	wall := row{name: name, budget: c.budget}
 	cpuTime := row{name: name + ": CPU"}
 	requests := row{name: name + ": requests", unit: count, budget: ratio(1)}
@@ -84,8 +87,12 @@ func (c coldPull) scenario() scenario {
 	if c.tree.runs {
 		rows = append(rows, running)
 	}
+	var sh *shares
+	if c.times == 0 { // a large image
+		sh = &shares{name: name, imageTimes: c.imageTimes}
+	}
 	return scenario{
-		rows: rows, fleet: c.fleet, setup: c.setup,
+		rows: rows, fleet: c.fleet, setup: c.setup, shares: sh,
 		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
 			var pod *node.Pod
 			if c.tree.runs {
@@ -103,8 +110,11 @@ func (c coldPull) scenario() scenario {
 				if err != nil {
 					return nil, err
 				}
-				walls, whole = append(walls, float64(p.wall)), append(whole, float64(p.running))
-				got[cpuTime.name] += float64(p.used) / float64(times)
+				if sh != nil {
+					sh.last = p.turn
+				}
+				walls, whole = append(walls, float64(p.Wall)), append(whole, float64(p.running))
+				got[cpuTime.name] += float64(p.User+p.Kernel) / float64(times)
 				got[writes.name] += float64(p.writes) / float64(times)
 				got[requests.name] = float64(p.requests)
 			}
@@ -119,9 +129,8 @@ func (c coldPull) scenario() scenario {
 
 // pulled are the numbers of one pull.
 type pulled struct {
-	wall     time.Duration
+	turn
 	running  time.Duration // until a container of the image has started; 0 if there is no pod
-	used     time.Duration // processor time
 	writes   uint64        // transactions of containerd's metadata database
 	requests int
 }
@@ -139,7 +148,7 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 	if err != nil {
 		return got, err
 	}
-	used, err := measure.CPU(s.PID())
+	before, err := s.counters()
 	if err != nil {
 		return got, err
 	}
@@ -148,14 +157,16 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 	if err != nil {
 		return got, err
 	}
-	got.wall = time.Since(start)
-	if got.used, err = measure.CPU(s.PID()); err != nil {
+	wall := time.Since(start)
+	after, err := s.counters()
+	if err != nil {
 		return got, err
 	}
+	got.turn = after.since(before, wall)
 	if got.writes, err = s.MetadataWrites(); err != nil {
 		return got, err
 	}
-	got.used, got.writes, got.requests = got.used-used, got.writes-writes, b.reg.Count(registry.In(c.repository))
+	got.writes, got.requests = got.writes-writes, b.reg.Count(registry.In(c.repository))
 	if pod != nil {
 		container, err := s.start(ctx, pod, node.ContainerOptions{Image: id, UserImage: ref})
 		if err != nil {

@@ -2,9 +2,9 @@
 // roots, with the same configuration and one registry. They do the same work in turns, and the first one changes with
 // each repetition.
 //
-// It prints one table. A ratio is imagepin's time (or memory, or count) divided by stock's in the same repetition. The
-// table has the median of the ratios, with minimum and maximum. Budgets apply to the median. The exit code is 0 if
-// everything could be measured.
+// It prints a table. A ratio is imagepin's time (or memory, or count) divided by stock's in the same repetition. The
+// table has the median of the ratios, with minimum and maximum. Budgets apply to the median. A second table has where the
+// time of large cold pulls goes, and the floor that follows from it. The exit code is 0 if everything could be measured.
 package main
 
 import (
@@ -15,8 +15,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -46,9 +46,9 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	run := flags.String("run", "", "measure only rows whose name matches the `regexp`")
 	n := flags.Int("n", 5, "number of `repetitions`")
 	quick := flags.Bool("quick", false, "small sizes and one repetition: a test of the benchmark, not of speed")
-	out := flags.String("out", "", "`directory` for the table, the raw numbers and the plots")
+	out := flags.String("out", "", "`directory` for the tables, the raw numbers and the plots")
 	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it repeats the scenario")
-	doc := flags.String("doc", "", "measure nothing: write the table of the -out directory into the `file`")
+	doc := flags.String("doc", "", "measure nothing: write the tables of the -out directory into the `file`")
 	list := flags.Bool("list", false, "measure nothing: list the rows")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -57,7 +57,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return errors.New("invalid arguments; see -help")
 	}
 	if *doc != "" {
-		return measure.Paste(*doc, "table", filepath.Join(*out, tableFile))
+		return paste(*doc, *out)
 	}
 	o := options{n: *n, sizes: fullSizes, profile: *profile, profileFor: 10 * time.Second}
 	if *quick {
@@ -99,7 +99,11 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 	}
 	fmt.Fprintf(stdout, "%s\n\n", about)
-	return table(stdout, b.results)
+	if err := table(stdout, b.results); err != nil || len(b.shares) == 0 {
+		return err
+	}
+	fmt.Fprintln(stdout)
+	return sharesTable(stdout, b.shares, runtime.NumCPU())
 }
 
 // scenarios returns all scenarios, grouped by fleet.

@@ -47,6 +47,8 @@ type scenario struct {
 	stockFails bool
 	// once is set if there is only one repetition.
 	once bool
+	// shares are where the time of each run goes. It is nil if that is not recorded.
+	shares *shares
 	// restarts is set if run restarts the daemon or runs only once, so that there is no CPU profile.
 	restarts bool
 }

@@ -120,9 +120,15 @@ func sumAfter(state hash.Cloner, tail []byte) (v1.Hash, error) {
 // fetched returns how many bytes of layers a pull fetches.
 func (b *base) fetched() (n int) {
 	for _, l := range b.layers {
-		for _, part := range l.packed {
-			n += len(part)
-		}
+		n += l.fetched()
+	}
+	return n
+}
+
+// fetched returns how many bytes of the layer a pull fetches.
+func (d layerData) fetched() (n int) {
+	for _, part := range d.packed {
+		n += len(part)
 	}
 	return n
 }

@@ -6,10 +6,24 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+
+	"github.com/imagepin/imagepin/integration/measure"
 )
 
-// tableFile is the file of the printed table.
-const tableFile = "table.txt"
+// tableFile and sharesFile are the files of the printed tables.
+const (
+	tableFile  = "table.txt"
+	sharesFile = "shares.txt"
+)
+
+// paste writes the tables of a directory into a document.
+func paste(doc, dir string) error {
+	if err := measure.Paste(doc, "table", filepath.Join(dir, tableFile)); err != nil {
+		return err
+	}
+	return measure.Paste(doc, "shares", filepath.Join(dir, sharesFile))
+}
 
 // rawRow is a row in results.json: nanoseconds, bytes or counts.
 type rawRow struct {
@@ -21,6 +35,14 @@ type rawRow struct {
 	Ratio   *spread   `json:"ratio,omitempty"`
 	Budget  string    `json:"budget,omitempty"`
 	Verdict string    `json:"verdict,omitempty"`
+}
+
+// rawShares are the shares of a row in results.json.
+type rawShares struct {
+	Metric string     `json:"metric"`
+	Image  imageTimes `json:"image"`
+	Stock  []turn     `json:"stock"`
+	Ours   []turn     `json:"imagepin"`
 }
 
 var unitNames = map[unit]string{duration: "ns", bytes_: "bytes", count: "count"}
@@ -61,14 +83,19 @@ func (b *bench) write(dir, about string) error {
 	if err := table(&text, b.results); err != nil {
 		return err
 	}
+	var where bytes.Buffer
+	if err := sharesTable(&where, b.shares, runtime.NumCPU()); err != nil {
+		return err
+	}
 	files, err := drawAll(b.results)
 	if err != nil {
 		return err
 	}
-	files[tableFile] = text.Bytes()
+	files[tableFile], files[sharesFile] = text.Bytes(), where.Bytes()
 	raw := struct {
-		About string   `json:"about"`
-		Rows  []rawRow `json:"rows"`
+		About  string      `json:"about"`
+		Rows   []rawRow    `json:"rows"`
+		Shares []rawShares `json:"shares,omitempty"`
 	}{About: about}
 	for _, r := range b.results {
 		row := rawRow{
@@ -83,6 +110,9 @@ func (b *bench) write(dir, about string) error {
 			row.Ratio = &s
 		}
 		raw.Rows = append(raw.Rows, row)
+	}
+	for _, s := range b.shares {
+		raw.Shares = append(raw.Shares, rawShares{s.name, s.image, s.stock, s.ours})
 	}
 	if files["results.json"], err = json.MarshalIndent(raw, "", " "); err != nil {
 		return err

@@ -1,3 +1,3 @@
-// Package measure has what the benchmarks have in common: the processor time and the memory of processes, statistics, and
-// tables.
+// Package measure has what the benchmarks have in common: the processor time, the memory and the files of processes, the
+// disk, statistics, and tables.
 package measure

@@ -7,7 +7,7 @@ import (
 )
 
 // Paste writes the text of a file into a document, as an indented block between the comments "<!-- NAME: begin -->" and
-// "<!-- NAME: end -->". It replaces what is there.
+// "<!-- NAME: end -->". It replaces what is there. An empty file leaves nothing between the comments.
 func Paste(doc, name, file string) error {
 	text, err := os.ReadFile(doc)
 	if err != nil {
@@ -26,8 +26,11 @@ func Paste(doc, name, file string) error {
 	return os.WriteFile(doc, []byte(before+begin+"\n"+indented(string(t))+end+after), 0o644)
 }
 
-// indented returns the text as an indented block of code.
+// indented returns the text as an indented block of code. There is none if the text is empty.
 func indented(text string) string {
+	if text == "" {
+		return ""
+	}
 	var b strings.Builder
 	b.WriteString("\n")
 	for line := range strings.Lines(text) {

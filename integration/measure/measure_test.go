@@ -76,6 +76,18 @@ func TestPaste(t *testing.T) {
 	if want := "a\n<!-- t: begin -->\n\n    x\n\n    y\n\n<!-- t: end -->\nb\n"; string(got) != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Paste(doc, "t", file); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = os.ReadFile(doc); err != nil {
+		t.Fatal(err)
+	}
+	if want := "a\n<!-- t: begin -->\n<!-- t: end -->\nb\n"; string(got) != want {
+		t.Errorf("empty file: got\n%s\nwant\n%s", got, want)
+	}
 	if Paste(doc, "other", file) == nil {
 		t.Error("a document without the comments is not an error")
 	}

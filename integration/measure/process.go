@@ -7,33 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 )
-
-// tick is the unit of times in /proc/PID/stat, which is a hundredth of a second on all architectures of Linux.
-const tick = 10 * time.Millisecond
-
-// CPU returns the CPU time of a process, its threads, and its children that have ended.
-func CPU(pid int) (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	// The name in parentheses can have spaces. The third field follows it (proc(5)).
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) < 15 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	var ticks int64
-	for _, f := range fields[11:15] { // utime, stime, cutime, cstime
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * tick, nil
-}
 
 // RSS returns the resident memory of a process in bytes: in total, and without the pages of files, such as the binary,
 // which processes can share.
@@ -61,18 +35,34 @@ func ResetPeakRSS(pid int) error {
 
 // Read returns the number of bytes that a process has read with system calls since its start: from sockets, files, and
 // pipes.
-func Read(pid int) (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+func Read(pid int) (float64, error) { return processIO(pid, "rchar") }
+
+// Written returns the number of bytes that a process has written to files since its start, and that are or will be
+// written to a disk. Files on tmpfs do not count.
+func Written(pid int) (float64, error) { return processIO(pid, "write_bytes") }
+
+// processIO returns a field of /proc/PID/io.
+func processIO(pid int, name string) (float64, error) {
+	path := fmt.Sprintf("/proc/%d/io", pid)
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(b)) {
-		var n float64
-		if _, err := fmt.Sscanf(line, "rchar: %f", &n); err == nil {
-			return n, nil
+	n, err := ioField(string(b), name)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return n, err
+}
+
+// ioField reads a field of /proc/PID/io (proc_pid_io(5)).
+func ioField(text, name string) (float64, error) {
+	for line := range strings.Lines(text) {
+		if key, value, _ := strings.Cut(line, ":"); key == name {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
 		}
 	}
-	return 0, fmt.Errorf("/proc/%d/io has no rchar", pid)
+	return 0, fmt.Errorf("no %s", name)
 }
 
 // status returns fields of /proc/PID/status in bytes.
