@@ -126,8 +126,8 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 	}
 	var fails error
 	repetitions := b.n
-	if s.once {
-		repetitions = 1
+	if s.most > 0 {
+		repetitions = min(repetitions, s.most)
 	}
 	for i := range repetitions {
 		for _, side := range p.order(i) {

@@ -17,9 +17,9 @@ func churn(z sizes) scenario {
 	routines := row{name: after("goroutines gained"), unit: count, gain: true, budget: atMost(10)}
 	return scenario{
 		rows:     []row{memory, heap, routines},
-		restarts: true, once: true,
+		restarts: true, most: 1,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			const images = 8
+			const images, atATime = 8, 4
 			var refs []string
 			for i := range images {
 				ref, err := b.push(ctx, "churn", manyTree, i+1)
@@ -29,15 +29,10 @@ func churn(z sizes) scenario {
 				refs = append(refs, ref)
 			}
 			round := func() error {
-				if _, _, err := s.pullAll(ctx, refs, 4); err != nil {
+				if _, _, err := s.pullAll(ctx, refs, atATime); err != nil {
 					return err
 				}
-				for _, ref := range refs {
-					if err := s.RemoveImage(ctx, ref, ""); err != nil {
-						return err
-					}
-				}
-				return nil
+				return concurrently(refs, atATime, func(ref string) error { return s.RemoveImage(ctx, ref, "") })
 			}
 			state := func() (heap, routines float64, err error) {
 				if err := s.GC(ctx); err != nil {

@@ -183,13 +183,10 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 	return got, err
 }
 
-// setup pulls once, which creates buckets of databases and the connection to the registry, and pulls the sandbox image.
-// If images are removed because of their size, it pulls a small one.
+// setup pulls the sandbox image and a small one, which creates buckets of databases and the connection to the registry.
 func (c coldPull) setup(ctx context.Context, b *bench, p *pair) error {
 	first := c
-	if c.remove {
-		first.repository, first.tree = "small", smallTree
-	}
+	first.repository, first.tree = "small", smallTree
 	for _, s := range p.sides() {
 		if _, err := s.Pull(ctx, b.reg.Ref(pauseTag), ""); err != nil {
 			return err

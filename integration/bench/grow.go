@@ -83,6 +83,14 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 	}
 }
 
+// mostStarts returns the number of repetitions of starts, which differ little with many images and take long.
+func mostStarts(images int) int {
+	if images < 10_000 {
+		return 0
+	}
+	return 3
+}
+
 // starts are the first start on a root of stock, whose images imagepin adopts, and restarts. For stock, both are the
 // same.
 func starts(z sizes, n int, f fleet) scenario {
@@ -97,7 +105,7 @@ func starts(z sizes, n int, f fleet) scenario {
 	heap := row{name: at("live heap", n), unit: bytes_, budget: ratio(1), curve: "live heap", x: n}
 	routines := row{name: at("goroutines", n), unit: count, budget: more(10), curve: "goroutines", x: n}
 	return scenario{
-		rows: []row{first, listed, ready, used, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true,
+		rows: []row{first, listed, ready, used, reconcile, check, memory, own, heap, routines}, fleet: f, restarts: true, most: mostStarts(n),
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			got := sample{}
 			if s.ours {
@@ -241,8 +249,12 @@ func repairs(n int, single bool, f fleet) scenario {
 	lost := max(1, n/100)
 	name := fmt.Sprintf("restart until repaired, %s images, %d of them without snapshot", measure.Thousands(n), lost)
 	repaired := row{name: name, curve: "restart until repaired", x: n}
+	most := 0
+	if single {
+		most = 1
+	}
 	return scenario{
-		rows: []row{repaired}, fleet: f, restarts: true, once: single, stockFails: true,
+		rows: []row{repaired}, fleet: f, restarts: true, most: most, stockFails: true,
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			if err := s.Stop(); err != nil {
 				return nil, err

@@ -168,8 +168,20 @@ func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, u
 	if err != nil {
 		return 0, 0, err
 	}
+	start := time.Now()
+	err = concurrently(refs, atATime, func(ref string) error {
+		_, err := s.Pull(ctx, ref, "")
+		return err
+	})
+	took = time.Since(start)
+	after, cpuErr := measure.CPU(s.PID())
+	return took, after - before, errors.Join(err, cpuErr)
+}
+
+// concurrently makes a call for each reference, atATime of them at a time.
+func concurrently(refs []string, atATime int, call func(ref string) error) (err error) {
 	var (
-		pullers sync.WaitGroup
+		callers sync.WaitGroup
 		next    = make(chan string, len(refs))
 		errs    = make(chan error, len(refs))
 	)
@@ -177,21 +189,17 @@ func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, u
 		next <- ref
 	}
 	close(next)
-	start := time.Now()
 	for range atATime {
-		pullers.Go(func() {
+		callers.Go(func() {
 			for ref := range next {
-				_, err := s.Pull(ctx, ref, "")
-				errs <- err
+				errs <- call(ref)
 			}
 		})
 	}
-	pullers.Wait()
-	took = time.Since(start)
+	callers.Wait()
 	close(errs)
 	for e := range errs {
 		err = errors.Join(err, e)
 	}
-	after, cpuErr := measure.CPU(s.PID())
-	return took, after - before, errors.Join(err, cpuErr)
+	return err
 }

@@ -2,17 +2,24 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 
 	"github.com/imagepin/imagepin/integration/measure"
 )
 
-// pprof gets a profile from the debug socket of imagepin, or of stock containerd.
+// pprof gets a profile from the debug socket.
 func (s *side) pprof(ctx context.Context, path string) ([]byte, error) {
+	return s.debug(ctx, "pprof/"+path)
+}
+
+// debug gets a path below /debug from the debug socket of imagepin, or of stock containerd.
+func (s *side) debug(ctx context.Context, path string) ([]byte, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -20,7 +27,7 @@ func (s *side) pprof(ctx context.Context, path string) ([]byte, error) {
 			return d.DialContext(ctx, "unix", s.DebugAddress())
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/debug/pprof/"+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/debug/"+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -49,12 +56,8 @@ func (s *side) goroutines(ctx context.Context) (float64, error) {
 
 // liveHeap collects garbage and returns the number of bytes in use.
 func (s *side) liveHeap(ctx context.Context) (float64, error) {
-	return s.memStat(ctx, "gc=1", "HeapAlloc")
-}
-
-// memStat returns a field of [runtime.MemStats] from the heap profile.
-func (s *side) memStat(ctx context.Context, query, name string) (float64, error) {
-	b, err := s.pprof(ctx, "heap?debug=1&"+query)
+	const name = "HeapAlloc"
+	b, err := s.pprof(ctx, "heap?debug=1&gc=1")
 	if err != nil {
 		return 0, err
 	}
@@ -67,31 +70,43 @@ func (s *side) memStat(ctx context.Context, query, name string) (float64, error)
 	return 0, fmt.Errorf("the heap profile has no %s", name)
 }
 
+// mallocs returns the number of allocations since the start of the process.
+func (s *side) mallocs(ctx context.Context) (float64, error) {
+	b, err := s.debug(ctx, "vars")
+	if err != nil {
+		return 0, err
+	}
+	var vars struct {
+		Memstats runtime.MemStats `json:"memstats"`
+	}
+	if err := json.Unmarshal(b, &vars); err != nil {
+		return 0, fmt.Errorf("variables of the debug socket: %w", err)
+	}
+	return float64(vars.Memstats.Mallocs), nil
+}
+
 // allocations returns the median of the numbers of allocations of the process during a call. The median leaves out
 // calls during which the daemon also does something else.
 func (s *side) allocations(ctx context.Context, call func() error) (float64, error) {
-	const (
-		field = "Mallocs"
-		times = 7
-	)
+	const times = 7
 	var all []float64
 	for range times {
-		first, err := s.memStat(ctx, "", field)
+		first, err := s.mallocs(ctx)
 		if err != nil {
 			return 0, err
 		}
-		second, err := s.memStat(ctx, "", field)
+		second, err := s.mallocs(ctx)
 		if err != nil {
 			return 0, err
 		}
 		if err := call(); err != nil {
 			return 0, err
 		}
-		third, err := s.memStat(ctx, "", field)
+		third, err := s.mallocs(ctx)
 		if err != nil {
 			return 0, err
 		}
-		// Reading the profile allocates too.
+		// Reading the number allocates too.
 		all = append(all, max(0, third-second-(second-first)))
 	}
 	return measure.Median(all), nil

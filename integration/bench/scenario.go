@@ -45,8 +45,8 @@ type scenario struct {
 	run func(ctx context.Context, b *bench, s *side) (sample, error)
 	// stockFails allows stock to fail. The table shows its error.
 	stockFails bool
-	// once is set if there is only one repetition.
-	once bool
+	// most is the number of repetitions at most. 0 means as many as are wanted.
+	most int
 	// shares are where the time of each run goes. It is nil if that is not recorded.
 	shares *shares
 	// restarts is set if run restarts the daemon or runs only once, so that there is no CPU profile.
@@ -73,6 +73,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 1_000, idle: 2 * time.Second}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 500, idle: 2 * time.Second}
 	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, idle: 500 * time.Millisecond, exact: true}
 )

@@ -22,7 +22,7 @@ func serves(z sizes) []scenario {
 func serveStart(n int, f fleet) scenario {
 	first := row{name: at("serve: first start on stock's root", n), budget: ratio(1)}
 	return scenario{
-		rows: []row{first}, fleet: f, restarts: true, once: true,
+		rows: []row{first}, fleet: f, restarts: true, most: 1,
 		run: func(_ context.Context, _ *bench, s *side) (sample, error) {
 			return sample{first.name: float64(s.firstStart)}, nil
 		},
@@ -79,7 +79,7 @@ func serveRestarts(z sizes, n int, f fleet) scenario {
 	heap := row{name: at("serve: live heap", n), unit: bytes_, own: true}
 	routines := row{name: at("serve: goroutines", n), unit: count, own: true}
 	return scenario{
-		rows: []row{listed, ready, used, read, memory, heap, routines}, fleet: f, restarts: true,
+		rows: []row{listed, ready, used, read, memory, heap, routines}, fleet: f, restarts: true, most: mostStarts(n),
 		run: func(ctx context.Context, _ *bench, s *side) (sample, error) {
 			stop := s.Stop
 			if s.ours {
