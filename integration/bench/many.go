@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,8 +41,22 @@ func equalPulls(z sizes) scenario {
 				refs[i] = ref
 			}
 			b.reg.Reset()
+			awaiting, cancel := context.WithCancel(ctx)
+			defer cancel()
+			awaited := make(chan error, 1)
+			if z.exact {
+				// All calls run before the first one can end, also on a busy machine.
+				release := b.hold(repository)
+				go func() {
+					defer release()
+					awaited <- s.awaitPulls(awaiting, len(refs))
+				}()
+			} else {
+				awaited <- nil
+			}
 			took, used, err := s.pullAll(ctx, refs, len(refs))
-			if err != nil {
+			cancel() // if a call has failed, there are never as many
+			if err := errors.Join(err, <-awaited); err != nil {
 				return nil, err
 			}
 			got := sample{
@@ -51,6 +66,36 @@ func equalPulls(z sizes) scenario {
 			}
 			return got, nil
 		},
+	}
+}
+
+// hold holds back the answers to requests for a repository until the returned function is called.
+func (b *bench) hold(repository string) (release func()) {
+	held := make(chan struct{})
+	b.reg.SetFault(registry.FaultIf(registry.Fault{Hang: held}, registry.In(repository)))
+	return func() {
+		b.reg.SetFault(nil)
+		close(held)
+	}
+}
+
+// awaitPulls waits until the daemon runs a number of calls of PullImage, by the stacks of its goroutines.
+func (s *side) awaitPulls(ctx context.Context, want int) error {
+	for {
+		stacks, err := s.pprof(ctx, "goroutine?debug=2")
+		if err != nil {
+			return err
+		}
+		calls := 0
+		for _, function := range []string{"._ImageService_PullImage_Handler(", ".(*imageCalls).pullImage("} { // stock's, and imagepin's
+			calls += strings.Count(string(stacks), function)
+		}
+		if calls == want {
+			return nil
+		}
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
 	}
 }
 
