@@ -259,7 +259,6 @@ var exactCounts = map[string]float64{
 	"cold pull, 40 layers: requests":                                44,
 	"cold pull, one small layer of large files: requests":           5,
 	"cold pull, one small layer of large files, 60 MiB/s: requests": 5,
-	"cold pull, small image, both parallel: requests":               5,
 	"cold pull, 8 small layers, both parallel: requests":            12,
 	"cold pull, 40 layers, both parallel: requests":                 44,
 	"cold pull, 8 small layers, EROFS: requests":                    12,

@@ -49,7 +49,6 @@ func coldPulls(z sizes) []scenario {
 		{name: "40 layers", repository: "layers", tree: many},
 		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
 		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true},
-		{name: "small image, both parallel", repository: "small", tree: smallTree, fleet: parallel, times: z.small},
 		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
 		{name: largeName(z) + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},

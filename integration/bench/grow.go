@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"syscall"
 	"time"
 
@@ -19,7 +18,7 @@ func growth(z sizes) []scenario {
 	var all []scenario
 	for _, n := range z.images {
 		f := fleet{images: n}
-		all = append(all, imageCalls(z, n, f), starts(z, n, f), repairs(n, n == slices.Max(z.images), f))
+		all = append(all, imageCalls(z, n, f), starts(z, n, f), repairs(n, n >= 1_000, f))
 	}
 	return all
 }

@@ -73,6 +73,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 500, idle: 2 * time.Second}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, idle: 2 * time.Second}
 	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, idle: 500 * time.Millisecond, exact: true}
 )
