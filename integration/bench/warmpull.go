@@ -49,9 +49,9 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 			return nil
 		},
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			var walls []float64
+			var walls, transactions []float64
 			b.reg.Reset()
-			writesBefore, err := s.MetadataWrites()
+			written, err := s.MetadataWrites()
 			if err != nil {
 				return nil, err
 			}
@@ -65,12 +65,13 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 					return nil, err
 				}
 				walls = append(walls, float64(time.Since(start)))
+				last := written
+				if written, err = s.MetadataWrites(); err != nil {
+					return nil, err
+				}
+				transactions = append(transactions, float64(written-last))
 			}
 			after, err := measure.CPU(s.PID())
-			if err != nil {
-				return nil, err
-			}
-			writesAfter, err := s.MetadataWrites()
 			if err != nil {
 				return nil, err
 			}
@@ -84,7 +85,8 @@ func warmPull(z sizes, name, repository string, byDigest bool, wallBudget, reque
 			}
 			calls := float64(z.warm)
 			return sample{
-				writes.name: float64(writesAfter-writesBefore) / calls, allocations.name: allocated,
+				// The median leaves out calls during which the daemon also does something else.
+				writes.name: measure.Median(transactions), allocations.name: allocated,
 				wall.name: measure.Median(walls), cpuTime.name: float64(after-before) / calls,
 				requests.name: float64(requested) / calls,
 			}, nil
