@@ -154,13 +154,18 @@ func (l testLayer) diffID() digest.Digest { return digest.FromBytes(l.tar) }
 func gzipLayer(t *testing.T, files, size int) testLayer {
 	t.Helper()
 	archive := archiveOf(t, files, size)
+	return layerOf(ocispec.MediaTypeImageLayerGzip, zipped(t, archive), archive)
+}
+
+func zipped(t *testing.T, archive []byte) []byte {
+	t.Helper()
 	var buf bytes.Buffer
 	w, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
 	noError(t, err)
 	_, err = w.Write(archive)
 	noError(t, err)
 	noError(t, w.Close())
-	return layerOf(ocispec.MediaTypeImageLayerGzip, buf.Bytes(), archive)
+	return buf.Bytes()
 }
 
 func layerOf(mediaType string, blob, archive []byte) testLayer {
@@ -276,14 +281,15 @@ func TestSameAsWalkingDiffer(t *testing.T) {
 	noError(t, err)
 	noError(t, w.Close())
 	for name, layer := range map[string]testLayer{
-		"gzip": gzipLayer(t, 20, 100_000),
-		"zstd": layerOf(ocispec.MediaTypeImageLayerZstd, z.Bytes(), archive),
-		"none": layerOf(ocispec.MediaTypeImageLayer, archive, archive),
-		"gzip with docker type": func() testLayer {
-			l := gzipLayer(t, 3, 10)
-			l.desc.MediaType = images.MediaTypeDockerSchema2LayerGzip
-			return l
-		}(),
+		"gzip":                      gzipLayer(t, 20, 100_000),
+		"zstd":                      layerOf(ocispec.MediaTypeImageLayerZstd, z.Bytes(), archive),
+		"none":                      layerOf(ocispec.MediaTypeImageLayer, archive, archive),
+		"gzip with docker type":     withType(images.MediaTypeDockerSchema2LayerGzip, gzipLayer(t, 3, 10)),
+		"gzip with unspecific type": withType(images.MediaTypeDockerSchema2Layer, gzipLayer(t, 3, 10)),
+		"gzip with type of zstd":    withType(ocispec.MediaTypeImageLayerZstd, gzipLayer(t, 3, 10)),
+		"zstd with type of gzip":    layerOf(ocispec.MediaTypeImageLayerGzip, z.Bytes(), archive),
+		"none with type of gzip":    layerOf(ocispec.MediaTypeImageLayerGzip, archive, archive),
+		"gzip of two members":       layerOf(ocispec.MediaTypeImageLayerGzip, append(zipped(t, archive[:1000]), zipped(t, archive[1000:])...), archive),
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, layer)
@@ -305,6 +311,11 @@ func TestSameAsWalkingDiffer(t *testing.T) {
 			}
 		})
 	}
+}
+
+func withType(mediaType string, l testLayer) testLayer {
+	l.desc.MediaType = mediaType
+	return l
 }
 
 func tree(t *testing.T, dir string) map[string]string {

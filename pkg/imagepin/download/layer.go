@@ -44,7 +44,7 @@ func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.
 			_ = l.Close()
 		}
 	}()
-	p := diff.NewProcessorChain(mediaType, r)
+	p, ctx := diff.NewProcessorChain(mediaType, r), withDecompressor(ctx)
 	for len(l.processors) == 0 || p.MediaType() != ocispec.MediaTypeImageLayer {
 		if p, err = diff.GetProcessor(ctx, p, config.ProcessorPayloads); err != nil {
 			return nil, fmt.Errorf("failed to get stream processor for %s: %w", mediaType, err)

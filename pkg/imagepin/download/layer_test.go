@@ -1,12 +1,15 @@
 package download
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/diff/apply"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/typeurl/v2"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -69,6 +72,60 @@ func TestStreamProcessors(t *testing.T) {
 		}
 		noError(t, n.pull.End(nil))
 		n.checkStored(t)
+	}
+}
+
+// configured is a stream processor for compressed layers, as an operator can configure one.
+type configured struct{ diff.StreamProcessor }
+
+func (configured) MediaType() string { return ocispec.MediaTypeImageLayer }
+
+// TestConfiguredDecompressor checks that a stream processor that is registered later, as containerd registers those of
+// its configuration, decompresses instead, and that the decompressor is not used without [Applier] and [Decompressing].
+func TestConfiguredDecompressor(t *testing.T) {
+	const mediaType = images.MediaTypeDockerSchema2LayerForeignGzip
+	l := withType(mediaType, gzipLayer(t, 3, 1000))
+	if _, ok := decompressHandler(t.Context(), mediaType); ok {
+		t.Error("other appliers use the decompressor")
+	}
+	if _, ok := decompressHandler(withDecompressor(t.Context()), mediaType); !ok {
+		t.Error("the decompressor is not used")
+	}
+	used := 0
+	diff.RegisterProcessor(diff.StaticHandler(mediaType, func(_ context.Context, in diff.StreamProcessor, _ map[string]typeurl.Any) (diff.StreamProcessor, error) {
+		used++
+		r, err := gzip.NewReader(in)
+		return configured{diff.NewProcessorChain("", r)}, err
+	}))
+	n := newNode(t, l)
+	noError(t, n.fetch())
+	applied, err := n.apply()
+	noError(t, err)
+	if used != 1 || applied.Digest != l.diffID() {
+		t.Errorf("the configured stream processor was used %d times, unpacked %s, want %s", used, applied.Digest, l.diffID())
+	}
+	noError(t, n.pull.End(nil))
+	theirs := Decompressing(apply.NewFileSystemApplier(n.Content))
+	if _, err := theirs.Apply(n.Context(t), l.desc, upperOf(t.TempDir())); err != nil || used != 2 {
+		t.Errorf("the configured stream processor was used %d times, %v", used, err)
+	}
+}
+
+// TestDecompressing checks that containerd's applier finds damage with the decompressor, and unpacks the same.
+func TestDecompressing(t *testing.T) {
+	l := gzipLayer(t, 3, 1000)
+	cut := layerOf(l.desc.MediaType, l.blob[:len(l.blob)-9], l.tar)
+	for _, c := range []struct {
+		layer testLayer
+		err   error
+	}{{l, nil}, {cut, io.ErrUnexpectedEOF}} {
+		n := newNode(t, c.layer)
+		noError(t, n.fetch())
+		noError(t, n.pull.End(nil))
+		applied, err := Decompressing(apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
+		if !errors.Is(err, c.err) || err == nil && applied.Digest != l.diffID() {
+			t.Errorf("unpacked %s, %v; want %s, %v", applied.Digest, err, l.diffID(), c.err)
+		}
 	}
 }
 

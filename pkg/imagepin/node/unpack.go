@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/download"
 )
 
 // applier is one of containerd's differs. The zero value is the differ that containerd's diff service selects.
@@ -78,7 +79,9 @@ func (n *Node) applierOf(by applier) (applier, []diff.ApplyOpt) {
 			return by, []diff.ApplyOpt{diff.WithSyncFs(true)}
 		}
 	case by.Applier == nil:
-		by.Applier = n.containerd.Applier
+		by.Applier = download.Decompressing(n.containerd.Applier)
+	default:
+		by.Applier = download.Decompressing(by.Applier)
 	}
 	return by, nil
 }

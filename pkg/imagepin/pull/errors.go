@@ -88,8 +88,8 @@ func IsCorrupt(err error) bool {
 var corruptTexts = []string{
 	// core/unpack/unpacker.go and core/remotes/handlers.go
 	"wrong diff id", "number of layers and diffIDs don't match", "reports content size of zero", "reports negative content size",
-	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, io and zstd.
-	"invalid tar header", "gzip: invalid", "unexpected EOF", "magic number mismatch",
+	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, compress/flate, io and zstd.
+	"invalid tar header", "gzip: invalid", "flate: corrupt input", "unexpected EOF", "magic number mismatch",
 }
 
 func unreachable(err error) bool {

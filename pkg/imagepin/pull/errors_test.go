@@ -33,6 +33,7 @@ func TestPullErrors(t *testing.T) {
 		"tar header":            {tar.ErrHeader, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"cut layer":             {io.ErrUnexpectedEOF, imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"text only":             {errors.New("rpc error: code = Unknown desc = failed to extract: gzip: invalid header"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
+		"text of deflate":       {errors.New("rpc error: code = Unknown desc = failed to extract: flate: corrupt input before offset 5"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"digest of content":     {fmt.Errorf("unexpected commit digest sha256:1, expected sha256:2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"size of content":       {fmt.Errorf("unexpected commit size 1, expected 2: %w", errdefs.ErrFailedPrecondition), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
 		"wrong diff ID":         {errors.New("wrong diff id calculated on extraction"), imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition},
