@@ -2,6 +2,7 @@ package imagepin
 
 import (
 	"context"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/plugin"
@@ -28,8 +29,11 @@ func (s *start) endAfter(ctx context.Context, ready ...<-chan struct{}) {
 		select {
 		case <-r:
 		case <-ctx.Done():
+			return
 		}
 	}
+	s.end()
+	debug.FreeOSMemory()
 }
 
 // watchReadiness returns an init context for a plugin, and a channel that is closed when the plugin is ready. A plugin

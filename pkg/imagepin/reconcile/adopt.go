@@ -23,7 +23,7 @@ import (
 )
 
 // adoptBatch is how many images are adopted in one transaction.
-const adoptBatch = 50
+const adoptBatch = 500
 
 // adopter adopts the images of other tools.
 type adopter struct {

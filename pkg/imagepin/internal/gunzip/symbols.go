@@ -5,6 +5,9 @@ import (
 	"io"
 )
 
+// maxDistanceBits is the length of the longest code of a distance with its extra bits.
+const maxDistanceBits = maxCode + 13
+
 const wordSize = 16 // bytes of a match that are copied at a time
 
 // decodeSymbols decodes the symbols of a block until it ends, out is full, or the buffer may have less input than a symbol
@@ -55,9 +58,11 @@ func (f *inflater) decodeSymbols() error {
 		}
 		length := e.base() + int(code&(1<<(e&63)-1)>>e.codeBits())
 
-		bits |= binary.LittleEndian.Uint64(in[pos:]) << (n & 63)
-		pos += int((63 - n) >> 3)
-		n |= 56
+		if n < maxDistanceBits {
+			bits |= binary.LittleEndian.Uint64(in[pos:]) << (n & 63)
+			pos += int((63 - n) >> 3)
+			n |= 56
+		}
 		e = distances[bits&(1<<distanceWidth-1)]
 		if e&subtable != 0 {
 			bits, n = bits>>(e&63), n-e.skip()
@@ -75,9 +80,10 @@ func (f *inflater) decodeSymbols() error {
 				o += copy(out[o:min(end, 2*o-from)], out[from:o])
 			}
 		}
-		for o < end {
+		*(*[wordSize]byte)(out[o:]) = *(*[wordSize]byte)(out[from:])
+		for o += wordSize; o < end; o += wordSize {
+			from += wordSize
 			*(*[wordSize]byte)(out[o:]) = *(*[wordSize]byte)(out[from:])
-			o, from = o+wordSize, from+wordSize
 		}
 		o = end
 	}
