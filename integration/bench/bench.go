@@ -45,7 +45,7 @@ type bench struct {
 	results []*result
 	shares  []*shares
 	// decompressions are the times of [bench.decompression].
-	decompressions map[tree]time.Duration
+	decompressions map[tree]imageTimes
 	// versions of the daemons.
 	versions []string
 }
@@ -70,7 +70,7 @@ func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 	}
 	defer b.reg.Close()
 	b.bases = make(map[tree]*base)
-	b.decompressions = make(map[tree]time.Duration)
+	b.decompressions = make(map[tree]imageTimes)
 	b.pushed = make(map[string]pushed)
 	pause, err := images.PauseIndex(ctx)
 	if err != nil {

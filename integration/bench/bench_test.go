@@ -235,7 +235,7 @@ func checkShares(t *testing.T, all []rawShares, table string) {
 				t.Errorf("the table of shares lacks %s, %s", name, side)
 			}
 		}
-		if limited := strings.Contains(name, "MiB/s"); s.Image.Decompression <= 0 || limited != (s.Image.Download > 0) {
+		if limited := strings.Contains(name, "MiB/s"); s.Image.Stock <= 0 || s.Image.Ours <= 0 || limited != (s.Image.Download > 0) {
 			t.Errorf("%s: got %+v", name, s.Image)
 		}
 	}

@@ -41,6 +41,8 @@ func coldPulls(z sizes) []scenario {
 	large := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 2, runs: true}
 	many := tree{layers: 40, files: 50, size: z.layerSize / 15, seed: 3}
 	huge := tree{layers: 1, files: 4, size: 16 * z.piece, seed: 7, piece: z.piece, runs: true}
+	zstd := large
+	zstd.zstd = true
 	parallel := fleet{parallel: true}
 	var all []scenario
 	for _, c := range []coldPull{
@@ -51,6 +53,7 @@ func coldPulls(z sizes) []scenario {
 		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true},
 		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
+		{name: largeName(z) + ", zstd", repository: "zstd", tree: zstd, budget: ratio(1)},
 		{name: largeName(z) + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
 	} {
 		all = append(all, c.scenario())

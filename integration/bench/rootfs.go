@@ -16,6 +16,8 @@ type tree struct {
 	seed   uint64
 	// piece is the number of bytes that each file repeats, in one layer of large files. 0 means different files.
 	piece int64
+	// zstd compresses the layers with zstd instead of gzip.
+	zstd bool
 	// runs adds a program to the first layer, so that a container of the image can start.
 	runs bool
 }

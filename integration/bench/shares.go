@@ -66,13 +66,13 @@ type floor struct {
 	setBy string
 }
 
-// floorOf returns the highest floor of a pull.
-func floorOf(t turn, i imageTimes, processors int) floor {
+// floorOf returns the highest floor of a pull whose decompressor and whose download of all layers need these times.
+func floorOf(t turn, decompression, download time.Duration, processors int) floor {
 	return slices.MaxFunc([]floor{
 		{(t.User + t.Kernel + t.Registry) / time.Duration(processors), "processors"},
-		{i.Decompression, "decompression"},
+		{decompression, "decompression"},
 		{t.Disk, "disk"},
-		{i.Download, "download"},
+		{download, "download"},
 	}, func(a, b floor) int { return cmp.Compare(a.time, b.time) })
 }
 
@@ -81,11 +81,12 @@ func sharesTable(w io.Writer, all []*shares, processors int) error {
 	lines := [][]string{{"cold pull", "time", "user", "kernel", "registry", "rest", "disk", "written", "decompression", "floor", "time ÷ floor", "set by"}}
 	for _, s := range all {
 		for _, side := range []struct {
-			name  string
-			turns []turn
-		}{{"stock", s.stock}, {"imagepin", s.ours}} {
+			name          string
+			turns         []turn
+			decompression time.Duration
+		}{{"stock", s.stock, s.image.Stock}, {"imagepin", s.ours, s.image.Ours}} {
 			if len(side.turns) > 0 {
-				lines = append(lines, s.cells(side.name, medianTurn(side.turns), processors))
+				lines = append(lines, s.cells(side.name, medianTurn(side.turns), side.decompression, processors))
 			}
 		}
 	}
@@ -96,7 +97,7 @@ func sharesTable(w io.Writer, all []*shares, processors int) error {
 }
 
 // cells returns the cells of the pulls of a side.
-func (s *shares) cells(side string, t turn, processors int) []string {
+func (s *shares) cells(side string, t turn, decompression time.Duration, processors int) []string {
 	cells := []string{strings.TrimPrefix(s.name, coldPrefix) + ": " + side}
 	for _, d := range []time.Duration{t.Wall, t.User, t.Kernel, t.Registry, t.Rest} {
 		cells = append(cells, measure.Duration(d))
@@ -105,7 +106,7 @@ func (s *shares) cells(side string, t turn, processors int) []string {
 	if t.Disk > 0 {
 		disk, written = measure.Duration(t.Disk), measure.Megabytes(t.Written)
 	}
-	f := floorOf(t, s.image, processors)
-	return append(cells, disk, written, measure.Duration(s.image.Decompression),
+	f := floorOf(t, decompression, s.image.Download, processors)
+	return append(cells, disk, written, measure.Duration(decompression),
 		measure.Duration(f.time), fmt.Sprintf("%.2f", float64(t.Wall)/float64(f.time)), f.setBy)
 }

@@ -39,19 +39,19 @@ func TestSince(t *testing.T) {
 
 func TestFloor(t *testing.T) {
 	for name, tc := range map[string]struct {
-		turn  turn
-		image imageTimes
-		want  floor
+		turn                    turn
+		decompression, download time.Duration
+		want                    floor
 	}{
-		"processors":          {turn{User: 2 * second, Kernel: second, Registry: second, Children: second, Rest: 9 * second, Disk: second}, imageTimes{second, second}, floor{2 * second, "processors"}},
-		"decompression":       {turn{User: 5 * second, Disk: second}, imageTimes{3 * second, second}, floor{3 * second, "decompression"}},
-		"disk":                {turn{User: 5 * second, Disk: 4 * second}, imageTimes{3 * second, 0}, floor{4 * second, "disk"}},
-		"download":            {turn{User: 5 * second, Disk: second}, imageTimes{3 * second, 4 * second}, floor{4 * second, "download"}},
-		"two that are equal":  {turn{User: 4 * second, Disk: 2 * second}, imageTimes{}, floor{2 * second, "processors"}},
-		"no disk, no limit":   {turn{Wall: second, Kernel: second}, imageTimes{Decompression: 1}, floor{second / 2, "processors"}},
-		"waiting is no floor": {turn{Wall: 9 * second, User: 2 * second}, imageTimes{}, floor{second, "processors"}},
+		"processors":          {turn{User: 2 * second, Kernel: second, Registry: second, Children: second, Rest: 9 * second, Disk: second}, second, second, floor{2 * second, "processors"}},
+		"decompression":       {turn{User: 5 * second, Disk: second}, 3 * second, second, floor{3 * second, "decompression"}},
+		"disk":                {turn{User: 5 * second, Disk: 4 * second}, 3 * second, 0, floor{4 * second, "disk"}},
+		"download":            {turn{User: 5 * second, Disk: second}, 3 * second, 4 * second, floor{4 * second, "download"}},
+		"two that are equal":  {turn{User: 4 * second, Disk: 2 * second}, 0, 0, floor{2 * second, "processors"}},
+		"no disk, no limit":   {turn{Wall: second, Kernel: second}, 1, 0, floor{second / 2, "processors"}},
+		"waiting is no floor": {turn{Wall: 9 * second, User: 2 * second}, 0, 0, floor{second, "processors"}},
 	} {
-		if got := floorOf(tc.turn, tc.image, 2); got != tc.want {
+		if got := floorOf(tc.turn, tc.decompression, tc.download, 2); got != tc.want {
 			t.Errorf("%s: got %v, want %v", name, got, tc.want)
 		}
 	}
@@ -72,12 +72,12 @@ func TestSharesTable(t *testing.T) {
 	var out bytes.Buffer
 	if err := sharesTable(&out, []*shares{
 		{
-			name: "cold pull, 8 layers", image: imageTimes{Decompression: 200 * time.Millisecond},
+			name: "cold pull, 8 layers", image: imageTimes{Stock: 200 * time.Millisecond, Ours: 100 * time.Millisecond},
 			stock: []turn{{Wall: 3 * second, User: second, Kernel: 400 * time.Millisecond, Registry: 100 * time.Millisecond, Disk: 500 * time.Millisecond, Written: 338e6}},
 			ours:  []turn{{Wall: 900 * time.Millisecond, User: second, Kernel: 450 * time.Millisecond, Registry: 100 * time.Millisecond, Rest: 20 * time.Millisecond, Disk: 600 * time.Millisecond, Written: 338e6}},
 		},
 		{
-			name: "cold pull, one layer", image: imageTimes{Decompression: 2 * second},
+			name: "cold pull, one layer", image: imageTimes{Stock: 4 * second, Ours: 2 * second},
 			ours: []turn{{Wall: 5 * second, User: 3 * second}, {Wall: 3 * second, User: 3 * second}},
 		},
 	}, 2); err != nil {
@@ -86,7 +86,7 @@ func TestSharesTable(t *testing.T) {
 	want := strings.TrimPrefix(`
 cold pull              time    user  kernel  registry     rest    disk   written  decompression   floor  time ÷ floor  set by
 8 layers: stock      3.00 s  1.00 s  400 ms    100 ms        0  500 ms  338.0 MB         200 ms  750 ms          4.00  processors
-8 layers: imagepin   900 ms  1.00 s  450 ms    100 ms  20.0 ms  600 ms  338.0 MB         200 ms  775 ms          1.16  processors
+8 layers: imagepin   900 ms  1.00 s  450 ms    100 ms  20.0 ms  600 ms  338.0 MB         100 ms  775 ms          1.16  processors
 one layer: imagepin  4.00 s  3.00 s       0         0        0       –         –         2.00 s  2.00 s          2.00  decompression
 `, "\n")
 	if got := out.String(); got != want {
@@ -105,17 +105,17 @@ func TestDecompression(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{bases: map[tree]*base{small: of}, decompressions: map[tree]time.Duration{}}
+	b := &bench{bases: map[tree]*base{small: of}, decompressions: map[tree]imageTimes{}}
 	got, err := coldPull{tree: small, limited: true}.imageTimes(b)
-	if err != nil || got.Decompression <= 0 || got.Download <= 0 {
+	if err != nil || got.Stock <= 0 || got.Ours <= 0 || got.Download <= 0 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	again, err := coldPull{tree: small}.imageTimes(b)
-	if want := (imageTimes{Decompression: got.Decompression}); err != nil || again != want {
+	if want := (imageTimes{Stock: got.Stock, Ours: got.Ours}); err != nil || again != want {
 		t.Errorf("again: got %+v, %v, want %+v", again, err, want)
 	}
 	of.layers[0].packed, of.layers[1].packed = [][]byte{[]byte("\x1f\x8b\x08 broken")}, nil
-	if _, err := (&bench{bases: b.bases, decompressions: map[tree]time.Duration{}}).decompression(small); err == nil {
+	if _, err := (&bench{bases: b.bases, decompressions: map[tree]imageTimes{}}).decompression(small); err == nil {
 		t.Error("no error for a layer that is broken")
 	}
 }

@@ -13,10 +13,12 @@ import (
 	"io"
 	"slices"
 
+	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/integration/images"
@@ -34,7 +36,8 @@ type base struct {
 
 // layerData is a layer without the end of its archive. The end is in the variant.
 type layerData struct {
-	packed [][]byte // gzip
+	packed [][]byte
+	zstd   bool // the compression is zstd, not gzip
 	// The states of SHA-256 after the archive and after its compressed form, so that a variant hashes only what it adds.
 	plainSum, packedSum hash.Cloner
 }
@@ -73,11 +76,15 @@ func newBase(ctx context.Context, t tree) (*base, error) {
 			return nil, err
 		}
 		plain = plain[:len(plain)-archiveEnd]
-		packed, err := packed(plain, gzip.BestSpeed)
+		pack := gzipped
+		if t.zstd {
+			pack = zstded
+		}
+		packed, err := pack(plain)
 		if err != nil {
 			return nil, err
 		}
-		b.layers = append(b.layers, layerData{packed: [][]byte{packed}, plainSum: sumOf(plain), packedSum: sumOf(packed)})
+		b.layers = append(b.layers, layerData{packed: [][]byte{packed}, zstd: t.zstd, plainSum: sumOf(plain), packedSum: sumOf(packed)})
 	}
 	return b, nil
 }
@@ -85,9 +92,9 @@ func newBase(ctx context.Context, t tree) (*base, error) {
 // archiveEnd is the size of the end of a tar archive: two empty blocks.
 const archiveEnd = 2 * 512
 
-func packed(plain []byte, level int) ([]byte, error) {
+func gzipped(plain []byte) ([]byte, error) {
 	var buf bytes.Buffer
-	z, err := gzip.NewWriterLevel(&buf, level)
+	z, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
 	if err != nil {
 		return nil, err
 	}
@@ -96,6 +103,14 @@ func packed(plain []byte, level int) ([]byte, error) {
 	}
 	err = z.Close()
 	return buf.Bytes(), err
+}
+
+func zstded(plain []byte) ([]byte, error) {
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		return nil, err
+	}
+	return z.EncodeAll(plain, nil), z.Close()
 }
 
 // sumOf returns the state of SHA-256 after the parts.
@@ -167,10 +182,11 @@ func (b *base) variant(number int) (_ v1.Image, layers []*variantLayer, top stri
 	return img, layers, offline.ChainID(diffIDs), err
 }
 
-// variantLayer is a layer with one more file after the others. Its compressed form has two gzip members. All variants
-// share the first one.
+// variantLayer is a layer with one more file after the others. Its compressed form has two gzip members or zstd frames.
+// All variants share the first one.
 type variantLayer struct {
 	packed         [][]byte
+	zstd           bool
 	digest, diffID v1.Hash
 }
 
@@ -183,11 +199,15 @@ func newVariantLayer(d layerData, file string) (*variantLayer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	tail, err := packed(plain.Bytes(), gzip.DefaultCompression)
+	pack := gzipped
+	if d.zstd {
+		pack = zstded
+	}
+	tail, err := pack(plain.Bytes())
 	if err != nil {
 		return nil, err
 	}
-	l := &variantLayer{packed: append(slices.Clip(d.packed), tail)}
+	l := &variantLayer{packed: append(slices.Clip(d.packed), tail), zstd: d.zstd}
 	if l.diffID, err = sumAfter(d.plainSum, plain.Bytes()); err != nil {
 		return nil, err
 	}
@@ -205,7 +225,12 @@ func (l *variantLayer) Size() (n int64, _ error) {
 	return n, nil
 }
 
-func (l *variantLayer) MediaType() (types.MediaType, error) { return types.OCILayer, nil }
+func (l *variantLayer) MediaType() (types.MediaType, error) {
+	if l.zstd {
+		return types.OCILayerZStd, nil
+	}
+	return types.OCILayer, nil
+}
 
 func (l *variantLayer) Compressed() (io.ReadCloser, error) {
 	var parts []io.Reader
@@ -220,5 +245,5 @@ func (l *variantLayer) Uncompressed() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gzip.NewReader(r)
+	return compression.DecompressStream(r)
 }

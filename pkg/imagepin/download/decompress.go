@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/gunzip"
+	"github.com/imagepin/imagepin/internal/gunzip"
 )
 
 // containerd asks the stream processor that was registered last first. This one is registered before those of the
