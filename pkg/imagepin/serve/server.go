@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -274,6 +275,7 @@ func (s *Server) run(ctx context.Context, seen *state) error {
 				ready = nil
 				s.setReady(nil)
 				s.notify.serving("serving images of containerd " + seen.version)
+				debug.FreeOSMemory() // building the index leaves several times its size
 			case err := <-lost:
 				if err == nil && ctx.Err() == nil {
 					s.uninstalled(ctx)
