@@ -11,7 +11,7 @@ const (
 	maxDistances   = 30
 	fixedLengths   = 288
 	fixedDistances = 32
-	// A prefix of a complete code that is longer than a table is shared by at least two symbols.
+	// At least two codes begin with the bits of an entry that has a subtable.
 	lengthEntries   = 1<<lengthWidth + maxLengths/2<<(maxCode-lengthWidth)
 	distanceEntries = 1<<distanceWidth + maxDistances/2<<(maxCode-distanceWidth)
 )

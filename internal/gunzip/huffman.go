@@ -12,8 +12,8 @@ const maxCode = 15
 //	bit 13      ends the block
 //	bit 14      more bits are needed, and a subtable has them
 //	bit 15      set if bit 13 or 14 is set, or if there is no such code
-//	bits 16–31  what extra bits are added to: a length or distance; a literal; of a subtable: where it begins
-//	bit 31      a literal; not in tables of distances
+//	bits 16–30  what extra bits are added to: a length or distance; a literal; of a subtable: where it begins
+//	bit 31      set for a literal
 type entry uint32
 
 const (
@@ -46,9 +46,9 @@ func build(table []entry, width uint, symbols []entry, lengths []uint8) bool {
 	for longest > 0 && count[longest] == 0 {
 		longest--
 	}
-	main := table[:1<<width]
-	for i := range main {
-		main[i] = noCode
+	first := table[:1<<width]
+	for i := range first {
+		first[i] = noCode
 	}
 	if longest == 0 {
 		return true
@@ -63,7 +63,7 @@ func build(table []entry, width uint, symbols []entry, lengths []uint8) bool {
 		return false
 	}
 	subtableBits := max(longest, int(width)) - int(width)
-	end := len(main)
+	end := len(first)
 	for symbol, length := range lengths {
 		if length == 0 {
 			continue
@@ -73,12 +73,12 @@ func build(table []entry, width uint, symbols []entry, lengths []uint8) bool {
 		next[n]++
 		if n <= width {
 			e := symbols[symbol].withCode(n)
-			for i := reversed; i < len(main); i += 1 << n {
-				main[i] = e
+			for i := reversed; i < len(first); i += 1 << n {
+				first[i] = e
 			}
 			continue
 		}
-		head := &main[reversed&(len(main)-1)]
+		head := &first[reversed&(len(first)-1)]
 		if *head == noCode {
 			*head = exceptional | subtable | entry(end<<16|subtableBits<<8) | entry(width)
 			end += 1 << subtableBits

@@ -18,6 +18,8 @@ const (
 	// dynamicHeader is the maximum of the header of a block with its own codes, in bytes: 14 bits, 19 code lengths of 3
 	// bits, and 316 codes of 7 bits with up to 7 extra bits.
 	dynamicHeader = (14 + 19*3 + 316*(7+7) + 7) / 8
+	// maxFill is the largest argument of input.fill within a block.
+	maxFill = dynamicHeader + padding
 )
 
 // The types of blocks (RFC 1951, section 3.2.3).
@@ -31,8 +33,8 @@ const (
 type inflater struct {
 	in  input
 	out [outputSize]byte
-	// outEnd is the end of the data in out. The data from begin on is of this member.
-	outEnd, begin int
+	// outEnd is the end of the data in out. The data from member on is of this member.
+	outEnd, member int
 
 	final   bool // no block follows
 	stored  int  // the rest of a stored block, in bytes
@@ -42,19 +44,19 @@ type inflater struct {
 }
 
 // restart begins a member: no distance reaches into the one before.
-func (f *inflater) restart() { f.begin, f.final = f.outEnd, false }
+func (f *inflater) restart() { f.member, f.final = f.outEnd, false }
 
 // makeRoom drops what no distance reaches if out is full, and returns outEnd.
 func (f *inflater) makeRoom() int {
 	if drop := f.outEnd - historySize; f.outEnd >= outputSize-outputMargin {
 		copy(f.out[:], f.out[drop:f.outEnd])
-		f.outEnd, f.begin = historySize, max(0, f.begin-drop)
+		f.outEnd, f.member = historySize, max(0, f.member-drop)
 	}
 	return f.outEnd
 }
 
-// inflate decompresses until out is full, or more input is needed after there is some output. It returns io.EOF after the
-// last block.
+// inflate decompresses until out is full, or there is some output and the next step may wait for input. It returns io.EOF
+// after the last block. If the source ends before, it drops what it has decompressed.
 func (f *inflater) inflate() error {
 	for begin := f.outEnd; f.outEnd < outputSize-outputMargin; {
 		var err error
@@ -71,7 +73,7 @@ func (f *inflater) inflate() error {
 		default:
 			err = f.blockHeader()
 		}
-		if f.in.overrun() { // what was decoded, or is not valid, is of the padding
+		if f.in.overrun() { // the last of what was decoded, or what is not valid, is of the padding
 			f.outEnd, err = begin, io.ErrUnexpectedEOF
 		}
 		if err != nil || f.outEnd > begin && f.in.waits() {
@@ -87,7 +89,7 @@ func (f *inflater) corrupt() error {
 }
 
 func (f *inflater) blockHeader() error {
-	if err := f.in.fill(dynamicHeader + padding); err != nil {
+	if err := f.in.fill(maxFill); err != nil {
 		return err
 	}
 	f.in.refill()

@@ -10,7 +10,7 @@ const (
 	inputSize = 64 << 10
 	// refillSize is how much a refill reads, in bytes. It takes up to 7 of them.
 	refillSize = 8
-	// symbolInput is the maximum of what a symbol and its distance take from the buffer, in bytes: two refills.
+	// symbolInput is the maximum of what a step of the loop of symbols takes from the buffer, in bytes: two refills.
 	symbolInput = 2 * (refillSize - 1)
 	// padding is the number of zero bytes that follow the end of the source in the buffer, so that the last symbols are
 	// decoded as the others. Whoever uses one of them has an unexpected end.
@@ -30,9 +30,12 @@ type input struct {
 	n    uint
 }
 
+// maxEmptyReads is how often the source may return nothing.
+const maxEmptyReads = 100
+
 // fill reads until the buffer has min more bytes after pos, or the source ends.
 func (in *input) fill(min int) error {
-	for in.end-in.pos < min && in.err == nil {
+	for empty := 0; in.end-in.pos < min && in.err == nil; {
 		if drop := in.pos - int(in.n>>3); drop > 0 {
 			copy(in.buf[:], in.buf[drop:in.end])
 			in.offset += int64(drop)
@@ -41,6 +44,11 @@ func (in *input) fill(min int) error {
 		var n int
 		n, in.err = in.source.Read(in.buf[in.end:inputSize])
 		in.end += n
+		if n > 0 {
+			empty = 0
+		} else if empty++; empty == maxEmptyReads && in.err == nil {
+			in.err = io.ErrNoProgress
+		}
 		if in.err == io.EOF {
 			clear(in.buf[in.end : in.end+padding])
 		}
@@ -56,7 +64,7 @@ func (in *input) fill(min int) error {
 func (in *input) overrun() bool { return 8*in.pos-int(in.n) > 8*in.end }
 
 // waits reports whether the next fill may have to wait for the source.
-func (in *input) waits() bool { return in.err == nil && in.end-in.pos < padding }
+func (in *input) waits() bool { return in.err == nil && in.end-in.pos < maxFill }
 
 // refill makes bits have at least 56 bits. The buffer must have refillSize bytes at pos.
 func (in *input) refill() {

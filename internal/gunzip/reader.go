@@ -13,6 +13,7 @@ const (
 	flagExtra     = 1 << 2
 	flagName      = 1 << 3
 	flagComment   = 1 << 4
+	reservedFlags = 0xe0
 )
 
 // Reader is an io.Reader of the decompressed data of a gzip stream. A stream has one or more members.
@@ -27,13 +28,16 @@ type Reader struct {
 	err  error  // after the data
 }
 
-// NewReader returns a Reader of a gzip stream. It reads the header of the first member. It may read more from r than the
-// stream has. A Reader uses 230 KiB of memory.
+// NewReader returns a Reader of a gzip stream, after the header of the first member. It fails with io.EOF if r has no data,
+// and as [Reader] for another header. A Reader has 224 KiB of memory. It reads ahead: the last data of a source that has not
+// ended comes with the end or with more.
 func NewReader(r io.Reader) (*Reader, error) {
 	z := &Reader{}
 	z.in.source = r
-	err := z.header()
-	return z, err
+	if err := z.header(); err != nil {
+		return nil, err
+	}
+	return z, nil
 }
 
 // Read implements io.Reader.
@@ -90,7 +94,7 @@ func (z *Reader) header() error {
 		return err
 	}
 	const deflated = 8
-	if h[0] != 0x1f || h[1] != 0x8b || h[2] != deflated {
+	if h[0] != 0x1f || h[1] != 0x8b || h[2] != deflated || h[3]&reservedFlags != 0 {
 		return gzip.ErrHeader
 	}
 	flags := h[3]
@@ -101,11 +105,10 @@ func (z *Reader) header() error {
 			return err
 		}
 		crc = crc32.Update(crc, crc32.IEEETable, b)
-		for range binary.LittleEndian.Uint16(b) {
-			if _, err := z.headerByte(&crc); err != nil {
-				return err
-			}
+		if b, err = z.in.next(int(binary.LittleEndian.Uint16(b))); err != nil {
+			return err
 		}
+		crc = crc32.Update(crc, crc32.IEEETable, b)
 	}
 	for _, text := range []byte{flagName, flagComment} {
 		if flags&text == 0 {
@@ -132,19 +135,13 @@ func (z *Reader) header() error {
 // headerText reads a text that ends with a zero byte, and has at most 511 bytes before it, as in compress/gzip.
 func (z *Reader) headerText(crc *uint32) error {
 	for range 512 {
-		b, err := z.headerByte(crc)
-		if err != nil || b == 0 {
+		b, err := z.in.next(1)
+		if err != nil {
 			return err
+		}
+		if *crc = crc32.Update(*crc, crc32.IEEETable, b); b[0] == 0 {
+			return nil
 		}
 	}
 	return gzip.ErrHeader
-}
-
-func (z *Reader) headerByte(crc *uint32) (byte, error) {
-	b, err := z.in.next(1)
-	if err != nil {
-		return 0, err
-	}
-	*crc = crc32.Update(*crc, crc32.IEEETable, b)
-	return b[0], nil
 }

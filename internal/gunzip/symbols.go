@@ -20,7 +20,7 @@ func (f *inflater) decodeSymbols() error {
 	if f.in.err == io.EOF {
 		limit = f.in.end + refillSize // from there on, bits of the padding are used
 	}
-	out, o, begin := &f.out, f.outEnd, f.begin
+	out, o, member := &f.out, f.outEnd, f.member
 	lengths, distances := &f.codes.lengths, &f.codes.distances
 	valid := true
 	for pos < limit && o < outputSize-outputMargin {
@@ -71,19 +71,19 @@ func (f *inflater) decodeSymbols() error {
 		distance := e.base() + int(bits&(1<<(e&63)-1)>>e.codeBits())
 		bits, n = bits>>(e&63), n-e.skip()
 		from, end := o-distance, o+length
-		if e&exceptional != 0 || from < begin {
+		if e&exceptional != 0 || from < member {
 			valid = false
 			break
 		}
-		if distance < wordSize { // repeat the pattern until a word of it is there
-			for o < end && o-from < wordSize {
+		if length > distance && distance < 3*wordSize { // a word would be loaded that has just been stored in parts
+			for o < end {
 				o += copy(out[o:min(end, 2*o-from)], out[from:o])
 			}
+			continue
 		}
-		*(*[wordSize]byte)(out[o:]) = *(*[wordSize]byte)(out[from:])
-		for o += wordSize; o < end; o += wordSize {
-			from += wordSize
+		for o < end {
 			*(*[wordSize]byte)(out[o:]) = *(*[wordSize]byte)(out[from:])
+			o, from = o+wordSize, from+wordSize
 		}
 		o = end
 	}

@@ -66,6 +66,7 @@ func (l *layer) Close() error {
 	if l.ahead != nil {
 		all = append(all, l.ahead.Close())
 		aheadPool.Put(l.buffers)
+		l.ahead, l.buffers = nil, nil
 	}
 	if last := len(l.processors) - 1; last >= 0 {
 		all = append(all, l.processors[last].Close())
