@@ -34,9 +34,9 @@ func symbolEntry(base, extra int) entry { return entry(base<<16 | extra) }
 // withCode returns the entry of a symbol with a code of n bits.
 func (e entry) withCode(n uint) entry { return e + entry(n<<8|n) }
 
-// build builds a table of 2^width entries, and its subtables behind it. symbols are the entries of the symbols, without the lengths
-// of their codes, which are in lengths: 0 for a symbol that is not used. It reports whether the codes are complete. As in
-// compress/flate, a table without a code or with one code of one bit is too.
+// build builds a table of 2^width entries, and its subtables behind it. symbols are the entries of the symbols without the
+// lengths of their codes, which are in lengths: 0 for a symbol that is not used. It reports whether the codes are complete.
+// As in compress/flate, no code and one code of one bit are accepted too.
 func build(table []entry, width uint, symbols []entry, lengths []uint8) bool {
 	var count, next [maxCode + 1]int
 	for _, n := range lengths {

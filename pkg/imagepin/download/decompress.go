@@ -17,7 +17,7 @@ import (
 
 // containerd uses the stream processor that was registered last. This one is registered before those of the operator's
 // configuration, which containerd registers when it starts, and after containerd's own decompressor, which it replaces only
-// for [Applier] and [Decompressing]. It is faster than igzip and unpigz, which containerd's decompressor runs if they are
+// for [Applier] and [Decompressing]. It needs less processor time than igzip, which containerd's decompressor runs if it is
 // installed.
 func init() { diff.RegisterProcessor(decompressHandler) }
 
