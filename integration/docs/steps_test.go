@@ -1,0 +1,203 @@
+package docs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/integration/docs/transcript"
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// steps are what a document does without showing a command. A step returns its output, which [transcript.Output] shows.
+var steps = map[string]func(s *session, args []string) (string, error){
+	"push":     (*session).push,
+	"delete":   (*session).deleteTag,
+	"forget":   (*session).forget,
+	"log":      (*session).log,
+	"registry": (*session).registry,
+	"pod":      (*session).pod,
+	"remove":   (*session).remove,
+	"restart":  (*session).restart,
+	"write":    (*session).write,
+	"sh":       (*session).sh,
+}
+
+func (s *session) step(i transcript.Item) string {
+	s.T.Helper()
+	args := strings.Fields(i.Text)
+	do, ok := steps[args[0]]
+	if !ok {
+		s.T.Fatalf("line %d: there is no step %q", i.Line, args[0])
+	}
+	out, err := do(s, args[1:])
+	if err != nil {
+		s.T.Fatalf("line %d: %s: %v", i.Line, i.Text, err)
+	}
+	s.see(out)
+	return s.there.Replace(out)
+}
+
+// push pushes a build of an image for two platforms: push REPOSITORY:TAG BUILD. Images of one build differ only in their
+// repository.
+func (s *session) push(args []string) (string, error) {
+	idx, err := build(args[1])
+	if err != nil {
+		return "", err
+	}
+	d, err := s.Reg.Push(args[0], idx)
+	return d.String(), err
+}
+
+// build returns a build of an image. Its digest is the same in each run, so that documents can show it.
+func build(version string) (v1.ImageIndex, error) {
+	return images.DataIndex(images.Options{
+		Files:  []images.Files{{"/etc/build": []byte("build " + version + "\n")}},
+		Random: []images.Random{{Size: 800 << 10, Seed: 1}},
+		Env:    []string{"BUILD=" + version},
+	}, "linux/amd64", "linux/arm64")
+}
+
+// deleteTag deletes a tag or a digest from the registry: delete REPOSITORY:TAG.
+func (s *session) deleteTag(args []string) (string, error) { return "", s.Reg.Delete(args[0]) }
+
+// forget deletes a build from the registry, with all of its tags: forget REPOSITORY BUILD.
+func (s *session) forget(args []string) (string, error) {
+	idx, err := build(args[1])
+	if err != nil {
+		return "", err
+	}
+	d, err := idx.Digest()
+	if err != nil {
+		return "", err
+	}
+	return "", s.Reg.Delete(args[0] + "@" + d.String())
+}
+
+// registry starts or stops the registry: registry up|down.
+func (s *session) registry(args []string) (string, error) {
+	if args[0] == "up" {
+		return "", s.Reg.Up()
+	}
+	s.Reg.Down()
+	return "", nil
+}
+
+// pod pulls the image of a new pod as kubelet does: pod REF [handler=HANDLER] [namespace=NAMESPACE] [LABEL=VALUE]... The
+// output is the error that kubelet gets.
+func (s *session) pod(args []string) (string, error) {
+	spec := &cri.ImageSpec{Image: args[0]}
+	opts := node.PodOptions{Labels: map[string]string{}}
+	for _, a := range args[1:] {
+		switch name, value, _ := strings.Cut(a, "="); name {
+		case "handler":
+			spec.RuntimeHandler = value
+		case "namespace":
+			opts.Namespace = value
+		default:
+			opts.Labels[name] = value
+		}
+	}
+	_, err := s.Images().PullImage(s.Ctx, &cri.PullImageRequest{Image: spec, SandboxConfig: s.PodConfig(opts)})
+	return status.Convert(err).Message(), nil
+}
+
+// remove removes an image as kubelet does: remove REF.
+func (s *session) remove(args []string) (string, error) {
+	if err := s.RemoveImage(s.Ctx, args[0], ""); err != nil {
+		return "", err
+	}
+	return "", s.GC(s.Ctx)
+}
+
+// restart kills the node's daemons and starts them again.
+func (s *session) restart([]string) (string, error) {
+	if err := s.Kill9(); err != nil {
+		return "", err
+	}
+	return "", s.Restart(s.Ctx, nil)
+}
+
+// write writes a file into the directory of the commands: write FILE EXAMPLE.
+func (s *session) write(args []string) (string, error) {
+	text, ok := files[args[1]]
+	if !ok {
+		return "", fmt.Errorf("there is no example %q", args[1])
+	}
+	return "", os.WriteFile(filepath.Join(s.dir, filepath.Base(args[0])), []byte(text), 0o600)
+}
+
+// sh runs a shell command that the document does not show: sh COMMAND...
+func (s *session) sh(args []string) (string, error) { return s.command(strings.Join(args, " ")), nil }
+
+// log returns the last line of the daemon's log with a message, wrapped: log MESSAGE...
+func (s *session) log(args []string) (string, error) {
+	message := `msg="` + strings.Join(args, " ") + `"`
+	lines := slices.Collect(strings.Lines(s.Logs()))
+	for _, line := range slices.Backward(lines) {
+		if strings.Contains(line, message) {
+			return wrap(strings.TrimSpace(line), 116), nil
+		}
+	}
+	return "", fmt.Errorf("the log has no %s", message)
+}
+
+// wrap breaks a line at spaces. The lines after the first are indented.
+func wrap(line string, width int) string {
+	var out strings.Builder
+	column := 0
+	for i, word := range strings.Fields(line) {
+		switch n := len(transcript.Shorten(word)); {
+		case i == 0:
+			column = n
+		case column+1+n > width:
+			out.WriteString("\n  ")
+			column = 2 + n
+		default:
+			out.WriteString(" ")
+			column += 1 + n
+		}
+		out.WriteString(word)
+	}
+	return out.String() + "\n"
+}
+
+// files are the files that documents show or describe.
+var files = map[string]string{
+	"rule-never-matches": `version = 3
+[plugins."io.containerd.imagepin.v1.images"]
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["docker.io/library/**"]
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["busybox"]
+`,
+	"valid": "version = 3\n",
+}
+
+// sessions are the nodes of the documents by the name of their session.
+var sessions = map[string]node.Options{
+	"node consistency":     {Handlers: kata, Extra: consistency("node")},
+	"workload consistency": {Handlers: kata, Extra: consistency("workload")},
+	"no consistency":       {Handlers: kata},
+	"retain below keep": {Handlers: kata, Extra: consistency("node") + `
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["registry.example.com/keep/**"]
+retain = true
+`},
+	"pull behaviors": {Handlers: kata, Extra: testkit.BehaviorRules},
+}
+
+// kata is a handler with another snapshotter than the default one.
+var kata = []node.Handler{{Name: "kata", Snapshotter: "native"}}
+
+func consistency(c string) string {
+	return "[plugins.\"io.containerd.imagepin.v1.images\"]\nversion_consistency = \"" + c + "\"\n"
+}

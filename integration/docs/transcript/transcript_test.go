@@ -1,0 +1,123 @@
+package transcript_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/imagepin/imagepin/integration/docs/transcript"
+)
+
+const page = "# Page\n\n" +
+	"<!-- session: node -->\n<!-- step: push app v1 -->\n\n" +
+	"```console\n$ show a\nfirst 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n\n$ quiet\n```\n\n" +
+	"<!-- not run: it needs a cluster -->\n```console\n$ kubectl get pods\n```\n\n" +
+	"1. In a list:\n\n   <!-- output: error app -->\n   ```\n   it failed\n   ```\n"
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestRead(t *testing.T) {
+	d, err := transcript.Read(write(t, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, i := range d.Items {
+		got = append(got, string(i.Kind)+" "+i.Text+": "+strings.ReplaceAll(i.Want, "\n", "|"))
+	}
+	want := []string{
+		"session node: ", "step push app v1: ", "command show a: first 2 seconds ago|[...]|last sha256:0123456789ab…||",
+		"command quiet: ", "not run it needs a cluster: ", "output error app:    it failed|",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got items\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if s := d.Sessions(); len(s) != 1 || len(s[0]) != len(want) {
+		t.Errorf("got sessions %v", s)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"no session":          "```console\n$ imagepin images\n```\n",
+		"an indented block":   "<!-- session: node -->\n\n    $ imagepin images\n",
+		"no command":          "<!-- session: node -->\n```console\nREFERENCE\n```\n",
+		"no block":            "<!-- session: node -->\n<!-- output: error -->\n",
+		"a directive between": "<!-- session: node -->\n<!-- not run: x -->\n<!-- step: y -->\n```console\n$ a\n```\n",
+	} {
+		if _, err := transcript.Read(write(t, text)); err == nil {
+			t.Errorf("%s: accepted\n%s", name, text)
+		}
+	}
+}
+
+func TestEqual(t *testing.T) {
+	digest := "sha256:0123456789ab" + strings.Repeat("c", 52)
+	for _, c := range []struct {
+		want, got string
+		equal     bool
+	}{
+		{"a  b\n", "a      b", true},
+		{"made 2 seconds ago", "made Less than a second ago", true},
+		{"at 2026-11-21T12:31:33Z", "at 2027-01-01T00:00:00.123Z", true},
+		{"from 127.0.0.1:5000", "from 127.0.0.1:33999", true},
+		{"to sha256:0123456789ab…", "to " + digest, true},
+		{"to sha256:0123456789ac…", "to " + digest, false},
+		{"first\n[...]\nlast", "first\nx\ny\nlast", true},
+		{"first\n[...]\nlast", "first\nlast", true},
+		{"first\n[...]\nlast", "first\nx", false},
+		{"", "an error", false},
+		{"2 images", "3 images", false},
+	} {
+		if got := transcript.Equal(c.want, c.got); got != c.equal {
+			t.Errorf("%q and %q: equal is %t", c.want, c.got, got)
+		}
+	}
+}
+
+func TestExpand(t *testing.T) {
+	digest := "sha256:0123456789ab" + strings.Repeat("c", 52)
+	if got := transcript.Expand("pin set app sha256:0123456789ab…", "to "+digest); got != "pin set app "+digest {
+		t.Errorf("got %q", got)
+	}
+	if got := transcript.Shorten("to " + digest + ","); got != "to sha256:0123456789ab…," {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	d, err := transcript.Read(write(t, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	outputs := map[int]string{}
+	for _, i := range d.Items {
+		switch {
+		case i.Text == "show a":
+			outputs[i.Line] = "other\n"
+		case i.Text == "quiet":
+			outputs[i.Line] = "not quiet\n"
+		case i.Kind == transcript.Output:
+			outputs[i.Line] = "it failed again\n\ntwice\n"
+		}
+	}
+	if err := d.Update(outputs); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.NewReplacer("first 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n", "other\n", "$ quiet\n", "$ quiet\nnot quiet\n", "   it failed\n", "   it failed again\n\n   twice\n").Replace(page)
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
