@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/containerd/v2/plugins/services"
+	"github.com/containerd/containerd/v2/version"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/containerd/plugin"
@@ -133,8 +134,9 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 			Collect:    collect,
 		},
 		Setup: node.Setup{
-			Settings: own, CRI: cri, ContentDir: contentDir(ic), Snapshotters: snapshotters(ic, db), Verifiers: verifiers,
+			ContainerdVersion: version.Version, Settings: own, CRI: cri, ContentDir: contentDir(ic), Snapshotters: snapshotters(ic, db), Verifiers: verifiers,
 		},
+		Mode:    node.ModePlugin,
 		Metrics: prometheus.DefaultRegisterer, // containerd serves it on its metrics address
 		NodeKey: filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
 	})

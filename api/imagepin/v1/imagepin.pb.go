@@ -1916,6 +1916,534 @@ func (x *Refreshed) GetError() string {
 	return ""
 }
 
+type StatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusRequest) Reset() {
+	*x = StatusRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusRequest) ProtoMessage() {}
+
+func (x *StatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
+func (*StatusRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
+}
+
+type StatusResponse struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Version           string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"` // of imagepin
+	ContainerdVersion string                 `protobuf:"bytes,2,opt,name=containerd_version,json=containerdVersion,proto3" json:"containerd_version,omitempty"`
+	Mode              string                 `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"` // plugin: in containerd; serve: beside it
+	StartedAt         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Index             *IndexStatus           `protobuf:"bytes,5,opt,name=index,proto3" json:"index,omitempty"`
+	Targets           []*TargetStatus        `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`
+	Images            int64                  `protobuf:"varint,7,opt,name=images,proto3" json:"images,omitempty"` // image IDs
+	Pins              *PinStatus             `protobuf:"bytes,8,opt,name=pins,proto3" json:"pins,omitempty"`
+	Pulls             []*RunningPull         `protobuf:"bytes,9,rep,name=pulls,proto3" json:"pulls,omitempty"`                                                    // the oldest first
+	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
+	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
+	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *StatusResponse) Reset() {
+	*x = StatusResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusResponse) ProtoMessage() {}
+
+func (x *StatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
+func (*StatusResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *StatusResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetContainerdVersion() string {
+	if x != nil {
+		return x.ContainerdVersion
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetIndex() *IndexStatus {
+	if x != nil {
+		return x.Index
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetTargets() []*TargetStatus {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetPins() *PinStatus {
+	if x != nil {
+		return x.Pins
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetPulls() []*RunningPull {
+	if x != nil {
+		return x.Pulls
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetRegistryFallbacks() int64 {
+	if x != nil {
+		return x.RegistryFallbacks
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetCluster() bool {
+	if x != nil {
+		return x.Cluster
+	}
+	return false
+}
+
+func (x *StatusResponse) GetProblems() []*Problem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+// IndexStatus is the state of the index of keys, which a list of all images builds.
+type IndexStatus struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Ready          bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"`                      // calls do not wait
+	ListedAt       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=listed_at,json=listedAt,proto3" json:"listed_at,omitempty"` // unset before the first list
+	TookMs         int64                  `protobuf:"varint,3,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"`
+	Lost           int64                  `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`                                           // keys that were recorded but not ready at that time
+	PendingRepairs int64                  `protobuf:"varint,5,opt,name=pending_repairs,json=pendingRepairs,proto3" json:"pending_repairs,omitempty"` // keys that are not repaired or dropped yet
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *IndexStatus) Reset() {
+	*x = IndexStatus{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IndexStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IndexStatus) ProtoMessage() {}
+
+func (x *IndexStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
+func (*IndexStatus) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *IndexStatus) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *IndexStatus) GetListedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ListedAt
+	}
+	return nil
+}
+
+func (x *IndexStatus) GetTookMs() int64 {
+	if x != nil {
+		return x.TookMs
+	}
+	return 0
+}
+
+func (x *IndexStatus) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *IndexStatus) GetPendingRepairs() int64 {
+	if x != nil {
+		return x.PendingRepairs
+	}
+	return 0
+}
+
+// TargetStatus is a target of the node, or one that only has images.
+type TargetStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Handlers      []string               `protobuf:"bytes,2,rep,name=handlers,proto3" json:"handlers,omitempty"` // empty if no runtime handler has the target
+	Default       bool                   `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`  // the target of the default runtime handler
+	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`    // image IDs
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`       // why the snapshotter does not answer; empty if it does
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TargetStatus) Reset() {
+	*x = TargetStatus{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TargetStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TargetStatus) ProtoMessage() {}
+
+func (x *TargetStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
+func (*TargetStatus) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TargetStatus) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *TargetStatus) GetHandlers() []string {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
+}
+
+func (x *TargetStatus) GetDefault() bool {
+	if x != nil {
+		return x.Default
+	}
+	return false
+}
+
+func (x *TargetStatus) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+func (x *TargetStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type PinStatus struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Pins             int64                  `protobuf:"varint,1,opt,name=pins,proto3" json:"pins,omitempty"`
+	Drifted          int64                  `protobuf:"varint,2,opt,name=drifted,proto3" json:"drifted,omitempty"`         // their tag has moved in the registry
+	Provisional      int64                  `protobuf:"varint,3,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the Kubernetes API
+	RetainedBytes    int64                  `protobuf:"varint,4,opt,name=retained_bytes,json=retainedBytes,proto3" json:"retained_bytes,omitempty"`
+	MaxRetainedBytes int64                  `protobuf:"varint,5,opt,name=max_retained_bytes,json=maxRetainedBytes,proto3" json:"max_retained_bytes,omitempty"` // 0 means no limit
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *PinStatus) Reset() {
+	*x = PinStatus{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinStatus) ProtoMessage() {}
+
+func (x *PinStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
+func (*PinStatus) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PinStatus) GetPins() int64 {
+	if x != nil {
+		return x.Pins
+	}
+	return 0
+}
+
+func (x *PinStatus) GetDrifted() int64 {
+	if x != nil {
+		return x.Drifted
+	}
+	return 0
+}
+
+func (x *PinStatus) GetProvisional() int64 {
+	if x != nil {
+		return x.Provisional
+	}
+	return 0
+}
+
+func (x *PinStatus) GetRetainedBytes() int64 {
+	if x != nil {
+		return x.RetainedBytes
+	}
+	return 0
+}
+
+func (x *PinStatus) GetMaxRetainedBytes() int64 {
+	if x != nil {
+		return x.MaxRetainedBytes
+	}
+	return 0
+}
+
+// RunningPull is a pull in progress.
+type RunningPull struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Received      int64                  `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"` // bytes from registries
+	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`       // bytes that are fetched; 0 while not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunningPull) Reset() {
+	*x = RunningPull{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunningPull) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunningPull) ProtoMessage() {}
+
+func (x *RunningPull) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
+func (*RunningPull) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *RunningPull) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RunningPull) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *RunningPull) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *RunningPull) GetReceived() int64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *RunningPull) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+// Problem is something that needs an operator.
+type Problem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	Hint          string                 `protobuf:"bytes,2,opt,name=hint,proto3" json:"hint,omitempty"` // what to do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
+func (*Problem) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Problem) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Problem) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
 type CheckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
@@ -1925,7 +2453,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2465,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2478,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -1970,7 +2498,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2510,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2523,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -2023,7 +2551,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2563,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2576,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -2075,7 +2603,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2615,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2628,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -2133,7 +2661,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2145,7 +2673,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2158,7 +2686,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -2230,7 +2758,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2770,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2783,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Finding) GetSubject() string {
@@ -2302,7 +2830,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2842,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2855,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -2349,7 +2877,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2889,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2902,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -2417,7 +2945,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2957,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2970,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -2616,7 +3144,50 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x16\n" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
+	"\rStatusRequest\"\xfc\x03\n" +
+	"\x0eStatusResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
+	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\tR\x04mode\x129\n" +
+	"\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12.\n" +
+	"\x05index\x18\x05 \x01(\v2\x18.imagepin.v1.IndexStatusR\x05index\x123\n" +
+	"\atargets\x18\x06 \x03(\v2\x19.imagepin.v1.TargetStatusR\atargets\x12\x16\n" +
+	"\x06images\x18\a \x01(\x03R\x06images\x12*\n" +
+	"\x04pins\x18\b \x01(\v2\x16.imagepin.v1.PinStatusR\x04pins\x12.\n" +
+	"\x05pulls\x18\t \x03(\v2\x18.imagepin.v1.RunningPullR\x05pulls\x12-\n" +
+	"\x12registry_fallbacks\x18\n" +
+	" \x01(\x03R\x11registryFallbacks\x12\x18\n" +
+	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
+	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\"\xb2\x01\n" +
+	"\vIndexStatus\x12\x14\n" +
+	"\x05ready\x18\x01 \x01(\bR\x05ready\x127\n" +
+	"\tlisted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\blistedAt\x12\x17\n" +
+	"\atook_ms\x18\x03 \x01(\x03R\x06tookMs\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\x03R\x04lost\x12'\n" +
+	"\x0fpending_repairs\x18\x05 \x01(\x03R\x0ependingRepairs\"\x9f\x01\n" +
+	"\fTargetStatus\x12+\n" +
+	"\x06target\x18\x01 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
+	"\bhandlers\x18\x02 \x03(\tR\bhandlers\x12\x18\n" +
+	"\adefault\x18\x03 \x01(\bR\adefault\x12\x16\n" +
+	"\x06images\x18\x04 \x01(\x03R\x06images\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xb0\x01\n" +
+	"\tPinStatus\x12\x12\n" +
+	"\x04pins\x18\x01 \x01(\x03R\x04pins\x12\x18\n" +
+	"\adrifted\x18\x02 \x01(\x03R\adrifted\x12 \n" +
+	"\vprovisional\x18\x03 \x01(\x03R\vprovisional\x12%\n" +
+	"\x0eretained_bytes\x18\x04 \x01(\x03R\rretainedBytes\x12,\n" +
+	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\xb0\x01\n" +
+	"\vRunningPull\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
+	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\breceived\x18\x04 \x01(\x03R\breceived\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\"7\n" +
+	"\aProblem\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
+	"\x04hint\x18\x02 \x01(\tR\x04hint\"&\n" +
 	"\fCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
@@ -2654,7 +3225,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\x93\a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xd6\a\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -2666,7 +3237,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"StreamPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12A\n" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
-	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12>\n" +
+	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12A\n" +
+	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
@@ -2683,7 +3255,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -2713,28 +3285,35 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*RefreshRequest)(nil),        // 25: imagepin.v1.RefreshRequest
 	(*RefreshResponse)(nil),       // 26: imagepin.v1.RefreshResponse
 	(*Refreshed)(nil),             // 27: imagepin.v1.Refreshed
-	(*CheckRequest)(nil),          // 28: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 29: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 30: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 31: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 32: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 33: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 34: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 35: imagepin.v1.UninstallResponse
-	(*PinEvent)(nil),              // 36: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*StatusRequest)(nil),         // 28: imagepin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 29: imagepin.v1.StatusResponse
+	(*IndexStatus)(nil),           // 30: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 31: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 32: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 33: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 34: imagepin.v1.Problem
+	(*CheckRequest)(nil),          // 35: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 36: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 37: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 38: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 39: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 40: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 41: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 42: imagepin.v1.UninstallResponse
+	(*PinEvent)(nil),              // 43: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	37, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	44, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	37, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	37, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	44, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	44, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	37, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	37, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	44, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	44, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -2758,41 +3337,53 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	0,  // 30: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
 	27, // 31: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	1,  // 32: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	33, // 33: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	32, // 34: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	29, // 35: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 36: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 37: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 38: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 39: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 40: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 41: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 42: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 43: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 44: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	23, // 45: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	25, // 46: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	28, // 47: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	30, // 48: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	34, // 49: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	8,  // 50: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 51: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 52: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 53: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 54: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 55: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 56: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 57: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 58: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 59: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 60: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	31, // 61: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	35, // 62: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	50, // [50:63] is the sub-list for method output_type
-	37, // [37:50] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	44, // 33: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	30, // 34: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	31, // 35: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	32, // 36: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	33, // 37: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	34, // 38: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	44, // 39: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,  // 40: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,  // 41: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	44, // 42: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	40, // 43: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	39, // 44: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	36, // 45: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 46: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 47: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 48: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 49: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 50: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 51: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 52: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 53: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 54: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	23, // 55: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	25, // 56: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	28, // 57: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	35, // 58: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	37, // 59: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	41, // 60: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	8,  // 61: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 62: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 63: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 64: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 65: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 66: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 67: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 68: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 69: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 70: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 71: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	36, // 72: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	38, // 73: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	42, // 74: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	61, // [61:75] is the sub-list for method output_type
+	47, // [47:61] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -2806,7 +3397,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	Control_SetPin_FullMethodName       = "/imagepin.v1.Control/SetPin"
 	Control_RemovePin_FullMethodName    = "/imagepin.v1.Control/RemovePin"
 	Control_Refresh_FullMethodName      = "/imagepin.v1.Control/Refresh"
+	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -63,6 +64,9 @@ type ControlClient interface {
 	RemovePin(ctx context.Context, in *RemovePinRequest, opts ...grpc.CallOption) (*RemovePinResponse, error)
 	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshResponse, error)
+	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
+	// calls wait for the index.
+	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -208,6 +212,16 @@ func (c *controlClient) Refresh(ctx context.Context, in *RefreshRequest, opts ..
 	return out, nil
 }
 
+func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatusResponse)
+	err := c.cc.Invoke(ctx, Control_Status_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -273,6 +287,9 @@ type ControlServer interface {
 	RemovePin(context.Context, *RemovePinRequest) (*RemovePinResponse, error)
 	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error)
+	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
+	// calls wait for the index.
+	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -320,6 +337,9 @@ func (UnimplementedControlServer) RemovePin(context.Context, *RemovePinRequest) 
 }
 func (UnimplementedControlServer) Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Refresh not implemented")
+}
+func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -510,6 +530,24 @@ func _Control_Refresh_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Status(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Status_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Status(ctx, req.(*StatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -591,6 +629,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Refresh",
 			Handler:    _Control_Refresh_Handler,
+		},
+		{
+			MethodName: "Status",
+			Handler:    _Control_Status_Handler,
 		},
 		{
 			MethodName: "Check",

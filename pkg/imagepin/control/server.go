@@ -44,6 +44,8 @@ type Config struct {
 	Health    Health
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
+	// Status returns the state of the node. It does not wait for the index.
+	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
 	// and converts errors to statuses.
 	Guard func(ctx context.Context, method string, call func() error) error

@@ -3,6 +3,7 @@ package metrics
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,8 @@ type Metrics struct {
 	pinEvents      *prometheus.CounterVec
 	claims         *prometheus.CounterVec
 	claimSeconds   prometheus.Histogram
+
+	fallbacksUsed atomic.Int64
 }
 
 var (
@@ -101,7 +104,13 @@ func (m *Metrics) Resolved(r resolve.Result, took time.Duration) {
 func (m *Metrics) Pulled(o pull.Outcome) { m.pulls.WithLabelValues(string(o)).Inc() }
 
 // FallbackUsed implements [pull.Observer].
-func (m *Metrics) FallbackUsed() { m.fallbacks.Inc() }
+func (m *Metrics) FallbackUsed() {
+	m.fallbacks.Inc()
+	m.fallbacksUsed.Add(1)
+}
+
+// Fallbacks returns how often a pull has used the image on the node because no registry could be reached.
+func (m *Metrics) Fallbacks() int64 { return m.fallbacksUsed.Load() }
 
 // Claimed implements [claim.Observer].
 func (m *Metrics) Claimed(o claim.Outcome, took time.Duration) {

@@ -86,14 +86,23 @@ type Config struct {
 	Transport http.RoundTripper
 	// Metrics registers the node's metrics; nil registers none.
 	Metrics prometheus.Registerer
+	// Mode is how imagepin runs: [ModePlugin] or [ModeServe].
+	Mode string
 	// KeysARecord is [store.Config.KeysARecord].
 	KeysARecord int
 }
+
+// The modes of a node.
+const (
+	ModePlugin = "plugin" // in containerd
+	ModeServe  = "serve"  // as a separate process
+)
 
 // Node has the parts of imagepin that need no CRI service.
 type Node struct {
 	containerd Containerd
 	nodeKey    string
+	mode       string
 	transport  http.RoundTripper
 	registerer prometheus.Registerer
 	prover     *resolve.Prover
@@ -118,7 +127,7 @@ type Node struct {
 // key.
 func New(c Config) (*Node, error) {
 	n := &Node{
-		containerd: c.Containerd, nodeKey: c.NodeKey, transport: c.Transport, registerer: c.Metrics,
+		containerd: c.Containerd, nodeKey: c.NodeKey, mode: c.Mode, transport: c.Transport, registerer: c.Metrics,
 		metrics: metrics.New(), garbage: make(chan struct{}, 1),
 	}
 	n.reporter = claim.NewReporter(n, claim.EventDelay)

@@ -71,7 +71,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall,
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status,
 		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})

@@ -18,6 +18,8 @@ import (
 type Setup struct {
 	Settings config.Settings
 	CRI      config.CRI
+	// ContainerdVersion is the version of the containerd that this process is in or connected to.
+	ContainerdVersion string
 	// ContentDir is the directory of containerd's own content store, which makes it possible to check files without
 	// opening them. It is empty if not known.
 	ContentDir string

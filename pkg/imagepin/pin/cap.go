@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -72,6 +73,14 @@ func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ erro
 		}
 	}
 	return false, nil
+}
+
+// Namespaces returns the number of pins that count against the cap of each Kubernetes namespace. The name of the node's own
+// cap is empty.
+func (s *Store) Namespaces() map[string]int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return maps.Clone(s.perNamespace)
 }
 
 // hasRoom reports whether the cap of a namespace is not full. The caller holds the lock.

@@ -254,11 +254,15 @@ func atRegistry(err error) bool {
 }
 
 // body is a response of a registry. The request is sent by the first Read, so errors come from there.
-type body struct{ io.ReadCloser }
+type body struct {
+	io.ReadCloser
+	meter *meter
+}
 
 // Read implements io.Reader.
 func (b body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.meter.add(n)
 	if err != nil && !errors.Is(err, io.EOF) {
 		err = fromRegistry{err}
 	}

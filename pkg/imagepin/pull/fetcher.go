@@ -39,7 +39,7 @@ func newFetcher(c Config) *fetcher {
 
 // sourceOf returns the source for the content of a job. end is called if an open session makes no progress.
 func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFunc) *source {
-	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: f.vouching.trusts(j)}
+	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: f.vouching.trusts(j), meter: j.meter}
 	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
 	s.session = sync.OnceValues(func() (*resolve.Session, error) {
 		session := j.Session

@@ -139,6 +139,7 @@ type Job struct {
 	// Lost is the recorded key that the job repairs. It is nil for other jobs.
 	Lost *imagepin.Entry
 
+	meter    *meter
 	verified bool // by the image verifiers
 	retry    bool // an earlier attempt found the image ready, or made it ready
 }

@@ -35,6 +35,7 @@ type Puller struct {
 	makes    flight.Group[Pulled]
 	verdicts flight.Group[struct{}]
 	unshared atomic.Uint64
+	meters   meters
 }
 
 // NewPuller returns a Puller. identity must return the same text only for equal credentials.
@@ -134,6 +135,8 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request)
 		return Pulled{}, err
 	}
 	defer unlock()
+	m, end := p.meters.start(q.Ref.String(), q.Target)
+	defer end()
 	v, err := p.decider.Decide(ctx, q)
 	if err != nil {
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
@@ -141,7 +144,7 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request)
 	if v.Fallback() {
 		p.observer.FallbackUsed()
 	}
-	return pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress}))
+	return pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress, meter: m}))
 }
 
 func pulledOf(e imagepin.Entry, o Outcome, err error) (Pulled, error) {
@@ -179,6 +182,9 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 
 // make runs a job and reports its outcome to the observer.
 func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
+	m, end := p.meters.start(j.Ref.String(), j.Runtime.Target)
+	defer end()
+	j.meter = m
 	made, err := pulledOf(p.maker.Make(ctx, j))
 	p.observer.Pulled(made.Outcome)
 	return made, err

@@ -35,6 +35,7 @@ type source struct {
 	// served is called with each blob that the registry has served, except layers.
 	served  func(digest.Digest)
 	options []transfer.ImageResolverOption
+	meter   *meter
 }
 
 var (
@@ -76,7 +77,7 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 		if rc, err = f.Fetch(ctx, desc); err != nil {
 			return nil, fromRegistry{err}
 		}
-		rc = body{rc}
+		rc = body{rc, s.meter}
 		if s.served == nil || images.IsLayerType(desc.MediaType) {
 			return rc, nil
 		}
@@ -97,7 +98,8 @@ func (f fetcherFunc) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.Rea
 type destination struct {
 	runtime       runtimeplatform.Runtime
 	discardLayers bool
-	checkSizes    bool               // rejects a manifest whose sizes are out of range
+	checkSizes    bool // rejects a manifest whose sizes are out of range
+	meter         *meter
 	manifest      ocispec.Descriptor // the manifest after the transfer
 }
 
@@ -117,7 +119,27 @@ func (d *destination) ImageFilter(h images.HandlerFunc, cs content.Store) images
 	if d.checkSizes {
 		h = withCheckedSizes(h)
 	}
+	if d.meter != nil {
+		h = d.metered(h, cs)
+	}
 	return images.SetChildrenMappedLabels(cs, h, labels)
+}
+
+// metered returns a handler that also tells the meter how much of a manifest is not on the node.
+func (d *destination) metered(h images.HandlerFunc, cs content.InfoProvider) images.HandlerFunc {
+	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		children, err := h(ctx, desc)
+		if err == nil && images.IsManifestType(desc.MediaType) {
+			var missing int64
+			for _, c := range children {
+				if _, err := cs.Info(ctx, c.Digest); err != nil {
+					missing += c.Size
+				}
+			}
+			d.meter.expect(missing)
+		}
+		return children, err
+	}
 }
 
 // UnpackPlatforms implements transfer.ImageUnpacker.

@@ -148,7 +148,7 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 	if err := u.fetcher.damage.verifyManifest(ctx, img.source, img.source.root); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true}
+	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true, meter: img.job.meter}
 	err := traced(ctx, "fetch", func(ctx context.Context) error {
 		vouched, err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root)
 		if err != nil {

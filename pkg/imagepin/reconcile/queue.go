@@ -62,6 +62,7 @@ type queue struct {
 	repairs *repairs
 	repair  repairFunc
 	losses  []queued      // guarded by repairs.mu
+	pending int           // losses that are not repaired or dropped yet, guarded by repairs.mu
 	more    chan struct{} // has one element if there are new losses
 }
 
@@ -95,10 +96,28 @@ func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repa
 		})
 	}
 	q.losses = append(q.losses, queued{l, time.Now()})
+	q.pending++
 	select {
 	case q.more <- struct{}{}:
 	default:
 	}
+}
+
+// pending returns the number of keys that are not repaired or dropped yet.
+func (p *repairs) pending() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.queues {
+		n += q.pending
+	}
+	return n
+}
+
+// done notes that n losses are repaired or dropped.
+func (q *queue) done(n int) {
+	q.repairs.mu.Lock()
+	defer q.repairs.mu.Unlock()
+	q.pending -= n
 }
 
 func (q *queue) take() []queued {
@@ -127,7 +146,9 @@ func (q *queue) run(ctx context.Context) {
 			pause *= 2
 		}
 		again = nil
-		waiting, longest = repairAll(ctx, append(waiting, q.take()...), q.repair)
+		all := append(waiting, q.take()...)
+		waiting, longest = repairAll(ctx, all, q.repair)
+		q.done(len(all) - len(waiting))
 		if len(waiting) > 0 {
 			pause = min(pause, longest)
 			again = time.After(pause)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/events"
@@ -145,6 +147,8 @@ type Reconciler struct {
 	orphans *orphans
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
+	// last is the result of the last list of images; nil before.
+	last atomic.Pointer[Listed]
 	// work are calls that other goroutines pass to Run's, because these use the adopter or unkeyed.
 	work chan func(context.Context)
 }
@@ -180,6 +184,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
+	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
@@ -213,6 +218,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err := r.config.Retained.SyncAll(ctx); err != nil {
 		return err
 	}
+	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
 	ready()
 	r.repairs.owned.Go(func() {
 		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {

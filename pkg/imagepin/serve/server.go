@@ -223,7 +223,7 @@ func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 		return err
 	}
 	setup := node.Setup{
-		Settings: file.Settings, CRI: cri, ContentDir: seen.content, Snapshotters: seen.snapshotters, Verifiers: seen.imageVerifiers(file.Verifier),
+		ContainerdVersion: seen.version, Settings: file.Settings, CRI: cri, ContentDir: seen.content, Snapshotters: seen.snapshotters, Verifiers: seen.imageVerifiers(file.Verifier),
 	}
 	if s.service == nil {
 		err = s.start(file, setup)
@@ -246,7 +246,7 @@ func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 // start creates the service.
 func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	n, err := node.New(node.Config{
-		Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
+		Mode: node.ModeServe, Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+	"github.com/imagepin/imagepin/version"
+)
+
+const (
+	// probeTimeout is how long a snapshotter may take to answer a status.
+	probeTimeout = 2 * time.Second
+	// probeName is the name of a snapshot that does not exist.
+	probeName = "io.imagepin.status"
+	// nearCap is the share of a cap from which a status reports it, in percent.
+	nearCap = 90
+)
+
+// status returns the state of the node. It waits for nothing but the snapshotters, and for these not longer than
+// probeTimeout.
+func (s *Service) status(ctx context.Context) *api.StatusResponse {
+	n := s.node
+	now := n.active.Load()
+	st := &api.StatusResponse{
+		Version: version.Version, ContainerdVersion: now.ContainerdVersion, Mode: n.mode, StartedAt: timestamppb.New(s.created),
+		Index: s.indexStatus(), Pins: n.pinStatus(now), RegistryFallbacks: n.metrics.Fallbacks(), Cluster: now.cluster.client != nil,
+	}
+	for _, p := range s.puller.Running() {
+		st.Pulls = append(st.Pulls, &api.RunningPull{
+			Ref: p.Ref, Target: &api.Target{Platform: p.Target.Platform, Snapshotter: p.Target.Snapshotter},
+			Since: timestamppb.New(p.Since), Received: p.Received, Total: p.Total,
+		})
+	}
+	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
+	st.Problems = problems(st)
+	for namespace, used := range n.pins.Namespaces() {
+		if limit := now.Settings.MaxPinsPerNamespace; limit > 0 && used*100 >= limit*nearCap {
+			st.Problems = append(st.Problems, &api.Problem{
+				Message: fmt.Sprintf("namespace %q has %d of %d pins", namespace, used, limit),
+				Hint:    "Remove pins that are not needed (imagepin pin ls, imagepin pin rm), or raise max_pins_per_namespace.",
+			})
+		}
+	}
+	slices.SortStableFunc(st.Problems, func(a, b *api.Problem) int { return strings.Compare(a.Message, b.Message) })
+	return st
+}
+
+func (s *Service) indexStatus() *api.IndexStatus {
+	st := &api.IndexStatus{PendingRepairs: int64(s.reconciler.PendingRepairs())}
+	select {
+	case <-s.Ready():
+		st.Ready = true
+	default:
+	}
+	if last, ok := s.reconciler.LastListed(); ok {
+		st.ListedAt, st.TookMs, st.Lost = timestamppb.New(last.At), last.Took.Milliseconds(), int64(last.Lost)
+	}
+	return st
+}
+
+func (n *Node) pinStatus(now *active) *api.PinStatus {
+	st := &api.PinStatus{RetainedBytes: n.retainer.Bytes(), MaxRetainedBytes: now.Settings.MaxRetainedBytes}
+	for _, p := range n.pins.List() {
+		st.Pins++
+		if p.Drift != nil {
+			st.Drifted++
+		}
+		if p.Provisional != nil {
+			st.Provisional++
+		}
+	}
+	return st
+}
+
+// targetStatus returns the targets that have a runtime handler or an image, and the number of image IDs.
+func (n *Node) targetStatus(ctx context.Context, runtimes *runtimeplatform.Set) (targets []*api.TargetStatus, images int64) {
+	count := make(map[runtimeplatform.Target]int64)
+	for _, t := range runtimes.Targets() {
+		count[t] = 0
+	}
+	for _, img := range n.store.Images() {
+		images++
+		has := make(map[runtimeplatform.Target]bool, 1)
+		for _, e := range img.Entries {
+			if !has[e.Target] {
+				has[e.Target] = true
+				count[e.Target]++
+			}
+		}
+	}
+	silent := n.silentSnapshotters(ctx, count)
+	for t, images := range count {
+		targets = append(targets, &api.TargetStatus{
+			Target: &api.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}, Handlers: runtimes.Handlers(t),
+			Default: t == runtimes.Default().Target, Images: images, Error: silent[t.Snapshotter],
+		})
+	}
+	slices.SortFunc(targets, func(a, b *api.TargetStatus) int { return strings.Compare(a.String(), b.String()) })
+	return targets, images
+}
+
+// silentSnapshotters returns why the snapshotters of targets do not answer, by name. It asks all of them at the same time.
+func (n *Node) silentSnapshotters(ctx context.Context, targets map[runtimeplatform.Target]int64) map[string]string {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	answers := make(map[string]chan error)
+	for t := range targets {
+		if answers[t.Snapshotter] != nil {
+			continue
+		}
+		answer := make(chan error, 1) // a snapshotter may ignore its context
+		answers[t.Snapshotter] = answer
+		snapshotter := n.containerd.Snapshots(t.Snapshotter)
+		if snapshotter == nil {
+			answer <- errors.New("it is not loaded")
+			continue
+		}
+		go func() {
+			_, err := snapshotter.Stat(ctx, probeName)
+			answer <- err
+		}()
+	}
+	silent := make(map[string]string)
+	for name, answer := range answers {
+		select {
+		case err := <-answer:
+			if err != nil && !errdefs.IsNotFound(err) {
+				silent[name] = err.Error()
+			}
+		case <-ctx.Done():
+			silent[name] = fmt.Sprintf("no answer within %s", probeTimeout)
+		}
+	}
+	return silent
+}
+
+// problems returns what needs an operator.
+func problems(st *api.StatusResponse) (all []*api.Problem) {
+	add := func(hint, format string, args ...any) {
+		all = append(all, &api.Problem{Message: fmt.Sprintf(format, args...), Hint: hint})
+	}
+	if !st.GetIndex().GetReady() {
+		add("Calls wait until it is built. If this takes long, see the log of containerd.", "the index is not built")
+	}
+	if n := st.GetIndex().GetPendingRepairs(); n > 0 {
+		add("Repairs run in the background. To see the reasons, run: imagepin check", "%d of the recorded images are not ready", n)
+	}
+	seen := make(map[string]bool)
+	for _, t := range st.GetTargets() {
+		if name := t.GetTarget().GetSnapshotter(); t.GetError() != "" && !seen[name] {
+			seen[name] = true
+			add("Pods of its handlers cannot start. Restart the snapshotter, and see its log.", "snapshotter %s does not answer: %s", name, t.GetError())
+		}
+	}
+	if p := st.GetPins(); p.GetMaxRetainedBytes() > 0 && p.GetRetainedBytes() >= p.GetMaxRetainedBytes()/100*nearCap {
+		add("Remove pins that retain content (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
+			"pins retain %s of %s", units.BytesSize(float64(p.GetRetainedBytes())), units.BytesSize(float64(p.GetMaxRetainedBytes())))
+	}
+	if n := st.GetPins().GetProvisional(); n > 0 {
+		add("They are claimed when the API server answers. See the metric imagepin_claims_total.", "%d pins are not claimed in the Kubernetes API", n)
+	}
+	return all
+}

@@ -1,0 +1,77 @@
+package pull
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Running is a pull in progress.
+type Running struct {
+	Ref    string
+	Target runtimeplatform.Target
+	Since  time.Time
+	// Received is the number of bytes that were read from registries. Total is the number of bytes that the pull fetches,
+	// as its manifest says; 0 until the manifest is known.
+	Received, Total int64
+}
+
+// meter counts the bytes of a pull. A nil meter counts nothing.
+type meter struct {
+	ref             string
+	target          runtimeplatform.Target
+	since           time.Time
+	received, total atomic.Int64
+}
+
+func (m *meter) add(n int) {
+	if m != nil {
+		m.received.Add(int64(n))
+	}
+}
+
+func (m *meter) expect(n int64) {
+	if m != nil {
+		m.total.Store(n)
+	}
+}
+
+// meters are the meters of the pulls in progress.
+type meters struct {
+	mu  sync.Mutex
+	all map[*meter]struct{}
+}
+
+// start returns the meter of a pull. Call end when the pull ends.
+func (s *meters) start(ref string, t runtimeplatform.Target) (m *meter, end func()) {
+	m = &meter{ref: ref, target: t, since: time.Now()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = make(map[*meter]struct{})
+	}
+	s.all[m] = struct{}{}
+	return m, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.all, m)
+	}
+}
+
+// Running returns the pulls in progress, the oldest first.
+func (p *Puller) Running() []Running {
+	p.meters.mu.Lock()
+	defer p.meters.mu.Unlock()
+	all := make([]Running, 0, len(p.meters.all))
+	for m := range p.meters.all {
+		all = append(all, Running{Ref: m.ref, Target: m.target, Since: m.since, Received: m.received.Load(), Total: m.total.Load()})
+	}
+	slices.SortFunc(all, func(a, b Running) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Ref, b.Ref), cmp.Compare(a.Target.String(), b.Target.String()))
+	})
+	return all
+}

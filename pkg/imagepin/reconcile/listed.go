@@ -1,0 +1,23 @@
+package reconcile
+
+import "time"
+
+// Listed is the result of a list of all images, which builds the index.
+type Listed struct {
+	// At is when the list was finished, and Took how long it took.
+	At   time.Time
+	Took time.Duration
+	// Lost is the number of keys that were recorded but not ready.
+	Lost int
+}
+
+// LastListed returns the result of the last list of all images; ok is false before the first is finished.
+func (r *Reconciler) LastListed() (_ Listed, ok bool) {
+	if l := r.last.Load(); l != nil {
+		return *l, true
+	}
+	return Listed{}, false
+}
+
+// PendingRepairs returns the number of keys that were recorded but are not ready, and will be repaired or dropped.
+func (r *Reconciler) PendingRepairs() int { return r.repairs.pending() }
