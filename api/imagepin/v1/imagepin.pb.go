@@ -2405,6 +2405,86 @@ func (x *UninstallResponse) GetPins() int64 {
 	return 0
 }
 
+type VersionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VersionRequest) Reset() {
+	*x = VersionRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VersionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VersionRequest) ProtoMessage() {}
+
+func (x *VersionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
+func (*VersionRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+}
+
+type VersionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"` // of imagepin, for example 0.1.0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VersionResponse) Reset() {
+	*x = VersionResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VersionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VersionResponse) ProtoMessage() {}
+
+func (x *VersionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
+func (*VersionResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *VersionResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 // PinEvent is published on containerd's event stream, in the namespace of the
 // CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drifted.
 type PinEvent struct {
@@ -2417,7 +2497,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2509,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2522,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -2651,10 +2731,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x01(\x03R\x06labels\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x03R\arecords\x12\x16\n" +
 	"\x06leases\x18\x03 \x01(\x03R\x06leases\x12\x12\n" +
-	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
+	"\x04pins\x18\x04 \x01(\x03R\x04pins\"\x10\n" +
+	"\x0eVersionRequest\"+\n" +
+	"\x0fVersionResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\x93\a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xd9\a\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -2669,7 +2752,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
-	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
+	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
+	"\aVersion\x12\x1b.imagepin.v1.VersionRequest\x1a\x1c.imagepin.v1.VersionResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
 
 var (
 	file_imagepin_v1_imagepin_proto_rawDescOnce sync.Once
@@ -2683,7 +2767,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -2721,20 +2805,22 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Finding)(nil),               // 33: imagepin.v1.Finding
 	(*UninstallRequest)(nil),      // 34: imagepin.v1.UninstallRequest
 	(*UninstallResponse)(nil),     // 35: imagepin.v1.UninstallResponse
-	(*PinEvent)(nil),              // 36: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*VersionRequest)(nil),        // 36: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 37: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 38: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	37, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	39, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	37, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	37, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	39, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	39, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	37, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	37, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	39, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	39, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -2775,21 +2861,23 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	28, // 47: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
 	30, // 48: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
 	34, // 49: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	8,  // 50: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 51: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 52: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 53: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 54: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 55: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 56: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 57: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 58: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 59: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 60: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	31, // 61: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	35, // 62: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	50, // [50:63] is the sub-list for method output_type
-	37, // [37:50] is the sub-list for method input_type
+	36, // 50: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 51: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 52: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 53: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 54: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 55: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 56: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 57: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 58: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 59: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 60: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 61: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	31, // 62: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	35, // 63: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	37, // 64: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	51, // [51:65] is the sub-list for method output_type
+	37, // [37:51] is the sub-list for method input_type
 	37, // [37:37] is the sub-list for extension type_name
 	37, // [37:37] is the sub-list for extension extendee
 	0,  // [0:37] is the sub-list for field type_name
@@ -2806,7 +2894,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
