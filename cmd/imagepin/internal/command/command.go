@@ -26,12 +26,13 @@ type Stdio struct {
 // app is shared by all subcommands.
 type app struct {
 	Stdio
-	now func() time.Time
+	now      func() time.Time
+	interval time.Duration // of --watch
 }
 
 // Run runs the command and returns its exit code. args begins with the name of the program.
 func Run(ctx context.Context, stdio Stdio, args []string) int {
-	return (&app{Stdio: stdio, now: time.Now}).run(ctx, args)
+	return (&app{Stdio: stdio, now: time.Now, interval: watchInterval}).run(ctx, args)
 }
 
 func (a *app) run(ctx context.Context, args []string) int {

@@ -56,6 +56,8 @@ func TestOutput(t *testing.T) {
 	}{
 		{"images", recorded(), 0, "images"},
 		{"images-no-trunc", recorded(), 0, "images --no-trunc"},
+		{"images-all", tagged(), 0, "images --all"},
+		{"images-tagged", tagged(), 0, "images --digests"},
 		{"images-none", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images"},
 		{"inspect", recorded(), 0, "inspect " + appRef},
 		{"inspect-none", ok(func(c *control) {
@@ -90,7 +92,10 @@ func TestOutput(t *testing.T) {
 		{"uninstall", recorded(), 0, "uninstall --yes"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
-		for _, format := range []string{outputTable, outputJSON} {
+		for _, format := range []string{outputTable, outputWide, outputJSON} {
+			if format == outputWide && !strings.HasPrefix(test.name, "images") {
+				continue
+			}
 			t.Run(test.name+"/"+format, func(t *testing.T) {
 				got := run(t, test.control, append(strings.Fields(test.args), "--output", format)...)
 				if got.code != test.code {
