@@ -2933,6 +2933,86 @@ func (x *UninstallResponse) GetPins() int64 {
 	return 0
 }
 
+type VersionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VersionRequest) Reset() {
+	*x = VersionRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VersionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VersionRequest) ProtoMessage() {}
+
+func (x *VersionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
+func (*VersionRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+}
+
+type VersionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"` // of imagepin, for example 0.1.0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VersionResponse) Reset() {
+	*x = VersionResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VersionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VersionResponse) ProtoMessage() {}
+
+func (x *VersionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
+func (*VersionResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *VersionResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 // PinEvent is published on containerd's event stream, in the namespace of the
 // CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drifted.
 type PinEvent struct {
@@ -2945,7 +3025,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3037,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3050,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -3222,10 +3302,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x01(\x03R\x06labels\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x03R\arecords\x12\x16\n" +
 	"\x06leases\x18\x03 \x01(\x03R\x06leases\x12\x12\n" +
-	"\x04pins\x18\x04 \x01(\x03R\x04pins\"J\n" +
+	"\x04pins\x18\x04 \x01(\x03R\x04pins\"\x10\n" +
+	"\x0eVersionRequest\"+\n" +
+	"\x0fVersionResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xd6\a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\x9c\b\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -3241,7 +3324,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
-	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
+	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
+	"\aVersion\x12\x1b.imagepin.v1.VersionRequest\x1a\x1c.imagepin.v1.VersionResponseB7Z5github.com/imagepin/imagepin/api/imagepin/v1;imagepinb\x06proto3"
 
 var (
 	file_imagepin_v1_imagepin_proto_rawDescOnce sync.Once
@@ -3255,7 +3339,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -3300,20 +3384,22 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Finding)(nil),               // 40: imagepin.v1.Finding
 	(*UninstallRequest)(nil),      // 41: imagepin.v1.UninstallRequest
 	(*UninstallResponse)(nil),     // 42: imagepin.v1.UninstallResponse
-	(*PinEvent)(nil),              // 43: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*VersionRequest)(nil),        // 43: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 44: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 45: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	44, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	46, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	44, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	44, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	46, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	46, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	44, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	44, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	46, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	46, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -3337,16 +3423,16 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	0,  // 30: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
 	27, // 31: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	1,  // 32: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	44, // 33: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	46, // 33: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	30, // 34: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	31, // 35: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	32, // 36: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	33, // 37: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	34, // 38: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	44, // 39: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	46, // 39: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,  // 40: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,  // 41: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	44, // 42: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	46, // 42: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
 	40, // 43: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
 	39, // 44: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
 	36, // 45: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
@@ -3365,22 +3451,24 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	35, // 58: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
 	37, // 59: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
 	41, // 60: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	8,  // 61: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 62: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 63: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 64: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 65: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 66: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 67: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 68: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 69: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 70: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 71: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	36, // 72: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	38, // 73: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	42, // 74: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	61, // [61:75] is the sub-list for method output_type
-	47, // [47:61] is the sub-list for method input_type
+	43, // 61: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 62: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 63: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 64: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 65: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 66: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 67: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 68: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 69: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 70: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 71: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 72: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	36, // 73: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	38, // 74: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	42, // 75: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	44, // 76: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	62, // [62:77] is the sub-list for method output_type
+	47, // [47:62] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
 	47, // [47:47] is the sub-list for extension extendee
 	0,  // [0:47] is the sub-list for field type_name
@@ -3397,7 +3485,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
+	Control_Version_FullMethodName      = "/imagepin.v1.Control/Version"
 )
 
 // ControlClient is the client API for Control service.
@@ -75,6 +76,8 @@ type ControlClient interface {
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
 	Uninstall(ctx context.Context, in *UninstallRequest, opts ...grpc.CallOption) (*UninstallResponse, error)
+	// Version returns the version of imagepin that answers. The CRI's Version returns that of containerd.
+	Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionResponse, error)
 }
 
 type controlClient struct {
@@ -261,6 +264,16 @@ func (c *controlClient) Uninstall(ctx context.Context, in *UninstallRequest, opt
 	return out, nil
 }
 
+func (c *controlClient) Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VersionResponse)
+	err := c.cc.Invoke(ctx, Control_Version_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -298,6 +311,8 @@ type ControlServer interface {
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
 	Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error)
+	// Version returns the version of imagepin that answers. The CRI's Version returns that of containerd.
+	Version(context.Context, *VersionRequest) (*VersionResponse, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -349,6 +364,9 @@ func (UnimplementedControlServer) DeepCheck(*DeepCheckRequest, grpc.ServerStream
 }
 func (UnimplementedControlServer) Uninstall(context.Context, *UninstallRequest) (*UninstallResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Uninstall not implemented")
+}
+func (UnimplementedControlServer) Version(context.Context, *VersionRequest) (*VersionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Version not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -595,6 +613,24 @@ func _Control_Uninstall_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Version_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VersionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Version(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Version_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Version(ctx, req.(*VersionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -641,6 +677,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Uninstall",
 			Handler:    _Control_Uninstall_Handler,
+		},
+		{
+			MethodName: "Version",
+			Handler:    _Control_Version_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

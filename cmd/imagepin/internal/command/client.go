@@ -26,6 +26,13 @@ const reachTimeout = 5 * time.Second
 
 // call calls the control service with the global flags. Its errors are messages for users, not gRPC statuses.
 func (a *app) call(ctx context.Context, cmd *cli.Command, do func(context.Context, api.ControlClient) error) error {
+	return a.dial(ctx, cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return do(ctx, api.NewControlClient(conn))
+	})
+}
+
+// dial is [app.call] for calls of several services.
+func (a *app) dial(ctx context.Context, cmd *cli.Command, do func(context.Context, *grpc.ClientConn) error) error {
 	address := strings.TrimPrefix(cmd.String("address"), "unix://")
 	conn, err := connect(address)
 	if err != nil {
@@ -35,12 +42,10 @@ func (a *app) call(ctx context.Context, cmd *cli.Command, do func(context.Contex
 	ctx = namespaces.WithNamespace(ctx, cmd.String("namespace"))
 	ctx, cancel := withTimeout(ctx, cmd.Duration("timeout"))
 	defer cancel()
-	err = do(ctx, api.NewControlClient(conn))
+	err = do(ctx, conn)
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(context.Cause(ctx), context.Canceled):
-		return errors.New("interrupted")
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}

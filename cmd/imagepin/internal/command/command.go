@@ -17,47 +17,31 @@ import (
 	"github.com/imagepin/imagepin/version"
 )
 
-// Exit codes.
-const (
-	exitOK      = 0
-	exitFailed  = 1
-	exitChanged = 10 // refresh succeeded, and a digest changed
-)
-
 // Stdio has the input and output of a command. On terminals, a command draws progress bars and prompts for passwords.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
 }
 
-// exitError ends the command with an exit code and without a message, because the command has already printed its
-// output.
-type exitError int
-
-func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
-
 // app is shared by all subcommands.
 type app struct {
 	Stdio
-	now func() time.Time
+	now      func() time.Time
+	interval time.Duration // of --watch
 }
 
 // Run runs the command and returns its exit code. args begins with the name of the program.
 func Run(ctx context.Context, stdio Stdio, args []string) int {
-	return (&app{Stdio: stdio, now: time.Now}).run(ctx, args)
+	return (&app{Stdio: stdio, now: time.Now, interval: watchInterval}).run(ctx, args)
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
 	err := a.root().Run(ctx, args)
 	var exit exitError
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.As(err, &exit):
-		return int(exit)
+	if err != nil && !errors.As(err, &exit) {
+		fmt.Fprintln(a.Err, "imagepin:", err)
 	}
-	fmt.Fprintln(a.Err, "imagepin:", err)
-	return exitFailed
+	return exitCode(err)
 }
 
 const rootDescription = `imagepin pins image references to digests on this node, and keeps one image for
@@ -78,8 +62,11 @@ Pin a tag to a digest, refresh the pin, and remove it:
   imagepin refresh docker.io/library/nginx:1.29
   imagepin pin rm docker.io/library/nginx:1.29
 
-Complete commands and flags in the shell (bash, zsh, fish, pwsh):
-  source <(imagepin completion bash)`
+Complete commands, flags and references in the shell (bash, zsh, fish, pwsh):
+  source <(imagepin completion bash)
+
+Exit codes of all commands:
+  imagepin help exit-codes`
 
 func (a *app) root() *cli.Command {
 	root := &cli.Command{
@@ -97,7 +84,7 @@ func (a *app) root() *cli.Command {
 		Commands: append([]*cli.Command{
 			a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
 			a.pinCommand(), a.refreshCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
-		}, a.serveCommands()...),
+		}, append(a.serveCommands(), a.versionCommand(), a.helpCommand())...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run prints it
 	}
@@ -115,15 +102,7 @@ func globalFlags() []cli.Flag {
 			Name: "namespace", Aliases: []string{"n"}, Value: "k8s.io",
 			Usage: "containerd `NAMESPACE` of the CRI", Sources: cli.EnvVars(namespaces.NamespaceEnvVar),
 		},
-		&cli.StringFlag{
-			Name: "output", Aliases: []string{"o"}, Value: outputTable, Usage: "output `FORMAT`: table or json",
-			Validator: func(format string) error {
-				if format != outputTable && format != outputJSON {
-					return errors.New("must be table or json")
-				}
-				return nil
-			},
-		},
+		outputFlag(),
 		&cli.DurationFlag{Name: "timeout", Usage: "give up after `DURATION`; 0s means no timeout"},
 	}
 }
@@ -134,18 +113,9 @@ func group(c *cli.Command) *cli.Command {
 	return c
 }
 
-func subcommandMissing(_ context.Context, cmd *cli.Command) error {
-	if cmd.Args().Present() {
-		return fmt.Errorf("unknown command, see %s --help", cmd.FullName())
-	}
-	return cli.ShowSubcommandHelp(cmd)
-}
-
-// oneLineUsageErrors shortens errors about invalid flags to one line, without the help text.
+// oneLineUsageErrors shortens errors about invalid flags to one line.
 func oneLineUsageErrors(cmd *cli.Command) {
-	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-		return fmt.Errorf("%w, see %s --help", err, cmd.FullName())
-	}
+	cmd.OnUsageError = usageError
 	if cmd.Action == nil {
 		cmd.Action = subcommandMissing
 	}
@@ -164,7 +134,7 @@ func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 	if len(names) > 0 {
 		takes = strings.Join(names, " ")
 	}
-	return nil, fmt.Errorf("%s takes %s, got %d arguments, see %s --help", cmd.FullName(), takes, cmd.NArg(), cmd.FullName())
+	return nil, fmt.Errorf("%s takes %s, got %s, see %s --help", cmd.FullName(), takes, count(int64(cmd.NArg()), "argument"), cmd.FullName())
 }
 
 // Flags of several commands.

@@ -56,6 +56,8 @@ func TestOutput(t *testing.T) {
 	}{
 		{"images", recorded(), 0, "images"},
 		{"images-no-trunc", recorded(), 0, "images --no-trunc"},
+		{"images-all", tagged(), 0, "images --all"},
+		{"images-tagged", tagged(), 0, "images --digests"},
 		{"images-none", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images"},
 		{"inspect", recorded(), 0, "inspect " + appRef},
 		{"inspect-none", ok(func(c *control) {
@@ -90,7 +92,10 @@ func TestOutput(t *testing.T) {
 		{"uninstall", recorded(), 0, "uninstall --yes"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
-		for _, format := range []string{outputTable, outputJSON} {
+		for _, format := range []string{outputTable, outputWide, outputJSON} {
+			if format == outputWide && !strings.HasPrefix(test.name, "images") {
+				continue
+			}
 			t.Run(test.name+"/"+format, func(t *testing.T) {
 				got := run(t, test.control, append(strings.Fields(test.args), "--output", format)...)
 				if got.code != test.code {
@@ -238,9 +243,9 @@ func TestTimeout(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
-	ctx, interrupt := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancelCause(t.Context())
 	c := &control{during: func(ctx context.Context) {
-		interrupt()
+		cancel(signalError{os.Interrupt})
 		<-ctx.Done()
 	}}
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
@@ -248,7 +253,7 @@ func TestInterrupted(t *testing.T) {
 		var out, errOut bytes.Buffer
 		in, _ := io.Pipe() // never has data
 		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, append([]string{"imagepin", "-a", address}, args...))
-		if code != 1 || !strings.HasSuffix(errOut.String(), "interrupted\n") {
+		if code != 130 || !strings.HasSuffix(errOut.String(), "interrupted\n") || strings.Count(errOut.String(), "\n") != 1 {
 			t.Errorf("%s: exit code %d, printed %q", args, code, errOut.String())
 		}
 	}
@@ -257,14 +262,19 @@ func TestInterrupted(t *testing.T) {
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "",
-		"nonsense":                              "unknown command, see imagepin --help",
-		"pin nonsense":                          "unknown command, see imagepin pin --help",
-		"images x":                              "imagepin images takes no arguments, got 1 arguments, see imagepin images --help",
+		"zzz":                                   `unknown command "zzz", see imagepin --help`,
+		"imagse":                                `unknown command "imagse" (did you mean "images"?), see imagepin --help`,
+		"pin lst":                               `unknown command "lst" (did you mean "list"?), see imagepin pin --help`,
+		"help pin sett":                         `unknown command "sett" (did you mean "set"?), see imagepin pin --help`,
+		strings.Repeat("z", 100):                `unknown command "` + strings.Repeat("z", 64) + `…", see imagepin --help`,
+		"images x":                              "imagepin images takes no arguments, got 1 argument, see imagepin images --help",
 		"pull":                                  "imagepin pull takes REF, got 0 arguments, see imagepin pull --help",
 		"pull app --user bob secret":            "imagepin pull takes REF, got 2 arguments, see imagepin pull --help",
-		"pin set app":                           "imagepin pin set takes REF DIGEST, got 1 arguments, see imagepin pin set --help",
-		"images --nonsense":                     "flag provided but not defined: -nonsense, see imagepin images --help",
-		"images -o xml":                         `invalid value "xml" for flag -o: must be table or json, see imagepin images --help`,
+		"pin set app":                           "imagepin pin set takes REF DIGEST, got 1 argument, see imagepin pin set --help",
+		"images --zzz":                          `unknown flag "--zzz", see imagepin images --help`,
+		"images --handlr runc":                  `unknown flag "--handlr" (did you mean "--handler"?), see imagepin images --help`,
+		"images --outptu json":                  `unknown flag "--outptu" (did you mean "--output"?), see imagepin images --help`,
+		"images -o xml":                         `invalid value "xml" for flag -o: must be table, wide, json, yaml or go-template=TEMPLATE, see imagepin images --help`,
 		"pull app --user bob":                   "read the password: standard input is not a terminal, use --password-stdin",
 		"pull app --password-stdin":             "a password requires --user NAME",
 		"pull app --user :secret":               "a password requires --user NAME",

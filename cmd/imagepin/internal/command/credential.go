@@ -96,7 +96,7 @@ func readLine(ctx context.Context, r io.Reader) (string, error) {
 	case r := <-done:
 		return r.line, r.err
 	case <-ctx.Done():
-		return "", errors.New("interrupted")
+		return "", context.Cause(ctx)
 	}
 }
 

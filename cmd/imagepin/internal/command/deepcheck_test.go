@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"context"
+	"os"
 	"strings"
 	"testing"
 
@@ -52,17 +53,17 @@ func TestDeepCheckWithoutResult(t *testing.T) {
 // TestDeepCheckInterrupted checks that Ctrl-C cancels the call and prints a message.
 func TestDeepCheckInterrupted(t *testing.T) {
 	c := recorded()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan struct{})
 	c.during = func(ctx context.Context) {
-		cancel()
+		cancel(signalError{os.Interrupt})
 		<-ctx.Done()
 		close(ended)
 	}
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	var out, errOut bytes.Buffer
 	code := Run(ctx, Stdio{Out: &out, Err: &errOut}, []string{"imagepin", "-a", address, "check", "--deep"})
-	if code != 1 || errOut.String() != "imagepin: interrupted\n" {
+	if code != exitInterrupted || errOut.String() != "imagepin: interrupted\n" {
 		t.Errorf("exit code %d, printed %q", code, errOut.String())
 	}
 	<-ended

@@ -2,6 +2,9 @@ package command
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -9,16 +12,24 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const imagesDescription = `Lists the images of the node, one line for each reference, platform and
-snapshotter. MANIFEST is the digest of the manifest for the platform, IMAGE ID
-the digest of its configuration, PIN the scope of the pin that holds the
-reference at this digest.
+const imagesDescription = `Lists the images of the node, one line for each reference and target (platform
+and snapshotter). HANDLERS are the runtime handlers with this target, IMAGE ID is
+the digest of the configuration, PIN the scope of the pin that holds the
+reference at its digest. "-o wide" adds the target, the digest of the manifest
+for the platform, and when the image was pulled.
+
+A reference by digest is listed only if no tag has its image for the target.
+With --all, or as JSON or YAML, all references are listed.
+
+With --watch, a line is added for each image that is added, modified or deleted.
 
 Examples:
   imagepin images
-  imagepin images --ref 'docker.io/library/*' --handler kata
-  imagepin images --no-trunc
-  imagepin images -o json | jq -r '.keys[] | [.ref, .manifest] | @tsv'`
+  imagepin images --ref 'docker.io/library/*' --handler kata -o wide
+  imagepin images --watch
+  imagepin images -q
+  imagepin images -o json | jq -r '.keys[] | [.ref, .manifest] | @tsv'
+  imagepin images -o 'go-template={{range .keys}}{{println .ref .imageId}}{{end}}'`
 
 func (a *app) imagesCommand() *cli.Command {
 	return &cli.Command{
@@ -29,6 +40,10 @@ func (a *app) imagesCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "ref", Usage: "only references that match `GLOB` as a whole (docker.io/library/nginx:1.29): * matches any text without a slash, ** any text"},
 			&cli.StringFlag{Name: "handler", Usage: "only images for runtime `HANDLER`"},
+			&cli.BoolFlag{Name: "all", Usage: "also references by digest whose image has a tag"},
+			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "only image IDs, each once"},
+			&cli.BoolFlag{Name: "digests", Usage: "also the digests that the references resolved to"},
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "print changes until interrupted"},
 			noTruncFlag(),
 		},
 		Action: a.images,
@@ -39,31 +54,127 @@ func (a *app) images(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
 	}
+	if cmd.Bool("quiet") && (cmd.Bool("watch") || !printsText(cmd)) {
+		return errors.New("--quiet excludes --watch, and --output other than table")
+	}
+	if cmd.Bool("watch") {
+		return a.watchImages(ctx, cmd)
+	}
 	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		stream, err := c.StreamImages(ctx, &api.ImagesRequest{
-			RefGlob: cmd.String("ref"), Handler: cmd.String("handler"),
-		})
+		response, err := listImages(ctx, c, imagesRequest(cmd))
 		if err != nil {
 			return err
 		}
-		response := &api.ImagesResponse{}
-		if err := receiveAll(stream, response); err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printImages(a.style(cmd), response.GetKeys()) })
+		return a.print(cmd, response, func() error { return a.printImages(cmd, response.GetKeys()) })
 	})
 }
 
-func (a *app) printImages(s style, keys []*api.Key) error {
-	rows := make([][]string, len(keys))
-	for i, k := range keys {
-		rows[i] = []string{
-			s.ref(k.GetRef()), k.GetTarget().GetPlatform(), k.GetTarget().GetSnapshotter(),
-			orNone(strings.Join(k.GetHandlers(), ",")), s.digest(k.GetManifest()), s.digest(k.GetImageId()),
-			s.time(k.GetReadyAt()), orNone(k.GetPin()),
+func imagesRequest(cmd *cli.Command) *api.ImagesRequest {
+	return &api.ImagesRequest{RefGlob: cmd.String("ref"), Handler: cmd.String("handler")}
+}
+
+func listImages(ctx context.Context, c api.ControlClient, r *api.ImagesRequest) (*api.ImagesResponse, error) {
+	stream, err := c.StreamImages(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	response := &api.ImagesResponse{}
+	return response, receiveAll(stream, response)
+}
+
+func (a *app) printImages(cmd *cli.Command, keys []*api.Key) error {
+	if cmd.Bool("quiet") {
+		return a.printImageIDs(keys)
+	}
+	columns := imageColumns(cmd, a.style(cmd))
+	rows := make([][]string, 0, len(keys))
+	for _, k := range listedKeys(cmd, keys) {
+		rows = append(rows, cells(columns, k))
+	}
+	return (&imageTable{w: a.Out, header: titles(columns)}).print(rows)
+}
+
+func (a *app) printImageIDs(keys []*api.Key) error {
+	printed := make(map[string]bool)
+	for _, k := range keys {
+		id := k.GetImageId()
+		if printed[id] {
+			continue
+		}
+		printed[id] = true
+		if _, err := fmt.Fprintln(a.Out, id); err != nil {
+			return err
 		}
 	}
-	return table(a.Out, []string{
-		"REFERENCE", "PLATFORM", "SNAPSHOTTER", "HANDLERS", "MANIFEST", "IMAGE ID", "PULLED", "PIN",
-	}, rows)
+	return nil
+}
+
+// listedKeys returns the keys that a table lists: without --all, none of a digest if a tag has its image for the
+// same target.
+func listedKeys(cmd *cli.Command, keys []*api.Key) []*api.Key {
+	if cmd.Bool("all") {
+		return keys
+	}
+	type image struct{ id, platform, snapshotter string }
+	of := func(k *api.Key) image {
+		return image{k.GetImageId(), k.GetTarget().GetPlatform(), k.GetTarget().GetSnapshotter()}
+	}
+	tagged := make(map[image]bool)
+	for _, k := range keys {
+		if !byDigest(k) {
+			tagged[of(k)] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(keys), func(k *api.Key) bool { return byDigest(k) && tagged[of(k)] })
+}
+
+// byDigest reports whether the reference of k has a digest.
+func byDigest(k *api.Key) bool { return strings.Contains(k.GetRef(), "@") }
+
+// column is a column of the table of images.
+type column struct {
+	title string
+	cell  func(*api.Key) string
+}
+
+// imageColumns returns the columns for the flags of cmd. References and digests of --digests are complete, so that
+// users can copy them.
+func imageColumns(cmd *cli.Command, s style) []column {
+	wide := cmd.String("output") == outputWide
+	columns := []column{{"REFERENCE", (*api.Key).GetRef}}
+	if wide {
+		columns = append(columns,
+			column{"PLATFORM", func(k *api.Key) string { return k.GetTarget().GetPlatform() }},
+			column{"SNAPSHOTTER", func(k *api.Key) string { return k.GetTarget().GetSnapshotter() }})
+	}
+	columns = append(columns, column{"HANDLERS", func(k *api.Key) string { return orNone(strings.Join(k.GetHandlers(), ",")) }})
+	if cmd.Bool("digests") {
+		columns = append(columns, column{"DIGEST", func(k *api.Key) string { return orNone(k.GetRoot().GetDigest()) }})
+	}
+	if wide {
+		columns = append(columns, column{"MANIFEST", func(k *api.Key) string { return s.digest(k.GetManifest()) }})
+	}
+	columns = append(columns,
+		column{"IMAGE ID", func(k *api.Key) string { return s.digest(k.GetImageId()) }},
+		column{"SIZE", func(k *api.Key) string { return orNone(size(k.GetSize())) }})
+	if wide {
+		columns = append(columns, column{"PULLED", func(k *api.Key) string { return s.time(k.GetReadyAt()) }})
+	}
+	return append(columns, column{"PIN", func(k *api.Key) string { return orNone(k.GetPin()) }})
+}
+
+func titles(columns []column) []string {
+	all := make([]string, len(columns))
+	for i, c := range columns {
+		all[i] = c.title
+	}
+	return all
+}
+
+func cells(columns []column, k *api.Key) []string {
+	all := make([]string, len(columns))
+	for i, c := range columns {
+		all[i] = c.cell(k)
+	}
+	return all
 }

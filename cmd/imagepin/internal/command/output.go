@@ -1,8 +1,6 @@
 package command
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -12,46 +10,17 @@ import (
 	"github.com/docker/go-units"
 	"github.com/opencontainers/go-digest"
 	"github.com/urfave/cli/v3"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
 const (
-	outputTable = "table"
-	outputJSON  = "json"
-
 	// shortDigits is the number of digits in a truncated digest, as in docker and nerdctl.
 	shortDigits = 12
 	// none is the value of an empty cell.
 	none = "-"
 )
-
-// print prints a response as JSON, or calls text.
-func (a *app) print(cmd *cli.Command, response proto.Message, text func() error) error {
-	if cmd.String("output") == outputJSON {
-		return printJSON(a.Out, response)
-	}
-	return text()
-}
-
-// printJSON prints m in protobuf's JSON format, including empty fields. protojson intentionally varies its white space
-// between builds; this output is stable.
-func printJSON(w io.Writer, m proto.Message) error {
-	b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	if err := json.Indent(&out, b, "", "  "); err != nil {
-		return err
-	}
-	out.WriteByte('\n')
-	_, err = out.WriteTo(w)
-	return err
-}
 
 // table prints rows in columns.
 func table(w io.Writer, header []string, rows [][]string) error {
@@ -213,4 +182,12 @@ func ruleText(r *api.Rule) string {
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line
+}
+
+// count returns a number of things, as text.
+func count(n int64, singular string) string {
+	if n == 1 {
+		return "1 " + singular
+	}
+	return fmt.Sprintf("%d %ss", n, singular)
 }

@@ -18,8 +18,8 @@ handler, as a pull by kubelet does. Rules and pins decide which digest is pulled
 (see imagepin resolve). Only missing content is fetched and unpacked.
 
 On a terminal, progress is one bar for each blob, otherwise one line for each
-event. With -o json, progress goes to standard error and the result to standard
-output.
+event. With -o json, yaml or go-template, progress goes to standard error and
+the result to standard output.
 
 Examples:
   imagepin pull docker.io/library/nginx:1.29
@@ -62,12 +62,12 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 	return redactPassword(err, credential)
 }
 
-// progressOut returns the output for progress, which must not mix with JSON.
+// progressOut returns the output for progress, which must not mix with the output for programs.
 func (a *app) progressOut(cmd *cli.Command) io.Writer {
-	if cmd.String("output") == outputJSON {
-		return a.Err
+	if printsText(cmd) {
+		return a.Out
 	}
-	return a.Out
+	return a.Err
 }
 
 // received is one message of a stream, or its end.

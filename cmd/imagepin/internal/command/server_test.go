@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -137,6 +138,19 @@ func (c *control) DeepCheck(r *api.DeepCheckRequest, stream grpc.ServerStreaming
 
 func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
 	return c.uninstall, c.answer(ctx, r)
+}
+
+func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
+	return &api.VersionResponse{Version: "0.1.2"}, c.answer(ctx, r)
+}
+
+// criVersion is the CRI of a server, which only has a version.
+type criVersion struct {
+	cri.UnimplementedRuntimeServiceServer
+}
+
+func (criVersion) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.4.2+imagepin"}, nil
 }
 
 // listen returns a listener on a Unix socket. Its path is short, because the system limits it.

@@ -69,11 +69,3 @@ func (a *app) printUninstall(r *api.UninstallResponse, dry bool) error {
 		count(r.GetLabels(), "label"), count(r.GetRecords(), "image record"), count(r.GetPins(), "pin"), count(r.GetLeases(), "lease"), then)
 	return err
 }
-
-// count returns a number of things, as text.
-func count(n int64, singular string) string {
-	if n == 1 {
-		return "1 " + singular
-	}
-	return fmt.Sprintf("%d %ss", n, singular)
-}

@@ -1,0 +1,39 @@
+package command
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTemplateOutput(t *testing.T) {
+	got := run(t, recorded(), "pin", "ls", "-o", `go-template={{range .pins}}{{.scope}} {{.root.digest}}{{"\n"}}{{end}}`)
+	if want := "node " + digestOld + "\n"; got.code != 0 || !strings.HasPrefix(got.out, want) {
+		t.Errorf("exit code %d, got %q%q, want %q", got.code, got.out, got.err, want)
+	}
+}
+
+func TestYAMLOutput(t *testing.T) {
+	golden(t, "pin-rm.yaml", run(t, recorded(), "pin", "rm", appRef, "-o", "yaml").out)
+}
+
+// TestEveryCommandHasAllFormats checks that the output for programs is not mixed with other output.
+func TestEveryCommandHasAllFormats(t *testing.T) {
+	for _, args := range everyCall {
+		for format, want := range map[string]string{"go-template={{len `x`}}": "1", "yaml": ": "} {
+			got := run(t, recorded(), append(strings.Fields(args), "-o", format)...)
+			if got.out == "" || !strings.Contains(got.out, want) || strings.HasPrefix(format, outputTemplate) && len(got.out) != 1 {
+				t.Errorf("%s -o %q: exit code %d, printed %q%q", args, format, got.code, got.out, got.err)
+			}
+		}
+	}
+}
+
+func TestInvalidTemplate(t *testing.T) {
+	c := recorded()
+	got := run(t, c, "images", "-o", "go-template={{.keys")
+	if got.code != 1 || !strings.Contains(got.err, "unclosed action") || c.request != nil {
+		t.Errorf("exit code %d, printed %q, request %v; want an error before the call", got.code, got.err, c.request)
+	}
+	failed(t, run(t, recorded(), "images", "-o", "go-template={{index .keys 99}}"),
+		`-o go-template: template: output:1:2: executing "output" at <index .keys 99>: error calling index: index out of range: 99`)
+}

@@ -1,0 +1,86 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+)
+
+// undefinedFlag begins the error of urfave/cli about an unknown flag.
+const undefinedFlag = "flag provided but not defined: -"
+
+// maxEchoed limits how much of a wrong argument an error repeats, in bytes.
+const maxEchoed = 64
+
+// usageError shortens an error about invalid flags to one line, without the help text.
+func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+	name, unknown := strings.CutPrefix(err.Error(), undefinedFlag)
+	if !unknown {
+		return fmt.Errorf("%w, see %s --help", err, cmd.FullName())
+	}
+	name = strings.TrimLeft(name, "-")
+	suggestion := cli.SuggestFlag(visibleFlags(cmd), name, false)
+	return fmt.Errorf("unknown flag %s%s, see %s --help", echo(dashed(name)), didYouMean(name, suggestion), cmd.FullName())
+}
+
+// subcommandMissing is the action of a command that has only subcommands.
+func subcommandMissing(_ context.Context, cmd *cli.Command) error {
+	if cmd.Args().Present() {
+		return unknownCommand(cmd, cmd.Args().First())
+	}
+	return cli.ShowSubcommandHelp(cmd)
+}
+
+// unknownCommand returns the error for a name that is not a subcommand of cmd.
+func unknownCommand(cmd *cli.Command, name string) error {
+	suggestion := cli.SuggestCommand(visibleCommands(cmd), name)
+	return fmt.Errorf("unknown command %s%s, see %s --help", echo(name), didYouMean(name, suggestion), cmd.FullName())
+}
+
+// didYouMean returns a suggestion for a name that was typed, in brackets. urfave/cli always suggests the most similar
+// name; one that shares no two consecutive characters with what was typed is not helpful.
+func didYouMean(typed, suggestion string) string {
+	for i := 2; i <= len(typed); i++ {
+		if strings.Contains(suggestion, typed[i-2:i]) {
+			return fmt.Sprintf(" (did you mean %q?)", suggestion)
+		}
+	}
+	return ""
+}
+
+// echo quotes what the user typed, and truncates it.
+func echo(typed string) string {
+	if len(typed) > maxEchoed {
+		typed = typed[:maxEchoed] + "…"
+	}
+	return fmt.Sprintf("%q", typed)
+}
+
+func dashed(flag string) string {
+	if len(flag) == 1 {
+		return "-" + flag
+	}
+	return "--" + flag
+}
+
+// visibleCommands returns the subcommands of cmd that its help lists.
+func visibleCommands(cmd *cli.Command) []*cli.Command {
+	var visible []*cli.Command
+	for _, c := range cmd.Commands {
+		if !c.Hidden {
+			visible = append(visible, c)
+		}
+	}
+	return visible
+}
+
+// visibleFlags returns the flags of cmd, including global flags.
+func visibleFlags(cmd *cli.Command) []cli.Flag {
+	var flags []cli.Flag
+	for _, c := range cmd.Lineage() {
+		flags = append(flags, c.Flags...)
+	}
+	return flags
+}
