@@ -1966,6 +1966,7 @@ type StatusResponse struct {
 	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
 	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
 	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
+	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"` // when this was the state
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2080,6 +2081,13 @@ func (x *StatusResponse) GetCluster() bool {
 func (x *StatusResponse) GetProblems() []*Problem {
 	if x != nil {
 		return x.Problems
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
 	}
 	return nil
 }
@@ -3225,7 +3233,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xfc\x03\n" +
+	"\rStatusRequest\"\xa8\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
 	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
@@ -3240,7 +3248,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x12registry_fallbacks\x18\n" +
 	" \x01(\x03R\x11registryFallbacks\x12\x18\n" +
 	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
-	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\"\xb2\x01\n" +
+	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\x12*\n" +
+	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xb2\x01\n" +
 	"\vIndexStatus\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x127\n" +
 	"\tlisted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\blistedAt\x12\x17\n" +
@@ -3429,49 +3438,50 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	32, // 36: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	33, // 37: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	34, // 38: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	46, // 39: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,  // 40: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,  // 41: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	46, // 42: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	40, // 43: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	39, // 44: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	36, // 45: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 46: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 47: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 48: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 49: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 50: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 51: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 52: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 53: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 54: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	23, // 55: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	25, // 56: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	28, // 57: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	35, // 58: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	37, // 59: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	41, // 60: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	43, // 61: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 62: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 63: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 64: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 65: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 66: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 67: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 68: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 69: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 70: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 71: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 72: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	36, // 73: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	38, // 74: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	42, // 75: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	44, // 76: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	62, // [62:77] is the sub-list for method output_type
-	47, // [47:62] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	46, // 39: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	46, // 40: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,  // 41: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,  // 42: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	46, // 43: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	40, // 44: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	39, // 45: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	36, // 46: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 47: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 48: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 49: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 50: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 51: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 52: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 53: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 54: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 55: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	23, // 56: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	25, // 57: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	28, // 58: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	35, // 59: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	37, // 60: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	41, // 61: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	43, // 62: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 63: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 64: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 65: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 66: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 67: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 68: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 69: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 70: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	24, // 71: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	26, // 72: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	29, // 73: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	36, // 74: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	38, // 75: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	42, // 76: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	44, // 77: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	63, // [63:78] is the sub-list for method output_type
+	48, // [48:63] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }

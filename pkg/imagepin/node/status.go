@@ -32,7 +32,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	n := s.node
 	now := n.active.Load()
 	st := &api.StatusResponse{
-		Version: version.Version, ContainerdVersion: now.ContainerdVersion, Mode: n.mode, StartedAt: timestamppb.New(s.created),
+		Version: version.Version, ContainerdVersion: now.ContainerdVersion, Mode: n.mode, StartedAt: timestamppb.New(s.created), At: timestamppb.Now(),
 		Index: s.indexStatus(), Pins: n.pinStatus(now), RegistryFallbacks: n.metrics.Fallbacks(), Cluster: now.cluster.client != nil,
 	}
 	for _, p := range s.puller.Running() {
@@ -132,16 +132,26 @@ func (n *Node) silentSnapshotters(ctx context.Context, targets map[runtimeplatfo
 	}
 	silent := make(map[string]string)
 	for name, answer := range answers {
-		select {
-		case err := <-answer:
-			if err != nil && !errdefs.IsNotFound(err) {
-				silent[name] = err.Error()
-			}
-		case <-ctx.Done():
-			silent[name] = fmt.Sprintf("no answer within %s", probeTimeout)
+		if err := awaitAnswer(ctx, answer); err != nil && !errdefs.IsNotFound(err) {
+			silent[name] = err.Error()
 		}
 	}
 	return silent
+}
+
+// awaitAnswer waits until a snapshotter answers or ctx ends. An answer that has arrived counts, also after ctx has ended.
+func awaitAnswer(ctx context.Context, answer <-chan error) error {
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-answer:
+		return err
+	default:
+		return fmt.Errorf("no answer within %s", probeTimeout)
+	}
 }
 
 // problems returns what needs an operator.
@@ -153,7 +163,7 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 		add("Calls wait until it is built. If this takes long, see the log of containerd.", "the index is not built")
 	}
 	if n := st.GetIndex().GetPendingRepairs(); n > 0 {
-		add("Repairs run in the background. To see the reasons, run: imagepin check", "%d of the recorded images are not ready", n)
+		add("Repairs run in the background. To see the reasons, run: imagepin check", "recorded images that are not ready: %d", n)
 	}
 	seen := make(map[string]bool)
 	for _, t := range st.GetTargets() {
@@ -167,7 +177,7 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 			"pins retain %s of %s", units.BytesSize(float64(p.GetRetainedBytes())), units.BytesSize(float64(p.GetMaxRetainedBytes())))
 	}
 	if n := st.GetPins().GetProvisional(); n > 0 {
-		add("They are claimed when the API server answers. See the metric imagepin_claims_total.", "%d pins are not claimed in the Kubernetes API", n)
+		add("They are claimed when the API server answers. See the metric imagepin_claims_total.", "pins that are not claimed in the Kubernetes API: %d", n)
 	}
 	return all
 }

@@ -82,7 +82,7 @@ func (a *app) root() *cli.Command {
 		HideHelpCommand: true,
 		Flags:           globalFlags(),
 		Commands: append([]*cli.Command{
-			a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
+			a.statusCommand(), a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
 			a.pinCommand(), a.refreshCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
 		}, append(a.serveCommands(), a.versionCommand(), a.helpCommand())...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,

@@ -1,0 +1,179 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const statusDescription = `Shows the state of the node on one screen: versions, targets and whether their
+snapshotters answer, images, pins, pulls in progress, and what is wrong.
+
+RECEIVED is what a pull has read from registries, of what it fetches. A repair
+makes an image ready again whose content or snapshot was lost.
+
+With --watch it shows the state again every second, and the rate of pulls, until
+it is interrupted. If the output is not a terminal, it prints one line for each
+change.
+
+Exit code:
+  0  no problems
+  1  there are problems, or the command failed
+
+Examples:
+  imagepin status
+  imagepin status --watch
+  imagepin status -o json | jq -r '.problems[].message'`
+
+func (a *app) statusCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "status",
+		Usage:       "Show the state of the node and its problems",
+		Description: statusDescription,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "show the state again every second, until interrupted"},
+		},
+		Action: a.status,
+	}
+}
+
+func (a *app) status(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	if cmd.Bool("watch") {
+		return endOfWatch(a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error { return a.watchStatus(ctx, cmd, c) }))
+	}
+	var status *api.StatusResponse
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		status, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.print(cmd, status, func() error {
+		_, err := statusText(status, a.now(), nil).WriteTo(a.Out)
+		return err
+	}); err != nil {
+		return err
+	}
+	if len(status.GetProblems()) > 0 {
+		return exitError(exitFailed)
+	}
+	return nil
+}
+
+// modes are the modes of imagepin as text.
+var modes = map[string]string{"plugin": "in", "serve": "beside"}
+
+// statusText formats a status for a screen. rates has the rates of pulls in bytes per second; nil if they are not known.
+func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *bytes.Buffer {
+	out := &bytes.Buffer{}
+	fmt.Fprintf(out, "imagepin %s %s containerd %s, started %s ago\n", st.GetVersion(), modes[st.GetMode()], st.GetContainerdVersion(),
+		units.HumanDuration(now.Sub(st.GetStartedAt().AsTime())))
+	// A buffer accepts all writes.
+	_ = block(out, "",
+		field{"Index", indexText(st.GetIndex())},
+		field{"Images", fmt.Sprint(st.GetImages())},
+		field{"Pins", pinsText(st.GetPins())},
+		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
+		field{"Cluster", clusterText(st)},
+	)
+	rows := make([][]string, len(st.GetTargets()))
+	for i, t := range st.GetTargets() {
+		handlers := orNone(strings.Join(t.GetHandlers(), ","))
+		if t.GetDefault() {
+			handlers += " (default)"
+		}
+		rows[i] = []string{targetName(t.GetTarget()), handlers, fmt.Sprint(t.GetImages()), snapshotterText(t)}
+	}
+	fmt.Fprintln(out)
+	_ = table(out, []string{"TARGET", "HANDLERS", "IMAGES", "SNAPSHOTTER"}, rows)
+	for _, p := range st.GetPulls() {
+		fmt.Fprintf(out, "\nPulling %s\n  for %s, started %s ago%s\n", p.GetRef(), targetName(p.GetTarget()),
+			units.HumanDuration(now.Sub(p.GetSince().AsTime())), receivedText(p, rates[pullName(p)]))
+	}
+	problemsText(out, st.GetProblems())
+	return out
+}
+
+func indexText(i *api.IndexStatus) string {
+	if unset(i.GetListedAt()) {
+		return "is being built"
+	}
+	took := (time.Duration(i.GetTookMs()) * time.Millisecond).String()
+	text := fmt.Sprintf("listed %s in %s, %s lost", stamp(i.GetListedAt()), took, count(i.GetLost(), "key"))
+	if n := i.GetPendingRepairs(); n > 0 {
+		text += ", " + count(n, "repair") + " pending"
+	}
+	return text
+}
+
+func pinsText(p *api.PinStatus) string {
+	text := fmt.Sprintf("%d, %d drifted, %s retained", p.GetPins(), p.GetDrifted(), units.BytesSize(float64(p.GetRetainedBytes())))
+	if limit := p.GetMaxRetainedBytes(); limit > 0 {
+		text += " of " + units.BytesSize(float64(limit))
+	}
+	return text
+}
+
+func fallbacksText(n int64) string {
+	if n == 0 {
+		return "no fallbacks since the start"
+	}
+	return count(n, "fallback") + " to images on the node since the start"
+}
+
+func clusterText(st *api.StatusResponse) string {
+	if !st.GetCluster() {
+		return ""
+	}
+	return fmt.Sprintf("pins are agreed on in the Kubernetes API, %d not claimed yet", st.GetPins().GetProvisional())
+}
+
+func snapshotterText(t *api.TargetStatus) string {
+	if t.GetError() == "" {
+		return "ok"
+	}
+	return "no answer"
+}
+
+// receivedText returns the bytes of a pull, its rate in bytes per second and the time that is left.
+func receivedText(p *api.RunningPull, rate int64) string {
+	if p.GetTotal() == 0 && p.GetReceived() == 0 {
+		return ""
+	}
+	text := "\n  received " + units.BytesSize(float64(p.GetReceived()))
+	if p.GetTotal() > 0 {
+		text += " of " + units.BytesSize(float64(p.GetTotal()))
+	}
+	if rate > 0 {
+		text += ", " + units.BytesSize(float64(rate)) + "/s"
+		if left := p.GetTotal() - p.GetReceived(); left > 0 {
+			text += ", " + (time.Duration(left/rate) * time.Second).String() + " left"
+		}
+	}
+	return text
+}
+
+func problemsText(out *bytes.Buffer, problems []*api.Problem) {
+	if len(problems) == 0 {
+		fmt.Fprintln(out, "\nProblems: none")
+		return
+	}
+	fmt.Fprintln(out, "\nProblems:")
+	for _, p := range problems {
+		fmt.Fprintf(out, "  %s\n    %s\n", p.GetMessage(), p.GetHint())
+	}
+}
+
+// pullName identifies a pull in progress.
+func pullName(p *api.RunningPull) string { return p.GetRef() + " for " + targetName(p.GetTarget()) }

@@ -1,0 +1,162 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const (
+	// statusInterval is the time between two states of a watch.
+	statusInterval = time.Second
+	// shownChanges is how many of the last changes a watch shows on a terminal.
+	shownChanges = 5
+	// clearScreen moves the cursor to the top left and clears the terminal, as clear(1) does.
+	clearScreen = "\x1b[H\x1b[2J"
+)
+
+// watchStatus shows the state of the node until the user interrupts it. A server that stops answering ends it.
+func (a *app) watchStatus(ctx context.Context, cmd *cli.Command, c api.ControlClient) error {
+	w := &statusWatch{now: a.now}
+	show := func(changes []string) error { return printLines(a, changes) }
+	if !printsText(cmd) {
+		show = func(changes []string) error {
+			if len(changes) == 0 {
+				return nil
+			}
+			return a.print(cmd, w.last, nil)
+		}
+	} else if _, ok := terminal(a.Out); ok {
+		show = func(changes []string) error { return w.draw(a, changes) }
+	}
+	tick := time.NewTicker(min(a.interval, statusInterval))
+	defer tick.Stop()
+	for {
+		st, err := c.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		if err := show(w.update(st)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// statusWatch compares the states of a watch.
+type statusWatch struct {
+	now     func() time.Time
+	last    *api.StatusResponse
+	at      time.Time // of last
+	rates   map[string]int64
+	changes []string // the last changes, for a terminal
+}
+
+// update takes the next state, and returns what has changed, one line each.
+func (w *statusWatch) update(st *api.StatusResponse) []string {
+	at := w.now()
+	w.rates = ratesOf(w.last, st, at.Sub(w.at))
+	var changes []string
+	for _, line := range statusChanges(w.last, st) {
+		changes = append(changes, stamp(st.GetAt())+" "+line)
+	}
+	w.last, w.at = st, at
+	return changes
+}
+
+// draw draws the state and the last changes on a terminal.
+func (w *statusWatch) draw(a *app, changes []string) error {
+	w.changes = append(w.changes, changes...)
+	w.changes = w.changes[max(0, len(w.changes)-shownChanges):]
+	text := statusText(w.last, w.at, w.rates)
+	fmt.Fprintln(text, "\nChanges:")
+	for _, c := range w.changes {
+		fmt.Fprintln(text, " ", c)
+	}
+	_, err := fmt.Fprint(a.Out, clearScreen, text)
+	return err
+}
+
+func printLines(a *app, lines []string) error {
+	for _, l := range lines {
+		if _, err := fmt.Fprintln(a.Out, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ratesOf returns the rates of pulls between two states, in bytes per second.
+func ratesOf(before, after *api.StatusResponse, passed time.Duration) map[string]int64 {
+	received := make(map[string]int64)
+	for _, p := range before.GetPulls() {
+		received[pullName(p)] = p.GetReceived()
+	}
+	rates := make(map[string]int64)
+	for _, p := range after.GetPulls() {
+		if was, ok := received[pullName(p)]; ok && passed > 0 {
+			rates[pullName(p)] = int64(float64(p.GetReceived()-was) / passed.Seconds())
+		}
+	}
+	return rates
+}
+
+// statusChanges describes the changes between two states. before is nil for the first state: then these are the numbers,
+// the pulls and the problems.
+func statusChanges(before, after *api.StatusResponse) []string {
+	var changes []string
+	number := func(what string, was, is int64) {
+		switch {
+		case before == nil:
+			changes = append(changes, fmt.Sprintf("%s: %d", what, is))
+		case was != is:
+			changes = append(changes, fmt.Sprintf("%s: %d, was %d", what, is, was))
+		}
+	}
+	number("images", before.GetImages(), after.GetImages())
+	number("pins", before.GetPins().GetPins(), after.GetPins().GetPins())
+	number("drifted pins", before.GetPins().GetDrifted(), after.GetPins().GetDrifted())
+	number("pending repairs", before.GetIndex().GetPendingRepairs(), after.GetIndex().GetPendingRepairs())
+	number("registry fallbacks", before.GetRegistryFallbacks(), after.GetRegistryFallbacks())
+	text := func(added, removed string, was, is []string) {
+		for _, s := range missingFrom(was, is) {
+			changes = append(changes, added+s)
+		}
+		for _, s := range missingFrom(is, was) {
+			changes = append(changes, removed+s)
+		}
+	}
+	text("pull started: ", "pull ended: ", names(before.GetPulls(), pullName), names(after.GetPulls(), pullName))
+	text("problem: ", "solved: ", names(before.GetProblems(), (*api.Problem).GetMessage), names(after.GetProblems(), (*api.Problem).GetMessage))
+	return changes
+}
+
+func names[T any](all []T, name func(T) string) []string {
+	out := make([]string, len(all))
+	for i, v := range all {
+		out[i] = name(v)
+	}
+	return out
+}
+
+// missingFrom returns the texts of all that have does not contain.
+func missingFrom(have, all []string) (missing []string) {
+	known := make(map[string]bool, len(have))
+	for _, s := range have {
+		known[s] = true
+	}
+	for _, s := range all {
+		if !known[s] {
+			missing = append(missing, s)
+		}
+	}
+	return missing
+}

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// probed is a snapshotter that only answers Stat.
+type probed struct {
+	snapshots.Snapshotter
+	stat func() error
+}
+
+func (p probed) Stat(context.Context, string) (snapshots.Info, error) {
+	return snapshots.Info{}, p.stat()
+}
+
+// A snapshotter that fails, hangs or is not loaded is reported, and does not keep a status longer than its time limit.
+func TestSilentSnapshotters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		all := map[string]snapshots.Snapshotter{
+			"good":   probed{stat: func() error { return errdefs.ErrNotFound }},
+			"broken": probed{stat: func() error { return errors.New("disk error") }},
+			"hangs":  probed{stat: func() error { <-release; return nil }}, // ignores its context
+		}
+		n := &Node{containerd: Containerd{Snapshots: func(name string) snapshots.Snapshotter { return all[name] }}}
+		targets := map[runtimeplatform.Target]int64{}
+		for _, name := range []string{"good", "broken", "hangs", "missing"} {
+			targets[runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: name}] = 1
+			targets[runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: name}] = 1
+		}
+		got := n.silentSnapshotters(t.Context(), targets)
+		close(release)
+		want := map[string]string{"broken": "disk error", "hangs": "no answer within 2s", "missing": "it is not loaded"}
+		if len(got) != len(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		for name, why := range want {
+			if got[name] != why {
+				t.Errorf("%s: got %q, want %q", name, got[name], why)
+			}
+		}
+	})
+}
+
+func TestProblems(t *testing.T) {
+	st := &api.StatusResponse{Index: &api.IndexStatus{Ready: true}, Pins: &api.PinStatus{Pins: 3, Drifted: 1, RetainedBytes: 899, MaxRetainedBytes: 1000}}
+	if got := problems(st); len(got) > 0 {
+		t.Errorf("a healthy node has problems %v", got)
+	}
+	st = &api.StatusResponse{
+		Index: &api.IndexStatus{PendingRepairs: 2}, Pins: &api.PinStatus{Provisional: 1, RetainedBytes: 900, MaxRetainedBytes: 1000},
+		Targets: []*api.TargetStatus{
+			{Target: &api.Target{Platform: "linux/amd64", Snapshotter: "native"}, Error: "no answer"},
+			{Target: &api.Target{Platform: "linux/arm64", Snapshotter: "native"}, Error: "no answer"},
+		},
+	}
+	var messages []string
+	for _, p := range problems(st) {
+		if p.Hint == "" {
+			t.Errorf("%s has no hint", p.Message)
+		}
+		messages = append(messages, p.Message)
+	}
+	for _, want := range []string{"the index is not built", "recorded images that are not ready: 2", "snapshotter native does not answer: no answer", "pins retain 900B of 1000B", "not claimed in the Kubernetes API: 1"} {
+		if !strings.Contains(strings.Join(messages, "\n"), want) {
+			t.Errorf("no problem %q in %q", want, messages)
+		}
+	}
+	if len(messages) != 5 {
+		t.Errorf("got %q, want 5 problems", messages)
+	}
+}
