@@ -52,8 +52,12 @@ const (
 	InvalidRequest Reason = "InvalidRequest"
 	// UnknownImage: the image is not on the node and not pinned.
 	UnknownImage Reason = "UnknownImage"
+	// ImageInUse: a container uses the image that is to be removed.
+	ImageInUse Reason = "ImageInUse"
 	// UnknownPin: the pin does not exist.
 	UnknownPin Reason = "UnknownPin"
+	// NoEarlierDigest: the pin has had no other digest.
+	NoEarlierDigest Reason = "NoEarlierDigest"
 	// UpstreamNotSynced: containerd's own CRI service (upstream) did not learn about an image in time.
 	UpstreamNotSynced Reason = "UpstreamNotSynced"
 	// ClusterUnavailable: the Kubernetes API server cannot be reached, did not answer in time, is overloaded, or refuses all

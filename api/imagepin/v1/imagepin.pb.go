@@ -1616,6 +1616,298 @@ func (x *SetPinResponse) GetPrevious() string {
 	return ""
 }
 
+type UndoPinRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
+	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
+	Credential    *Credential            `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndoPinRequest) Reset() {
+	*x = UndoPinRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndoPinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndoPinRequest) ProtoMessage() {}
+
+func (x *UndoPinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndoPinRequest.ProtoReflect.Descriptor instead.
+func (*UndoPinRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *UndoPinRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *UndoPinRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *UndoPinRequest) GetCredential() *Credential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+type RemoveImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`         // reference, image ID, or the beginning of an image ID
+	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"` // remove it only for the target of this runtime handler; empty means all targets
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveImageRequest) Reset() {
+	*x = RemoveImageRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveImageRequest) ProtoMessage() {}
+
+func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
+func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RemoveImageRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RemoveImageRequest) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+type RemoveImageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Removed       []*Key                 `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"`
+	Pins          []*Pin                 `protobuf:"bytes,2,rep,name=pins,proto3" json:"pins,omitempty"` // pins of the removed references: the next pull fetches their digests
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveImageResponse) Reset() {
+	*x = RemoveImageResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveImageResponse) ProtoMessage() {}
+
+func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
+func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RemoveImageResponse) GetRemoved() []*Key {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *RemoveImageResponse) GetPins() []*Pin {
+	if x != nil {
+		return x.Pins
+	}
+	return nil
+}
+
+type PruneRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`                        // removes nothing
+	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`                                     // only images for the target of this runtime handler; empty means all targets
+	MinAgeSeconds int64                  `protobuf:"varint,3,opt,name=min_age_seconds,json=minAgeSeconds,proto3" json:"min_age_seconds,omitempty"` // keeps images that became ready later
+	Pinned        bool                   `protobuf:"varint,4,opt,name=pinned,proto3" json:"pinned,omitempty"`                                      // also images that a pin needs and does not retain
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneRequest) Reset() {
+	*x = PruneRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneRequest) ProtoMessage() {}
+
+func (x *PruneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
+func (*PruneRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PruneRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *PruneRequest) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *PruneRequest) GetMinAgeSeconds() int64 {
+	if x != nil {
+		return x.MinAgeSeconds
+	}
+	return 0
+}
+
+func (x *PruneRequest) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+type PruneResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Removed       []*Key                 `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"` // with dry_run, what would be removed
+	Images        int64                  `protobuf:"varint,2,opt,name=images,proto3" json:"images,omitempty"`  // image IDs in removed
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`    // of these images, compressed as in the registry; layers that other images share stay
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneResponse) Reset() {
+	*x = PruneResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneResponse) ProtoMessage() {}
+
+func (x *PruneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
+func (*PruneResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *PruneResponse) GetRemoved() []*Key {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+func (x *PruneResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type RemovePinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
@@ -1626,7 +1918,7 @@ type RemovePinRequest struct {
 
 func (x *RemovePinRequest) Reset() {
 	*x = RemovePinRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1930,7 @@ func (x *RemovePinRequest) String() string {
 func (*RemovePinRequest) ProtoMessage() {}
 
 func (x *RemovePinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1943,7 @@ func (x *RemovePinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePinRequest.ProtoReflect.Descriptor instead.
 func (*RemovePinRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{23}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemovePinRequest) GetScope() string {
@@ -1677,7 +1969,7 @@ type RemovePinResponse struct {
 
 func (x *RemovePinResponse) Reset() {
 	*x = RemovePinResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1981,7 @@ func (x *RemovePinResponse) String() string {
 func (*RemovePinResponse) ProtoMessage() {}
 
 func (x *RemovePinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1994,7 @@ func (x *RemovePinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePinResponse.ProtoReflect.Descriptor instead.
 func (*RemovePinResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{24}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemovePinResponse) GetPin() *Pin {
@@ -1723,7 +2015,7 @@ type RefreshRequest struct {
 
 func (x *RefreshRequest) Reset() {
 	*x = RefreshRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +2027,7 @@ func (x *RefreshRequest) String() string {
 func (*RefreshRequest) ProtoMessage() {}
 
 func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +2040,7 @@ func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshRequest.ProtoReflect.Descriptor instead.
 func (*RefreshRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{25}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RefreshRequest) GetRef() string {
@@ -1784,7 +2076,7 @@ type RefreshResponse struct {
 
 func (x *RefreshResponse) Reset() {
 	*x = RefreshResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +2088,7 @@ func (x *RefreshResponse) String() string {
 func (*RefreshResponse) ProtoMessage() {}
 
 func (x *RefreshResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +2101,7 @@ func (x *RefreshResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshResponse.ProtoReflect.Descriptor instead.
 func (*RefreshResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{26}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RefreshResponse) GetRef() string {
@@ -1840,6 +2132,51 @@ func (x *RefreshResponse) GetChanged() bool {
 	return false
 }
 
+// RefreshResponses are the results of several refreshes, for clients.
+type RefreshResponses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Responses     []*RefreshResponse     `protobuf:"bytes,1,rep,name=responses,proto3" json:"responses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshResponses) Reset() {
+	*x = RefreshResponses{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshResponses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshResponses) ProtoMessage() {}
+
+func (x *RefreshResponses) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshResponses.ProtoReflect.Descriptor instead.
+func (*RefreshResponses) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RefreshResponses) GetResponses() []*RefreshResponse {
+	if x != nil {
+		return x.Responses
+	}
+	return nil
+}
+
 type Refreshed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`   // empty for a target without a pin
@@ -1853,7 +2190,7 @@ type Refreshed struct {
 
 func (x *Refreshed) Reset() {
 	*x = Refreshed{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2202,7 @@ func (x *Refreshed) String() string {
 func (*Refreshed) ProtoMessage() {}
 
 func (x *Refreshed) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2215,7 @@ func (x *Refreshed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refreshed.ProtoReflect.Descriptor instead.
 func (*Refreshed) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{27}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Refreshed) GetScope() string {
@@ -1924,7 +2261,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2273,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2286,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
 }
 
 type StatusResponse struct {
@@ -1973,7 +2310,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2322,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2335,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2106,7 +2443,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2455,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2468,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2183,7 +2520,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2532,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2545,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -2259,7 +2596,7 @@ type PinStatus struct {
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2608,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2621,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -2336,7 +2673,7 @@ type RunningPull struct {
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2685,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2698,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -2410,7 +2747,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2759,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2772,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Problem) GetMessage() string {
@@ -2461,7 +2798,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2810,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2823,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -2506,7 +2843,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2855,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2868,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -2559,7 +2896,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2908,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2921,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -2611,7 +2948,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2960,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2973,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -2669,7 +3006,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +3018,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +3031,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -2766,7 +3103,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3115,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3128,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Finding) GetSubject() string {
@@ -2838,7 +3175,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3187,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3200,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -2885,7 +3222,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3234,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3247,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -2949,7 +3286,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3298,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3311,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 type VersionResponse struct {
@@ -2986,7 +3323,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3335,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3348,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3033,7 +3370,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3382,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3395,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -3210,7 +3547,28 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"credential\"P\n" +
 	"\x0eSetPinResponse\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious\":\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious\"q\n" +
+	"\x0eUndoPinRequest\x12\x14\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03ref\x18\x02 \x01(\tR\x03ref\x127\n" +
+	"\n" +
+	"credential\x18\x03 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
+	"credential\"@\n" +
+	"\x12RemoveImageRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
+	"\ahandler\x18\x02 \x01(\tR\ahandler\"g\n" +
+	"\x13RemoveImageResponse\x12*\n" +
+	"\aremoved\x18\x01 \x03(\v2\x10.imagepin.v1.KeyR\aremoved\x12$\n" +
+	"\x04pins\x18\x02 \x03(\v2\x10.imagepin.v1.PinR\x04pins\"\x81\x01\n" +
+	"\fPruneRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x18\n" +
+	"\ahandler\x18\x02 \x01(\tR\ahandler\x12&\n" +
+	"\x0fmin_age_seconds\x18\x03 \x01(\x03R\rminAgeSeconds\x12\x16\n" +
+	"\x06pinned\x18\x04 \x01(\bR\x06pinned\"i\n" +
+	"\rPruneResponse\x12*\n" +
+	"\aremoved\x18\x01 \x03(\v2\x10.imagepin.v1.KeyR\aremoved\x12\x16\n" +
+	"\x06images\x18\x02 \x01(\x03R\x06images\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\":\n" +
 	"\x10RemovePinRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\"7\n" +
@@ -3226,7 +3584,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x123\n" +
 	"\bregistry\x18\x02 \x01(\v2\x17.imagepin.v1.DescriptorR\bregistry\x124\n" +
 	"\trefreshed\x18\x03 \x03(\v2\x16.imagepin.v1.RefreshedR\trefreshed\x12\x18\n" +
-	"\achanged\x18\x04 \x01(\bR\achanged\"\x92\x01\n" +
+	"\achanged\x18\x04 \x01(\bR\achanged\"N\n" +
+	"\x10RefreshResponses\x12:\n" +
+	"\tresponses\x18\x01 \x03(\v2\x1c.imagepin.v1.RefreshResponseR\tresponses\"\x92\x01\n" +
 	"\tRefreshed\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x16\n" +
@@ -3317,7 +3677,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\x9c\b\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xf3\t\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -3329,7 +3689,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"StreamPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12A\n" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
-	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12A\n" +
+	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12C\n" +
+	"\aUndoPin\x12\x1b.imagepin.v1.UndoPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12P\n" +
+	"\vRemoveImage\x12\x1f.imagepin.v1.RemoveImageRequest\x1a .imagepin.v1.RemoveImageResponse\x12>\n" +
+	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
@@ -3348,7 +3711,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -3373,42 +3736,48 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*PinsResponse)(nil),          // 20: imagepin.v1.PinsResponse
 	(*SetPinRequest)(nil),         // 21: imagepin.v1.SetPinRequest
 	(*SetPinResponse)(nil),        // 22: imagepin.v1.SetPinResponse
-	(*RemovePinRequest)(nil),      // 23: imagepin.v1.RemovePinRequest
-	(*RemovePinResponse)(nil),     // 24: imagepin.v1.RemovePinResponse
-	(*RefreshRequest)(nil),        // 25: imagepin.v1.RefreshRequest
-	(*RefreshResponse)(nil),       // 26: imagepin.v1.RefreshResponse
-	(*Refreshed)(nil),             // 27: imagepin.v1.Refreshed
-	(*StatusRequest)(nil),         // 28: imagepin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 29: imagepin.v1.StatusResponse
-	(*IndexStatus)(nil),           // 30: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 31: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 32: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 33: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 34: imagepin.v1.Problem
-	(*CheckRequest)(nil),          // 35: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 36: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 37: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 38: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 39: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 40: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 41: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 42: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 43: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 44: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 45: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*UndoPinRequest)(nil),        // 23: imagepin.v1.UndoPinRequest
+	(*RemoveImageRequest)(nil),    // 24: imagepin.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),   // 25: imagepin.v1.RemoveImageResponse
+	(*PruneRequest)(nil),          // 26: imagepin.v1.PruneRequest
+	(*PruneResponse)(nil),         // 27: imagepin.v1.PruneResponse
+	(*RemovePinRequest)(nil),      // 28: imagepin.v1.RemovePinRequest
+	(*RemovePinResponse)(nil),     // 29: imagepin.v1.RemovePinResponse
+	(*RefreshRequest)(nil),        // 30: imagepin.v1.RefreshRequest
+	(*RefreshResponse)(nil),       // 31: imagepin.v1.RefreshResponse
+	(*RefreshResponses)(nil),      // 32: imagepin.v1.RefreshResponses
+	(*Refreshed)(nil),             // 33: imagepin.v1.Refreshed
+	(*StatusRequest)(nil),         // 34: imagepin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 35: imagepin.v1.StatusResponse
+	(*IndexStatus)(nil),           // 36: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 37: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 38: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 39: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 40: imagepin.v1.Problem
+	(*CheckRequest)(nil),          // 41: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 42: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 43: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 44: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 45: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 46: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 47: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 48: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 49: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 50: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 51: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	46, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	52, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	46, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	46, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	52, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	52, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	46, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	46, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	52, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	52, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -3427,61 +3796,72 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	4,  // 25: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
 	3,  // 26: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
 	4,  // 27: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
-	4,  // 28: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
-	3,  // 29: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
-	0,  // 30: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
-	27, // 31: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
-	1,  // 32: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	46, // 33: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	30, // 34: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	31, // 35: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	32, // 36: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	33, // 37: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	34, // 38: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	46, // 39: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	46, // 40: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,  // 41: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,  // 42: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	46, // 43: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	40, // 44: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	39, // 45: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	36, // 46: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 47: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 48: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 49: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 50: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 51: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 52: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 53: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 54: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 55: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	23, // 56: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	25, // 57: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	28, // 58: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	35, // 59: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	37, // 60: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	41, // 61: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	43, // 62: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 63: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 64: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 65: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 66: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 67: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 68: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 69: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 70: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	24, // 71: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	26, // 72: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	29, // 73: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	36, // 74: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	38, // 75: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	42, // 76: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	44, // 77: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	63, // [63:78] is the sub-list for method output_type
-	48, // [48:63] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	3,  // 28: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
+	2,  // 29: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
+	4,  // 30: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
+	2,  // 31: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
+	4,  // 32: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
+	3,  // 33: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
+	0,  // 34: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
+	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
+	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
+	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
+	52, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	52, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	52, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	52, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	46, // 49: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	45, // 50: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	42, // 51: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 52: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 53: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 54: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 55: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 56: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 57: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 58: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 59: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 60: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28, // 61: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30, // 62: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23, // 63: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24, // 64: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26, // 65: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34, // 66: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	41, // 67: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	43, // 68: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	47, // 69: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	49, // 70: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 71: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 72: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 73: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 74: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 75: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 76: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 77: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 78: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29, // 79: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31, // 80: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22, // 81: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25, // 82: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27, // 83: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35, // 84: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	42, // 85: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	44, // 86: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	48, // 87: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	50, // 88: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	71, // [71:89] is the sub-list for method output_type
+	53, // [53:71] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -3495,7 +3875,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,9 @@ const (
 	Control_SetPin_FullMethodName       = "/imagepin.v1.Control/SetPin"
 	Control_RemovePin_FullMethodName    = "/imagepin.v1.Control/RemovePin"
 	Control_Refresh_FullMethodName      = "/imagepin.v1.Control/Refresh"
+	Control_UndoPin_FullMethodName      = "/imagepin.v1.Control/UndoPin"
+	Control_RemoveImage_FullMethodName  = "/imagepin.v1.Control/RemoveImage"
+	Control_Prune_FullMethodName        = "/imagepin.v1.Control/Prune"
 	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
@@ -65,6 +68,12 @@ type ControlClient interface {
 	RemovePin(ctx context.Context, in *RemovePinRequest, opts ...grpc.CallOption) (*RemovePinResponse, error)
 	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(ctx context.Context, in *RefreshRequest, opts ...grpc.CallOption) (*RefreshResponse, error)
+	// UndoPin moves a pin back to the digest that it had before. It keeps everything else of the pin.
+	UndoPin(ctx context.Context, in *UndoPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error)
+	// RemoveImage removes an image with all of its references, unless a container uses it. Pins stay.
+	RemoveImage(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*RemoveImageResponse, error)
+	// Prune removes the images that nothing uses.
+	Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error)
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -215,6 +224,36 @@ func (c *controlClient) Refresh(ctx context.Context, in *RefreshRequest, opts ..
 	return out, nil
 }
 
+func (c *controlClient) UndoPin(ctx context.Context, in *UndoPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetPinResponse)
+	err := c.cc.Invoke(ctx, Control_UndoPin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) RemoveImage(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*RemoveImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveImageResponse)
+	err := c.cc.Invoke(ctx, Control_RemoveImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PruneResponse)
+	err := c.cc.Invoke(ctx, Control_Prune_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusResponse)
@@ -300,6 +339,12 @@ type ControlServer interface {
 	RemovePin(context.Context, *RemovePinRequest) (*RemovePinResponse, error)
 	// Refresh resolves a reference again, pulls the result for every target that has the reference, and moves its pins.
 	Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error)
+	// UndoPin moves a pin back to the digest that it had before. It keeps everything else of the pin.
+	UndoPin(context.Context, *UndoPinRequest) (*SetPinResponse, error)
+	// RemoveImage removes an image with all of its references, unless a container uses it. Pins stay.
+	RemoveImage(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error)
+	// Prune removes the images that nothing uses.
+	Prune(context.Context, *PruneRequest) (*PruneResponse, error)
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -352,6 +397,15 @@ func (UnimplementedControlServer) RemovePin(context.Context, *RemovePinRequest) 
 }
 func (UnimplementedControlServer) Refresh(context.Context, *RefreshRequest) (*RefreshResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Refresh not implemented")
+}
+func (UnimplementedControlServer) UndoPin(context.Context, *UndoPinRequest) (*SetPinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UndoPin not implemented")
+}
+func (UnimplementedControlServer) RemoveImage(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveImage not implemented")
+}
+func (UnimplementedControlServer) Prune(context.Context, *PruneRequest) (*PruneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prune not implemented")
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -548,6 +602,60 @@ func _Control_Refresh_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_UndoPin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndoPinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).UndoPin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_UndoPin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).UndoPin(ctx, req.(*UndoPinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_RemoveImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).RemoveImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_RemoveImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).RemoveImage(ctx, req.(*RemoveImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Prune_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PruneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Prune(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Prune_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Prune(ctx, req.(*PruneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -665,6 +773,18 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Refresh",
 			Handler:    _Control_Refresh_Handler,
+		},
+		{
+			MethodName: "UndoPin",
+			Handler:    _Control_UndoPin_Handler,
+		},
+		{
+			MethodName: "RemoveImage",
+			Handler:    _Control_RemoveImage_Handler,
+		},
+		{
+			MethodName: "Prune",
+			Handler:    _Control_Prune_Handler,
 		},
 		{
 			MethodName: "Status",

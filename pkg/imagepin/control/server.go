@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -44,6 +45,7 @@ type Config struct {
 	Health    Health
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
+	Remover     Remover
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
@@ -79,6 +81,27 @@ type Decider interface {
 type Puller interface {
 	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
 	Refresh(ctx context.Context, ref string, scope policy.Scope, c resolve.Credential) (pull.Refreshed, error)
+}
+
+// Remover removes images, through the CRI's own removal.
+type Remover interface {
+	// RemoveUnused removes the images that a name matches, for the target of a handler if it is not empty. It fails with
+	// [imagepin.ImageInUse] if a container uses one.
+	RemoveUnused(ctx context.Context, name, handler string) ([]imagepin.Entry, error)
+	// Prune removes the images that nothing uses.
+	Prune(ctx context.Context, o PruneOptions) ([]imagepin.Entry, error)
+}
+
+// PruneOptions select what a Remover prunes.
+type PruneOptions struct {
+	// Handler selects the images for the target of a runtime handler; empty selects all.
+	Handler string
+	// Before selects the images that became ready before a time.
+	Before time.Time
+	// Pinned also selects images that a pin needs but does not retain.
+	Pinned bool
+	// DryRun removes nothing.
+	DryRun bool
 }
 
 // Health checks and repairs. [reconcile.Reconciler] implements it.

@@ -20,20 +20,36 @@ import (
 //
 // It does not call RemoveImage of containerd's CRI, which would not wait for a pull that has started in the meantime.
 func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
-	name, handler := r.GetImage().GetImage(), r.GetImage().GetRuntimeHandler()
-	if handler != "" {
-		if _, err := s.lookup(handler); err != nil {
+	_, err := s.removeNamed(ctx, selection{name: r.GetImage().GetImage(), handler: r.GetImage().GetRuntimeHandler()})
+	if err != nil {
+		return nil, err
+	}
+	return &runtime.RemoveImageResponse{}, nil
+}
+
+// selection selects what a removal removes: the images that a name matches, for the target of a handler if it is not
+// empty.
+type selection struct {
+	name, handler string
+	// unused fails the removal if a container uses what it would remove.
+	unused bool
+}
+
+// removeNamed removes what a selection selects, and returns the removed entries.
+func (s *remover) removeNamed(ctx context.Context, sel selection) (removed []imagepin.Entry, _ error) {
+	if sel.handler != "" {
+		if _, err := s.lookup(sel.handler); err != nil {
 			return nil, err
 		}
 	}
-	held := []string{normalized(name)} // a first pull of the image may be in progress
-	removed := false
+	held := []string{normalized(sel.name)} // a first pull of the image may be in progress
+	collect := false
 	for {
 		unlock, err := s.Locks.ForRemoval(ctx, held...)
 		if err != nil {
 			return nil, err
 		}
-		what, err := s.findRemoval(ctx, name)
+		what, err := s.findRemoval(ctx, sel.name)
 		if err != nil {
 			unlock()
 			return nil, err
@@ -41,21 +57,21 @@ func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest
 		locks := what.locks()
 		if missing := slices.ContainsFunc(locks, func(ref string) bool { return !slices.Contains(held, ref) }); missing {
 			unlock()
-			held = append(locks, normalized(name))
+			held = append(locks, normalized(sel.name))
 			continue
 		}
-		some, err := s.remove(ctx, r, what)
+		entries, some, err := s.remove(ctx, sel, what)
 		adopted := s.hasNewKeys(what)
 		unlock()
-		removed = removed || some
+		removed, collect = append(removed, entries...), collect || some
 		if err == nil && adopted {
 			continue // the image has got keys since, which hold its records
 		}
-		if err != nil || !removed {
-			return &runtime.RemoveImageResponse{}, err
+		if err != nil || !collect {
+			return removed, err
 		}
 		// Without the lock, so that a snapshotter that hangs does not block pulls.
-		return &runtime.RemoveImageResponse{}, s.collect(ctx)
+		return removed, s.collect(ctx)
 	}
 }
 
@@ -108,18 +124,18 @@ func (s *remover) findRemoval(ctx context.Context, name string) (removal, error)
 	return removal{}, nil
 }
 
-// remove removes entries and records. It reports whether it removed any.
-func (s *remover) remove(ctx context.Context, r *runtime.RemoveImageRequest, what removal) (removed bool, err error) {
+// remove removes entries and records. It returns the removed entries, and reports whether it removed anything.
+func (s *remover) remove(ctx context.Context, sel selection, what removal) (removed []imagepin.Entry, some bool, err error) {
 	if len(what.entries) > 0 {
-		if removed, err = s.removeEntries(ctx, r, what.entries); err != nil {
-			return false, err
+		if removed, err = s.removeSelected(ctx, sel, what.entries); err != nil {
+			return nil, false, err
 		}
 	}
 	if len(what.records) == 0 {
-		return removed, nil
+		return removed, len(removed) > 0, nil
 	}
 	unaccounted, err := s.Store.RemoveRecords(s.namespaced(ctx), what.id, what.records...)
-	return removed || unaccounted, err
+	return removed, len(removed) > 0 || unaccounted, err
 }
 
 // collect runs garbage collection, even if the caller has gone.
@@ -141,38 +157,48 @@ func (s *remover) entriesByName(name string) []imagepin.Entry {
 	return all
 }
 
-// removeEntries removes the entries that a call selects. removed is false if there are none.
-func (s *remover) removeEntries(ctx context.Context, r *runtime.RemoveImageRequest, entries []imagepin.Entry) (removed bool, _ error) {
-	if handler := r.GetImage().GetRuntimeHandler(); handler != "" {
-		rt, err := s.lookup(handler)
+// removeSelected removes the entries that a selection selects, and returns them.
+func (s *remover) removeSelected(ctx context.Context, sel selection, entries []imagepin.Entry) ([]imagepin.Entry, error) {
+	if sel.handler != "" {
+		rt, err := s.lookup(sel.handler)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Target != rt.Target })
-	} else {
+	}
+	if sel.handler == "" || sel.unused {
 		used, err := s.inUse(ctx)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		unused := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
-			return used[imageUse{e.ImageID, e.Target}]
-		})
+		unused := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool { return used.by(e) != "" })
+		if sel.unused && len(unused) < len(entries) {
+			return nil, imageInUse(entries, used)
+		}
 		if len(unused) > 0 {
 			entries = unused
 		}
 	}
+	if err := s.removeEntries(ctx, entries); err != nil {
+		return nil, err
+	}
+	log.G(ctx).WithField("image", sel.name).WithField("keys", len(entries)).Info("removed image")
+	return entries, nil
+}
+
+// removeEntries removes entries. The caller holds their locks.
+func (s *remover) removeEntries(ctx context.Context, entries []imagepin.Entry) error {
 	keys := make([]imagepin.Key, len(entries))
 	for i, e := range entries {
 		keys[i] = e.Key
 	}
 	if _, err := s.Store.Remove(s.namespaced(ctx), keys...); err != nil {
-		return false, err
+		return err
 	}
 	for _, e := range entries {
 		s.answered.forget(e.Ref)
 	}
-	log.G(ctx).WithField("image", r.GetImage().GetImage()).WithField("keys", len(keys)).Info("removed image")
-	return len(keys) > 0, nil
+	return nil
 }
 
 // imageUse is an image and the target that uses it.
@@ -181,8 +207,14 @@ type imageUse struct {
 	target runtimeplatform.Target
 }
 
+// uses are images in use, each with one of its users.
+type uses map[imageUse]string
+
+// by returns what uses an entry; empty if nothing does.
+func (u uses) by(e imagepin.Entry) string { return u[imageUse{e.ImageID, e.Target}] }
+
 // inUse finds the images that the node's containers, sandboxes and image volumes use, in any state.
-func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
+func (s *remover) inUse(ctx context.Context) (uses, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list images in use: %w", err)
@@ -191,17 +223,18 @@ func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list images in use: %w", err)
 	}
-	used := make(map[imageUse]bool)
-	handlers := make(map[string]string)
+	used := make(uses)
+	handlers, pods := make(map[string]string), make(map[string]string)
 	pause := s.Store.Find(s.Settings().SandboxImage)
 	for _, sb := range sandboxes.GetItems() {
 		handlers[sb.GetId()] = sb.GetRuntimeHandler()
+		pods[sb.GetId()] = sb.GetMetadata().GetNamespace() + "/" + sb.GetMetadata().GetName()
 		rt, err := s.Runtimes().Sandbox(sb.GetRuntimeHandler())
 		if err != nil {
 			continue // its handler is no longer configured
 		}
 		for _, e := range pause {
-			used[imageUse{e.ImageID, rt.Target}] = true
+			used[imageUse{e.ImageID, rt.Target}] = "the sandbox of pod " + pods[sb.GetId()]
 		}
 	}
 	for _, c := range containers.GetContainers() {
@@ -209,8 +242,9 @@ func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 		if err != nil {
 			continue
 		}
+		user := "container " + c.GetMetadata().GetName() + " of pod " + pods[c.GetPodSandboxId()]
 		for _, name := range []string{c.GetImageRef(), c.GetImageId(), c.GetImage().GetImage()} {
-			s.markUsed(used, name, rt.Target)
+			s.markUsed(used, name, rt.Target, user)
 		}
 		volumes, err := s.imageVolumes(ctx, c.GetId())
 		if ctx.Err() != nil {
@@ -220,17 +254,17 @@ func (s *remover) inUse(ctx context.Context) (map[imageUse]bool, error) {
 			log.G(ctx).WithError(err).Warn("image volumes of a container are unknown")
 		}
 		for _, v := range volumes {
-			s.markUsed(used, v.GetImage(), rt.Target)
+			s.markUsed(used, v.GetImage(), rt.Target, user)
 		}
 	}
 	return used, nil
 }
 
-func (s *remover) markUsed(used map[imageUse]bool, name string, t runtimeplatform.Target) {
+func (s *remover) markUsed(used uses, name string, t runtimeplatform.Target, user string) {
 	if name == "" {
 		return
 	}
 	for _, e := range s.Store.Find(name) {
-		used[imageUse{e.ImageID, t}] = true
+		used[imageUse{e.ImageID, t}] = user
 	}
 }

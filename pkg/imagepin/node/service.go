@@ -15,6 +15,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
@@ -71,7 +72,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status,
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri},
 		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
 	})
@@ -81,6 +82,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		}
 	}
 	return s, nil
+}
+
+// remover is the removal of images for the control service.
+type remover struct{ *cri.Service }
+
+func (r remover) Prune(ctx context.Context, o control.PruneOptions) ([]imagepin.Entry, error) {
+	return r.Service.Prune(ctx, cri.PruneOptions(o))
 }
 
 // Reload replaces the setup and lists the images again. Calls in progress continue with the setup that they have read.

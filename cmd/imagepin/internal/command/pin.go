@@ -26,7 +26,7 @@ func (a *app) pinCommand() *cli.Command {
 		Name:        "pin",
 		Usage:       "List, set and remove pins",
 		Description: pinDescription,
-		Commands:    []*cli.Command{a.pinListCommand(), a.pinSetCommand(), a.pinRemoveCommand()},
+		Commands:    []*cli.Command{a.pinListCommand(), a.pinSetCommand(), a.pinUndoCommand(), a.pinRemoveCommand()},
 	})
 }
 

@@ -13,6 +13,9 @@ const refreshDescription = `Resolves a tag at the registry, pulls the current di
 snapshotter that has the tag, and moves the tag's pins to that digest. Running
 containers are not affected.
 
+With --drifted, it refreshes every pin of this node whose tag has moved, as
+"imagepin pin ls" shows them. Copies of ImagePins of the cluster are not changed.
+
 Exit code:
   0   nothing changed
   10  a digest changed
@@ -21,6 +24,7 @@ Exit code:
 Examples:
   imagepin refresh docker.io/library/nginx:1.29
   imagepin refresh shop:v7 --scope node
+  imagepin refresh --drifted
   imagepin refresh shop:v7; case $? in 0) ;; 10) kubectl rollout restart deployment/shop ;; *) exit 1 ;; esac` + credentialHelp
 
 func (a *app) refreshCommand() *cli.Command {
@@ -29,12 +33,17 @@ func (a *app) refreshCommand() *cli.Command {
 		Usage:       "Move pins to the tag's current digest and pull it",
 		ArgsUsage:   "REF",
 		Description: refreshDescription,
-		Flags:       append([]cli.Flag{scopeFlag("all"), noTruncFlag()}, credentialFlags()...),
+		Flags:       append([]cli.Flag{
+			&cli.BoolFlag{Name: "drifted", Usage: "refresh every pin of this node whose tag has moved, instead of REF"}, scopeFlag("all"), noTruncFlag(),
+		}, credentialFlags()...),
 		Action:      a.refresh,
 	}
 }
 
 func (a *app) refresh(ctx context.Context, cmd *cli.Command) error {
+	if cmd.Bool("drifted") {
+		return a.refreshDrifted(ctx, cmd)
+	}
 	args, err := arguments(cmd, "REF")
 	if err != nil {
 		return err
