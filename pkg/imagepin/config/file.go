@@ -21,6 +21,9 @@ const VerifierSection = "io.containerd.image-verifier.v1.bindir"
 // FileVersion is the version of containerd's configuration format that the sections of a File have.
 const FileVersion = 3
 
+// DefaultServeAddress is the default of File.Address.
+const DefaultServeAddress = "/run/imagepin/imagepin.sock"
+
 // File is the configuration of imagepin as a separate process. The part of containerd's configuration that it does not
 // have is read from the running containerd.
 type File struct {
@@ -75,7 +78,7 @@ func DefaultFile() (File, error) {
 func defaultKeys() File {
 	return File{
 		Version:           FileVersion,
-		Address:           "/run/imagepin/imagepin.sock",
+		Address:           DefaultServeAddress,
 		ContainerdAddress: defaults.DefaultAddress,
 		State:             "/var/lib/imagepin",
 		LogLevel:          "info",

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/urfave/cli/v3"
 
+	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/version"
 )
 
@@ -40,11 +41,13 @@ func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 type app struct {
 	Stdio
 	now func() time.Time
+	// serveSocket is the default socket of imagepin serve, for hints.
+	serveSocket string
 }
 
 // Run runs the command and returns its exit code. args begins with the name of the program.
 func Run(ctx context.Context, stdio Stdio, args []string) int {
-	return (&app{Stdio: stdio, now: time.Now}).run(ctx, args)
+	return (&app{Stdio: stdio, now: time.Now, serveSocket: imagepinconfig.DefaultServeAddress}).run(ctx, args)
 }
 
 func (a *app) run(ctx context.Context, args []string) int {

@@ -198,7 +198,7 @@ func TestContainerdStopped(t *testing.T) {
 		for _, args := range everyCall {
 			t.Run(why+"/"+args, func(t *testing.T) {
 				got := runAt(t, address, nil, strings.Fields(args)...)
-				failed(t, got, "cannot connect to containerd, is it running? dial unix "+address+": connect: "+why)
+				failed(t, got, "cannot connect to containerd: dial unix "+address+": connect: "+why+"\nStart containerd: systemctl start containerd")
 			})
 		}
 	}
@@ -214,7 +214,7 @@ func TestContainerdStopsDuringCall(t *testing.T) {
 	}
 	got := runAt(t, address, nil, "refresh", "app")
 	<-stopped
-	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: cannot connect to containerd, is it running?") {
+	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: cannot connect to containerd: dial unix ") {
 		t.Errorf("exit code %d, printed %q", got.code, got.err)
 	}
 }
