@@ -46,7 +46,7 @@ func (s *Server) digestOf(repository, text string) (digest.Digest, error) {
 		return "", imagepin.Invalid("digest", text, invalid)
 	}
 	known := make(map[string]bool)
-	s.eachKnown(func(ref string, _ bool, digests ...digest.Digest) {
+	s.eachKnown(func(ref string, _ digest.Digest, digests ...digest.Digest) {
 		if imagepin.InRepository(ref, repository) {
 			for _, d := range digests {
 				known[d.String()] = true
@@ -84,14 +84,14 @@ func (s *Server) refOf(text string) (string, error) {
 	}
 	// Digests of images and pins; references by digest count only if there is no other.
 	refs, digested := make(map[string]bool), make(map[string]bool)
-	s.eachKnown(func(ref string, tag bool, digests ...digest.Digest) {
-		if !slices.ContainsFunc(digests, func(d digest.Digest) bool { return strings.HasPrefix(d.String(), prefix) }) {
+	s.eachKnown(func(ref string, id digest.Digest, digests ...digest.Digest) {
+		if !slices.ContainsFunc(append(digests, id), func(d digest.Digest) bool { return strings.HasPrefix(d.String(), prefix) }) {
 			return
 		}
-		if tag {
-			refs[ref] = true
-		} else {
+		if strings.Contains(ref, "@") {
 			digested[ref] = true
+		} else {
+			refs[ref] = true
 		}
 	})
 	if len(refs) == 0 {
@@ -128,13 +128,11 @@ func (s *Server) isRef(text string) bool {
 	return len(found) > 0 && found[0].Ref == name || len(s.config.Pins.Scopes(name)) > 0
 }
 
-// eachKnown calls visit with the digests of each image and each pin of the node. tag reports whether the reference has a
-// tag.
-func (s *Server) eachKnown(visit func(ref string, tag bool, digests ...digest.Digest)) {
-	isTag := func(ref string) bool { return !strings.Contains(ref, "@") }
+// eachKnown calls visit with the image ID and the digests of each image, and with the digests of each pin of the node.
+func (s *Server) eachKnown(visit func(ref string, id digest.Digest, digests ...digest.Digest)) {
 	for _, img := range s.config.Images.Images() {
 		for _, e := range img.Entries {
-			visit(e.Ref, isTag(e.Ref), e.Root.Digest, e.Manifest, e.ImageID)
+			visit(e.Ref, e.ImageID, e.Root.Digest, e.Manifest)
 		}
 	}
 	for _, p := range s.config.Pins.List() {
@@ -145,7 +143,7 @@ func (s *Server) eachKnown(visit func(ref string, tag bool, digests ...digest.Di
 		if p.Drift != nil {
 			digests = append(digests, p.Drift.Digest)
 		}
-		visit(p.Ref, isTag(p.Ref), digests...)
+		visit(p.Ref, "", digests...)
 	}
 }
 

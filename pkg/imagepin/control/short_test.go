@@ -144,6 +144,7 @@ func TestShortDigestOfAPin(t *testing.T) {
 	for text, want := range map[string]digest.Digest{
 		"aaaaaaaaaaaa": appRoot, "sha256:aaaaaaaaaaaa1": appRoot, "bbbbbbbbbbbb": appManifest, "dddddddddddd": formerRoot,
 		"eeeeeeeeeeee": drifted, toolRoot.String(): toolRoot, toolRoot.Encoded()[:13]: "",
+		"cccccccccccc1": "", // an image ID is not a digest in a registry
 	} {
 		s, d := newServer(t)
 		_, err := s.SetPin(t.Context(), &api.SetPinRequest{Ref: app, Digest: text})
