@@ -78,6 +78,8 @@ func (a *app) serveHint(address string) string {
 	return "\nThis node has a socket of imagepin serve: add --address " + a.serveSocket
 }
 
+const correctHint = "\nCorrect this and restart containerd."
+
 // notServed returns why containerd does not serve imagepin. containerd reports the errors of its plugins.
 func (a *app) notServed(ctx context.Context, conn grpc.ClientConnInterface, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
@@ -91,9 +93,10 @@ func (a *app) notServed(ctx context.Context, conn grpc.ClientConnInterface, addr
 	case !hasOwn:
 		return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled%s", address, imagepinconfig.Section, a.serveHint(address))
 	case own != "":
-		return fmt.Errorf("imagepin failed to load in containerd at %s: %s\nCorrect this and restart containerd. To check its configuration, run: imagepin config check /etc/containerd/config.toml", address, strings.TrimPrefix(own, "imagepin: "))
+		const check = " To check its configuration, run: imagepin config check /etc/containerd/config.toml"
+		return fmt.Errorf("imagepin failed to load in containerd at %s: %s%s", address, strings.TrimPrefix(own, "imagepin: "), correctHint+check)
 	case failed[cri] != "":
-		return fmt.Errorf("the CRI failed to load in containerd at %s: %s\nCorrect this and restart containerd.", address, failed[cri])
+		return fmt.Errorf("the CRI failed to load in containerd at %s: %s%s", address, failed[cri], correctHint)
 	}
 	return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled", address, cri)
 }
