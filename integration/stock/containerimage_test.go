@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"testing"
@@ -54,9 +55,16 @@ func TestImageOfAContainer(t *testing.T) {
 		list("ListContainers")
 		check("StreamContainers", streamed(t, r))
 		for c, n := range created {
-			resp, err := r.Runtime().ContainerStatus(r.Ctx, &cri.ContainerStatusRequest{ContainerId: c})
+			resp, err := r.Runtime().ContainerStatus(r.Ctx, &cri.ContainerStatusRequest{ContainerId: c, Verbose: true})
 			if err != nil {
 				t.Fatal(err)
+			}
+			var info struct{ Config cri.ContainerConfig }
+			if err := json.Unmarshal([]byte(resp.GetInfo()["info"]), &info); err != nil {
+				t.Fatal(err)
+			}
+			if sent := (&cri.ImageSpec{Image: n.image, UserSpecifiedImage: n.user}); !proto.Equal(info.Config.GetImage(), sent) {
+				t.Errorf("verbose status of a container of %v: got image %v, want %v", n, info.Config.GetImage(), sent)
 			}
 			got, want := resp.GetStatus(), &cri.ImageSpec{Image: ref}
 			if !proto.Equal(got.GetImage(), want) || got.GetImageRef() != byDigest || got.GetImageId() != id {

@@ -28,7 +28,7 @@ func setImageID(spec *runtime.ImageSpec, e imagepin.Entry) {
 
 // restoreName undoes setImageID.
 func restoreName(spec *runtime.ImageSpec) {
-	name, ok := spec.GetAnnotations()[requestedName]
+	name, ok := spec.GetAnnotations()[requestedName] // spec can be nil
 	if !ok {
 		return
 	}

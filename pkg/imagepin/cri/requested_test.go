@@ -1,8 +1,13 @@
 package cri
 
 import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -22,7 +27,7 @@ func TestRestoreName(t *testing.T) {
 		"ID":                    {&runtime.ImageSpec{Image: id}, ""},
 	} {
 		spec := proto.CloneOf(test.sent)
-		setImageID(spec, imagepin.Entry{ImageID: "sha256:1111111111111111111111111111111111111111111111111111111111111111"})
+		setImageID(spec, imagepin.Entry{ImageID: digest.Digest(id)})
 		if spec.GetImage() != id || spec.GetUserSpecifiedImage() != test.user {
 			t.Errorf("%s: upstream gets %v", name, spec)
 		}
@@ -35,4 +40,40 @@ func TestRestoreName(t *testing.T) {
 		}
 	}
 	restoreStatus(nil)
+}
+
+// TestRestoreInfo restores the names in the verbose part of a status, and nothing else.
+func TestRestoreInfo(t *testing.T) {
+	id := "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	sent := &runtime.ContainerConfig{
+		Image:  &runtime.ImageSpec{Image: "app:v1"},
+		Mounts: []*runtime.Mount{{HostPath: "/a"}, {Image: &runtime.ImageSpec{Image: "files:v1"}}},
+	}
+	text := func(c *runtime.ContainerConfig) string {
+		b, err := json.Marshal(map[string]any{"pid": 12345678901234567, "config": c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	upstream := proto.CloneOf(sent)
+	for _, spec := range imageSpecs(&runtime.CreateContainerRequest{Config: upstream}) {
+		setImageID(spec, imagepin.Entry{ImageID: digest.Digest(id)})
+	}
+	info := map[string]string{"info": text(upstream)}
+	restoreInfo(info)
+	var got, want any
+	if err := errors.Join(json.Unmarshal([]byte(info["info"]), &got), json.Unmarshal([]byte(text(sent)), &want)); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) || !strings.Contains(info["info"], "12345678901234567") {
+		t.Errorf("got %s, want %s", info["info"], text(sent))
+	}
+	for _, unreadable := range []string{requestedName, `{"config": "` + requestedName + `"}`, `{"x": "` + requestedName + `"}`} {
+		info := map[string]string{"info": unreadable}
+		if restoreInfo(info); info["info"] != unreadable {
+			t.Errorf("got %q, want %q", info["info"], unreadable)
+		}
+	}
+	restoreInfo(nil)
 }
