@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,7 +65,7 @@ func TestDefaultConfigLoads(t *testing.T) {
 }
 
 // TestWrongConfig checks that containerd does not serve the CRI if the configuration is invalid: the node must not run
-// images that the operator does not want. The log names the section and the key.
+// images that the operator does not want. The log and the imagepin command name the section and the key.
 func TestWrongConfig(t *testing.T) {
 	t.Parallel()
 	ours := func(text string) node.Options {
@@ -143,6 +144,17 @@ func TestWrongConfig(t *testing.T) {
 			for _, want := range append([]string{where}, c.wants...) {
 				if !strings.Contains(logged, want) {
 					t.Errorf("the logged error does not contain %q:\n%s", want, logged)
+				}
+			}
+			if !slices.ContainsFunc(strings.Split(n.Logs(), "\n"), func(l string) bool {
+				return strings.Contains(l, "level=error") && strings.Contains(l, "not serving the CRI, because imagepin failed to load")
+			}) {
+				t.Error("the log has no error about the CRI")
+			}
+			out, err := exec.CommandContext(ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", n.Address(), "images").CombinedOutput()
+			for _, want := range append([]string{"imagepin: imagepin failed to load in containerd at " + n.Address() + ": " + where, "imagepin config check"}, c.wants...) {
+				if err == nil || !strings.Contains(string(out), want) {
+					t.Errorf("imagepin images: got %v, printed %q, want an error with %q", err, out, want)
 				}
 			}
 		})

@@ -190,12 +190,26 @@ func TestControlPull(t *testing.T) {
 			t.Errorf("next pull for handler %q: got %v (%v), want %s", handler, result, err, want)
 		}
 	}
+	if result.GetFallback() != "" {
+		t.Errorf("the registry has answered: got fallback %q", result.GetFallback())
+	}
 	_, _, err = pull(&api.PullRequest{Ref: r.Reg.Ref("app:none")})
 	testkit.WantCode(t, err, codes.NotFound, "CannotPullImageManifest", r.Reg.Ref("app:none"))
 	_, _, err = pull(&api.PullRequest{Ref: ref, Handler: "sparc"})
 	testkit.WantCode(t, err, codes.InvalidArgument, "sparc")
 	_, _, err = pull(&api.PullRequest{Ref: ref, Handler: "arm"})
 	testkit.WantCode(t, err, codes.NotFound, "NoMatchingPlatform")
+
+	// Without the registry, the result says why the image on the node is used.
+	r.Reg.Down()
+	_, result, err = pull(&api.PullRequest{Ref: ref})
+	if err != nil || result.GetDone() != "up_to_date" || !strings.Contains(result.GetFallback(), "CannotPullImageManifest: "+ref) {
+		t.Errorf("pull without the registry: got %v (%v)", result, err)
+	}
+	out, code := r.Operator("pull", ref)
+	if code != 0 || !strings.Contains(out, "imagepin: warning: the registry did not resolve "+ref) || strings.Contains(out, "is up to date") {
+		t.Errorf("imagepin pull without the registry: exit code %d, printed %q", code, out)
+	}
 }
 
 // TestControlCheck damages keys through containerd's API. Check repairs them, and the next check finds nothing.

@@ -31,7 +31,7 @@ func TestStandalonePackage(t *testing.T) {
 	if mode := n.Run("stat -c '%a %U' /etc/imagepin/config.toml"); mode != "600 root\n" {
 		t.Errorf("mode and owner of the configuration: got %q, want 600 root", mode)
 	}
-	n.Run("imagepin config check /etc/imagepin/config.toml")
+	n.Run("imagepin config check --serve /etc/imagepin/config.toml")
 	n.Run("gzip -dc /usr/share/man/man1/imagepin-serve.1.gz | grep -q imagepin.serve")
 	n.Run(`. /usr/share/bash-completion/completions/imagepin && complete -p imagepin`)
 

@@ -548,7 +548,7 @@ max_retained_bytes = 3000000
 	r.MustPull(free, "")
 	_, d, _ = strings.Cut(d, "@")
 	wantPins(r, r.Reg.Ref("kept/big:v1"), map[string]string{})
-	_, err = r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: free, Digest: d, Retain: true})
+	_, err = r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: free, Digest: d, Retain: proto.Bool(true)})
 	if err == nil || !strings.Contains(err.Error(), "RetainLimitReached") {
 		t.Errorf("SetPin above the limit: got error %v", err)
 	}
@@ -558,19 +558,26 @@ max_retained_bytes = 3000000
 	}
 }
 
-// TestNoLongerRetained checks that a pin releases its content if it no longer retains it.
+// TestNoLongerRetained checks that a pin keeps its retention if it is set again, and releases its content if it no longer
+// retains it.
 func TestNoLongerRetained(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true})
 	d := r.Version("app:v1", "one")
 	ref := r.Reg.Ref("app:v1")
 	r.MustPull(ref, "")
-	for _, retain := range []bool{true, false} {
-		if _, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: ref, Digest: d, Retain: retain}); err != nil {
-			t.Fatal(err)
+	for _, step := range []struct {
+		flags  []string
+		retain bool
+	}{
+		{nil, false}, {[]string{"--retain"}, true}, {nil, true}, {[]string{"--retain=false"}, false},
+	} {
+		out, code := r.Operator(append([]string{"pin", "set", ref, d}, step.flags...)...)
+		if code != 0 || strings.Contains(out, "retained") != step.retain {
+			t.Errorf("pin set %q: exit code %d, printed %q", step.flags, code, out)
 		}
-		if held := len(retained(t, r)) == 1; held != retain || r.MustStatus(ref, "").GetPinned() != retain {
-			t.Errorf("retain=%t: got lease %t, pinned %t", retain, held, r.MustStatus(ref, "").GetPinned())
+		if held := len(retained(t, r)) == 1; held != step.retain || r.MustStatus(ref, "").GetPinned() != step.retain {
+			t.Errorf("pin set %q: got lease %t, pinned %t", step.flags, held, r.MustStatus(ref, "").GetPinned())
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -40,7 +41,7 @@ func TestPullRetainedOffline(t *testing.T) {
 	}
 	ids := map[string]string{private: pull(private, alice), public: pull(public, nil), hand: pull(hand, alice)}
 	// An image that is retained later keeps its proofs.
-	if _, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: hand, Digest: byHand, Retain: true, Credential: &api.Credential{Username: "alice", Password: testkit.AlicePassword}}); err != nil {
+	if _, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: hand, Digest: byHand, Retain: proto.Bool(true), Credential: &api.Credential{Username: "alice", Password: testkit.AlicePassword}}); err != nil {
 		t.Fatal(err)
 	}
 	removeAll := func() {

@@ -262,7 +262,7 @@ func (k *caller) act(what string) {
 		}
 		k.w.facts.unpinned.Store(true)
 		_, _ = checkedCall[*api.SetPinResponse](k, control, "SetPin", &op{ref: ref},
-			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: retain})
+			&api.SetPinRequest{Ref: ref, Digest: to.root.Digest.String(), Retain: proto.Bool(retain)})
 	case "unpin":
 		ref, scope := k.ref(), "node"
 		if k.w.choice.consistency == "workload" {

@@ -66,6 +66,8 @@ func (s *start) decorated(upstream initFunc) initFunc {
 		}
 		instance, err := p.Instance()
 		if err != nil {
+			// containerd logs an error of a plugin only as a warning.
+			log.G(ic.Context).WithError(err).Error("not serving the CRI, because imagepin failed to load")
 			return nil, fmt.Errorf("not serving the CRI, because imagepin failed to load (to run without imagepin, add %q to disabled_plugins): %w", config.Section, err)
 		}
 		return s.serve(ic, instance.(*node.Node), upstream)

@@ -1341,9 +1341,11 @@ func (x *Progress) GetTotal() int64 {
 }
 
 type PullResult struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Done          string                 `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"` // up_to_date, recorded, unpacked, fetched
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Done  string                 `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"` // up_to_date, recorded, unpacked, fetched
+	// Why the registry did not resolve the reference, if the image on the node was used for this reason.
+	Fallback      string `protobuf:"bytes,3,opt,name=fallback,proto3" json:"fallback,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1388,6 +1390,13 @@ func (x *PullResult) GetKey() *Key {
 func (x *PullResult) GetDone() string {
 	if x != nil {
 		return x.Done
+	}
+	return ""
+}
+
+func (x *PullResult) GetFallback() string {
+	if x != nil {
+		return x.Fallback
 	}
 	return ""
 }
@@ -1489,12 +1498,16 @@ func (x *PinsResponse) GetPins() []*Pin {
 }
 
 type SetPinRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
-	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	Retain        bool                   `protobuf:"varint,4,opt,name=retain,proto3" json:"retain,omitempty"`
-	Credential    *Credential            `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Scope  string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // empty means node
+	Ref    string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
+	Digest string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // or at least its first 12 hex digits, if the node knows it
+	// Retains the content of the pin. If it is unset, the pin keeps its retention. A rule with retain = true takes
+	// precedence over false.
+	Retain     *bool       `protobuf:"varint,4,opt,name=retain,proto3,oneof" json:"retain,omitempty"`
+	Credential *Credential `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	// Pins to the manifest of one platform, although the node or the registry has an index that lists it.
+	Force         bool `protobuf:"varint,6,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1551,8 +1564,8 @@ func (x *SetPinRequest) GetDigest() string {
 }
 
 func (x *SetPinRequest) GetRetain() bool {
-	if x != nil {
-		return x.Retain
+	if x != nil && x.Retain != nil {
+		return *x.Retain
 	}
 	return false
 }
@@ -1562,6 +1575,13 @@ func (x *SetPinRequest) GetCredential() *Credential {
 		return x.Credential
 	}
 	return nil
+}
+
+func (x *SetPinRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type SetPinResponse struct {
@@ -3527,24 +3547,27 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\n" +
 	"media_type\x18\x03 \x01(\tR\tmediaType\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x03R\x06offset\x12\x14\n" +
-	"\x05total\x18\x05 \x01(\x03R\x05total\"D\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\"`\n" +
 	"\n" +
 	"PullResult\x12\"\n" +
 	"\x03key\x18\x01 \x01(\v2\x10.imagepin.v1.KeyR\x03key\x12\x12\n" +
-	"\x04done\x18\x02 \x01(\tR\x04done\">\n" +
+	"\x04done\x18\x02 \x01(\tR\x04done\x12\x1a\n" +
+	"\bfallback\x18\x03 \x01(\tR\bfallback\">\n" +
 	"\vPinsRequest\x12\x19\n" +
 	"\bref_glob\x18\x01 \x01(\tR\arefGlob\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\"4\n" +
 	"\fPinsResponse\x12$\n" +
-	"\x04pins\x18\x01 \x03(\v2\x10.imagepin.v1.PinR\x04pins\"\xa0\x01\n" +
+	"\x04pins\x18\x01 \x03(\v2\x10.imagepin.v1.PinR\x04pins\"\xc6\x01\n" +
 	"\rSetPinRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x16\n" +
-	"\x06retain\x18\x04 \x01(\bR\x06retain\x127\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x1b\n" +
+	"\x06retain\x18\x04 \x01(\bH\x00R\x06retain\x88\x01\x01\x127\n" +
 	"\n" +
 	"credential\x18\x05 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
-	"credential\"P\n" +
+	"credential\x12\x14\n" +
+	"\x05force\x18\x06 \x01(\bR\x05forceB\t\n" +
+	"\a_retain\"P\n" +
 	"\x0eSetPinResponse\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
 	"\bprevious\x18\x02 \x01(\tR\bprevious\"q\n" +
@@ -3869,6 +3892,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 	if File_imagepin_v1_imagepin_proto != nil {
 		return
 	}
+	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

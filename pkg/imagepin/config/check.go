@@ -10,8 +10,9 @@ import (
 
 // CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
 // imagepin section as strictly as containerd does when it loads the plugin, and whether the handlers in it are handlers
-// of the CRI. It does not check whether snapshotters are loaded. It returns the settings of the imagepin section. Errors are
-// ErrInvalidArgument and name the section and the key.
+// of the CRI. It does not check whether snapshotters are loaded. It returns the settings of the imagepin section.
+// It returns the errors of all keys of the imagepin section, see [Errors]. They are ErrInvalidArgument and name the section
+// and the key.
 func CheckPlugins(plugins map[string]any) (Settings, error) {
 	var own Table
 	if s, ok := plugins[Section]; ok {
@@ -21,17 +22,14 @@ func CheckPlugins(plugins map[string]any) (Settings, error) {
 		}
 		own = table
 	}
-	checked, err := own.Check()
-	if err != nil {
-		return Settings{}, err
-	}
+	checked, wrong := own.Check()
 	cri, err := offlineCRI(plugins)
 	if err != nil {
-		return Settings{}, err
+		return Settings{}, errors.Join(wrong, err)
 	}
 	anySnapshotter := func(string) bool { return true }
 	_, err = cri.Handlers(checked, anySnapshotter)
-	return checked, err
+	return checked, errors.Join(wrong, err)
 }
 
 // runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.

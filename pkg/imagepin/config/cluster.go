@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -65,26 +66,32 @@ func (s Settings) UnusedCluster() string {
 	return ""
 }
 
+// check validates the values. It returns the errors of all keys.
 func (c ClusterConfig) check() (Cluster, error) {
+	var errs []error
+	wrong := func(key string, err error) {
+		if err != nil {
+			errs = append(errs, keyError("cluster."+key, err))
+		}
+	}
 	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
-		return Cluster{}, keyError("cluster.kubeconfig", fmt.Errorf("%q is not an absolute path", c.Kubeconfig))
+		wrong("kubeconfig", fmt.Errorf("%q is not an absolute path", c.Kubeconfig))
 	}
 	if !slices.Contains([]string{unavailableLocal, unavailableFail}, c.Unavailable) {
-		return Cluster{}, keyError("cluster.unavailable", fmt.Errorf("%q: must be one of %q, %q", c.Unavailable, unavailableLocal, unavailableFail))
+		wrong("unavailable", fmt.Errorf("%q: must be one of %q, %q", c.Unavailable, unavailableLocal, unavailableFail))
 	}
 	timeout, err := time.ParseDuration(c.Timeout)
-	if err != nil {
-		return Cluster{}, keyError("cluster.timeout", err)
+	if err == nil && (timeout < minClusterTimeout || timeout > maxClusterTimeout) {
+		err = fmt.Errorf("%s is not between %s and %s", timeout, minClusterTimeout, maxClusterTimeout)
 	}
-	if timeout < minClusterTimeout || timeout > maxClusterTimeout {
-		return Cluster{}, keyError("cluster.timeout", fmt.Errorf("%s is not between %s and %s", timeout, minClusterTimeout, maxClusterTimeout))
-	}
+	wrong("timeout", err)
 	recheck, err := time.ParseDuration(c.Recheck)
-	if err != nil {
-		return Cluster{}, keyError("cluster.recheck", err)
+	if err == nil && recheck < 0 {
+		err = fmt.Errorf("%s is less than 0s", recheck)
 	}
-	if recheck < 0 {
-		return Cluster{}, keyError("cluster.recheck", fmt.Errorf("%s is less than 0s", recheck))
+	wrong("recheck", err)
+	if len(errs) > 0 {
+		return Cluster{}, errors.Join(errs...)
 	}
 	return Cluster{Kubeconfig: c.Kubeconfig, Strict: c.Unavailable == unavailableFail, Timeout: timeout, Recheck: recheck}, nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
-	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
 	"github.com/sirupsen/logrus"
 )
@@ -20,6 +19,9 @@ const VerifierSection = "io.containerd.image-verifier.v1.bindir"
 
 // FileVersion is the version of containerd's configuration format that the sections of a File have.
 const FileVersion = 3
+
+// DefaultServeAddress is the default of File.Address.
+const DefaultServeAddress = "/run/imagepin/imagepin.sock"
 
 // File is the configuration of imagepin as a separate process. The part of containerd's configuration that it does not
 // have is read from the running containerd.
@@ -75,7 +77,7 @@ func DefaultFile() (File, error) {
 func defaultKeys() File {
 	return File{
 		Version:           FileVersion,
-		Address:           "/run/imagepin/imagepin.sock",
+		Address:           DefaultServeAddress,
 		ContainerdAddress: defaults.DefaultAddress,
 		State:             "/var/lib/imagepin",
 		LogLevel:          "info",
@@ -118,65 +120,72 @@ type ServeConfig struct {
 	transfer Transfer
 }
 
-// ParseFile parses a configuration file. It fails with ErrInvalidArgument, and names the section and the key.
+// ParseFile parses a configuration file. It returns the errors of all keys, see [Errors]. They are ErrInvalidArgument, and
+// name the section and the key.
 func ParseFile(text []byte) (*ServeConfig, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
-	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f); err != nil {
-		key, err := decodeError(err, &f)
-		return nil, topError(key, err)
+	err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f)
+	errs := decodeErrors("", err, &f)
+	var unknown *toml.StrictMissingError
+	if err != nil && !errors.As(err, &unknown) {
+		return nil, errors.Join(errs...) // the rest is not decoded
 	}
+	errs = append(errs, f.check()...)
+	b := &ServeConfig{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
+	if errs = append(errs, b.decodeSections()...); len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return b, nil
+}
+
+// check validates the keys outside of the sections, and the names of the sections.
+func (f File) check() (errs []error) {
+	wrong := func(key string, err error) { errs = append(errs, topError(key, err)) }
 	if f.Version != FileVersion {
-		return nil, topError("version", fmt.Errorf("%d is not supported, use %d", f.Version, FileVersion))
+		wrong("version", fmt.Errorf("%d is not supported, use %d", f.Version, FileVersion))
 	}
-	for key, value := range map[string]string{"address": f.Address, "containerd_address": f.ContainerdAddress, "state": f.State} {
-		if !strings.HasPrefix(value, "/") {
-			return nil, topError(key, fmt.Errorf("%q is not an absolute path", value))
+	for _, path := range []struct{ key, value string }{
+		{"address", f.Address}, {"containerd_address", f.ContainerdAddress}, {"state", f.State},
+	} {
+		if !strings.HasPrefix(path.value, "/") {
+			wrong(path.key, fmt.Errorf("%q is not an absolute path", path.value))
 		}
 	}
 	if a := f.Debug.Address; a != "" && !strings.HasPrefix(a, "/") {
-		return nil, topError("debug.address", fmt.Errorf("%q is not the path of a unix socket", a))
+		wrong("debug.address", fmt.Errorf("%q is not the path of a unix socket", a))
 	}
 	if _, err := logrus.ParseLevel(f.LogLevel); err != nil {
-		return nil, topError("log_level", err)
+		wrong("log_level", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Plugins)) {
 		switch name {
 		case Section, ImagesSection, TransferSection, VerifierSection:
 		case RuntimeSection:
-			return nil, sectionError(name, "", errors.New("not allowed here: it is read from the running containerd"))
+			errs = append(errs, sectionError(name, "", errors.New("not allowed here: it is read from the running containerd")))
 		default:
-			return nil, sectionError(name, "", fmt.Errorf("unknown section; the sections are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection))
+			errs = append(errs, sectionError(name, "", fmt.Errorf("unknown section; the sections are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection)))
 		}
 	}
-	b := &ServeConfig{File: f, images: defaultImages(), transfer: DefaultTransfer(), Verifier: defaultVerifier()}
-	var err error
-	if b.Settings, err = f.Plugins[Section].Check(); err != nil {
-		return nil, err
-	}
+	return errs
+}
+
+// decodeSections decodes the sections strictly.
+func (b *ServeConfig) decodeSections() []error {
+	var own error
+	b.Settings, own = b.Plugins[Section].Check()
 	into := struct {
 		*Images
 		// containerd has this key too. imagepin ignores it, because it pulls images itself.
 		UseLocalImagePull bool `toml:"use_local_image_pull"`
 	}{Images: &b.images}
-	if err := decodeStrictly(ImagesSection, f.Plugins[ImagesSection], &into); err != nil {
-		return nil, err
-	}
-	if err := decodeStrictly(TransferSection, f.Plugins[TransferSection], &b.transfer); err != nil {
-		return nil, err
-	}
-	if _, err := (CRI{Images: b.images}).ProgressTimeout(); err != nil {
-		return nil, err
-	}
-	return b, decodeStrictly(VerifierSection, f.Plugins[VerifierSection], &b.Verifier)
-}
-
-// topError adds a key outside of the sections to an error.
-func topError(key string, err error) error {
-	if key == "" {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	return fmt.Errorf("%s: %w: %w", key, err, errdefs.ErrInvalidArgument)
+	images := decodeStrictly(ImagesSection, b.Plugins[ImagesSection], &into)
+	_, timeout := (CRI{Images: b.images}).ProgressTimeout()
+	return Errors(errors.Join(
+		own, images, timeout,
+		decodeStrictly(TransferSection, b.Plugins[TransferSection], &b.transfer),
+		decodeStrictly(VerifierSection, b.Plugins[VerifierSection], &b.Verifier),
+	))
 }
 
 // ReportedConfig is the part of its configuration that a running containerd reports.

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -136,74 +137,79 @@ func DefaultTable() (*Table, error) {
 	return &s, toml.Unmarshal(b, &s)
 }
 
-// Check decodes a section strictly and validates it. Errors are ErrInvalidArgument and name the section and the key.
+// Check decodes a section strictly and validates it. It returns the errors of all keys, see [Errors]. They are
+// ErrInvalidArgument and name the section and the key.
 func (s Table) Check() (Settings, error) {
 	c := DefaultConfig()
-	if err := decodeStrictly(Section, s, &c); err != nil {
-		return Settings{}, err
-	}
-	return c.check()
+	decoded := decodeStrictly(Section, s, &c)
+	settings, err := c.check()
+	return settings, errors.Join(decoded, err)
 }
 
-// decodeStrictly decodes a section and rejects unknown keys. Errors are ErrInvalidArgument and name the section and the
-// key.
+// decodeStrictly decodes a section and rejects unknown keys. It decodes one key after the other, so that it returns the
+// errors of all of them. Errors are [KeyError].
 func decodeStrictly(section string, table map[string]any, into any) error {
-	b, err := toml.Marshal(table)
-	if err != nil {
-		return sectionError(section, "", err)
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		b, err := toml.Marshal(map[string]any{key: table[key]})
+		if err != nil {
+			errs = append(errs, sectionError(section, key, err))
+			continue
+		}
+		err = toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields().Decode(into)
+		errs = append(errs, decodeErrors(section, err, into)...)
 	}
-	err = toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields().Decode(into)
+	return errors.Join(errs...)
+}
+
+// decodeErrors returns the errors for an error of decoding into a value.
+func decodeErrors(section string, err error, into any) []error {
 	if err == nil {
 		return nil
 	}
-	key, err := decodeError(err, into)
-	return sectionError(section, key, err)
-}
-
-// decodeError returns a short error for an error of decoding into a value, and its key if the error does not name it.
-func decodeError(err error, into any) (key string, _ error) {
 	var unknown *toml.StrictMissingError
 	if errors.As(err, &unknown) {
-		return "", unknownKeys(unknown, into)
+		return unknownKeys(section, unknown, into)
 	}
 	var decode *toml.DecodeError
 	if errors.As(err, &decode) {
-		return strings.Join(decode.Key(), "."), errors.New(decode.Error())
+		return []error{sectionError(section, strings.Join(decode.Key(), "."), errors.New(decode.Error()))}
 	}
-	return "", err
+	return []error{sectionError(section, "", err)}
 }
 
+// check validates the values. It returns the errors of all keys.
 func (c Config) check() (Settings, error) {
+	var errs []error
+	wrong := func(key string, err error) {
+		if err != nil {
+			errs = append(errs, keyError(key, err))
+		}
+	}
 	timeout, err := time.ParseDuration(c.ManifestPullTimeout)
-	if err != nil {
-		return Settings{}, keyError("manifest_pull_timeout", err)
+	if err == nil && timeout < minManifestPullTimeout {
+		err = fmt.Errorf("%s is less than %s", timeout, minManifestPullTimeout)
 	}
-	if timeout < minManifestPullTimeout {
-		return Settings{}, keyError("manifest_pull_timeout", fmt.Errorf("%s is less than %s", timeout, minManifestPullTimeout))
-	}
+	wrong("manifest_pull_timeout", err)
 	if c.MaxConcurrentUnpacks < 1 {
-		return Settings{}, keyError("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
+		wrong("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
 	}
 	ttl, err := time.ParseDuration(c.PinTTL)
-	if err != nil {
-		return Settings{}, keyError("pin_ttl", err)
+	if err == nil && (ttl < 0 || ttl > 0 && ttl < minPinTTL) {
+		err = fmt.Errorf("%s is less than %s", ttl, minPinTTL)
 	}
-	if ttl < 0 || ttl > 0 && ttl < minPinTTL {
-		return Settings{}, keyError("pin_ttl", fmt.Errorf("%s is less than %s", ttl, minPinTTL))
-	}
+	wrong("pin_ttl", err)
 	if c.MaxPinsPerNamespace < 0 {
-		return Settings{}, keyError("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
+		wrong("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
 	}
 	if c.MaxRetainedBytes < 0 {
-		return Settings{}, keyError("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
+		wrong("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
 	}
 	cluster, err := c.Cluster.check()
-	if err != nil {
-		return Settings{}, err
-	}
+	errs = append(errs, only(err)...)
 	rules, err := c.policy()
-	if err != nil {
-		return Settings{}, err
+	if errs = append(errs, only(err)...); len(errs) > 0 {
+		return Settings{}, errors.Join(errs...)
 	}
 	s := Settings{
 		Policy:               rules,
@@ -221,44 +227,71 @@ func (c Config) check() (Settings, error) {
 	return s, nil
 }
 
-// policy compiles the rules.
+// policy compiles the rules. It returns an error of each rule that is invalid.
 func (c Config) policy() (*policy.Policy, error) {
 	defaults := policy.Rule{
 		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
 	}
+	_, err := policy.New(defaults, nil, c.WorkloadLabels)
+	var errs []error
+	if err != nil {
+		errs = append(errs, policyError(err))
+		defaults.Behavior, defaults.Consistency = policy.Default, policy.Off
+	}
 	var rules []policy.Rule
 	for i, r := range c.Rules {
-		if len(r.Match) == 0 {
-			return nil, keyError(fmt.Sprintf("rules[%d].match", i+1), errors.New("must not be empty"))
+		compiled := c.rule(i+1, r)
+		if err := checkRule(i+1, defaults, compiled, c.WorkloadLabels); err != nil {
+			errs = append(errs, err)
 		}
-		rule := policy.Rule{
-			Number: i + 1, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
-			Retain: c.Retain, AllowPodOverride: r.AllowPodOverride,
-		}
-		if r.Retain != nil {
-			rule.Retain = *r.Retain
-		}
-		for _, glob := range r.Match {
-			rule.Match = glob
-			rules = append(rules, rule)
-		}
+		rules = append(rules, compiled...)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	p, err := policy.New(defaults, rules, c.WorkloadLabels)
 	if err != nil {
-		return nil, keyError("", err)
+		return nil, policyError(err)
 	}
 	return p, nil
 }
 
-// keyError adds imagepin's section and a key to an error.
-func keyError(key string, err error) error {
-	return sectionError(Section, key, err)
+// rule returns a rule for each glob of a rule of the configuration.
+func (c Config) rule(number int, r RuleConfig) (rules []policy.Rule) {
+	rule := policy.Rule{
+		Number: number, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
+		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride,
+	}
+	if r.Retain != nil {
+		rule.Retain = *r.Retain
+	}
+	for _, glob := range r.Match {
+		rule.Match = glob
+		rules = append(rules, rule)
+	}
+	return rules
 }
 
-func sectionError(section, key string, err error) error {
-	where := fmt.Sprintf("[plugins.%q]", section)
-	if key != "" {
-		where += " " + key
+func checkRule(number int, defaults policy.Rule, rules []policy.Rule, labels []string) error {
+	if len(rules) == 0 {
+		return keyError(fmt.Sprintf("rules[%d].match", number), errors.New("must not be empty"))
 	}
-	return fmt.Errorf("%s: %w: %w", where, err, errdefs.ErrInvalidArgument)
+	if _, err := policy.New(defaults, rules, labels); err != nil {
+		return policyError(err)
+	}
+	return nil
+}
+
+// policyError adds the section to an error of package policy, which names its key.
+func policyError(err error) error {
+	e := &KeyError{Section: Section, Err: err}
+	var wrong *policy.Error
+	switch {
+	case !errors.As(err, &wrong):
+	case wrong.Rule > 0:
+		e.path = "rules"
+	default:
+		e.path = wrong.Key
+	}
+	return e
 }

@@ -71,7 +71,7 @@ func TestSection(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"no_such_key = 1":                              `unknown key "no_such_key"`,
-		"one = 1\ntwo = 2":                             `unknown key "one", unknown key "two"`,
+		"one = 1\ntwo = 2":                             `unknown key "two"`,
 		"[handlers.kata]\nsnapshotter = 'x'":           `unknown key "handlers.kata.snapshotter"`,
 		"[no_such_table]\na = 1":                       "no_such_table",
 		"manifest_pull_timeout = ''":                   "manifest_pull_timeout",

@@ -10,17 +10,19 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// unknownKeys returns an error that names the unknown keys in a strict decoding of a value, with the known keys that
-// were probably meant.
-func unknownKeys(unknown *toml.StrictMissingError, value any) error {
-	texts := make([]string, len(unknown.Errors))
+// unknownKeys returns an error for each unknown key in a strict decoding of a value, with the known key that was probably
+// meant.
+func unknownKeys(section string, unknown *toml.StrictMissingError, value any) []error {
+	errs := make([]error, len(unknown.Errors))
 	for i, e := range unknown.Errors {
-		texts[i] = fmt.Sprintf("unknown key %q", strings.Join(e.Key(), "."))
+		key := strings.Join(e.Key(), ".")
+		text := fmt.Sprintf("unknown key %q", key)
 		if meant := similarKey(reflect.TypeOf(value), e.Key()); meant != nil {
-			texts[i] += fmt.Sprintf(" (did you mean %q?)", strings.Join(meant, "."))
+			text += fmt.Sprintf(" (did you mean %q?)", strings.Join(meant, "."))
 		}
+		errs[i] = &KeyError{Section: section, Err: errors.New(text), path: key}
 	}
-	return errors.New(strings.Join(texts, ", "))
+	return errs
 }
 
 // similarKey returns the key of a type that is most similar to an unknown key; nil if none is similar. Only the first

@@ -3,11 +3,9 @@ package control
 import (
 	"context"
 
-	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -61,16 +59,16 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 		if err != nil {
 			return nil, err
 		}
-		ref, err := imagepin.ParseReference(r.GetRef())
+		ref, err := s.parseRef(r.GetRef())
 		if err != nil {
 			return nil, err
 		}
-		d, err := digest.Parse(r.GetDigest())
+		d, err := s.digestOf(ref.Name(), r.GetDigest())
 		if err != nil {
-			return nil, imagepin.Invalid("digest", r.GetDigest(), err)
+			return nil, err
 		}
 		p, previous, err := s.config.Decider.SetPin(ctx, decide.SetPin{
-			Ref: ref, Scope: scope, Digest: d, Retain: r.GetRetain(), Credential: credential(r.GetCredential()),
+			Ref: ref, Scope: scope, Digest: d, Retain: r.Retain, Credential: credential(r.GetCredential()), Force: r.GetForce(),
 		})
 		if err != nil {
 			return nil, err
@@ -86,7 +84,7 @@ func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.R
 		if err != nil {
 			return nil, err
 		}
-		ref, err := imagepin.ParseReference(r.GetRef())
+		ref, err := s.parseRef(r.GetRef())
 		if err != nil {
 			return nil, err
 		}
@@ -108,7 +106,11 @@ func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refre
 				return nil, err
 			}
 		}
-		done, err := s.config.Puller.Refresh(ctx, r.GetRef(), scope, credential(r.GetCredential()))
+		ref, err := s.refOf(r.GetRef())
+		if err != nil {
+			return nil, err
+		}
+		done, err := s.config.Puller.Refresh(ctx, ref, scope, credential(r.GetCredential()))
 		if err != nil {
 			return nil, err
 		}

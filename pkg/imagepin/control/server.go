@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
@@ -45,7 +44,7 @@ type Config struct {
 	Health    Health
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
-	Remover     Remover
+	Remover   Remover
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
@@ -126,6 +125,9 @@ func (s *Server) Register(g grpc.ServiceRegistrar) { api.RegisterControlServer(g
 // guarded runs one call through Guard, and returns its answer.
 func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx context.Context) (T, error)) (resp T, err error) {
 	err = s.config.Guard(ctx, method, func() (err error) {
+		if err := s.checkNamespace(ctx); err != nil {
+			return err
+		}
 		resp, err = call(namespaces.WithNamespace(ctx, s.config.Namespace))
 		return err
 	})
@@ -209,39 +211,10 @@ func matcher(glob string) (func(ref string) bool, error) {
 	return g.Match, nil
 }
 
-// Inspect implements the API.
-func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
-	return guarded(ctx, s, "Inspect", func(context.Context) (*api.InspectResponse, error) {
-		name := r.GetRef()
-		if ref, err := imagepin.ParseReference(name); err == nil && !isID(name) {
-			name = ref.String()
-		}
-		resp := &api.InspectResponse{Ref: name, Rule: rule(s.config.Decider.Rule(name))}
-		for _, e := range s.config.Images.Find(r.GetRef()) {
-			resp.Keys = append(resp.Keys, s.key(e))
-		}
-		for _, p := range s.config.Pins.Scopes(name) {
-			resp.Pins = append(resp.Pins, Pin(p))
-		}
-		if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
-			return nil, &imagepin.Error{
-				Reason: imagepin.UnknownImage, Ref: name, Class: errdefs.ErrNotFound,
-				Message: "not on this node, and not pinned", Hint: "To list the images of this node, run: imagepin images",
-			}
-		}
-		return resp, nil
-	})
-}
-
-func isID(name string) bool {
-	_, err := digest.Parse(name)
-	return err == nil
-}
-
 // Resolve implements the API.
 func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.ResolveResponse, error) {
 	return guarded(ctx, s, "Resolve", func(ctx context.Context) (*api.ResolveResponse, error) {
-		ref, err := imagepin.ParseReference(r.GetRef())
+		ref, err := s.parseRef(r.GetRef())
 		if err != nil {
 			return nil, err
 		}
@@ -291,7 +264,11 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, progress.send(&api.PullResponse{Result: &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome)}})
+		result := &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome)}
+		if pulled.Fallback != nil {
+			result.Fallback = resolve.RedactError(pulled.Fallback).Error()
+		}
+		return struct{}{}, progress.send(&api.PullResponse{Result: result})
 	})
 	return err
 }

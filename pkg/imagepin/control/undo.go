@@ -40,7 +40,7 @@ func (s *Server) UndoPin(ctx context.Context, r *api.UndoPinRequest) (*api.SetPi
 			}
 		}
 		p, previous, err := s.config.Decider.SetPin(ctx, decide.SetPin{
-			Ref: ref, Scope: scope, Digest: history[len(history)-1].Digest, Retain: pins[i].Retain, Credential: credential(r.GetCredential()),
+			Ref: ref, Scope: scope, Digest: history[len(history)-1].Digest, Force: true, Credential: credential(r.GetCredential()),
 		})
 		if err != nil {
 			return nil, err

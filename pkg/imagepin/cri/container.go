@@ -268,14 +268,6 @@ func imageSpecs(r *runtime.CreateContainerRequest) []*runtime.ImageSpec {
 	return specs
 }
 
-// setImageID replaces the name in spec by the image ID, and keeps the original name as UserSpecifiedImage.
-func setImageID(spec *runtime.ImageSpec, e imagepin.Entry) {
-	if spec.GetUserSpecifiedImage() == "" && spec.GetImage() != e.ImageID.String() {
-		spec.UserSpecifiedImage = spec.GetImage()
-	}
-	spec.Image = e.ImageID.String()
-}
-
 // ensureReady returns the entry of an image for a target. It makes the image ready if necessary.
 func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
 	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {

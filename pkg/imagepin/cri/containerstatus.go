@@ -10,14 +10,17 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// containerStatus corrects the image of a container of a foreign platform: upstream does not know its tag, and reports
-// a digest other than the one that the registry returned for the reference.
+// containerStatus corrects the images of a container: upstream reports image IDs in place of the names in the request.
+// For a foreign platform it does not know the image's tag, and reports a digest other than the one that the registry
+// returned for the reference.
 func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
 	resp, err := next(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	status := resp.GetStatus()
+	defer restoreStatus(status)
+	restoreInfo(resp.GetInfo())
 	entries := s.Store.ByID(imageID(status))
 	if !slices.ContainsFunc(entries, s.foreign) {
 		return resp, nil
@@ -34,12 +37,20 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 		tags = []string{requested}
 	}
 	if len(tags) > 0 && status.Image != nil {
-		status.Image.Image = tags[0]
+		status.Image = &runtime.ImageSpec{Image: tags[0]}
 	}
 	if len(digests) > 0 {
 		status.ImageRef = digests[0]
 	}
 	return resp, nil
+}
+
+// restoreStatus replaces the image IDs of a container and of its image volumes by the names in the request.
+func restoreStatus(status *runtime.ContainerStatus) {
+	restoreName(status.GetImage())
+	for _, m := range status.GetMounts() {
+		restoreName(m.GetImage())
+	}
 }
 
 // imageID returns the ID of a container's image, or "" if upstream does not report it. containerd 2.2 reports it only

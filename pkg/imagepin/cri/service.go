@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -229,6 +230,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
 				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
 				"CreateContainer":     intercept(s.containers.createContainer),
+				"ListContainers":      intercept(s.containers.listContainers),
 				"ContainerStatus":     intercept(s.containers.containerStatus),
 				"ContainerStats":      intercept(s.statistics.containerStats),
 				"ListContainerStats":  intercept(s.statistics.listContainerStats),
@@ -236,6 +238,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"ListPodSandboxStats": intercept(s.statistics.listPodSandboxStats),
 			},
 			streams: map[string]streamInterceptor{
+				"StreamContainers":      s.containers.streamContainers,
 				"StreamContainerStats":  s.statistics.streamContainerStats,
 				"StreamPodSandboxStats": s.statistics.streamPodSandboxStats,
 			},
@@ -267,9 +270,15 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// guard runs the answer to an intercepted call. It waits until the index is built, recovers from panics so that they do
+// withoutIndex are the methods whose answers do not need the index.
+var withoutIndex = []string{"ListContainers", "StreamContainers"}
+
+// guard runs the answer to an intercepted call. It waits until the index is built if the call needs it, recovers from panics so that they do
 // not reach containerd, and converts errors to statuses. It logs a PullImage that fails before the index is built.
 func (s *Service) guard(ctx context.Context, method string, req proto.Message, call func() error) error {
+	if slices.Contains(withoutIndex, method) {
+		return toStatus(recovered(ctx, method, call))
+	}
 	started := false
 	err := s.run(ctx, method, func() error {
 		started = true
@@ -281,13 +290,23 @@ func (s *Service) guard(ctx context.Context, method string, req proto.Message, c
 	return toStatus(err)
 }
 
-func (s *Service) run(ctx context.Context, method string, call func() error) (err error) {
+// recovered runs a call and converts a panic to an error.
+func recovered(ctx context.Context, method string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.G(ctx).WithField("method", method).Errorf("panic: %v\n%s", p, debug.Stack())
 			err = fmt.Errorf("imagepin: panic in %s: %w", method, errdefs.ErrInternal)
 		}
 	}()
+	return call()
+}
+
+func (s *Service) run(ctx context.Context, method string, call func() error) error {
+	return recovered(ctx, method, func() error { return s.whenReady(ctx, call) })
+}
+
+// whenReady waits until the index is built, and runs a call.
+func (s *Service) whenReady(ctx context.Context, call func() error) error {
 	ready := s.base.Ready()
 	select {
 	case <-ready:

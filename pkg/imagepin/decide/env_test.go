@@ -108,6 +108,11 @@ func (l *imageList) ByRoot(root digest.Digest) []imagepin.Entry {
 	return slices.DeleteFunc(slices.Clone(l.entries), func(e imagepin.Entry) bool { return e.Root.Digest != root })
 }
 
+// ByManifest implements Images.
+func (l *imageList) ByManifest(manifest digest.Digest) []imagepin.Entry {
+	return slices.DeleteFunc(slices.Clone(l.entries), func(e imagepin.Entry) bool { return e.Manifest != manifest })
+}
+
 // HasProof implements ProofStore.
 func (l *imageList) HasProof(proofs ...string) bool {
 	return slices.ContainsFunc(proofs, func(p string) bool { return slices.Contains(l.proofs, p) })

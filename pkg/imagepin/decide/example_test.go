@@ -136,8 +136,9 @@ func (pins) Prove(context.Context, reference.Named, digest.Digest, ...string) er
 // noImages is a node without images.
 type noImages struct{}
 
-func (noImages) ByRef(string) []imagepin.Entry         { return nil }
-func (noImages) ByRoot(digest.Digest) []imagepin.Entry { return nil }
+func (noImages) ByRef(string) []imagepin.Entry             { return nil }
+func (noImages) ByRoot(digest.Digest) []imagepin.Entry     { return nil }
+func (noImages) ByManifest(digest.Digest) []imagepin.Entry { return nil }
 
 // noProofs has no proofs.
 type noProofs struct{}

@@ -19,6 +19,8 @@ type Images interface {
 	ByRef(ref string) []imagepin.Entry
 	// ByRoot returns the entries of a digest, for all references and targets.
 	ByRoot(root digest.Digest) []imagepin.Entry
+	// ByManifest returns the entries of a platform's manifest, for all references and targets.
+	ByManifest(manifest digest.Digest) []imagepin.Entry
 }
 
 // Retained is the content that pins retain.

@@ -30,18 +30,34 @@ func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (V
 
 // SetPin is a pin that an operator sets.
 type SetPin struct {
-	Ref        reference.Named // normalized, with a tag
-	Scope      policy.Scope
-	Digest     digest.Digest
-	Retain     bool
+	Ref    reference.Named // normalized, with a tag
+	Scope  policy.Scope
+	Digest digest.Digest
+	// Retain is whether the pin retains its content. If it is nil, the pin keeps its retention, and a new pin retains
+	// nothing. A rule with retain = true takes precedence over false.
+	Retain     *bool
 	Credential resolve.Credential
+	// Force allows the manifest of one platform although an index is known that lists it.
+	Force bool
+}
+
+// retains reports whether the pin retains its content. old is the pin before, or nil.
+func (s SetPin) retains(old *pin.Pin, rule policy.Rule) bool {
+	switch {
+	case rule.Retain:
+		return true
+	case s.Retain != nil:
+		return *s.Retain
+	}
+	return old != nil && old.Retain
 }
 
 // SetPin pins a tag to a digest. It asks the registry for the digest, unless the digest is on the node and the
 // credential has a proof. previous is the digest that the tag was pinned to, or "".
 //
-// It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), and with RetainLimitReached
-// and PinLimitReached (both ErrResourceExhausted). The pin does not change if it fails.
+// It fails as [resolve.Resolver.Resolve] does, with InvalidRequest (ErrInvalidArgument), also for the manifest of one
+// platform, and with RetainLimitReached and PinLimitReached (both ErrResourceExhausted). The pin does not change if it
+// fails.
 func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous digest.Digest, _ error) {
 	if err := onlyTag(s.Ref); err != nil {
 		return pin.Pin{}, "", err
@@ -57,12 +73,18 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err != nil {
 		return pin.Pin{}, "", err
 	}
+	if !s.Force {
+		if err := d.onlyWhole(ctx, s, v.Root); err != nil {
+			return pin.Pin{}, "", err
+		}
+	}
 	id := pin.ID{Scope: s.Scope, Ref: s.Ref.String()}
 	var moving []pin.Pin
-	if old, ok := d.pins.Get(id); ok {
+	old, ok := d.pins.Get(id)
+	if ok {
 		previous, moving = old.Root.Digest, append(moving, old)
 	}
-	retain := s.Retain || d.policy().Rule(s.Ref.String()).Retain
+	retain := s.retains(heldOrNil(old, ok), d.policy().Rule(s.Ref.String()))
 	if retain {
 		release, err := d.retained.Reserve(d.freedBy(moving, s.Digest), d.inRepository(s.Ref, s.Digest)...)
 		if err != nil {

@@ -128,7 +128,7 @@ func TestSetPinFails(t *testing.T) {
 			e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 			e.registry.status.Store(test.status)
 			e.retained.full = test.full
-			_, previous, err := e.SetPin(e.ctx, SetPin{Ref: test.ref(e, t), Scope: policy.NodeScope, Digest: test.digest, Retain: true})
+			_, previous, err := e.SetPin(e.ctx, SetPin{Ref: test.ref(e, t), Scope: policy.NodeScope, Digest: test.digest, Retain: &yes})
 			wantError(t, err, test.reason, test.class)
 			wantEqual(t, "previous digest", previous, "")
 			wantEqual(t, "pin", e.pinned(policy.NodeScope), "old")
@@ -136,15 +136,26 @@ func TestSetPinFails(t *testing.T) {
 	}
 }
 
-// TestSetPinRetains retains the content if the operator or the rule says so. It reserves space for the images of the
+// yes and no are values of SetPin.Retain.
+var yes, no = true, false
+
+// TestSetPinRetains retains the content if the operator or the rule says so, or if the pin did before and the operator
+// says nothing. It reserves space for the images of the
 // repository, with the space that the pin frees, and records the proof of the operator.
 func TestSetPinRetains(t *testing.T) {
-	for name, test := range map[string]struct{ operator, rule, want bool }{
-		"operator": {true, false, true}, "rule": {false, true, true}, "neither": {false, false, false},
+	for name, test := range map[string]struct {
+		operator           *bool
+		rule, before, want bool
+	}{
+		"operator":            {&yes, false, false, true},
+		"rule":                {&no, true, true, true},
+		"no longer":           {&no, false, true, false},
+		"as before, retained": {nil, false, true, true},
+		"as before":           {nil, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off, Retain: test.rule})
-			e.make(t, policy.NodeScope, "old", pin.ByUse, true)
+			e.make(t, policy.NodeScope, "old", pin.ByUse, test.before)
 			e.put(t, "new", ownTarget, imagepin.SourcePull, nil, 1)
 			elsewhere := e.images.entries[0]
 			elsewhere.Ref = "registry.example/other:1"

@@ -62,6 +62,8 @@ type Pulled struct {
 	imagepin.Entry
 	// Outcome is what the pull had to do.
 	Outcome Outcome
+	// Fallback is why the registry did not resolve the reference, if the image on the node was used for this reason.
+	Fallback error
 }
 
 // Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
@@ -141,10 +143,12 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request)
 	if err != nil {
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
+	pulled, err := pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress, meter: m}))
 	if v.Fallback() {
 		p.observer.FallbackUsed()
+		pulled.Fallback = v.RegistryError
 	}
-	return pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress, meter: m}))
+	return pulled, err
 }
 
 func pulledOf(e imagepin.Entry, o Outcome, err error) (Pulled, error) {

@@ -64,6 +64,20 @@ func (s *reader) ByRoot(root digest.Digest) []imagepin.Entry {
 	return s.index.byRoot[root].values()
 }
 
+// ByManifest returns the entries of a platform's manifest, for all references and targets. It reads all entries.
+func (s *reader) ByManifest(manifest digest.Digest) (found []imagepin.Entry) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	for _, g := range s.index.byID {
+		for _, e := range g {
+			if e.Manifest == manifest {
+				found = append(found, *e)
+			}
+		}
+	}
+	return found
+}
+
 // Find returns the entries for an image name in a CRI request. The name is an image ID, a prefix of an image ID, or a
 // reference in any form that users write. Find follows containerd's CRI (LocalResolve in
 // internal/cri/server/images/service.go). It returns nil for an unknown image.

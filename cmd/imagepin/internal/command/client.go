@@ -13,16 +13,11 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/urfave/cli/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
-
-// reachTimeout bounds the check whether containerd's socket accepts connections.
-const reachTimeout = 5 * time.Second
 
 // call calls the control service with the global flags. Its errors are messages for users, not gRPC statuses.
 func (a *app) call(ctx context.Context, cmd *cli.Command, do func(context.Context, api.ControlClient) error) error {
@@ -49,7 +44,7 @@ func (a *app) dial(ctx context.Context, cmd *cli.Command, do func(context.Contex
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	return explain(err, address)
+	return a.explain(ctx, conn, err, address)
 }
 
 // withTimeout cancels ctx after timeout; zero means no timeout. It does not set a deadline: the server would apply a
@@ -90,35 +85,4 @@ func receiveAll[M any, P interface {
 		}
 		proto.Merge(all, P(piece))
 	}
-}
-
-// explain converts a gRPC status to a message for users.
-func explain(err error, address string) error {
-	s, ok := status.FromError(err)
-	if !ok {
-		return err
-	}
-	switch s.Code() {
-	case codes.Unavailable: // containerd, or a registry that it called
-		if err := checkReachable(address); err != nil {
-			return err
-		}
-	case codes.Unimplemented:
-		if strings.HasPrefix(s.Message(), "unknown method") {
-			return fmt.Errorf("imagepin at %s is older than this command: %s", address, s.Message())
-		}
-		return fmt.Errorf("containerd at %s does not serve imagepin: the plugin is missing, is disabled, or failed to load (see ctr plugins ls)", address)
-	}
-	return errors.New(s.Message())
-}
-
-// checkReachable returns an error if containerd does not accept connections.
-func checkReachable(address string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), reachTimeout)
-	defer cancel()
-	conn, err := dial(ctx, address)
-	if err != nil {
-		return fmt.Errorf("cannot connect to containerd, is it running? %w", err)
-	}
-	return conn.Close()
 }

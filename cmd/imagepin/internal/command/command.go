@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/urfave/cli/v3"
 
+	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/version"
 )
 
@@ -28,11 +29,13 @@ type app struct {
 	Stdio
 	now      func() time.Time
 	interval time.Duration // of --watch
+	// serveSocket is the default socket of imagepin serve, for hints.
+	serveSocket string
 }
 
 // Run runs the command and returns its exit code. args begins with the name of the program.
 func Run(ctx context.Context, stdio Stdio, args []string) int {
-	return (&app{Stdio: stdio, now: time.Now, interval: watchInterval}).run(ctx, args)
+	return (&app{Stdio: stdio, now: time.Now, interval: watchInterval, serveSocket: imagepinconfig.DefaultServeAddress}).run(ctx, args)
 }
 
 func (a *app) run(ctx context.Context, args []string) int {

@@ -73,8 +73,13 @@ func TestOutput(t *testing.T) {
 			c.resolve.RegistryError, c.resolve.Ready = "CannotPullImageManifest: no route to host\nis it up?", true
 		}), 0, "resolve " + appRef},
 		{"pull", recorded(), 0, "pull " + appRef},
+		{"pull-fallback", ok(func(c *control) {
+			last := c.pull[len(c.pull)-1]
+			last.Result.Done, last.Result.Fallback = "up_to_date", registryDown
+		}), 0, "pull " + appRef},
 		{"pin-ls", recorded(), 0, "pin ls"},
 		{"pin-set", recorded(), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
+		{"pin-set-retained", ok(func(c *control) { c.setPin.Pin.Retain = true }), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
 		{"pin-rm", recorded(), 0, "pin rm " + appRef},
 		{"refresh", recorded(), 10, "refresh " + appRef},
 		{"refresh-unchanged", ok(func(c *control) {
@@ -118,7 +123,9 @@ func TestRequests(t *testing.T) {
 		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},
 		{"pull app --handler kata --user bob:se:cret", &api.PullRequest{Ref: "app", Handler: "kata", Credential: &api.Credential{Username: "bob", Password: "se:cret"}}},
 		{"pin ls --ref a/* --scope node", &api.PinsRequest{RefGlob: "a/*", Scope: "node"}},
-		{"pin set --scope node --retain app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: true}},
+		{"pin set --scope node --retain app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: proto.Bool(true)}},
+		{"pin set app sha256:1 --retain=false --force", &api.SetPinRequest{Ref: "app", Digest: "sha256:1", Retain: proto.Bool(false), Force: true}},
+		{"pin set app sha256:1", &api.SetPinRequest{Ref: "app", Digest: "sha256:1"}},
 		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
 		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
 		{"check --repair", &api.CheckRequest{Repair: true}},
@@ -196,7 +203,7 @@ func TestContainerdStopped(t *testing.T) {
 		for _, args := range everyCall {
 			t.Run(why+"/"+args, func(t *testing.T) {
 				got := runAt(t, address, nil, strings.Fields(args)...)
-				failed(t, got, "cannot connect to containerd, is it running? dial unix "+address+": connect: "+why)
+				failed(t, got, "cannot connect to containerd: dial unix "+address+": connect: "+why+"\nStart containerd: systemctl start containerd")
 			})
 		}
 	}
@@ -212,7 +219,7 @@ func TestContainerdStopsDuringCall(t *testing.T) {
 	}
 	got := runAt(t, address, nil, "refresh", "app")
 	<-stopped
-	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: cannot connect to containerd, is it running?") {
+	if got.code != 1 || !strings.HasPrefix(got.err, "imagepin: cannot connect to containerd: dial unix ") {
 		t.Errorf("exit code %d, printed %q", got.code, got.err)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
@@ -34,10 +36,11 @@ are errors. It does not check whether the snapshotters exist.
 
 Exit code:
   0  the configuration is valid
-  1  the configuration is invalid; the error names the section and the key
+  1  the configuration is invalid; each error is a line with the file and the key
 
 With --serve, FILE is the configuration of imagepin serve. It is not compared
-with the configuration of the running containerd.
+with the configuration of the running containerd. A file that has keys of only the
+other program is an error.
 
 Examples:
   imagepin config check /etc/containerd/config.toml
@@ -64,6 +67,9 @@ func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	if err := checkKind(args[0], cmd.Bool("serve")); err != nil {
+		return err
+	}
 	if cmd.Bool("serve") {
 		return a.configCheckServe(args[0])
 	}
@@ -73,7 +79,7 @@ func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 	}
 	settings, err := c.check()
 	if err != nil {
-		return fmt.Errorf("%s: %w", args[0], err)
+		return listErrors(err, c.fileOf)
 	}
 	_, err = fmt.Fprintf(a.Out, "%s: %s\n", args[0], c.verdict(settings))
 	return err
@@ -86,26 +92,40 @@ func (a *app) configCheckServe(path string) error {
 	}
 	c, err := imagepinconfig.ParseFile(b)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return listErrors(err, func(string, string) string { return path })
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, validity(c.Settings))
+	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, validity(c.Settings, "imagepin serve"))
 	return err
 }
 
-// validity describes settings that are valid.
-func validity(s imagepinconfig.Settings) string {
-	if unused := s.UnusedCluster(); unused != "" {
-		return "OK, but " + unused
+// listErrors returns an error with one line for each error of a configuration, which begins with its file.
+func listErrors(err error, fileOf func(section, key string) string) error {
+	var lines []string
+	for _, one := range imagepinconfig.Errors(err) {
+		file := fileOf("", "")
+		var key *imagepinconfig.KeyError
+		if errors.As(one, &key) {
+			file = fileOf(key.Section, key.Path())
+		}
+		lines = append(lines, file+": "+one.Error())
 	}
-	return "OK"
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+// validity describes settings that are valid in a file of a program.
+func validity(s imagepinconfig.Settings, program string) string {
+	if unused := s.UnusedCluster(); unused != "" {
+		return "OK for " + program + ", but " + unused
+	}
+	return "OK for " + program
 }
 
 // check returns imagepin's settings, or what is wrong with the configuration.
 func (c *config) check() (imagepinconfig.Settings, error) {
 	var wrong []error
-	for name := range c.Plugins {
+	for _, name := range slices.Sorted(maps.Keys(c.Plugins)) {
 		if strings.Contains(name, "imagepin") && name != imagepinconfig.Section {
-			wrong = append(wrong, fmt.Errorf("[plugins.%q]: unknown section (did you mean %q?)", name, imagepinconfig.Section))
+			wrong = append(wrong, &imagepinconfig.KeyError{Section: name, Err: fmt.Errorf("unknown section (did you mean %q?)", imagepinconfig.Section)})
 		}
 	}
 	settings, err := imagepinconfig.CheckPlugins(c.Plugins)
@@ -116,13 +136,13 @@ func (c *config) check() (imagepinconfig.Settings, error) {
 func (c *config) verdict(s imagepinconfig.Settings) string {
 	for _, uri := range c.DisabledPlugins {
 		if uri == imagepinconfig.Section {
-			return "OK, but imagepin is disabled (disabled_plugins)"
+			return "OK for containerd, but imagepin is disabled (disabled_plugins)"
 		}
 	}
 	if _, ok := c.Plugins[imagepinconfig.Section]; !ok {
-		return "OK, imagepin has no section and uses its defaults"
+		return "OK for containerd, imagepin has no section and uses its defaults"
 	}
-	return validity(s)
+	return validity(s, "containerd")
 }
 
 const configDefaultDescription = `Prints imagepin's section of containerd's configuration with all keys and their

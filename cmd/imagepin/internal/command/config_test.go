@@ -71,7 +71,7 @@ func TestConfigCheck(t *testing.T) {
 		},
 		"cluster without effect": {
 			files: []string{"c.toml", sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nkubeconfig = \"/kubeconfig\""},
-			valid: `OK, but [plugins."io.containerd.imagepin.v1.images".cluster] has no effect: no version_consistency is "workload"`,
+			valid: `OK for containerd, but [plugins."io.containerd.imagepin.v1.images".cluster] has no effect: no version_consistency is "workload"`,
 		},
 		"not a table": {files: []string{"c.toml", "[plugins]\n\"io.containerd.imagepin.v1.images\" = 1"}, wrong: "must be a table"},
 		"unknown handler": {
@@ -84,14 +84,14 @@ func TestConfigCheck(t *testing.T) {
 				"conf.d/a.toml", "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\nisolation = \"process\"",
 				"b.toml", "imports = ['c.toml']\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
-			valid: "OK\n",
+			valid: "OK for containerd\n",
 		},
 		"handler of version 2": {
 			files: []string{
 				"c.toml", "version = 2\n" + sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".handlers.kata]\n" +
 					"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.kata]\nruntime_type = \"x\"",
 			},
-			valid: "OK\n",
+			valid: "OK for containerd\n",
 		},
 		"invalid platform": {
 			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"x/y/z/z\""},
@@ -127,12 +127,65 @@ func TestConfigCheck(t *testing.T) {
 func TestConfigCheckOfServe(t *testing.T) {
 	const section = sectionHeader
 	for text, want := range map[string]string{
-		section: ": OK\n",
-		section + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nunavailable = \"fail\"": ": OK, but [plugins.\"io.containerd.imagepin.v1.images\".cluster] has no effect: kubeconfig is not set\n",
+		section: ": OK for imagepin serve\n",
+		section + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nunavailable = \"fail\"": ": OK for imagepin serve, but [plugins.\"io.containerd.imagepin.v1.images\".cluster] has no effect: kubeconfig is not set\n",
 	} {
 		file := write(t, "c.toml", text)
 		if got := runAt(t, "/absent", nil, "config", "check", "--serve", file); got.code != 0 || got.out != file+want {
 			t.Errorf("exit code %d, printed %q and %q, want 0 and %q", got.code, got.out, got.err, file+want)
 		}
+	}
+}
+
+// TestConfigCheckListsAllErrors prints one line for each error, with the file that sets the key.
+func TestConfigCheckListsAllErrors(t *testing.T) {
+	const section = `[plugins."io.containerd.imagepin.v1.images"]`
+	file := write(t,
+		"c.toml", "imports = ['b.toml']\n"+sectionHeader+"pull_behavior = 'sometimes'\npull_behaviour = 'x'\nmax_concurrent_unpacks = 'many'\n"+
+			"[[plugins.\"io.containerd.imagepin.v1.images\".rules]]\nmatch = ['**']\nversion_consistency = 'x'\n[plugins.'io.containerd.imagepin.v1.image']",
+		"b.toml", sectionHeader+"pin_ttl = '1h'\n[plugins.\"io.containerd.imagepin.v1.images\".cluster]\ntimeout = 'soon'\nkubeconfi = '/x'",
+	)
+	other := filepath.Join(filepath.Dir(file), "b.toml")
+	got := runAt(t, "/absent", nil, "config", "check", file)
+	for _, want := range []string{
+		file + `: [plugins."io.containerd.imagepin.v1.image"]: unknown section (did you mean "io.containerd.imagepin.v1.images"?)`,
+		file + ": " + section + `: unknown key "pull_behaviour" (did you mean "pull_behavior"?)`,
+		file + ": " + section + " max_concurrent_unpacks: ",
+		file + ": " + section + `: pull_behavior "sometimes": must be one of`,
+		file + ": " + section + `: rules[1].version_consistency "x": must be one of`,
+		other + ": " + section + " pin_ttl: 1h0m0s is less than 24h0m0s",
+		other + ": " + section + " cluster.timeout: ",
+		other + ": " + section + `: unknown key "cluster.kubeconfi" (did you mean "cluster.kubeconfig"?)`,
+	} {
+		if !strings.Contains(got.err, want) {
+			t.Errorf("printed\n%s\nwant %q", got.err, want)
+		}
+	}
+	if n := strings.Count(got.err, "\n"); got.code != 1 || n != 8 {
+		t.Errorf("exit code %d, printed %d lines, want 1 and 8", got.code, n)
+	}
+
+	file = write(t, "serve.toml", "adress = '/x'\nlog_level = 'loud'\n[plugins.other]\n[plugins.'io.containerd.cri.v1.images']\nsnapshoter = 'x'\n")
+	got = runAt(t, "/absent", nil, "config", "check", "--serve", file)
+	for _, want := range []string{
+		file + `: unknown key "adress" (did you mean "address"?)`, file + ": log_level: ", file + `: [plugins."other"]: unknown section`,
+		file + `: [plugins."io.containerd.cri.v1.images"]: unknown key "snapshoter" (did you mean "snapshotter"?)`,
+	} {
+		if !strings.Contains(got.err, want) {
+			t.Errorf("printed\n%s\nwant %q", got.err, want)
+		}
+	}
+}
+
+// TestConfigCheckOfTheOtherProgram recognizes the configuration of the other program.
+func TestConfigCheckOfTheOtherProgram(t *testing.T) {
+	serve, containerd := write(t, "s.toml", "containerd_address = '/x'"), write(t, "c.toml", "imports = []\n"+sectionHeader)
+	failed(t, runAt(t, "/absent", nil, "config", "check", serve),
+		serve+": this is a configuration of imagepin serve, because it has the key \"containerd_address\"\nCheck it with --serve: imagepin config check --serve "+serve)
+	failed(t, runAt(t, "/absent", nil, "config", "check", "--serve", containerd),
+		containerd+": this is a configuration of containerd, because it has the key \"imports\"\nCheck it without --serve: imagepin config check "+containerd)
+	printed := runAt(t, "/absent", nil, "config", "default", "--serve")
+	if got := runAt(t, "/absent", nil, "config", "check", "--serve", write(t, "d.toml", printed.out)); got.code != 0 {
+		t.Error(got.err)
 	}
 }

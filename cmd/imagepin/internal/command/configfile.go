@@ -18,12 +18,27 @@ type config struct {
 	Imports         []string       `toml:"imports"`
 	DisabledPlugins []string       `toml:"disabled_plugins"`
 	Plugins         map[string]any `toml:"plugins"`
+
+	// origins has the file that last set a value, by section and key with dots.
+	origins map[string]string
+	path    string // the first file
+}
+
+// fileOf returns the file that last set a key of a section, or the nearest table around it.
+func (c *config) fileOf(section, key string) string {
+	for where := section + "." + key; where != ""; {
+		if file, ok := c.origins[where]; ok {
+			return file
+		}
+		where = where[:max(strings.LastIndexAny(where, ".["), 0)]
+	}
+	return c.path
 }
 
 // loadConfig reads a file and its imports, each once, and merges them as containerd does
 // (cmd/containerd/server/config): later files take precedence, tables are merged by key, other values are replaced.
 func loadConfig(path string) (*config, error) {
-	merged := &config{Plugins: make(map[string]any)}
+	merged := &config{Plugins: make(map[string]any), origins: make(map[string]string), path: path}
 	read := make(map[string]bool)
 	for pending := []string{path}; len(pending) > 0; {
 		next := pending[0]
@@ -43,8 +58,20 @@ func loadConfig(path string) (*config, error) {
 		pending = append(pending, imports...)
 		merged.DisabledPlugins = append(merged.DisabledPlugins, c.DisabledPlugins...)
 		merge(merged.Plugins, c.Plugins)
+		for section, table := range c.Plugins {
+			merged.setOrigins(section, table, next)
+		}
 	}
 	return merged, nil
+}
+
+// setOrigins records that a file sets a value. where is its section and key.
+func (c *config) setOrigins(where string, value any, file string) {
+	c.origins[where] = file
+	table, _ := value.(map[string]any)
+	for key, value := range table {
+		c.setOrigins(where+"."+key, value, file)
+	}
 }
 
 func readConfig(path string) (*config, error) {

@@ -112,8 +112,16 @@ func terminal(f any) (console.Console, bool) {
 
 // redactPassword removes the password from an error.
 func redactPassword(err error, c *api.Credential) error {
-	if err == nil || c.GetPassword() == "" || !strings.Contains(err.Error(), c.GetPassword()) {
+	if err == nil || redact(err.Error(), c) == err.Error() {
 		return err
 	}
-	return errors.New(strings.ReplaceAll(err.Error(), c.GetPassword(), "[password]"))
+	return errors.New(redact(err.Error(), c))
+}
+
+// redact removes the password from a text.
+func redact(text string, c *api.Credential) string {
+	if c.GetPassword() == "" {
+		return text
+	}
+	return strings.ReplaceAll(text, c.GetPassword(), "[password]")
 }

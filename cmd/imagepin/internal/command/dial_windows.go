@@ -10,3 +10,6 @@ import (
 func dial(ctx context.Context, address string) (net.Conn, error) {
 	return dialer.ContextDialer(ctx, address)
 }
+
+// socketGroup returns "": a named pipe has no group.
+func socketGroup(string) string { return "" }

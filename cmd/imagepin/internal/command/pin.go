@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/urfave/cli/v3"
+	"google.golang.org/protobuf/proto"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -94,13 +95,16 @@ func madeBy(p *api.Pin) string {
 
 const pinSetDescription = `Pins a tag to a digest, from the next pull or container on. The digest must be
 the one that the registry returns for a tag (imagepin inspect shows it): for an
-image with several platforms this is the digest of the index, not of one
-platform's manifest. Running containers are not affected.
+image with several platforms this is the digest of the index. The digest of one
+platform's manifest is rejected if the index is known, because the pin would break
+other platforms; --force allows it. DIGEST can be the 12 digits that tables print,
+if the node knows the digest. Running containers are not affected.
 
 Examples:
   imagepin pin set docker.io/library/nginx:1.29 sha256:5f1…
   imagepin pin set shop:v7 sha256:5f1… --scope workload/shop/pod-template-hash=7d4b9c
-  imagepin pin set shop:v7 sha256:5f1… --retain    # also keep its content` + credentialHelp
+  imagepin pin set shop:v7 sha256:5f1… --retain    # also keep its content
+  imagepin pin set shop:v7 5f1e2d4a8b90            # a digest from "imagepin images"` + credentialHelp
 
 func (a *app) pinSetCommand() *cli.Command {
 	return &cli.Command{
@@ -110,7 +114,8 @@ func (a *app) pinSetCommand() *cli.Command {
 		Description: pinSetDescription,
 		Flags: append([]cli.Flag{
 			scopeFlag("node"),
-			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it; a rule with retain = true does the same"},
+			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it; a rule with retain = true does the same; without this flag, an existing pin keeps its retention"},
+			&cli.BoolFlag{Name: "force", Usage: "pin to the manifest of one platform, although its index is known"},
 		}, credentialFlags()...),
 		Action: a.pinSet,
 	}
@@ -126,9 +131,13 @@ func (a *app) pinSet(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.SetPin(ctx, &api.SetPinRequest{
-			Scope: cmd.String("scope"), Ref: args[0], Digest: args[1], Retain: cmd.Bool("retain"), Credential: credential,
-		})
+		request := &api.SetPinRequest{
+			Scope: cmd.String("scope"), Ref: args[0], Digest: args[1], Credential: credential, Force: cmd.Bool("force"),
+		}
+		if cmd.IsSet("retain") {
+			request.Retain = proto.Bool(cmd.Bool("retain"))
+		}
+		response, err := c.SetPin(ctx, request)
 		if err != nil {
 			return err
 		}
@@ -146,6 +155,9 @@ func (a *app) printPinSet(r *api.SetPinResponse) error {
 		line += ", unchanged"
 	default:
 		line += ", was " + r.GetPrevious()
+	}
+	if p.GetRetain() {
+		line += ", retained"
 	}
 	_, err := fmt.Fprintln(a.Out, line+")")
 	return err

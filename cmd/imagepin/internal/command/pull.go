@@ -17,6 +17,10 @@ const pullDescription = `Pulls and unpacks an image for the platform and snapsho
 handler, as a pull by kubelet does. Rules and pins decide which digest is pulled
 (see imagepin resolve). Only missing content is fetched and unpacked.
 
+If the registry is not available and pull_behavior allows it, the image on the
+node is used. The command prints a warning with the reason to standard error, and
+the exit code is 0. With -o json, "fallback" has the reason.
+
 On a terminal, progress is one bar for each blob, otherwise one line for each
 event. With -o json, yaml or go-template, progress goes to standard error and
 the result to standard output.
@@ -57,7 +61,11 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 		if err != nil {
 			return err
 		}
-		return a.print(cmd, result, func() error { return a.printPulled(result) })
+		result.Fallback = redact(result.GetFallback(), credential)
+		if err := a.print(cmd, result, func() error { return a.printPulled(result) }); err != nil {
+			return err
+		}
+		return a.warnFallback(result)
 	})
 	return redactPassword(err, credential)
 }
@@ -145,9 +153,22 @@ var outcomeTexts = map[string]string{
 	"fetched":    "is fetched and unpacked",
 }
 
+// warnFallback prints a warning if the registry was not available and the image on the node was used.
+func (a *app) warnFallback(r *api.PullResult) error {
+	if r.GetFallback() == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(a.Err, "imagepin: warning: the registry did not resolve %s, the image on the node is used: %s\n",
+		r.GetKey().GetRef(), r.GetFallback())
+	return err
+}
+
 func (a *app) printPulled(r *api.PullResult) error {
 	words, ok := outcomeTexts[r.GetDone()]
-	if !ok {
+	switch {
+	case r.GetFallback() != "" && r.GetDone() == "up_to_date":
+		words = "is on the node"
+	case !ok:
 		words = r.GetDone()
 	}
 	k := r.GetKey()

@@ -25,6 +25,21 @@ func TestPullProgressIsNotInJSON(t *testing.T) {
 	}
 }
 
+const registryDown = "CannotPullImageManifest: app: connection refused\nCheck the network to the registry and its mirrors."
+
+// TestPullWithoutRegistry warns that the registry was not available, without the password, and succeeds.
+func TestPullWithoutRegistry(t *testing.T) {
+	for _, format := range []string{outputTable, outputJSON} {
+		c := recorded()
+		c.pull = []*api.PullResponse{{Result: &api.PullResult{Key: appKey(), Done: "up_to_date", Fallback: registryDown + " hunter2"}}}
+		got := run(t, c, "pull", "app", "-u", "bob:hunter2", "-o", format)
+		want := "imagepin: warning: the registry did not resolve " + appRef + ", the image on the node is used: " + registryDown + " [password]\n"
+		if got.code != 0 || got.err != want || strings.Contains(got.out, "hunter2") || strings.Contains(got.out, "is up to date") {
+			t.Errorf("%s: exit code %d, printed %q and %q, want 0 and %q", format, got.code, got.out, got.err, want)
+		}
+	}
+}
+
 func TestPullFailsAfterProgress(t *testing.T) {
 	c := recorded()
 	c.pull = c.pull[:3]

@@ -33,10 +33,10 @@ func (a *app) refreshCommand() *cli.Command {
 		Usage:       "Move pins to the tag's current digest and pull it",
 		ArgsUsage:   "REF",
 		Description: refreshDescription,
-		Flags:       append([]cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.BoolFlag{Name: "drifted", Usage: "refresh every pin of this node whose tag has moved, instead of REF"}, scopeFlag("all"), noTruncFlag(),
 		}, credentialFlags()...),
-		Action:      a.refresh,
+		Action: a.refresh,
 	}
 }
 

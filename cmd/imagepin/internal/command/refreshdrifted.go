@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/urfave/cli/v3"
+	"google.golang.org/grpc/status"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -33,7 +34,7 @@ func (a *app) refreshDrifted(ctx context.Context, cmd *cli.Command) error {
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case err != nil:
-				failed = append(failed, explain(err, cmd.String("address")))
+				failed = append(failed, errors.New(status.Convert(err).Message()))
 			default:
 				all.Responses = append(all.Responses, r)
 			}

@@ -1,0 +1,120 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/services/introspection/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
+)
+
+// explainTimeout bounds each call that finds the reason of an error.
+const explainTimeout = 5 * time.Second
+
+// explain converts a gRPC status to a message for users.
+func (a *app) explain(ctx context.Context, conn grpc.ClientConnInterface, err error, address string) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	switch s.Code() {
+	case codes.Unavailable: // containerd, or a registry that it called
+		if err := checkReachable(ctx, address); err != nil {
+			return fmt.Errorf("cannot connect to containerd: %w%s", err, a.connectHint(err, address))
+		}
+	case codes.Unimplemented:
+		switch {
+		case strings.HasPrefix(s.Message(), "unknown method"):
+			return fmt.Errorf("imagepin at %s is older than this command: %s", address, s.Message())
+		case strings.HasPrefix(s.Message(), "unknown service"):
+			return a.notServed(ctx, conn, address)
+		}
+	}
+	return errors.New(s.Message())
+}
+
+// checkReachable returns an error if containerd does not accept connections.
+func checkReachable(ctx context.Context, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
+	defer cancel()
+	conn, err := dial(ctx, address)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// connectHint returns a line that says what to do about an error of a connection; "" if nothing is known.
+func (a *app) connectHint(err error, address string) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		if group := socketGroup(address); group != "" {
+			return "\nRun imagepin as root, or as a member of the group " + group + "."
+		}
+		return "\nRun imagepin as root."
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
+		return ""
+	case address == a.serveSocket:
+		return "\nStart imagepin serve: systemctl start imagepin"
+	}
+	return "\nStart containerd: systemctl start containerd" + a.serveHint(address)
+}
+
+// serveHint returns a line about imagepin serve if it has another socket than the one that was called; otherwise "".
+func (a *app) serveHint(address string) string {
+	if _, err := os.Stat(a.serveSocket); err != nil || a.serveSocket == address {
+		return ""
+	}
+	return "\nThis node has a socket of imagepin serve: add --address " + a.serveSocket
+}
+
+const correctHint = "\nCorrect this and restart containerd."
+
+// notServed returns why containerd does not serve imagepin. containerd reports the errors of its plugins.
+func (a *app) notServed(ctx context.Context, conn grpc.ClientConnInterface, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
+	defer cancel()
+	const cri = "io.containerd.grpc.v1.cri"
+	failed, err := pluginErrors(ctx, conn, imagepinconfig.Section, cri)
+	own, hasOwn := failed[imagepinconfig.Section]
+	switch {
+	case err != nil:
+		return fmt.Errorf("containerd at %s does not serve imagepin: the plugin is missing, is disabled, or failed to load (see ctr plugins ls)%s", address, a.serveHint(address))
+	case !hasOwn:
+		return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled%s", address, imagepinconfig.Section, a.serveHint(address))
+	case own != "":
+		const check = " To check its configuration, run: imagepin config check /etc/containerd/config.toml"
+		return fmt.Errorf("imagepin failed to load in containerd at %s: %s%s", address, strings.TrimPrefix(own, "imagepin: "), correctHint+check)
+	case failed[cri] != "":
+		return fmt.Errorf("the CRI failed to load in containerd at %s: %s%s", address, failed[cri], correctHint)
+	}
+	return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled", address, cri)
+}
+
+// pluginErrors returns the errors of plugins of containerd, by URI; "" for a plugin that is loaded. A plugin that is
+// missing or disabled is not in the result.
+func pluginErrors(ctx context.Context, conn grpc.ClientConnInterface, uris ...string) (map[string]string, error) {
+	resp, err := introspection.NewIntrospectionClient(conn).Plugins(ctx, &introspection.PluginsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	failed := make(map[string]string)
+	for _, p := range resp.GetPlugins() {
+		for _, uri := range uris {
+			if p.GetType()+"."+p.GetID() == uri {
+				failed[uri] = p.GetInitErr().GetMessage()
+			}
+		}
+	}
+	return failed, nil
+}

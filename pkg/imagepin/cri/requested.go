@@ -1,0 +1,58 @@
+package cri
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// requestedName is the annotation of an image in the request to upstream, with the name that the caller gave. Upstream
+// stores the request and returns the image when it lists containers. imagepin then replaces the image ID by the name.
+const requestedName = imagepin.LabelPrefix + "requested-name"
+
+// setImageID replaces the name in spec by the image ID, and keeps the original name as UserSpecifiedImage.
+func setImageID(spec *runtime.ImageSpec, e imagepin.Entry) {
+	id := e.ImageID.String()
+	if spec.GetImage() != id && spec.GetUserSpecifiedImage() == "" {
+		if spec.Annotations == nil {
+			spec.Annotations = make(map[string]string)
+		}
+		spec.Annotations[requestedName] = spec.GetImage()
+		spec.UserSpecifiedImage = spec.GetImage()
+	}
+	spec.Image = id
+}
+
+// restoreName undoes setImageID.
+func restoreName(spec *runtime.ImageSpec) {
+	name, ok := spec.GetAnnotations()[requestedName] // spec can be nil
+	if !ok {
+		return
+	}
+	spec.Image, spec.UserSpecifiedImage = name, ""
+	if delete(spec.Annotations, requestedName); len(spec.Annotations) == 0 {
+		spec.Annotations = nil
+	}
+}
+
+func restoreNames(containers []*runtime.Container) {
+	for _, c := range containers {
+		restoreName(c.GetImage())
+	}
+}
+
+func (s *containers) listContainers(ctx context.Context, r *runtime.ListContainersRequest, next func(context.Context, *runtime.ListContainersRequest) (*runtime.ListContainersResponse, error)) (*runtime.ListContainersResponse, error) {
+	resp, err := next(ctx, r)
+	restoreNames(resp.GetContainers())
+	return resp, err
+}
+
+func (s *containers) streamContainers(stream grpc.ServerStream) error {
+	return relay(stream, s.runtimes.StreamContainers, func(resp *runtime.StreamContainersResponse) error {
+		restoreNames(resp.GetContainers())
+		return nil
+	})
+}
