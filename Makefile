@@ -224,7 +224,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-manifests check-licenses check-versions ## All checks that run no tests
+check: check-format check-vet check-lint check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -272,6 +272,12 @@ check-manifests:
 .PHONY: check-versions
 check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
+
+# The first run downloads promtool from Debian and keeps it in the user's cache.
+.PHONY: check-prometheus
+check-prometheus:
+	hack/promtool.sh check config contrib/prometheus/scrape.yaml
+	hack/promtool.sh test rules contrib/prometheus/imagepin.rules.test.yaml
 
 .PHONY: clean
 clean: ## Remove all build output

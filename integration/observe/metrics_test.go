@@ -24,8 +24,9 @@ func keysOf(snapshotter string) string {
 }
 
 const (
-	resolves = "imagepin_resolve_seconds_count"
-	fellBack = "imagepin_registry_fallbacks_total"
+	resolves    = "imagepin_resolve_seconds_count"
+	oldestDrift = "imagepin_pins_oldest_drift_timestamp_seconds"
+	fellBack    = "imagepin_registry_fallbacks_total"
 )
 
 // TestMetrics checks after each of many steps how it changed the metrics.
@@ -151,11 +152,16 @@ func TestMetrics(t *testing.T) {
 	}
 	changed("a pull that pins", series{
 		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): perImage,
-		pinEvent("made"): 1, `imagepin_pins{scope="node"}`: 1, "imagepin_retained_bytes": retained,
+		pinEvent("made"): 1, `imagepin_pins{scope="node"}`: 1, "imagepin_namespace_pins": 1, "imagepin_retained_bytes": retained,
 	})
 	r.Push("pinned/app:1", images.Options{Version: "p2"}, images.HostPlatform())
 	r.MustPull(pinned, "")
+	since := scrape(t, address)[oldestDrift]
+	if since == 0 {
+		t.Error("got no time of the oldest drift after the pinned tag has moved")
+	}
 	changed("a pull after the pinned tag has moved", series{
+		oldestDrift:          since,
 		pulled("up_to_date"): 1, resolved("resolved"): 1, resolves: 1, pinEvent("drifted"): 1, "imagepin_pins_drifted": 1,
 	})
 	r.MustPull(pinned, "")
@@ -184,7 +190,7 @@ func TestMetrics(t *testing.T) {
 	before["imagepin_retained_bytes"] = retains
 	changed("a refresh", series{
 		pulled("fetched"): 1, resolved("resolved"): 1, resolves: 1, keysOf("overlayfs"): 1, // the key of the former digest stays
-		pinEvent("moved"): 1, "imagepin_pins_drifted": -1,
+		pinEvent("moved"): 1, "imagepin_pins_drifted": -1, oldestDrift: -since,
 	})
 	r.MustRemove(r.MustStatus(tag, "").GetId(), "native")
 	changed("removing an image", series{keysOf("native"): -perImage})

@@ -23,6 +23,7 @@ type Metrics struct {
 	resolveSeconds prometheus.Histogram
 	fallbacks      prometheus.Counter
 	pulls          *prometheus.CounterVec
+	failedRepairs  prometheus.Counter
 	pinEvents      *prometheus.CounterVec
 	claims         *prometheus.CounterVec
 	claimSeconds   prometheus.Histogram
@@ -56,6 +57,10 @@ func New() *Metrics {
 			Namespace: namespace, Name: "pulls_total",
 			Help: "Pulls, and images made ready for pods, by what had to be done. Concurrent identical pulls count once.",
 		}, []string{"done"}),
+		failedRepairs: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "failed_repairs_total",
+			Help: "Repairs of images that failed.",
+		}),
 		pinEvents: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "pin_events_total",
 			Help: "Changes of pins, by event.",
@@ -88,7 +93,7 @@ func New() *Metrics {
 // Register registers the metrics, and gauges of the state that read returns at each collection.
 func (m *Metrics) Register(r prometheus.Registerer, read func() State) error {
 	var errs []error
-	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.pinEvents, m.claims, m.claimSeconds, collector{read}} {
+	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.failedRepairs, m.pinEvents, m.claims, m.claimSeconds, collector{read}} {
 		errs = append(errs, r.Register(c))
 	}
 	return errors.Join(errs...)
@@ -102,6 +107,9 @@ func (m *Metrics) Resolved(r resolve.Result, took time.Duration) {
 
 // Pulled implements [pull.Observer].
 func (m *Metrics) Pulled(o pull.Outcome) { m.pulls.WithLabelValues(string(o)).Inc() }
+
+// RepairFailed implements [pull.Observer].
+func (m *Metrics) RepairFailed() { m.failedRepairs.Inc() }
 
 // FallbackUsed implements [pull.Observer].
 func (m *Metrics) FallbackUsed() {

@@ -38,7 +38,8 @@ func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
 	for m, r := range registries {
-		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, Provisional: 3, RetainedBytes: 7}
+		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, OldestDrift: time.Unix(11, 0), NamespacePins: 4, NamespacePinsLimit: 5, Provisional: 3,
+			RetainedBytes: 7, RetainedBytesLimit: 8, Reconcile: 9 * time.Second}
 		if err := m.Register(r, func() State { return state }); err != nil {
 			t.Fatal(err)
 		}
@@ -47,10 +48,12 @@ func TestTwoNodes(t *testing.T) {
 	one.Pulled(pull.Fetched)
 	one.Pulled(pull.Fetched)
 	one.FallbackUsed()
+	one.RepairFailed()
 	one.PinEvent(pin.Drifted)
 	one.Claimed(claim.Lost, time.Second)
 	one.Lost() // is not a question
-	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7}
+	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7,
+		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9}
 	for _, r := range resolve.Results {
 		want["resolves_total "+string(r)] = 0
 	}
@@ -63,6 +66,7 @@ func TestTwoNodes(t *testing.T) {
 	for _, o := range claim.Outcomes {
 		want["claims_total "+string(o)] = 0
 	}
+	want["failed_repairs_total"] = 0
 	want["registry_fallbacks_total"], want["resolve_seconds"], want["claim_seconds"], want["pins_provisional"] = 0, 0, 0, 3
 	compare := func(who string, m *Metrics) {
 		t.Helper()
@@ -77,7 +81,7 @@ func TestTwoNodes(t *testing.T) {
 		}
 	}
 	compare("the other node", other)
-	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "pin_events_total drifted", "resolve_seconds", "claim_seconds"} {
+	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "failed_repairs_total", "pin_events_total drifted", "resolve_seconds", "claim_seconds"} {
 		want[name] = 1
 	}
 	want["pulls_total fetched"], want["claims_total lost"] = 2, 2

@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // State is the current state of a node.
 type State struct {
@@ -10,10 +14,19 @@ type State struct {
 	Pins map[string]int
 	// Drifted is the number of pins whose tag has moved in the registry.
 	Drifted int
+	// OldestDrift is when the first of these tags has moved. It is zero without drift.
+	OldestDrift time.Time
+	// NamespacePins is the number of pins of the Kubernetes namespace that has most, or of the node itself, and
+	// NamespacePinsLimit is how many each may have. The limit is 0 if there is none.
+	NamespacePins, NamespacePinsLimit int
 	// Provisional is the number of pins that are to be claimed in the cluster.
 	Provisional int
 	// RetainedBytes is the size of the content that pins retain, in bytes, compressed as in the registry.
 	RetainedBytes int64
+	// RetainedBytesLimit is the maximum of RetainedBytes. It is 0 if there is none.
+	RetainedBytesLimit int64
+	// Reconcile is how long the last build of the index took. It is 0 before the first.
+	Reconcile time.Duration
 }
 
 // Target has the labels of the gauge of keys.
@@ -23,16 +36,24 @@ type Target struct{ Platform, Snapshotter string }
 type collector struct{ read func() State }
 
 var (
-	keysDesc        = prometheus.NewDesc(namespace+"_keys", "Keys that are ready, by target.", []string{"platform", "snapshotter"}, nil)
-	pinsDesc        = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
-	driftDesc       = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
-	provisionalDesc = prometheus.NewDesc(namespace+"_pins_provisional", "Pins that are not claimed in the Kubernetes API yet.", nil, nil)
-	retainedDesc    = prometheus.NewDesc(namespace+"_retained_bytes", "Bytes that pins retain, compressed as in the registry.", nil, nil)
+	keysDesc               = prometheus.NewDesc(namespace+"_keys", "Keys that are ready, by target.", []string{"platform", "snapshotter"}, nil)
+	pinsDesc               = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
+	driftDesc              = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
+	oldestDriftDesc        = prometheus.NewDesc(namespace+"_pins_oldest_drift_timestamp_seconds", "When the tag of the pin with the oldest drift moved, in seconds since the epoch; 0 without drift.", nil, nil)
+	namespacePinsDesc      = prometheus.NewDesc(namespace+"_namespace_pins", "Pins of the Kubernetes namespace that has most, or of the node itself.", nil, nil)
+	namespacePinsLimitDesc = prometheus.NewDesc(namespace+"_namespace_pins_limit", "Pins that each Kubernetes namespace, and the node itself, may have; 0 without limit.", nil, nil)
+	provisionalDesc        = prometheus.NewDesc(namespace+"_pins_provisional", "Pins that are not claimed in the Kubernetes API yet.", nil, nil)
+	retainedDesc           = prometheus.NewDesc(namespace+"_retained_bytes", "Bytes that pins retain, compressed as in the registry.", nil, nil)
+	retainedLimitDesc      = prometheus.NewDesc(namespace+"_retained_limit_bytes", "Bytes that pins may retain; 0 without limit.", nil, nil)
+	reconcileDesc          = prometheus.NewDesc(namespace+"_reconcile_seconds", "Duration of the last build of the index.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{keysDesc, pinsDesc, driftDesc, provisionalDesc, retainedDesc} {
+	for _, d := range []*prometheus.Desc{
+		keysDesc, pinsDesc, driftDesc, oldestDriftDesc, namespacePinsDesc, namespacePinsLimitDesc, provisionalDesc, retainedDesc,
+		retainedLimitDesc, reconcileDesc,
+	} {
 		ch <- d
 	}
 }
@@ -50,6 +71,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(pinsDesc, float64(n), scope)
 	}
 	gauge(driftDesc, float64(s.Drifted))
+	oldest := 0.0
+	if !s.OldestDrift.IsZero() {
+		oldest = float64(s.OldestDrift.Unix())
+	}
+	gauge(oldestDriftDesc, oldest)
+	gauge(namespacePinsDesc, float64(s.NamespacePins))
+	gauge(namespacePinsLimitDesc, float64(s.NamespacePinsLimit))
 	gauge(provisionalDesc, float64(s.Provisional))
 	gauge(retainedDesc, float64(s.RetainedBytes))
+	gauge(retainedLimitDesc, float64(s.RetainedBytesLimit))
+	gauge(reconcileDesc, s.Reconcile.Seconds())
 }

@@ -110,6 +110,8 @@ type Node struct {
 	locks      pull.Locks
 	leases     *lease.Calls
 
+	reconcile atomic.Int64 // the duration of the last build of the index in nanoseconds
+
 	active   atomic.Pointer[active]
 	store    *store.Store
 	pins     *pin.Store

@@ -105,11 +105,17 @@ func (n *Node) state() metrics.State {
 		st.Pins[kind]++
 		if p.Drift != nil {
 			st.Drifted++
+			if st.OldestDrift.IsZero() || p.Drift.Since.Before(st.OldestDrift) {
+				st.OldestDrift = p.Drift.Since
+			}
 		}
 		if p.Provisional != nil {
 			st.Provisional++
 		}
 	}
-	st.RetainedBytes = n.retainer.Bytes()
+	settings := n.active.Load().Settings
+	st.NamespacePins, st.NamespacePinsLimit = n.pins.MostPerNamespace(), settings.MaxPinsPerNamespace
+	st.RetainedBytes, st.RetainedBytesLimit = n.retainer.Bytes(), settings.MaxRetainedBytes
+	st.Reconcile = time.Duration(n.reconcile.Load())
 	return st
 }

@@ -184,12 +184,16 @@ func (s *Service) listAndWatch(ctx context.Context) error {
 		s.relist = nil
 		s.mu.Unlock()
 	}()
+	started := time.Now()
 	err := s.node.leases.Retry(ctx)
 	if err == nil {
 		err = s.node.pins.Load(ctx)
 	}
 	if err == nil {
-		err = s.reconciler.Run(ctx, func() { s.markReady(ready) })
+		err = s.reconciler.Run(ctx, func() {
+			s.node.reconcile.Store(int64(time.Since(started)))
+			s.markReady(ready)
+		})
 	}
 	if errors.Is(context.Cause(ctx), errRelist) {
 		return errRelist

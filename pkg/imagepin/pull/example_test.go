@@ -199,6 +199,7 @@ type noObserver struct{}
 
 func (noObserver) Pulled(pull.Outcome) {}
 func (noObserver) FallbackUsed()       {}
+func (noObserver) RepairFailed()       {}
 
 // newRegistry returns a registry in which every tag has the same image.
 func newRegistry() http.Handler {

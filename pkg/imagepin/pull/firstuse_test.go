@@ -71,6 +71,8 @@ func (unobserved) Pulled(Outcome) {}
 
 func (unobserved) FallbackUsed() {}
 
+func (unobserved) RepairFailed() {}
+
 // pinningNode is a node without images that pins every tag, and cannot unpack a layer.
 type pinningNode struct {
 	*Puller

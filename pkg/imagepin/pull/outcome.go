@@ -44,6 +44,8 @@ type Observer interface {
 	Pulled(Outcome)
 	// FallbackUsed is called when a pull uses the image on the node because the registry did not answer.
 	FallbackUsed()
+	// RepairFailed is called when a repair fails, after Pulled. A canceled repair has not failed.
+	RepairFailed()
 }
 
 // traced runs a step of a pull in a span. The span ends with the step's error.

@@ -198,6 +198,9 @@ func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
 func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	outcome, err := p.maker.Repair(ctx, e)
 	p.observer.Pulled(outcome)
+	if outcome == Failed {
+		p.observer.RepairFailed()
+	}
 	return outcome, err
 }
 
