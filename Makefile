@@ -256,13 +256,15 @@ check-tidy:
 	@cd integration/kubelet/schemas && $(GO) mod tidy -diff -modfile=1.35.mod
 
 .PHONY: generate
-generate: ## Generate the code and the CRD from api/
+generate: ## Generate the code and the CRD from api/, and the PrometheusRule
 	cd tools && $(GO) run ./protogen ../api imagepin/v1/imagepin.proto
+	cd tools && $(GO) run ./prometheusrule imagepin ../contrib/prometheus/imagepin.rules.yaml ../contrib/prometheus/prometheusrule.yaml
 	GO=$(GO) hack/generate-kubernetes-api.sh
 
 .PHONY: check-generate
 check-generate:
 	cd tools && $(GO) run ./protogen -check ../api imagepin/v1/imagepin.proto
+	cd tools && $(GO) run ./prometheusrule -check imagepin ../contrib/prometheus/imagepin.rules.yaml ../contrib/prometheus/prometheusrule.yaml
 	GO=$(GO) hack/generate-kubernetes-api.sh -check
 
 .PHONY: check-manifests
