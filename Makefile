@@ -240,7 +240,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-manifests check-licenses check-versions ## All checks that run no tests
+check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -261,6 +261,10 @@ check-vet:
 check-lint:
 	$(GO) tool -modfile=tools/go.mod staticcheck $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
+
+.PHONY: check-workflows
+check-workflows:
+	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
 .PHONY: check-windows
 check-windows:
