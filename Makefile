@@ -75,9 +75,10 @@ repositories: packages ## An APT and an rpm repository with the packages, in dis
 		$(GO) run ./repository -out $$dist/repository $$dist/*.deb $$dist/*.rpm
 
 # BUILDER is the URI of who builds, for the provenance. GPG_KEY signs the checksums and the repositories.
-RELEASE = $(GO) run ./release -version '$(VERSION)' -built "$$($(GO) run -C .. ./cmd/imagepin --version | sed 's/.* //')"
+RELEASE = $(GO) run ./release -version '$(VERSION)' -built "$$($(GO) run -C .. ./cmd/imagepin --version | sed 's/.* //')" -commit $(COMMIT)
 
 .PHONY: release
+release: COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 release: ## All files of a release, with checksums and provenance, in dist/release/ (VERSION=v1.2.3)
 	cd packaging && $(RELEASE) -check
 	@$(MAKE) --no-print-directory repositories

@@ -1,11 +1,11 @@
 // Command release collects what a release consists of, with its checksums and its provenance. The output is the same on
 // every machine, except for the builder in the provenance.
 //
-//	release -version VERSION -built VERSION [-builder URI] [-check] DIST
+//	release -version VERSION -built VERSION -commit COMMIT [-builder URI] [-check] DIST
 //
 // DIST has the packages, and in plugin/ and image/ the other files. They are linked into DIST/release, which is replaced.
-// The version has to be that of the binaries, with a "v", and the working tree must not have changes. With -check, only this
-// is checked. "make release" runs it.
+// The version has to be that of the binaries, with a "v", and the working tree has to be the commit. With -check, only this is
+// checked. "make release" runs it.
 package main
 
 import (
@@ -25,6 +25,7 @@ func main() {
 	var r release
 	flag.StringVar(&r.version, "version", "", "the version of the release, with a v")
 	flag.StringVar(&r.built, "built", "", "the version of the binaries, without a v")
+	flag.StringVar(&r.commit, "commit", "", "the commit at the start of the build")
 	flag.StringVar(&r.builder, "builder", localBuilder, "the URI of who builds")
 	flag.StringVar(&r.root, "root", "..", "the directory of the repository")
 	check := flag.Bool("check", false, "only check the version and the working tree")
@@ -37,15 +38,14 @@ func main() {
 
 // release is one run of the command.
 type release struct {
-	version, built, builder, root string
+	version, built, commit, builder, root string
 }
 
 func (r *release) run(args []string, check bool) error {
 	if err := checkVersion(r.version, r.built); err != nil {
 		return err
 	}
-	commit, err := r.commit()
-	if err != nil || check {
+	if err := r.checkTree(); err != nil || check {
 		return err
 	}
 	if len(args) != 1 {
@@ -59,7 +59,7 @@ func (r *release) run(args []string, check bool) error {
 	if err := writeChecksums(out, files); err != nil {
 		return err
 	}
-	statement, err := provenance(source{version: r.version, commit: commit, goVersion: runtime.Version()}, r.builder, files)
+	statement, err := provenance(source{version: r.version, commit: r.commit, goVersion: runtime.Version()}, r.builder, files)
 	if err != nil {
 		return err
 	}
@@ -77,16 +77,23 @@ func checkVersion(version, built string) error {
 	return nil
 }
 
-// commit returns the commit of the working tree, and an error if the tree has changes.
-func (r *release) commit() (string, error) {
+// checkTree returns an error if the working tree is not the commit of the build.
+func (r *release) checkTree() error {
 	status, err := r.git("status", "--porcelain")
 	if err != nil {
-		return "", err
+		return err
 	}
 	if status != "" {
-		return "", fmt.Errorf("the working tree has changes, which the provenance would not name:\n%s", status)
+		return fmt.Errorf("the working tree has changes, which the provenance would not name:\n%s", status)
 	}
-	return r.git("rev-parse", "HEAD")
+	head, err := r.git("rev-parse", "HEAD")
+	if err != nil {
+		return err
+	}
+	if head != r.commit {
+		return fmt.Errorf("HEAD is %s, but the build started with commit %q", head, r.commit)
+	}
+	return nil
 }
 
 func (r *release) git(args ...string) (string, error) {

@@ -26,6 +26,8 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+func head(t *testing.T, root string) string { return git(t, root, "rev-parse", "HEAD") }
+
 // built returns a repository and the output of its build.
 func built(t *testing.T) (root, dist string) {
 	t.Helper()
@@ -49,7 +51,7 @@ func TestRelease(t *testing.T) {
 	root, dist := built(t)
 	var sums, text []byte
 	for range 2 {
-		r := &release{version: "v1.2.3", built: "1.2.3", builder: localBuilder, root: root}
+		r := &release{version: "v1.2.3", built: "1.2.3", commit: head(t, root), builder: localBuilder, root: root}
 		if err := r.run([]string{dist}, false); err != nil {
 			t.Fatal(err)
 		}
@@ -78,11 +80,11 @@ func TestRelease(t *testing.T) {
 	if string(sums) != wantSums.String() {
 		t.Errorf("got SHA256SUMS\n%s\nwant\n%s", sums, wantSums.String())
 	}
-	checkProvenance(t, text, want, git(t, root, "rev-parse", "HEAD"))
+	checkProvenance(t, text, want, head(t, root))
 }
 
 // checkProvenance reads a statement with the library of in-toto, which rejects unknown fields.
-func checkProvenance(t *testing.T, text []byte, want map[string]string, head string) {
+func checkProvenance(t *testing.T, text []byte, want map[string]string, commit string) {
 	t.Helper()
 	var s intoto.Statement
 	if err := protojson.Unmarshal(text, &s); err != nil {
@@ -110,12 +112,13 @@ func checkProvenance(t *testing.T, text []byte, want map[string]string, head str
 	if err := p.Validate(); err != nil {
 		t.Error(err)
 	}
-	if got := p.GetBuildDefinition().GetResolvedDependencies()[0].GetDigest()["gitCommit"]; got != head {
-		t.Errorf("got commit %s, want %s", got, head)
+	if got := p.GetBuildDefinition().GetResolvedDependencies()[0].GetDigest()["gitCommit"]; got != commit {
+		t.Errorf("got commit %s, want %s", got, commit)
 	}
 }
 
-// TestRefused makes releases with a wrong version, with changes in the working tree, and with two files of one name.
+// TestRefused makes releases with a wrong version, with changes in the working tree, with another commit,
+// and with two files of one name.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, version, built string
@@ -132,6 +135,9 @@ func TestRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
+		{name: "another commit", version: "v1.2.3", built: "1.2.3", want: "but the build started with commit", change: func(t *testing.T, root, _ string) {
+			git(t, root, "commit", "-q", "--allow-empty", "-m", "second")
+		}},
 		{name: "one name twice", version: "v1.2.3", built: "1.2.3", want: "file exists", change: func(t *testing.T, _, dist string) {
 			if err := os.WriteFile(filepath.Join(dist, "imagepin.tar"), nil, 0o600); err != nil {
 				t.Fatal(err)
@@ -140,10 +146,10 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, dist := built(t)
+			r := &release{version: c.version, built: c.built, commit: head(t, root), builder: localBuilder, root: root}
 			if c.change != nil {
 				c.change(t, root, dist)
 			}
-			r := &release{version: c.version, built: c.built, builder: localBuilder, root: root}
 			if err := r.run([]string{dist}, false); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
