@@ -69,6 +69,23 @@ plugin: ## Archives of the kubectl plugin for Linux, macOS and Windows, and its 
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./plugin -version $$version -stage $$dist/.plugin -out $$dist/plugin $(PLUGIN_PLATFORMS)
 	rm -rf $(DIST)/.plugin
 
+.PHONY: repositories
+repositories: packages ## An APT and an rpm repository with the packages, in dist/repository/
+	dist=$$(realpath $(DIST)) && cd packaging && SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+		$(GO) run ./repository -out $$dist/repository $$dist/*.deb $$dist/*.rpm
+
+# BUILDER is the URI of who builds, for the provenance. GPG_KEY signs the checksums and the repositories.
+RELEASE = $(GO) run ./release -version '$(VERSION)' -built "$$($(GO) run -C .. ./cmd/imagepin --version | sed 's/.* //')" -commit $(COMMIT)
+
+.PHONY: release
+release: COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
+release: ## All files of a release, with checksums and provenance, in dist/release/ (VERSION=v1.2.3)
+	cd packaging && $(RELEASE) -check
+	@$(MAKE) --no-print-directory repositories
+	@$(MAKE) --no-print-directory plugin $(shell sed -n 's/^\(image\):.*/\1/p' Makefile)
+	dist=$$(realpath $(DIST)) && cd packaging && $(RELEASE) $(if $(BUILDER),-builder '$(BUILDER)') $$dist
+	$(if $(GPG_KEY),hack/sign-release.sh $(DIST) '$(GPG_KEY)')
+
 .PHONY: licenses
 licenses: ## Write docs/licenses.md: the licenses of the modules in the binaries
 	cd packaging && $(GO) run ./licenses ../docs/licenses.md
@@ -107,7 +124,7 @@ test-stages: test-integration test-kubelet test-serve test-cluster test-unit tes
 test-unit: ## Unit tests with the race detector
 	$(RACE) $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) test ./...
-	cd packaging && $(GO) test ./plugin ./internal/...
+	cd packaging && $(GO) test ./plugin ./release ./internal/...
 
 .PHONY: test-sim
 test-sim: ## Run simulated histories for three minutes (SIM_TIME)
@@ -206,9 +223,9 @@ test-cluster: build kubectl-imagepin test-binaries crash-binaries ## Tests of pi
 	GO=$(GO) hack/kubernetes-binaries.sh controllers
 	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./kubectl ./manifests ./scale
 
-# The first run installs a Debian with systemd into the user's cache, which takes minutes.
+# The first run installs a Debian with systemd, and dnf, into the user's cache, which takes minutes.
 .PHONY: test-packages
-test-packages: packages test-binaries ## Install, run and remove the packages under a real systemd, and build them twice
+test-packages: repositories test-binaries ## Install, run and remove the packages under a real systemd, and build them twice
 	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
 
 # The first run compiles two containerds and downloads those of Debian, which takes minutes, and keeps them in the
@@ -224,7 +241,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus ## All checks that run no tests
+check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -246,6 +263,10 @@ check-lint:
 	$(GO) tool -modfile=tools/go.mod staticcheck $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
 
+.PHONY: check-workflows
+check-workflows:
+	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
+
 .PHONY: check-windows
 check-windows:
 	GOOS=windows $(GO) build ./pkg/... ./plugins/...
@@ -256,13 +277,15 @@ check-tidy:
 	@cd integration/kubelet/schemas && $(GO) mod tidy -diff -modfile=1.35.mod
 
 .PHONY: generate
-generate: ## Generate the code and the CRD from api/
+generate: ## Generate the code and the CRD from api/, and the PrometheusRule
 	cd tools && $(GO) run ./protogen ../api imagepin/v1/imagepin.proto
+	cd tools && $(GO) run ./prometheusrule imagepin ../contrib/prometheus/imagepin.rules.yaml ../contrib/prometheus/prometheusrule.yaml
 	GO=$(GO) hack/generate-kubernetes-api.sh
 
 .PHONY: check-generate
 check-generate:
 	cd tools && $(GO) run ./protogen -check ../api imagepin/v1/imagepin.proto
+	cd tools && $(GO) run ./prometheusrule -check imagepin ../contrib/prometheus/imagepin.rules.yaml ../contrib/prometheus/prometheusrule.yaml
 	GO=$(GO) hack/generate-kubernetes-api.sh -check
 
 .PHONY: check-manifests

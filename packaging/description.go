@@ -12,6 +12,7 @@ import (
 	"github.com/goreleaser/nfpm/v2/files"
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 
+	"github.com/imagepin/imagepin/packaging/internal/bill"
 	"github.com/imagepin/imagepin/packaging/internal/modules"
 )
 
@@ -69,17 +70,17 @@ func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir 
 	if err != nil {
 		return err
 	}
-	var binaries []binary
+	var binaries []bill.Binary
 	for _, c := range info.Contents {
 		if filepath.Dir(c.Source) == filepath.Join(b.stage, arch) {
-			binaries = append(binaries, binary{file: c.Source, path: c.Destination})
+			binaries = append(binaries, bill.Binary{File: c.Source, Path: c.Destination})
 		}
 	}
-	bom, err := newBill(name, b.version, arch, b.mtime, binaries)
+	bom, err := bill.New(name, b.version, "linux-"+arch, b.mtime, binaries)
 	if err != nil {
 		return err
 	}
-	text, err := bom.spdx()
+	text, err := bom.SPDX()
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (b *build) document(load func(string) (*nfpm.Info, error), name, arch, dir 
 	if err := os.WriteFile(released, text, 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(texts, modules.Texts(bom.licenses), 0o644)
+	return os.WriteFile(texts, modules.Texts(bom.Licenses), 0o644)
 }
 
 // load reads a description for a format and replaces its variables.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/imagepin/imagepin/packaging/internal/modules"
 )
@@ -44,20 +43,17 @@ func (b *build) files(platform string) ([]file, error) {
 		return nil, err
 	}
 	files := []file{{name: "third-party-licenses.txt", mode: 0o644, content: licenses}}
-	binary := "kubectl-imagepin"
-	if strings.HasPrefix(platform, "windows/") {
-		binary += ".exe"
-	}
+	binary := filepath.Base(b.binary(platform))
 	sources := []struct {
 		name, path string
 		mode       int64
 	}{
-		{binary, filepath.Join(b.stage, strings.ReplaceAll(platform, "/", "-"), binary), 0o755},
+		{binary, b.binary(platform), 0o755},
 		{"kubectl_complete-imagepin", filepath.Join(b.root, "contrib/krew/kubectl_complete-imagepin"), 0o755},
 		{"LICENSE", filepath.Join(b.root, "LICENSE"), 0o644},
 	}
 	for _, s := range sources {
-		if s.name == "kubectl_complete-imagepin" && binary != "kubectl-imagepin" {
+		if s.name == "kubectl_complete-imagepin" && binary != name {
 			continue // a shell script
 		}
 		content, err := os.ReadFile(s.path)

@@ -1,5 +1,5 @@
-// Command plugin builds an archive of the kubectl plugin for each platform, and the manifest with which krew installs
-// them. Archives are reproducible: the same input results in the same bytes on every machine.
+// Command plugin builds an archive of the kubectl plugin and its bill of materials for each platform, and the manifest with
+// which krew installs them. Archives are reproducible: the same input results in the same bytes on every machine.
 //
 //	plugin -version VERSION -stage DIR -out DIR OS/ARCH...
 //
@@ -37,6 +37,8 @@ type build struct {
 	mtime                     time.Time
 	// licenses returns the licenses of the modules that are linked for a platform. It is a function for tests.
 	licenses func(platform string) ([]byte, error)
+	// bill returns the bill of materials of a platform. It is a function for tests.
+	bill func(platform string) ([]byte, error)
 }
 
 func (b *build) run(platforms []string) error {
@@ -51,12 +53,18 @@ func (b *build) run(platforms []string) error {
 	if b.licenses == nil {
 		b.licenses = b.linkedLicenses
 	}
+	if b.bill == nil {
+		b.bill = b.binaryBill
+	}
 	if err := os.MkdirAll(b.out, 0o755); err != nil {
 		return err
 	}
 	sums := make(map[string]string)
 	for _, platform := range platforms {
 		if sums[platform], err = b.archive(platform); err != nil {
+			return fmt.Errorf("%s: %w", platform, err)
+		}
+		if err := b.writeBill(platform); err != nil {
 			return fmt.Errorf("%s: %w", platform, err)
 		}
 	}
@@ -69,5 +77,17 @@ func (b *build) run(platforms []string) error {
 
 // archiveName returns the name of the archive of a platform.
 func (b *build) archiveName(platform string) string {
-	return fmt.Sprintf("kubectl-imagepin-%s-%s.tar.gz", b.version, strings.ReplaceAll(platform, "/", "-"))
+	return fmt.Sprintf("%s-%s-%s.tar.gz", name, b.version, strings.ReplaceAll(platform, "/", "-"))
+}
+
+// name is the name of the binary.
+const name = "kubectl-imagepin"
+
+// binary returns the path of the binary of a platform.
+func (b *build) binary(platform string) string {
+	path := filepath.Join(b.stage, strings.ReplaceAll(platform, "/", "-"), name)
+	if strings.HasPrefix(platform, "windows/") {
+		path += ".exe"
+	}
+	return path
 }

@@ -55,7 +55,10 @@ func built(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	b := &build{version: "0.1.0-dev", stage: stage, out: out, root: "../..", licenses: func(p string) ([]byte, error) { return []byte("licenses of " + p), nil }}
+	text := func(kind string) func(string) ([]byte, error) {
+		return func(p string) ([]byte, error) { return []byte(kind + " of " + p), nil }
+	}
+	b := &build{version: "0.1.0-dev", stage: stage, out: out, root: "../..", licenses: text("licenses"), bill: text("bill")}
 	if err := b.run(platforms); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +126,8 @@ func TestReproducible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(entries) != len(platforms)+1 {
+	// An archive and a bill of materials for each platform, and the manifest.
+	if len(entries) != 2*len(platforms)+1 {
 		t.Errorf("%d files", len(entries))
 	}
 	for _, e := range entries {

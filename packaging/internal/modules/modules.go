@@ -29,8 +29,13 @@ type Module struct {
 	Sum string
 }
 
+// self is the module of this repository. Its other modules replace it by their
+// own working tree.
+const self = "github.com/imagepin/imagepin"
+
 // Of returns the modules in a binary's build information. The main module is
-// the first and the standard library the last.
+// the first and the standard library the last. The module of this repository is
+// not a dependency.
 func Of(binary string) ([]Module, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -38,11 +43,11 @@ func Of(binary string) ([]Module, error) {
 	}
 	out := []Module{{Path: info.Main.Path}}
 	for _, d := range info.Deps {
+		if d.Path == info.Main.Path || d.Path == self {
+			continue
+		}
 		if d.Replace != nil {
 			return nil, fmt.Errorf("%s: module %s is replaced, so its version does not identify its content", binary, d.Path)
-		}
-		if d.Path == info.Main.Path {
-			continue
 		}
 		out = append(out, Module{Path: d.Path, Version: d.Version, Sum: d.Sum})
 	}

@@ -1,4 +1,5 @@
-package main
+// Package bill writes software bills of materials.
+package bill
 
 import (
 	"bytes"
@@ -16,18 +17,19 @@ import (
 
 const homepage = "https://github.com/imagepin/imagepin"
 
-// binary is a Go program in a package.
-type binary struct {
-	file string // path in the stage
-	path string // path that the package installs it to
+// Binary is a Go program in a package.
+type Binary struct {
+	File string // path of the program
+	Path string // path in the package
 }
 
-// bill is the bill of materials of a package.
-type bill struct {
-	name, version, arch string
-	created             time.Time
-	binaries            []program
-	licenses            map[modules.Module]modules.License
+// Bill is the bill of materials of a package.
+type Bill struct {
+	Licenses map[modules.Module]modules.License
+
+	name, version, platform string
+	created                 time.Time
+	binaries                []program
 }
 
 type program struct {
@@ -35,22 +37,22 @@ type program struct {
 	modules      []modules.Module
 }
 
-// newBill reads the modules in the binaries and finds their licenses.
-func newBill(name, version, arch string, created time.Time, binaries []binary) (*bill, error) {
-	b := &bill{name: name, version: version, arch: arch, created: created, licenses: make(map[modules.Module]modules.License)}
+// New reads the modules in the binaries and finds their licenses. The platform is OS-ARCH.
+func New(name, version, platform string, created time.Time, binaries []Binary) (*Bill, error) {
+	b := &Bill{name: name, version: version, platform: platform, created: created, Licenses: make(map[modules.Module]modules.License)}
 	for _, bin := range binaries {
-		content, err := os.ReadFile(bin.file)
+		content, err := os.ReadFile(bin.File)
 		if err != nil {
 			return nil, err
 		}
-		mods, err := modules.Of(bin.file)
+		mods, err := modules.Of(bin.File)
 		if err != nil {
 			return nil, err
 		}
 		mods = slices.DeleteFunc(mods, func(m modules.Module) bool { return m.Version == "" })
-		b.binaries = append(b.binaries, program{path: bin.path, sha256: fmt.Sprintf("%x", sha256.Sum256(content)), modules: mods})
+		b.binaries = append(b.binaries, program{path: bin.Path, sha256: fmt.Sprintf("%x", sha256.Sum256(content)), modules: mods})
 		for _, m := range mods {
-			if b.licenses[m], err = m.License(); err != nil {
+			if b.Licenses[m], err = m.License(); err != nil {
 				return nil, err
 			}
 		}
@@ -108,11 +110,11 @@ type (
 	}
 )
 
-// spdx returns the bill as SPDX 2.3 in JSON. The package contains its binaries,
+// SPDX returns the bill as SPDX 2.3 in JSON. The package contains its binaries,
 // and each binary depends on its modules.
-func (b *bill) spdx() ([]byte, error) {
+func (b *Bill) SPDX() ([]byte, error) {
 	const document, pkg = "SPDXRef-DOCUMENT", "SPDXRef-Package"
-	full := fmt.Sprintf("%s-%s-linux-%s", b.name, b.version, b.arch)
+	full := fmt.Sprintf("%s-%s-%s", b.name, b.version, b.platform)
 	id := sha256.New()
 	doc := spdxDocument{
 		SPDXVersion: "SPDX-2.3", DataLicense: "CC0-1.0", ID: document, Name: full,
@@ -124,9 +126,9 @@ func (b *bill) spdx() ([]byte, error) {
 		Relationships: []spdxRelationship{{document, "DESCRIBES", pkg}},
 	}
 	ids := make(map[modules.Module]string)
-	for i, m := range modules.Sorted(b.licenses) {
+	for i, m := range modules.Sorted(b.Licenses) {
 		ids[m] = fmt.Sprintf("SPDXRef-Module-%d", i+1)
-		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.licenses[m].ID))
+		doc.Packages = append(doc.Packages, spdxModule(ids[m], m, b.Licenses[m].ID))
 	}
 	for i, p := range b.binaries {
 		fmt.Fprintln(id, p.path, p.sha256)
