@@ -12,8 +12,8 @@ import (
 var completionScripts embed.FS
 
 const completionDescription = `Prints a script that completes commands, flags and their values, references,
-runtime handlers and scopes. References, handlers and scopes are those of the node, if
-it answers within a second.
+runtime handlers and scopes. References, handlers and scopes are those of the
+node, if it answers within a second.
 
 Examples:
   source <(imagepin completion bash)
