@@ -73,21 +73,16 @@ Exit codes of all commands:
 
 func (a *app) root() *cli.Command {
 	root := &cli.Command{
-		Name:                  "imagepin",
-		Usage:                 "Pin image references to digests, and show images and pins",
-		Version:               version.Version,
-		Description:           rootDescription,
-		EnableShellCompletion: true,
-		ConfigureShellCompletionCommand: func(c *cli.Command) {
-			c.Hidden = false
-			c.Usage = "Print a shell completion script"
-		},
+		Name:            "imagepin",
+		Usage:           "Pin image references to digests, and show images and pins",
+		Version:         version.Version,
+		Description:     rootDescription,
 		HideHelpCommand: true,
 		Flags:           globalFlags(),
 		Commands: append([]*cli.Command{
 			a.statusCommand(), a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.pullCommand(),
 			a.pinCommand(), a.refreshCommand(), a.removeCommand(), a.pruneCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
-		}, append(a.serveCommands(), a.versionCommand(), a.helpCommand())...),
+		}, append(a.serveCommands(), a.completionCommand(), a.versionCommand(), a.helpCommand(), a.completeCommand())...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run prints it
 	}

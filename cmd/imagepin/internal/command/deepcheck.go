@@ -38,7 +38,7 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 	if err != nil {
 		return nil, err
 	}
-	_, overwrite := terminal(a.Err)
+	_, overwrite := animated(a.Err)
 	shown := &checkProgress{w: a.Err, overwrite: overwrite}
 	for {
 		message, err := stream.Recv()

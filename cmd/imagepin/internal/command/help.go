@@ -22,7 +22,7 @@ func (a *app) helpCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "help",
 		Usage:       "Show the help of a command",
-		ArgsUsage:   "[COMMAND]",
+		ArgsUsage:   "[COMMAND...]",
 		Description: helpDescription,
 		Action:      a.help,
 	}

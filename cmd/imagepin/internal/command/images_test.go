@@ -55,7 +55,7 @@ func TestImageIDs(t *testing.T) {
 		t.Errorf("exit code %d, printed %q", got.code, got.out)
 	}
 	for _, args := range []string{"images -q -o json", "images -q --watch"} {
-		failed(t, run(t, tagged(), strings.Fields(args)...), "--quiet excludes --watch, and --output other than table")
+		failed(t, runAt(t, "/absent", nil, strings.Fields(args)...), "--quiet excludes --watch, and --output other than table")
 	}
 }
 

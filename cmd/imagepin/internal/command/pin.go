@@ -59,16 +59,21 @@ func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		stream, err := c.StreamPins(ctx, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
+		response, err := listPins(ctx, c, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
 		if err != nil {
-			return err
-		}
-		response := &api.PinsResponse{}
-		if err := receiveAll(stream, response); err != nil {
 			return err
 		}
 		return a.print(cmd, response, func() error { return a.printPins(a.style(cmd), response.GetPins()) })
 	})
+}
+
+func listPins(ctx context.Context, c api.ControlClient, r *api.PinsRequest) (*api.PinsResponse, error) {
+	stream, err := c.StreamPins(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	response := &api.PinsResponse{}
+	return response, receiveAll(stream, response)
 }
 
 func (a *app) printPins(s style, pins []*api.Pin) error {

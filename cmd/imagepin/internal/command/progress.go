@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -28,10 +29,22 @@ type progress interface {
 
 func newProgress(w io.Writer, ref string, now func() time.Time) progress {
 	b := newBlobs(ref)
-	if t, ok := terminal(w); ok {
-		return &bars{blobs: b, w: w, size: func() (int, int) { return terminalSize(t) }, now: now, start: now()}
+	if t, ok := animated(w); ok {
+		b.now = now
+		return &bars{blobs: b, w: w, size: func() (int, int) { return terminalSize(t) }, color: os.Getenv(noColor) == "", start: now()}
 	}
 	return &lines{blobs: b, w: w}
+}
+
+// noColor is the environment variable that switches colors off if it is not empty, see https://no-color.org.
+const noColor = "NO_COLOR"
+
+// animated returns w as a terminal on which lines can be overwritten, if it is one.
+func animated(w any) (console.Console, bool) {
+	if os.Getenv("TERM") == "dumb" {
+		return nil, false
+	}
+	return terminal(w)
 }
 
 // terminalSize returns columns and rows, with defaults if the terminal has none.
@@ -44,13 +57,23 @@ func terminalSize(t console.Console) (width, height int) {
 }
 
 // finishedEvents are the events of containerd's transfer service after which a blob is idle for now.
-var finishedEvents = []string{"already exists", "complete", "extracted"}
+var finishedEvents = []string{eventExists, "complete", "extracted"}
+
+// Events of containerd's transfer service.
+const (
+	eventExists      = "already exists"
+	eventDownloading = "downloading"
+	eventExtracting  = "extracting"
+	eventWaiting     = "waiting"
+)
 
 // blob is the progress of one blob.
 type blob struct {
 	name          string
 	event         string
-	offset, total int64
+	since         time.Time // of the event
+	offset, total int64     // bytes
+	present       bool      // on the node before the pull
 }
 
 func (b *blob) finished() bool { return slices.Contains(finishedEvents, b.event) }
@@ -79,16 +102,20 @@ type blobs struct {
 	image    *blob
 	order    []*blob
 	byDigest map[string]*blob
+	now      func() time.Time
 }
 
 func newBlobs(ref string) blobs {
-	return blobs{image: &blob{name: ref}, byDigest: make(map[string]*blob)}
+	return blobs{image: &blob{name: ref}, byDigest: make(map[string]*blob), now: time.Now}
 }
 
 // apply applies a change. isNew reports whether the event changed, and not only the number of bytes.
 func (bs *blobs) apply(p *api.Progress) (b *blob, isNew bool) {
 	b = bs.get(p)
-	isNew = b.event != p.GetEvent()
+	if isNew = b.event != p.GetEvent(); isNew {
+		b.since = bs.now()
+	}
+	b.present = b.present || p.GetEvent() == eventExists
 	b.event, b.offset = p.GetEvent(), p.GetOffset()
 	if p.GetTotal() > 0 {
 		b.total = p.GetTotal()
@@ -153,14 +180,21 @@ type bars struct {
 	blobs
 	w     io.Writer
 	size  func() (width, height int)
-	now   func() time.Time
+	color bool
 	start time.Time
-	drawn int // number of lines to overwrite
+	ended time.Time // when all bytes had arrived; zero before
+	drawn int       // number of lines to overwrite
 }
 
 func (b *bars) update(changes []*api.Progress) error {
 	for _, p := range changes {
 		b.apply(p)
+	}
+	switch done, all := b.downloaded(); {
+	case done < all:
+		b.ended = time.Time{}
+	case b.ended.IsZero():
+		b.ended = b.now()
 	}
 	return nil
 }
@@ -186,10 +220,10 @@ func (b *bars) redraw() error {
 	picture.WriteString(strings.Repeat(clearLine, b.drawn))
 	fmt.Fprintln(&picture, cut(b.image.headline(), width))
 	for _, blob := range shown {
-		fmt.Fprintf(&picture, "%-*s %-*s %*r %s\n", nameWidth, blob.name+":", eventWidth, blob.event,
-			barWidth, ctdprogress.Bar(blob.part()), sizes(blob))
+		fmt.Fprintf(&picture, "%-*s %-*s %s %s\n", nameWidth, blob.name+":", eventWidth, blob.event,
+			b.bar(blob, barWidth), b.detail(blob))
 	}
-	fmt.Fprintf(&picture, "elapsed: %.1fs\n", b.now().Sub(b.start).Seconds())
+	fmt.Fprintln(&picture, cut(b.total(), width))
 	b.drawn = len(shown) + 2
 	_, err := picture.WriteTo(b.w)
 	return err
@@ -221,9 +255,73 @@ func cut(line string, width int) string {
 	return line
 }
 
-func sizes(b *blob) string {
-	if b.total == 0 || b.finished() {
+// bar returns the bar of a blob. containerd reports no offset while it extracts a layer: a part of the bar moves.
+func (b *bars) bar(blob *blob, width int) string {
+	if blob.event == eventExtracting {
+		return movingBar(b.now().Sub(blob.since), width)
+	}
+	bar := fmt.Sprintf("%*r", width, ctdprogress.Bar(blob.part()))
+	if b.color {
+		return bar
+	}
+	return strings.NewReplacer("\x1b[32m", "", "\x1b[0m", "").Replace(bar)
+}
+
+// movingBar returns a bar with a mark that moves by one character each time it is redrawn.
+func movingBar(elapsed time.Duration, width int) string {
+	const mark = "+++"
+	places := width - 2 - len(mark) + 1
+	left := int(elapsed/redrawEvery) % places
+	return "|" + strings.Repeat("-", left) + mark + strings.Repeat("-", places-1-left) + "|"
+}
+
+// detail returns how much of a blob is done: bytes, or for how long it has been extracted.
+func (b *bars) detail(blob *blob) string {
+	switch {
+	case blob.event == eventExtracting:
+		return fmt.Sprintf("%.1fs", b.now().Sub(blob.since).Seconds())
+	case blob.total == 0 || blob.finished():
 		return ""
 	}
-	return fmt.Sprintf("%s/%s", ctdprogress.Bytes(b.offset), ctdprogress.Bytes(b.total))
+	return fmt.Sprintf("%s/%s", ctdprogress.Bytes(blob.offset), ctdprogress.Bytes(blob.total))
+}
+
+// total returns the last line: the elapsed time, and the bytes that are downloaded, their average rate, and the time
+// that the rest needs at this rate.
+func (b *bars) total() string {
+	elapsed := b.now().Sub(b.start)
+	line := fmt.Sprintf("elapsed: %.1fs", elapsed.Seconds())
+	done, all := b.downloaded()
+	if all == 0 {
+		return line
+	}
+	line += fmt.Sprintf("  total: %s/%s", ctdprogress.Bytes(done), ctdprogress.Bytes(all))
+	if !b.ended.IsZero() { // the time for unpacking is not part of the rate
+		elapsed = b.ended.Sub(b.start)
+	}
+	if done == 0 || elapsed <= 0 {
+		return line
+	}
+	line += fmt.Sprintf("  %s", ctdprogress.NewBytesPerSecond(done, elapsed))
+	if done == all {
+		return line
+	}
+	rest := time.Duration(float64(elapsed) * float64(all-done) / float64(done))
+	return line + fmt.Sprintf("  ETA %s", max(rest.Round(time.Second), time.Second))
+}
+
+// downloaded returns the bytes of the blobs that were not on the node: those that have arrived, and all.
+func (b *bars) downloaded() (done, all int64) {
+	for _, blob := range b.order {
+		if blob.present {
+			continue
+		}
+		all += blob.total
+		if blob.event == eventDownloading || blob.event == eventWaiting {
+			done += blob.offset
+		} else {
+			done += blob.total
+		}
+	}
+	return done, all
 }

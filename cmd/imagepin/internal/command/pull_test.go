@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -62,10 +63,12 @@ func TestPullWithoutResult(t *testing.T) {
 // newBars returns bars on a terminal of a size, and their output.
 func newBars(width, height int) (*bars, *bytes.Buffer) {
 	var out bytes.Buffer
-	return &bars{
-		blobs: newBlobs(appRef), w: &out,
-		size: func() (int, int) { return width, height }, now: func() time.Time { return testNow }, start: testNow.Add(-2 * time.Second),
-	}, &out
+	b := &bars{
+		blobs: newBlobs(appRef), w: &out, color: true,
+		size: func() (int, int) { return width, height }, start: testNow.Add(-2 * time.Second),
+	}
+	b.now = func() time.Time { return testNow }
+	return b, &out
 }
 
 func TestBars(t *testing.T) {
@@ -84,6 +87,93 @@ func TestBars(t *testing.T) {
 	golden(t, "bars", strings.ReplaceAll(out.String(), "\x1b", "^"))
 	if n := strings.Count(out.String(), clearLine); n != 2+6*4 {
 		t.Errorf("overwrote %d lines, want %d", n, 2+6*4)
+	}
+}
+
+// TestBarsWithoutColor checks that only the cursor moves if NO_COLOR is set.
+func TestBarsWithoutColor(t *testing.T) {
+	b, out := newBars(80, 24)
+	b.color = false
+	for _, message := range pulled()[:4] {
+		if err := b.update(message.GetProgress()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.redraw(); err != nil || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "|++++") {
+		t.Errorf("%v: drew %q", err, out)
+	}
+}
+
+// TestBarWhileExtracting checks that the bar of a layer moves, and shows the time, while containerd reports no bytes.
+func TestBarWhileExtracting(t *testing.T) {
+	b, _ := newBars(80, 24)
+	extracting := &api.Progress{Digest: layerD, MediaType: layerType, Event: "extracting", Total: 5 << 20}
+	if err := b.update([]*api.Progress{extracting}); err != nil {
+		t.Fatal(err)
+	}
+	for elapsed, want := range map[time.Duration]string{
+		0: "|+++-----| 0.0s", 3200 * time.Millisecond: "|--+++---| 3.2s", 500 * time.Millisecond: "|-----+++| 0.5s",
+	} {
+		b.now = func() time.Time { return testNow.Add(elapsed) }
+		if got := b.bar(b.order[0], 10) + " " + b.detail(b.order[0]); got != want {
+			t.Errorf("after %s: got %q, want %q", elapsed, got, want)
+		}
+	}
+}
+
+func TestTotal(t *testing.T) {
+	b, _ := newBars(80, 24)
+	if got := b.total(); got != "elapsed: 2.0s" {
+		t.Errorf("without blobs: got %q", got)
+	}
+	of := func(digest, event string, offset int64) *api.Progress {
+		return &api.Progress{Digest: digest, MediaType: layerType, Event: event, Offset: offset, Total: 8 << 20}
+	}
+	for _, test := range []struct {
+		changes []*api.Progress
+		want    string
+	}{
+		{[]*api.Progress{of(digestOld, "already exists", 0), of(layerD, "waiting", 0)}, "elapsed: 2.0s  total: 0.0 B/8.0 MiB"},
+		{[]*api.Progress{of(layerD, "downloading", 2<<20)}, "elapsed: 2.0s  total: 2.0 MiB/8.0 MiB  1.0 MiB/s  ETA 6s"},
+		{[]*api.Progress{of(digestOld, "extracting", 0), of(layerD, "complete", 8<<20)}, "elapsed: 2.0s  total: 8.0 MiB/8.0 MiB  4.0 MiB/s"},
+	} {
+		if err := b.update(test.changes); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.total(); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+	b.now = func() time.Time { return testNow.Add(2 * time.Second) }
+	if got, want := b.total(), "elapsed: 4.0s  total: 8.0 MiB/8.0 MiB  4.0 MiB/s"; got != want {
+		t.Errorf("while unpacking: got %q, want %q", got, want)
+	}
+}
+
+// TestNewProgress checks that a terminal that cannot move its cursor gets lines.
+func TestNewProgress(t *testing.T) {
+	pty, path, err := console.NewPty()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pty.Close()
+	tty, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	for terminal, want := range map[string]string{"xterm": "*command.bars", "dumb": "*command.lines"} {
+		t.Setenv("TERM", terminal)
+		if got := fmt.Sprintf("%T", newProgress(tty, appRef, time.Now)); got != want {
+			t.Errorf("TERM=%s: got %s, want %s", terminal, got, want)
+		}
+	}
+	t.Setenv("TERM", "xterm")
+	for value, color := range map[string]bool{"": true, "1": false} {
+		t.Setenv(noColor, value)
+		if got := newProgress(tty, appRef, time.Now).(*bars).color; got != color {
+			t.Errorf("NO_COLOR=%q: got color %t", value, got)
+		}
 	}
 }
 
@@ -135,6 +225,8 @@ func TestBarsOnSmallTerminal(t *testing.T) {
 
 // TestOnATerminal pulls on a terminal: it prompts for the password without echo, and draws bars.
 func TestOnATerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv(noColor, "")
 	pty, path, err := console.NewPty()
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -144,13 +145,27 @@ func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.Vers
 	return &api.VersionResponse{Version: "0.1.2"}, c.answer(ctx, r)
 }
 
-// criVersion is the CRI of a server, which only has a version.
-type criVersion struct {
+// upstream is the CRI of a server.
+type upstream struct {
 	cri.UnimplementedRuntimeServiceServer
 }
 
-func (criVersion) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+func (upstream) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
 	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.4.2+imagepin"}, nil
+}
+
+func (upstream) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	return &cri.StatusResponse{RuntimeHandlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "runc"}, {Name: "kata"}}}, nil
+}
+
+// serveNode starts the server of a node, with its CRI.
+func serveNode(t *testing.T, c *control) (address string) {
+	t.Helper()
+	_, address = serve(t, func(s *grpc.Server) {
+		api.RegisterControlServer(s, c)
+		cri.RegisterRuntimeServiceServer(s, upstream{})
+	})
+	return address
 }
 
 // listen returns a listener on a Unix socket. Its path is short, because the system limits it.
@@ -179,7 +194,8 @@ func serve(t *testing.T, register func(*grpc.Server)) (s *grpc.Server, address s
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
 		s.Stop()
-		if err := <-done; err != nil {
+		// A command that connects to nothing can end before Serve begins.
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
 		}
 	})

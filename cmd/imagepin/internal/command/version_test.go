@@ -5,18 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/version"
 )
 
 func TestVersion(t *testing.T) {
-	_, address := serve(t, func(s *grpc.Server) {
-		api.RegisterControlServer(s, recorded())
-		cri.RegisterRuntimeServiceServer(s, criVersion{})
-	})
+	address := serveNode(t, recorded())
 	got := runAt(t, address, nil, "version", "-o", "json")
 	var all versions
 	if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
@@ -37,7 +30,7 @@ func TestVersionWithoutServer(t *testing.T) {
 		if got.code != code || !strings.Contains(got.out, "imagepin:  "+version.Version+"\n") || strings.Contains(got.out, "Server") {
 			t.Errorf("%s: exit code %d, printed %s%s", args, got.code, got.out, got.err)
 		}
-		if failed := strings.HasPrefix(got.err, "imagepin: cannot connect to containerd, is it running?"); failed != (code != 0) {
+		if failed := strings.HasPrefix(got.err, "imagepin: cannot connect to containerd: "); failed != (code != 0) {
 			t.Errorf("%s: printed %q", args, got.err)
 		}
 	}
