@@ -3,6 +3,7 @@ package docs
 import (
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -81,9 +82,13 @@ func (s *session) command(text string) string {
 	if cmd.ProcessState == nil {
 		s.T.Fatalf("$ %s: %v", text, err)
 	}
-	s.see(string(out))
-	return s.there.Replace(string(out))
+	text = deprecated.ReplaceAllString(string(out), "")
+	s.see(text)
+	return s.there.Replace(text)
 }
+
+// deprecated are warnings of ctr about the machine that runs the tests.
+var deprecated = regexp.MustCompile(`(?m)^time=\S+ level=warning msg="DEPRECATION: .*\n`)
 
 // see keeps the digests in a text, so that later commands can use them in their short form.
 func (s *session) see(text string) { s.seen.WriteString(text + "\n") }

@@ -14,7 +14,6 @@ import (
 	"github.com/imagepin/imagepin/integration/docs/transcript"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
-	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // steps are what a document does without showing a command. A step returns its output, which [transcript.Output] shows.
@@ -26,6 +25,7 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"registry": (*session).registry,
 	"pod":      (*session).pod,
 	"remove":   (*session).remove,
+	"collect":  (*session).collect,
 	"restart":  (*session).restart,
 	"write":    (*session).write,
 	"sh":       (*session).sh,
@@ -118,12 +118,20 @@ func (s *session) remove(args []string) (string, error) {
 	return "", s.GC(s.Ctx)
 }
 
-// restart kills the node's daemons and starts them again.
-func (s *session) restart([]string) (string, error) {
+// collect runs containerd's garbage collection.
+func (s *session) collect([]string) (string, error) { return "", s.GC(s.Ctx) }
+
+// restart kills the node's daemons and starts them again, with another default snapshotter if it names one: restart
+// [SNAPSHOTTER].
+func (s *session) restart(args []string) (string, error) {
 	if err := s.Kill9(); err != nil {
 		return "", err
 	}
-	return "", s.Restart(s.Ctx, nil)
+	return "", s.Restart(s.Ctx, func(o *node.Options) {
+		if len(args) > 0 {
+			o.Snapshotter = args[0]
+		}
+	})
 }
 
 // write writes a file into the directory of the commands: write FILE EXAMPLE.
@@ -187,16 +195,23 @@ var sessions = map[string]node.Options{
 	"node consistency":     {Handlers: kata, Extra: consistency("node")},
 	"workload consistency": {Handlers: kata, Extra: consistency("workload")},
 	"no consistency":       {Handlers: kata},
+	"discarded layers":     node.WithEROFS(node.Options{DiscardUnpackedLayers: true}),
+	"serve":                {Mode: node.Serve, Handlers: []node.Handler{{Name: "kata", Platform: "linux/arm64", Snapshotter: "native"}}},
 	"retain below keep": {Handlers: kata, Extra: consistency("node") + `
 [[plugins."io.containerd.imagepin.v1.images".rules]]
 match = ["registry.example.com/keep/**"]
 retain = true
 `},
-	"pull behaviors": {Handlers: kata, Extra: testkit.BehaviorRules},
+	"pull behaviors": {Handlers: kata, Extra: behavior("default") + behavior("always") + behavior("once") + behavior("prefer-cached")},
 }
 
 // kata is a handler with another snapshotter than the default one.
 var kata = []node.Handler{{Name: "kata", Snapshotter: "native"}}
+
+// behavior is a rule that sets a pull behavior for the repositories below its name.
+func behavior(b string) string {
+	return "[[plugins.\"io.containerd.imagepin.v1.images\".rules]]\nmatch = [\"registry.example.com/" + b + "/**\"]\npull_behavior = \"" + b + "\"\n"
+}
 
 func consistency(c string) string {
 	return "[plugins.\"io.containerd.imagepin.v1.images\"]\nversion_consistency = \"" + c + "\"\n"
