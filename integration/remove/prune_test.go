@@ -115,6 +115,25 @@ func TestPrune(t *testing.T) {
 	want(r, 0, "check")
 }
 
+// TestPruneWithoutHandler checks that a container whose runtime handler is no longer configured keeps its image.
+func TestPruneWithoutHandler(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+	ref, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
+	r.MustPull(ref, testkit.Second)
+	r.MustPull(ref, "")
+	pod := r.MustPod(testkit.Second)
+	if _, _, err := r.RunContainer(r.Ctx, pod, node.ContainerOptions{Image: ref}); err != nil {
+		t.Fatal(err)
+	}
+	r.KillAndRestart(func(o *node.Options) { o.Handlers = nil })
+	want(r, 0, "prune --older-than 0s --yes", "Nothing to prune.")
+	want(r, 1, "rm "+ref, "ImageInUse")
+	if r.MustStatus(ref, "") == nil {
+		t.Error("the image of the container is gone")
+	}
+}
+
 // TestPruneDuringPods prunes all the time while containers are created. A prune must not remove the image of a container,
 // also of one that was created after the prune had listed what is used.
 func TestPruneDuringPods(t *testing.T) {

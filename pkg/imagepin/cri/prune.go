@@ -53,7 +53,7 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 			return !wanted(e) || used.by(e) != "" || !e.ReadyAt.Before(o.Before) || s.keeps(e, o.Pinned)
 		})
 	}
-	used, err := s.inUse(ctx)
+	used, err := s.inUse(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(co
 			return nil, nil // it has got another reference since, so something uses it
 		}
 	}
-	used, err := s.inUse(ctx)
+	used, err := s.inUse(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (s *remover) keeps(e imagepin.Entry, pinned bool) bool {
 	if slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest) {
 		return true
 	}
-	if s.Settings().SandboxImage != "" && slices.ContainsFunc(s.Store.Find(s.Settings().SandboxImage), func(p imagepin.Entry) bool { return p.ImageID == e.ImageID }) {
+	if slices.ContainsFunc(s.sandboxImage(), func(p imagepin.Entry) bool { return p.ImageID == e.ImageID }) {
 		return true
 	}
 	return !pinned && slices.ContainsFunc(s.Pins.List(), func(p pin.Pin) bool { return p.Root.Digest == e.Root.Digest })

@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -167,7 +168,7 @@ func (s *remover) removeSelected(ctx context.Context, sel selection, entries []i
 		entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Target != rt.Target })
 	}
 	if sel.handler == "" || sel.unused {
-		used, err := s.inUse(ctx)
+		used, err := s.inUse(ctx, sel.unused)
 		if err != nil {
 			return nil, err
 		}
@@ -210,11 +211,18 @@ type imageUse struct {
 // uses are images in use, each with one of its users.
 type uses map[imageUse]string
 
-// by returns what uses an entry; empty if nothing does.
-func (u uses) by(e imagepin.Entry) string { return u[imageUse{e.ImageID, e.Target}] }
+// anyTarget is the target of a user whose runtime handler is no longer configured.
+var anyTarget runtimeplatform.Target
 
-// inUse finds the images that the node's containers, sandboxes and image volumes use, in any state.
-func (s *remover) inUse(ctx context.Context) (uses, error) {
+// by returns what uses an entry; empty if nothing does.
+func (u uses) by(e imagepin.Entry) string {
+	return cmp.Or(u[imageUse{e.ImageID, e.Target}], u[imageUse{e.ImageID, anyTarget}])
+}
+
+// inUse finds the images that the node's containers, sandboxes and image volumes use, in any state. With keep, what cannot
+// be known counts as used: it fails if the volumes of a container are unknown, and a user without a configured handler uses
+// its image for every target. Without it, neither keeps images, so that kubelet can free disk space.
+func (s *remover) inUse(ctx context.Context, keep bool) (uses, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list images in use: %w", err)
@@ -225,12 +233,12 @@ func (s *remover) inUse(ctx context.Context) (uses, error) {
 	}
 	used := make(uses)
 	handlers, pods := make(map[string]string), make(map[string]string)
-	pause := s.Store.Find(s.Settings().SandboxImage)
+	pause := s.sandboxImage()
 	for _, sb := range sandboxes.GetItems() {
 		handlers[sb.GetId()] = sb.GetRuntimeHandler()
 		pods[sb.GetId()] = sb.GetMetadata().GetNamespace() + "/" + sb.GetMetadata().GetName()
 		rt, err := s.Runtimes().Sandbox(sb.GetRuntimeHandler())
-		if err != nil {
+		if err != nil && !keep {
 			continue // its handler is no longer configured
 		}
 		for _, e := range pause {
@@ -239,7 +247,7 @@ func (s *remover) inUse(ctx context.Context) (uses, error) {
 	}
 	for _, c := range containers.GetContainers() {
 		rt, err := s.Runtimes().Lookup(handlers[c.GetPodSandboxId()])
-		if err != nil {
+		if err != nil && !keep {
 			continue
 		}
 		user := "container " + c.GetMetadata().GetName() + " of pod " + pods[c.GetPodSandboxId()]
@@ -250,6 +258,9 @@ func (s *remover) inUse(ctx context.Context) (uses, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if err != nil && keep {
+			return nil, fmt.Errorf("list images in use: %s: %w", user, err)
+		}
 		if err != nil { // one broken container does not keep all images
 			log.G(ctx).WithError(err).Warn("image volumes of a container are unknown")
 		}
@@ -258,6 +269,15 @@ func (s *remover) inUse(ctx context.Context) (uses, error) {
 		}
 	}
 	return used, nil
+}
+
+// sandboxImage returns the entries of the sandbox image; none if it is not configured.
+func (s *remover) sandboxImage() []imagepin.Entry {
+	name := s.Settings().SandboxImage
+	if name == "" {
+		return nil // on a node with one image, an empty name would find that
+	}
+	return s.Store.Find(name)
 }
 
 func (s *remover) markUsed(used uses, name string, t runtimeplatform.Target, user string) {
