@@ -176,6 +176,11 @@ test-integration: build test-binaries crash-binaries ## Tests with a real contai
 	hack/erofs-utils.sh
 	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
 
+.PHONY: docs-output
+docs-output: build test-binaries ## Run the commands in the documents and write their output into them
+	hack/erofs-utils.sh
+	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
+
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests with imagepin serve in front of stock containerd
 	hack/erofs-utils.sh

@@ -55,10 +55,12 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatal(err)
 	}
 	pairs := [][2]string{
-		{"/run/imagepin/imagepin.sock", s.Address()},
 		{"/run/containerd/containerd.sock", s.ContainerdAddress()},
 		{"/etc/imagepin/config.toml", s.ServeConfig()},
 		{"/var/lib/containerd", s.Path("containerd")},
+	}
+	if opts.Mode == node.Serve {
+		pairs = append(pairs, [2]string{"/run/imagepin/imagepin.sock", s.Address()})
 	}
 	var here, there []string
 	for _, p := range pairs {

@@ -27,6 +27,7 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"remove":   (*session).remove,
 	"collect":  (*session).collect,
 	"restart":  (*session).restart,
+	"stop":     (*session).stop,
 	"write":    (*session).write,
 	"sh":       (*session).sh,
 }
@@ -134,6 +135,9 @@ func (s *session) restart(args []string) (string, error) {
 	})
 }
 
+// stop stops the node's daemons.
+func (s *session) stop([]string) (string, error) { return "", s.Stop() }
+
 // write writes a file into the directory of the commands: write FILE EXAMPLE.
 func (s *session) write(args []string) (string, error) {
 	text, ok := files[args[1]]
@@ -187,7 +191,14 @@ match = ["docker.io/library/**"]
 [[plugins."io.containerd.imagepin.v1.images".rules]]
 match = ["busybox"]
 `,
-	"valid": "version = 3\n",
+	"several-errors": `version = 3
+[plugins."io.containerd.imagepin.v1.images"]
+pull_behaviour = "once"
+max_concurrent_unpacks = 0
+`,
+	"serve":             "version = 3\naddress = \"/run/imagepin/imagepin.sock\"\n",
+	"serve-unknown-key": "version = 3\n[metric]\naddress = \"127.0.0.1:9099\"\n",
+	"valid":             "version = 3\n",
 }
 
 // sessions are the nodes of the documents by the name of their session.
