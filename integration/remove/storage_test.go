@@ -301,7 +301,8 @@ func TestHangInCommit(t *testing.T) {
 	r.WantRun("", another, images.Options{Version: "another"}.Line(0))
 }
 
-// TestCheckWithoutASnapshotter checks that a repair does not drop the keys of a snapshotter that is down.
+// TestCheckWithoutASnapshotter checks that a repair does not drop the keys of a snapshotter that is down, and that the image is
+// not unpacked in another one.
 func TestCheckWithoutASnapshotter(t *testing.T) {
 	t.Parallel()
 	r, m := newProxyRig(t)
@@ -331,6 +332,9 @@ func TestCheckWithoutASnapshotter(t *testing.T) {
 		img, err := r.ImageStatus(ctx, tag, "remote")
 		return img.GetId() == id, err
 	})
+	if got := r.MustStatus(tag, "").GetSpec().GetAnnotations()["io.imagepin.targets"]; !strings.HasSuffix(got, " on remote") {
+		t.Errorf("the image is unpacked for %q, want only remote", got)
+	}
 }
 
 // newSmallDiskRig returns a node whose root is a filesystem of the given size.

@@ -96,30 +96,27 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 	if _, err := have.CheckLayers(ctx, c.config.Content); err != nil {
 		return Report{}, err
 	}
-	all, err := c.config.Records.List(ctx)
+	recorded, err := c.config.Images.ListRecorded(ctx)
 	if err != nil {
-		return Report{}, fmt.Errorf("list images: %w", err)
+		return Report{}, err
 	}
-	records := make(map[string]images.Image, len(all))
-	for _, img := range all {
+	records := make(map[string]images.Image, len(recorded.Records))
+	for _, img := range recorded.Records {
 		records[img.Name] = img
 	}
-	r := Report{Records: all}
+	r := Report{Records: recorded.Records, Checked: len(recorded.Keys)}
 	known := make(map[string]imagepin.Entry) // by label name
-	for _, img := range c.config.Images.Images() {
-		for _, e := range img.Entries {
-			r.Checked++
-			label := imagepin.KeyLabelName(e.Key)
-			known[label] = e
-			if loss, gone := c.Lost(e, have); gone {
-				r.lost(loss)
-			}
-			if why := recordProblem(e, label, records); why != "" {
-				r.add(WrongRecord, e, why)
-			}
+	for _, e := range recorded.Keys {
+		label := imagepin.KeyLabelName(e.Key)
+		known[label] = e
+		if loss, gone := c.Lost(e, have); gone && !c.config.Images.RecordedSince(have.began, e) {
+			r.lost(loss)
+		}
+		if why := recordProblem(e, label, records); why != "" {
+			r.add(WrongRecord, e, why)
 		}
 	}
-	for _, img := range all {
+	for _, img := range recorded.Records {
 		c.checkLabels(img, known, have, &r)
 	}
 	c.checkUnneeded(have, &r)
@@ -158,7 +155,8 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		if !imagepin.IsKeyLabel(name) {
 			continue
 		}
-		if e, ok := known[name]; ok && e.Record == img.Name && imagepin.IsKeyLabelOf(e, value) {
+		now, ok := known[name]
+		if ok && now.Record == img.Name && imagepin.IsKeyLabelOf(now, value) {
 			continue
 		}
 		e, err := imagepin.DecodeKeyLabel(name, value)
@@ -167,11 +165,10 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 			continue
 		}
 		e.Record, e.RecordTarget = img.Name, img.Target
-		known, ok := c.config.Images.Get(e.Key)
 		switch {
-		case ok && known.Record == img.Name:
+		case ok && now.Record == img.Name:
 		case ok:
-			r.add(Ignored, e, fmt.Sprintf("record %s carries it too; record %s takes precedence", img.Name, known.Record))
+			r.add(Ignored, e, fmt.Sprintf("record %s carries it too; record %s takes precedence", img.Name, now.Record))
 		default:
 			loss, gone := c.Lost(e, have)
 			if !gone {

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
@@ -17,7 +16,6 @@ import (
 // Config configures a Checker. All fields are required.
 type Config struct {
 	Images      Images
-	Records     images.Store
 	Content     content.Store
 	Leases      leases.Manager
 	Snapshotter func(name string) snapshots.Snapshotter
@@ -28,7 +26,11 @@ type Config struct {
 // Images are the images that are ready. [store.Store] implements it.
 type Images interface {
 	Images() []store.Image
-	Get(k imagepin.Key) (imagepin.Entry, bool)
+	// ListRecorded lists the image records and the keys of one moment.
+	ListRecorded(ctx context.Context) (store.Recorded, error)
+	// RecordedSince reports whether an entry was recorded since a mark.
+	Mark() store.Mark
+	RecordedSince(before store.Mark, e imagepin.Entry) bool
 	// Snapshots returns the snapshots that keys need.
 	Snapshots() []store.Snapshot
 	// HasSnapshot reports whether a snapshot is committed.

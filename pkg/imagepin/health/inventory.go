@@ -30,6 +30,7 @@ const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
 // Inventory is the content and the snapshots of the node at one moment.
 type Inventory struct {
+	began       store.Mark
 	blobs       map[digest.Digest][]string     // digest -> snapshotters in which the blob references a snapshot
 	snapshots   map[string]map[string]struct{} // snapshotter -> committed names
 	former      map[string]bool                // snapshotters with snapshots of images that no runtime handler uses
@@ -41,6 +42,7 @@ type Inventory struct {
 // one without snapshots.
 func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
+		began:       c.config.Images.Mark(),
 		blobs:       make(map[digest.Digest][]string),
 		snapshots:   make(map[string]map[string]struct{}),
 		former:      make(map[string]bool),

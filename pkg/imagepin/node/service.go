@@ -66,7 +66,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
 		Store: n.store, Records: n.containerd.Records, Checker: health.New(health.Config{
-			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases,
+			Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases,
 			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,

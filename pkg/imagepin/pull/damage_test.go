@@ -399,7 +399,7 @@ func (d *damaged) killedAt(t *testing.T, at string, desc ocispec.Descriptor) {
 // checkerOf returns a checker for the keys of a store.
 func checkerOf(s *store.Store, c store.Config) *health.Checker {
 	return health.New(health.Config{
-		Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
+		Images: s, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 	})
 }
 

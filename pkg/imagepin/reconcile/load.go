@@ -42,21 +42,20 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	}
 	r.forgetGone(loaded.Records)
 	f.lost = loaded.Lost
-	ofLost := make(map[string]bool, len(f.lost))
 	for _, e := range f.lost {
 		loss, lost := r.config.Checker.Lost(e, f.have)
 		if !lost { // the image is ready for the default target
 			loss = health.Loss{Entry: e, Reason: health.NoHandler}
 		}
 		f.losses = append(f.losses, loss)
-		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
+	ofLost := store.NeededBy(f.lost)
 	f.losses = append(f.losses, r.moves(ctx, loaded.Former, f.have)...)
 	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
 		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)
 	})
 	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
-		return ofLost[img.Name] || r.config.Store.Accounted(img) && !(claimable && r.config.Store.Adopted(img.Name))
+		return ofLost(img) || r.config.Store.Accounted(img) && !(claimable && r.config.Store.Adopted(img.Name))
 	})
 	return f, nil
 }

@@ -96,7 +96,7 @@ func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 	r := New(Config{
 		Store: s, Records: c.Records, Content: n.Content, Leases: n.Leases, Events: n.Events, Locks: new(pull.Locks), Runtimes: c.Runtimes, Namespace: ctdtest.Namespace,
 		Checker: health.New(health.Config{
-			Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
+			Images: s, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 		}),
 	})
 

@@ -37,7 +37,7 @@ func TestFailedRepairOfAMovedTag(t *testing.T) {
 	contents := &duringInfo{Store: d.Content, blob: d.images[0].Manifest.Digest}
 	d.config.Puller = failingPuller{func() { // the repair reads the content again from here on
 		d.config.Checker = health.New(health.Config{
-			Images: d.store, Records: d.config.Records, Content: contents, Leases: d.Leases, Snapshotter: d.Snapshotter, Runtimes: d.config.Runtimes,
+			Images: d.store, Content: contents, Leases: d.Leases, Snapshotter: d.Snapshotter, Runtimes: d.config.Runtimes,
 		})
 		contents.run = func() { d.pullAs(t, key, "registry.example/b:1") }
 	}}

@@ -212,7 +212,7 @@ func (e *env) pull(t *testing.T, ref string, i image, target runtimeplatform.Tar
 func newChecker(s *Store) *health.Checker {
 	c := s.Configuration()
 	return health.New(health.Config{
-		Images: s, Records: c.Records, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
+		Images: s, Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 	})
 }
 
@@ -248,14 +248,13 @@ func load(ctx context.Context, s *Store) (*startResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	ofLost := make(map[string]bool)
 	for _, e := range loaded.Lost {
 		loss, _ := c.Lost(e, found.Have)
 		found.Lost = append(found.Lost, loss)
-		ofLost[e.Record], ofLost[e.ImageID.String()] = true, true
 	}
+	ofLost := NeededBy(loaded.Lost)
 	for _, img := range loaded.Records {
-		if !ofLost[img.Name] && !s.Accounted(img) {
+		if !ofLost(img) && !s.Accounted(img) {
 			found.Unaccounted = append(found.Unaccounted, img)
 		}
 	}

@@ -35,7 +35,7 @@ type ReadyFunc func(ctx context.Context) (ready func(imagepin.Entry) bool, _ err
 // removes labels that are not valid any more, because they would become valid again after the key is removed from its
 // current record. It also repairs the records of image IDs.
 func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
-	before := s.index.all()
+	before := s.Mark()
 	ready, err := look(ctx)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	}
 	maps.DeleteFunc(gone, func(name string, target digest.Digest) bool { return targets[name] == target })
 	l := &loader{s: s, x: newIndex(), targets: targets, replaced: make(map[string][]digest.Digest), texts: make(texts), ready: func(e imagepin.Entry) bool {
-		return ready(e) || s.recordedSince(before, e)
+		return ready(e) || s.RecordedSince(before, e)
 	}}
 	for _, img := range all {
 		l.read(ctx, img)
@@ -233,15 +233,6 @@ func compareRecorded(a, b imagepin.Entry) int {
 	return cmp.Or(Compare(a, b), cmp.Compare(a.Record, b.Record))
 }
 
-// recordedSince reports whether a call has recorded an entry since the index had the entries in before. An inventory of
-// that time does not have its content and snapshot.
-func (s *reader) recordedSince(before map[*imagepin.Entry]bool, e imagepin.Entry) bool {
-	s.index.mu.RLock()
-	defer s.index.mu.RUnlock()
-	now := s.index.byKey[e.Key]
-	return now != nil && !before[now] && sameImage(*now, e)
-}
-
 // Drop removes a key that is recorded but not in the index from its record, and frees what nothing else references.
 func (s *Store) Drop(ctx context.Context, e imagepin.Entry) error {
 	if err := s.drop(ctx, e); err != nil {
@@ -287,9 +278,6 @@ func (s *presence) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.
 	}), nil
 }
 
-// carriesLost reports whether a record carries a lost key.
-func (s *presence) carriesLost(img images.Image) bool { return len(s.lostOn(img)) > 0 }
-
 // lostOn returns the keys on a record that are not in the index and whose image it targets, in no particular order. Such
 // a key was lost, and is about to be repaired or dropped.
 func (s *presence) lostOn(img images.Image) (lost []imagepin.Entry) {
@@ -302,6 +290,7 @@ func (s *presence) lostOn(img images.Image) (lost []imagepin.Entry) {
 			continue
 		}
 		if _, ready := s.Get(e.Key); !ready {
+			e.Record, e.RecordTarget = img.Name, img.Target
 			lost = append(lost, e)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // Sync updates the keys after another tool may have changed the record called name. It removes keys whose record or tag
 // was deleted or now targets another image, and writes missing labels again. It returns the record for adoption if it
-// has no key. It does not return a record that carries lost keys, because these are about to be repaired or dropped.
+// has no key. It does not return a record that lost keys need, because these are about to be repaired or dropped.
 func (s *Store) Sync(ctx context.Context, name string) (*images.Image, error) {
 	img, removed, err := s.sync(ctx, name)
 	if removed {
@@ -60,8 +60,11 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	if stay := s.ByRecord(name); len(stay) > 0 {
 		return nil, false, s.repairRecord(ctx, name, stay)
 	}
-	if s.Accounted(img) || s.carriesLost(img) {
+	if s.Accounted(img) {
 		return nil, false, nil
+	}
+	if lost, err := s.neededByLost(ctx, img); err != nil || lost {
+		return nil, false, err
 	}
 	if removed, err := s.removeLateRecord(ctx, img); err != nil || removed {
 		return nil, removed, err

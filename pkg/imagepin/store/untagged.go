@@ -100,16 +100,12 @@ func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
-	ofLost, tags := make(map[string]bool), make(map[string]digest.Digest)
+	var lost []imagepin.Entry
 	for _, img := range all {
-		for _, e := range s.lostOn(img) {
-			ofLost[img.Name], ofLost[e.ImageID.String()] = true, true
-			tags[e.Ref] = img.Target.Digest
-		}
+		lost = append(lost, s.lostOn(img)...)
 	}
-	return slices.DeleteFunc(all, func(img images.Image) bool {
-		return ofLost[img.Name] || tags[img.Name] == img.Target.Digest || s.Accounted(img)
-	}), nil
+	ofLost := NeededBy(lost)
+	return slices.DeleteFunc(all, func(img images.Image) bool { return ofLost(img) || s.Accounted(img) }), nil
 }
 
 // Lost lists the keys on records that are not in the index, in no particular order. They are about to be repaired or
