@@ -74,6 +74,7 @@ type Decider interface {
 	Rule(ref string) policy.Rule
 	Preview(ctx context.Context, q decide.Request, scope policy.Scope) (decide.Verdict, policy.Rule, error)
 	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
+	UndoPin(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (held pin.Pin, previous digest.Digest, _ error)
 }
 
 // Puller makes images ready. [pull.Puller] implements it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
@@ -18,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -95,6 +97,10 @@ func (d *decider) Preview(context.Context, decide.Request, policy.Scope) (decide
 func (d *decider) SetPin(_ context.Context, s decide.SetPin) (pin.Pin, digest.Digest, error) {
 	d.set = &s
 	return pin.Pin{ID: pin.ID{Scope: s.Scope, Ref: s.Ref.String()}}, "", nil
+}
+
+func (d *decider) UndoPin(context.Context, reference.Named, policy.Scope, resolve.Credential) (pin.Pin, digest.Digest, error) {
+	return pin.Pin{}, "", errors.New("not used")
 }
 
 // newServer returns a server for a node with two images and a pin.

@@ -109,7 +109,7 @@ func (s *remover) keeps(e imagepin.Entry, pinned bool) bool {
 	if slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest) {
 		return true
 	}
-	if slices.ContainsFunc(s.sandboxImage(), func(p imagepin.Entry) bool { return p.ImageID == e.ImageID }) {
+	if slices.ContainsFunc(s.Store.Find(s.Settings().SandboxImage), func(p imagepin.Entry) bool { return p.ImageID == e.ImageID }) {
 		return true
 	}
 	return !pinned && slices.ContainsFunc(s.Pins.List(), func(p pin.Pin) bool { return p.Root.Digest == e.Root.Digest })

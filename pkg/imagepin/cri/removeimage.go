@@ -233,7 +233,7 @@ func (s *remover) inUse(ctx context.Context, keep bool) (uses, error) {
 	}
 	used := make(uses)
 	handlers, pods := make(map[string]string), make(map[string]string)
-	pause := s.sandboxImage()
+	pause := s.Store.Find(s.Settings().SandboxImage)
 	for _, sb := range sandboxes.GetItems() {
 		handlers[sb.GetId()] = sb.GetRuntimeHandler()
 		pods[sb.GetId()] = sb.GetMetadata().GetNamespace() + "/" + sb.GetMetadata().GetName()
@@ -271,19 +271,7 @@ func (s *remover) inUse(ctx context.Context, keep bool) (uses, error) {
 	return used, nil
 }
 
-// sandboxImage returns the entries of the sandbox image; none if it is not configured.
-func (s *remover) sandboxImage() []imagepin.Entry {
-	name := s.Settings().SandboxImage
-	if name == "" {
-		return nil // on a node with one image, an empty name would find that
-	}
-	return s.Store.Find(name)
-}
-
 func (s *remover) markUsed(used uses, name string, t runtimeplatform.Target, user string) {
-	if name == "" {
-		return
-	}
 	for _, e := range s.Store.Find(name) {
 		used[imageUse{e.ImageID, t}] = user
 	}

@@ -56,6 +56,7 @@ type fakeRegistry struct {
 	byDigest atomic.Int32 // if not 0, the HTTP status of every response to a request by digest
 	tag      atomic.Value // the version that the tag resolves to, or another text for a tag that is gone
 	requests atomic.Int64
+	during   func() // called during each request, if it is not nil; set it before the request
 }
 
 func newFakeRegistry(t *testing.T) *fakeRegistry {
@@ -69,6 +70,9 @@ func newFakeRegistry(t *testing.T) *fakeRegistry {
 // ServeHTTP implements http.Handler.
 func (a *fakeRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.requests.Add(1)
+	if a.during != nil {
+		a.during()
+	}
 	if status := int(a.status.Load()); status != 0 {
 		w.WriteHeader(status)
 		return

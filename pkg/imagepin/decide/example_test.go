@@ -94,6 +94,10 @@ func (p pins) Move(_ context.Context, id pin.ID, root ocispec.Descriptor, by pin
 	return p[id], nil
 }
 
+func (p pins) MoveUnchanged(ctx context.Context, read pin.Pin, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
+	return p.Move(ctx, read.ID, root, by, retain)
+}
+
 func (p pins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor, _ bool) (pin.Pin, error) {
 	return p.Move(ctx, read.ID, root, pin.ByRefresh, read.Retain)
 }

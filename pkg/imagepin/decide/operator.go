@@ -39,6 +39,8 @@ type SetPin struct {
 	Credential resolve.Credential
 	// Force allows the manifest of one platform although an index is known that lists it.
 	Force bool
+
+	read *pin.Pin // if not nil, the pin must still be as it was read
 }
 
 // retains reports whether the pin retains its content. old is the pin before, or nil.
@@ -92,7 +94,12 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 		}
 		defer release()
 	}
-	if held, err = d.pins.Move(ctx, id, v.Root, pin.ByOperator, retain); err != nil || v.Proof == "" {
+	if s.read == nil {
+		held, err = d.pins.Move(ctx, id, v.Root, pin.ByOperator, retain)
+	} else {
+		held, err = d.pins.MoveUnchanged(ctx, *s.read, v.Root, pin.ByOperator, retain)
+	}
+	if err != nil || v.Proof == "" {
 		return held, previous, err
 	}
 	return held, previous, d.pins.Prove(ctx, s.Ref, s.Digest, v.Proof)

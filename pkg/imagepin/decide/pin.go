@@ -34,6 +34,8 @@ type PinWriter interface {
 	// MakeForNamespace pins a reference for a pod in a namespace, unless it is pinned.
 	MakeForNamespace(ctx context.Context, namespace string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
 	Move(ctx context.Context, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
+	// MoveUnchanged is Move for a pin that has not been removed or moved since it was read.
+	MoveUnchanged(ctx context.Context, read pin.Pin, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error)
 	// Refresh moves a pin if it has not moved since it was read. It fails with [pin.ErrNoRoom] if the pin retains
 	// content and no room is reserved.
 	Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor, reserved bool) (pin.Pin, error)

@@ -196,6 +196,23 @@ func (s *Store) Move(ctx context.Context, id ID, root ocispec.Descriptor, by By,
 	return p, s.config.Changed(ctx, p.Root.Digest) // retry to retain content without room at the time of the pin
 }
 
+// ErrChanged means that a pin was removed or moved since it was read. It matches ErrAborted.
+var ErrChanged = fmt.Errorf("the pin was removed or moved meanwhile: %w", errdefs.ErrAborted)
+
+// MoveUnchanged is [Store.Move] for a pin that has the digest that was read. It fails with [ErrChanged] if it has not.
+func (s *Store) MoveUnchanged(ctx context.Context, read Pin, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
+	p, err := s.change(ctx, read.ID, func(old *Pin) (*Pin, Event, error) {
+		if old == nil || old.Root.Digest != read.Root.Digest {
+			return nil, "", ErrChanged
+		}
+		return moved(old, old.ID, root, by, retain)
+	})
+	if err != nil || !retain {
+		return p, err
+	}
+	return p, s.config.Changed(ctx, p.Root.Digest) // as in Move
+}
+
 // ErrNoRoom means that a refresh has reserved no room for the content that a pin retains.
 var ErrNoRoom = errors.New("the pin retains content, and no room is reserved for it")
 
@@ -331,6 +348,14 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 	return nil
 }
 
+// Unknown returns [imagepin.UnknownPin] (ErrNotFound) for a pin that does not exist.
+func Unknown(id ID) error {
+	return &imagepin.Error{
+		Reason: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
+		Message: fmt.Sprintf("it has no pin in scope %s", id.Scope), Hint: "To list the pins of this node, run: imagepin pin ls",
+	}
+}
+
 // removeIf removes a pin if still reports true for it. still is called under the lock of the pin. removeIf returns
 // [imagepin.UnknownPin] (ErrNotFound) if there is no pin.
 func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (p Pin, removed bool, err error) {
@@ -348,10 +373,7 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 	defer s.write.Unlock(id.String())
 	p, ok := s.Get(id)
 	if !ok {
-		return Pin{}, false, &imagepin.Error{
-			Reason: imagepin.UnknownPin, Ref: id.Ref, Class: errdefs.ErrNotFound,
-			Message: fmt.Sprintf("it has no pin in scope %s", id.Scope), Hint: "To list the pins of this node, run: imagepin pin ls",
-		}
+		return Pin{}, false, Unknown(id)
 	}
 	if !still(p) {
 		return p, false, nil

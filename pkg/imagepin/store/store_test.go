@@ -396,7 +396,7 @@ func TestFind(t *testing.T) {
 		t.Errorf("Find of an ambiguous prefix: got %v, want nothing", keysOf(es))
 	}
 	e.remove(t, keysOf(entries("docker.io/library/busybox:latest", busybox, native, 0))...)
-	for _, name := range []string{"busybox", id.String(), id.Encoded()[:12]} {
+	for _, name := range []string{"busybox", id.String(), id.Encoded()[:12], "", "sha256:"} {
 		if es := e.store.Find(name); len(es) > 0 {
 			t.Errorf("Find(%q) after the removal: got %v, want nothing", name, keysOf(es))
 		}
