@@ -69,6 +69,11 @@ plugin: ## Archives of the kubectl plugin for Linux, macOS and Windows, and its 
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./plugin -version $$version -stage $$dist/.plugin -out $$dist/plugin $(PLUGIN_PLATFORMS)
 	rm -rf $(DIST)/.plugin
 
+.PHONY: image
+image: packages ## The node image for amd64 and arm64, in dist/image/; PUSH=registry.example.com/imagepin/node:TAG pushes it
+	version=$$($(GO) run ./cmd/imagepin --version | sed 's/.* //') && dist=$$(realpath $(DIST)) && cd packaging && \
+		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./image -version $$version -dist $$dist -out $$dist/image $(if $(PUSH),-push '$(PUSH)') amd64 arm64
+
 .PHONY: repositories
 repositories: packages ## An APT and an rpm repository with the packages, in dist/repository/
 	dist=$$(realpath $(DIST)) && cd packaging && SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
@@ -81,8 +86,7 @@ RELEASE = $(GO) run ./release -version '$(VERSION)' -built "$$($(GO) run -C .. .
 release: COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 release: ## All files of a release, with checksums and provenance, in dist/release/ (VERSION=v1.2.3)
 	cd packaging && $(RELEASE) -check
-	@$(MAKE) --no-print-directory repositories
-	@$(MAKE) --no-print-directory plugin $(shell sed -n 's/^\(image\):.*/\1/p' Makefile)
+	@$(MAKE) --no-print-directory repositories image plugin
 	dist=$$(realpath $(DIST)) && cd packaging && $(RELEASE) $(if $(BUILDER),-builder '$(BUILDER)') $$dist
 	$(if $(GPG_KEY),hack/sign-release.sh $(DIST) '$(GPG_KEY)')
 
@@ -124,7 +128,7 @@ test-stages: test-integration test-kubelet test-serve test-cluster test-unit tes
 test-unit: ## Unit tests with the race detector
 	$(RACE) $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) test ./...
-	cd packaging && $(GO) test ./plugin ./release ./internal/...
+	cd packaging && $(GO) test ./image ./plugin ./release ./internal/...
 
 .PHONY: test-sim
 test-sim: ## Run simulated histories for three minutes (SIM_TIME)

@@ -16,8 +16,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/machine"
 	"github.com/imagepin/imagepin/integration/node"
-	"github.com/imagepin/imagepin/integration/packages/machine"
 	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/imagepin/imagepin/integration/packages/machine"
+	"github.com/imagepin/imagepin/integration/machine"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 

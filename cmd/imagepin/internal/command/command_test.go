@@ -368,7 +368,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "internal/failpoint"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

@@ -20,20 +20,25 @@ containerd, or disable the plugin: otherwise imagepin adopts the images again.
 Pins are lost permanently. To be able to set them again, save the output of
 "imagepin pin ls -o json".
 
+With --root, it also removes what "imagepin install" has put on the node, lets
+kubelet and containerd.service use stock containerd again, and waits until they
+are healthy. If they are not within --wait, it is rolled back.
+
 Exit code:
   0  uninstalled
   1  not uninstalled: --yes is missing, or it failed
 
 Examples:
   imagepin uninstall
-  imagepin uninstall --yes`
+  imagepin uninstall --yes
+  imagepin uninstall --root / --yes`
 
 func (a *app) uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "uninstall",
 		Usage:       "Remove everything that imagepin has written to containerd's metadata",
 		Description: uninstallDescription,
-		Flags:       []cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}},
+		Flags:       append([]cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}}, uninstallFlags()...),
 		Action:      a.uninstall,
 	}
 }
@@ -41,6 +46,9 @@ func (a *app) uninstallCommand() *cli.Command {
 func (a *app) uninstall(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
+	}
+	if cmd.String("root") != "" {
+		return a.uninstallFrom(ctx, cmd)
 	}
 	var response *api.UninstallResponse
 	dry := !cmd.Bool("yes")

@@ -89,9 +89,9 @@ func Start(t testing.TB) *Machine {
 	return m
 }
 
-// debianRoot returns a root directory with Debian, and creates it if needed. The test runs in the directory above.
+// debianRoot returns a root directory with Debian, and creates it if needed.
 func debianRoot() (string, error) {
-	cmd := exec.Command(filepath.Join("..", "..", "hack", "debian-root.sh"))
+	cmd := exec.Command(filepath.Join(node.BinDir(), "..", "hack", "debian-root.sh"))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	return strings.TrimSpace(string(out)), err
@@ -171,7 +171,7 @@ func (m *Machine) Eventually(script string) string {
 func (m *Machine) journal() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	out, _ := m.Try(ctx, "journalctl --no-pager --output cat --lines 40 --unit imagepin.service --unit imagepin.socket --unit init.scope")
+	out, _ := m.Try(ctx, "journalctl --no-pager --output cat --lines 60 --unit imagepin.service --unit imagepin.socket --unit imagepin-install.service --unit kubelet.service --unit init.scope")
 	return out
 }
 

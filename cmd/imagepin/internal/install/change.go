@@ -1,0 +1,141 @@
+//go:build unix
+
+package install
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+)
+
+// change replaces files of the node so that they can be restored.
+type change struct{ record *record }
+
+// begin returns a change of what a record says; nil means that imagepin is not installed.
+func begin(before *record, to record) (*change, error) {
+	if err := os.RemoveAll(previousDir); err != nil {
+		return nil, err
+	}
+	to.State, to.Before = changing, before
+	for _, path := range stateDirs {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			to.Absent = append(to.Absent, path)
+		}
+	}
+	c := &change{&to}
+	return c, c.record.save()
+}
+
+// put writes a file, unless it is the same already. wrote reports whether it is not.
+func (c *change) put(t target) (wrote bool, _ error) {
+	old, err := os.ReadFile(t.path)
+	existed := err == nil
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	case existed && t.keep:
+		return false, nil
+	case existed:
+		if info, err := os.Stat(t.path); err != nil || bytes.Equal(old, t.content) && info.Mode().Perm() == t.mode {
+			return false, err
+		}
+	}
+	if err := c.touch(t.path, existed); err != nil {
+		return false, err
+	}
+	failpoint.Reach("install.write")
+	if err := replaceFile(t.path, t.content, t.mode); err != nil {
+		return false, err
+	}
+	failpoint.Reach("install.written")
+	return true, nil
+}
+
+// remove removes a file.
+func (c *change) remove(path string) error {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := c.touch(path, true); err != nil {
+		return err
+	}
+	failpoint.Reach("install.write")
+	return os.Remove(path)
+}
+
+// touch notes that a file is about to change, and keeps a copy.
+func (c *change) touch(path string, existed bool) error {
+	if slices.ContainsFunc(c.record.Touched, func(t touched) bool { return t.Path == path }) {
+		return nil // the first copy counts
+	}
+	if existed {
+		if err := copyFile(filepath.Join(previousDir, path), path); err != nil {
+			return err
+		}
+	}
+	c.record.Touched = append(c.record.Touched, touched{path, existed})
+	return c.record.save()
+}
+
+// restarts notes that services are about to be restarted, for a rollback.
+func (c *change) restarts(units ...string) error {
+	c.record.Restarted = append(c.record.Restarted, units...)
+	return c.record.save()
+}
+
+// commit ends a change. The copies are not needed any more.
+func (c *change) commit() error {
+	r := *c.record
+	r.State, r.Before, r.Touched, r.Restarted, r.Absent = installed, nil, nil, nil, nil
+	failpoint.Reach("install.commit")
+	if err := r.save(); err != nil {
+		return err
+	}
+	failpoint.Reach("install.committed")
+	return errors.Join(os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+}
+
+// restore restores the files of a change. It can be repeated.
+func (r *record) restore() error {
+	for _, t := range slices.Backward(r.Touched) {
+		var err error
+		if t.Existed {
+			err = copyFile(t.Path, filepath.Join(previousDir, t.Path))
+		} else if err = os.Remove(t.Path); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+		failpoint.Reach("install.restored")
+		// A killed process may have left a part of a file.
+		parts, err := filepath.Glob(filepath.Join(filepath.Dir(t.Path), "."+filepath.Base(t.Path)+".*"))
+		for _, part := range parts {
+			err = errors.Join(err, os.Remove(part))
+		}
+		if err != nil {
+			return err
+		}
+		if !t.Existed {
+			_ = os.Remove(filepath.Dir(t.Path)) // fails unless it is empty
+		}
+	}
+	return nil
+}
+
+func copyFile(to, from string) error {
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	return replaceFile(to, content, info.Mode().Perm())
+}

@@ -1,0 +1,113 @@
+//go:build unix
+
+package install
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// state is how far a change is.
+type state string
+
+const (
+	installed state = "installed"
+	// changing means that the files in Touched may have changed, and that their copies are in [previousDir].
+	changing state = "changing"
+	// removing means that the node does not need imagepin any more, and that its files are about to be removed.
+	removing state = "removing"
+)
+
+// record is what the installer knows of a node.
+type record struct {
+	Version string `json:"version"`
+	Mode    Mode   `json:"mode"`
+	State   state  `json:"state"`
+	// Files are the paths of files that are removed with imagepin.
+	Files []string `json:"files,omitempty"`
+	// Kubelet is the file with kubelet's endpoint; nil if it was not changed.
+	Kubelet *kubeletFile `json:"kubelet,omitempty"`
+	// Restarted are the services that a change has restarted, or is about to, in order.
+	Restarted []string  `json:"restarted,omitempty"`
+	Touched   []touched `json:"touched,omitempty"`
+	// Absent are the directories of imagepin.service that a first installation did not find.
+	Absent []string `json:"absent,omitempty"`
+	// Before is the record before the change; nil before the first.
+	Before *record `json:"before,omitempty"`
+}
+
+// touched is a file that a change replaces.
+type touched struct {
+	Path string `json:"path"`
+	// Existed reports whether the file existed before. Its copy has the same path below [previousDir].
+	Existed bool `json:"existed"`
+}
+
+// kubeletFile is a file with kubelet's container runtime endpoint.
+type kubeletFile struct {
+	Path   string `json:"path"`
+	Before []byte `json:"before"`
+	After  []byte `json:"after"`
+	// Endpoint is the endpoint before.
+	Endpoint string `json:"endpoint"`
+}
+
+// loadRecord returns nil if there is none.
+func loadRecord(path string) (*record, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := new(record)
+	if err := json.Unmarshal(b, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+func (r *record) save() error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(recordFile, append(b, '\n'), 0o600)
+}
+
+// replaceFile writes a file that is never seen half written, also after a crash of the node.
+func replaceFile(path string, content []byte, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // fails after the rename
+	defer f.Close()
+	if _, err := f.Write(content); err != nil {
+		return err
+	}
+	if err := errors.Join(f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

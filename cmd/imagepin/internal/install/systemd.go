@@ -1,0 +1,145 @@
+//go:build unix
+
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
+)
+
+// Units of the node.
+const (
+	containerdUnit = "containerd.service"
+	kubeletUnit    = "kubelet.service"
+	serviceUnit    = "imagepin.service"
+	socketUnit     = "imagepin.socket"
+	applyUnit      = "imagepin-install.service"
+)
+
+// systemd is a connection to the node's systemd.
+type systemd struct{ *dbus.Conn }
+
+// connectSystemd connects to systemd's private socket, which works from a container without the node's D-Bus.
+func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
+	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
+		c, err := godbus.Dial("unix:path="+socket, godbus.WithContext(ctx))
+		if err != nil {
+			return nil, err
+		}
+		if err := c.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		return c, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("systemd on %s: %w", socket, err)
+	}
+	return &systemd{conn}, nil
+}
+
+// restart starts or restarts a unit, and waits until it has started.
+func (s *systemd) restart(ctx context.Context, unit string) error {
+	return s.job(ctx, "restart", unit, s.RestartUnitContext)
+}
+
+// stop stops a unit, and waits until it has stopped.
+func (s *systemd) stop(ctx context.Context, unit string) error {
+	return s.job(ctx, "stop", unit, s.StopUnitContext)
+}
+
+func (s *systemd) job(ctx context.Context, verb, unit string, start func(context.Context, string, string, chan<- string) (int, error)) error {
+	done := make(chan string, 1)
+	if _, err := start(ctx, unit, "replace", done); err != nil {
+		return fmt.Errorf("%s %s: %w", verb, unit, err)
+	}
+	select {
+	case result := <-done:
+		if result != "done" {
+			return fmt.Errorf("%s %s: the result of the job is %q", verb, unit, result)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s %s: %w", verb, unit, context.Cause(ctx))
+	}
+}
+
+// active reports whether a unit runs, is about to, or is about to stop.
+func (s *systemd) active(ctx context.Context, unit string) (bool, error) {
+	p, err := s.GetUnitPropertyContext(ctx, unit, "ActiveState")
+	if err != nil {
+		return false, err
+	}
+	state, _ := p.Value.Value().(string)
+	return state != "inactive" && state != "failed", nil
+}
+
+// unit is what systemd knows of a service.
+type unit struct {
+	loaded    bool
+	pid       int // of the main process; 0 if it does not run
+	execStart []string
+	// files are the unit file, its drop-ins and its environment files.
+	files []string
+}
+
+func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
+	all, err := s.GetAllPropertiesContext(ctx, name)
+	if err != nil {
+		return u, fmt.Errorf("properties of %s: %w", name, err)
+	}
+	u.loaded = all["LoadState"] == "loaded"
+	if pid, ok := all["MainPID"].(uint32); ok {
+		u.pid = int(pid)
+	}
+	// a(sasbttttuii): path, arguments, …
+	if commands, ok := all["ExecStart"].([][]any); ok && len(commands) > 0 && len(commands[0]) > 1 {
+		u.execStart, _ = commands[0][1].([]string)
+	}
+	if path, ok := all["FragmentPath"].(string); ok && path != "" {
+		u.files = append(u.files, path)
+	}
+	if paths, ok := all["DropInPaths"].([]string); ok {
+		u.files = append(u.files, paths...)
+	}
+	// a(sb): path, whether it may be missing.
+	if environment, ok := all["EnvironmentFiles"].([][]any); ok {
+		for _, e := range environment {
+			if path, ok := e[0].(string); ok {
+				u.files = append(u.files, path)
+			}
+		}
+	}
+	return u, nil
+}
+
+// run runs a command as a service, and waits until it has ended.
+func (s *systemd) run(ctx context.Context, unit, description string, command []string, more ...dbus.Property) error {
+	_ = s.ResetFailedUnitContext(ctx, unit) // fails if there is no such unit
+	properties := append([]dbus.Property{
+		dbus.PropDescription(description), dbus.PropExecStart(command, false),
+		property("CollectMode", "inactive-or-failed"),
+	}, more...)
+	started := make(chan string, 1)
+	if _, err := s.StartTransientUnitContext(ctx, unit, "fail", properties, started); err != nil {
+		return fmt.Errorf("start %s: %w", unit, err)
+	}
+	select {
+	case result := <-started:
+		if result != "done" {
+			return fmt.Errorf("%s: the result of the job is %q", unit, result)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func property(name string, value any) dbus.Property {
+	return dbus.Property{Name: name, Value: godbus.MakeVariant(value)}
+}

@@ -1,0 +1,152 @@
+//go:build unix
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/defaults"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
+)
+
+// uninstall removes imagepin from the node.
+func (n *node) uninstall(ctx context.Context, r *record) error {
+	if r == nil {
+		n.log("imagepin is not installed by imagepin install on this node")
+		return os.RemoveAll(dir)
+	}
+	if r.State != removing {
+		var err error
+		if r.Mode == Serve {
+			err = n.leaveServe(ctx, r)
+		} else {
+			err = n.leavePlugin(ctx, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return n.removeFiles(ctx, r)
+}
+
+// leaveServe lets kubelet use containerd's socket again, and removes what imagepin has written.
+func (n *node) leaveServe(ctx context.Context, r *record) error {
+	socket := config.DefaultServeAddress
+	if b, err := os.ReadFile(configFile); err == nil {
+		if c, err := config.ParseFile(b); err == nil {
+			socket = c.Address
+		}
+	}
+	c, err := begin(r, *r)
+	if err != nil {
+		return err
+	}
+	if r.Kubelet != nil {
+		if err := n.restoreKubelet(ctx, c, r.Kubelet); err != nil {
+			return n.rollBack(ctx, c.record, err)
+		}
+	}
+	return n.leave(ctx, c, socket)
+}
+
+// restoreKubelet sets kubelet's endpoint as it was.
+func (n *node) restoreKubelet(ctx context.Context, c *change, f *kubeletFile) error {
+	now, err := os.ReadFile(f.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		n.log("%s is gone: kubelet's endpoint is not changed", f.Path)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	k, err := findKubelet(ctx, n.systemd)
+	if err != nil {
+		return err
+	}
+	if k == nil || k.endpoint == f.Endpoint {
+		return nil // an operator has set it
+	}
+	before := f.Before
+	if !bytes.Equal(now, f.After) { // another tool has changed it
+		if before, err = k.set(now, f.Endpoint); err != nil {
+			return fmt.Errorf("%s: %w", f.Path, err)
+		}
+	}
+	if err := c.remove(kubeletDropIn); err != nil {
+		return err
+	}
+	return n.writeKubelet(ctx, c, target{path: f.Path, content: before}, f.Endpoint, func(ctx context.Context) error { return k.healthy(ctx, n.systemd) })
+}
+
+// leave removes what imagepin has written to containerd's metadata, and notes that its files can be removed.
+func (n *node) leave(ctx context.Context, c *change, socket string) error {
+	removed, err := removeLabels(ctx, socket)
+	if err != nil {
+		return n.rollBack(ctx, c.record, fmt.Errorf("remove imagepin's labels: %w", err))
+	}
+	n.log("removed %d labels, %d pins and %d leases", removed.GetLabels(), removed.GetPins(), removed.GetLeases())
+	failpoint.Reach("install.left")
+	if c.record.Mode == Plugin {
+		if err := n.leaveContainerd(ctx, c); err != nil {
+			return n.rollBack(ctx, c.record, err)
+		}
+	}
+	r := *c.record
+	r.State = removing
+	return r.save()
+}
+
+// leavePlugin lets containerd.service run the node's own containerd again.
+func (n *node) leavePlugin(ctx context.Context, r *record) error {
+	c, err := begin(r, *r)
+	if err != nil {
+		return err
+	}
+	return n.leave(ctx, c, defaults.DefaultAddress)
+}
+
+func (n *node) leaveContainerd(ctx context.Context, c *change) error {
+	if err := c.restarts(containerdUnit); err != nil {
+		return err
+	}
+	if err := c.remove(containerdDropIn); err != nil {
+		return err
+	}
+	if err := n.systemd.ReloadContext(ctx); err != nil {
+		return fmt.Errorf("reload systemd: %w", err)
+	}
+	return n.restarted(ctx, containerdUnit, func(ctx context.Context) error { return healthyCRI(ctx, defaults.DefaultAddress) })
+}
+
+// removeFiles removes the files of imagepin. Nothing uses them any more. It can be repeated.
+func (n *node) removeFiles(ctx context.Context, r *record) error {
+	if r.Mode == Serve {
+		if err := errors.Join(n.disable(ctx), n.stopServe(ctx)); err != nil {
+			return err
+		}
+	}
+	paths := r.Files
+	if r.Mode == Serve {
+		paths = append(append(paths, configFile), stateDirs...)
+	}
+	for _, path := range paths {
+		failpoint.Reach("install.remove")
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+		_ = os.Remove(filepath.Dir(path)) // fails unless it is empty
+	}
+	if err := n.systemd.ReloadContext(ctx); err != nil {
+		return fmt.Errorf("reload systemd: %w", err)
+	}
+	n.log("imagepin is removed")
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,283 @@
+package packages
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// installer is the directory in a machine with the files of the node image.
+const installer = "/tmp/image"
+
+// addInstaller extracts the tarballs into the machine, as the node image has them, with a binary as the imagepin command.
+func (n *stockNode) addInstaller(binary string) {
+	n.t.Helper()
+	for _, name := range []string{"imagepin", "imagepin-containerd"} {
+		n.CopyFile("/tmp/"+name+".tar.gz", packaged(n.t, name+"-[0-9]*-linux-{arch}.tar.gz"), 0o600)
+		n.Run("mkdir -p " + installer + " && tar -C " + installer + " -xzf /tmp/" + name + ".tar.gz && rm /tmp/" + name + ".tar.gz")
+	}
+	n.CopyFile(installer+"/usr/bin/imagepin", filepath.Join(repository, "bin", binary), 0o755)
+}
+
+const (
+	install   = installer + "/usr/bin/imagepin install --root / --from " + installer + " --mode "
+	uninstall = installer + "/usr/bin/imagepin uninstall --root / --yes"
+)
+
+// modes are the modes of an installation, with the service that imagepin is in and its socket.
+var modes = []struct{ name, unit, socket string }{
+	{"serve", "imagepin.service", imagepinSocket},
+	{"plugin", "containerd.service", containerdSocket},
+}
+
+// wantFiles fails the test unless the machine has the files and units of a listing.
+func (n *stockNode) wantFiles(when string, want map[string]string) {
+	n.t.Helper()
+	now := n.files()
+	delete(now, "/run/imagepin-install") // until the next boot
+	if diff := difference(want, now); diff != nil {
+		n.t.Errorf("%s:\n%s", when, strings.Join(diff, "\n"))
+	}
+}
+
+// refused runs an installation that must fail, and returns its output.
+func (n *stockNode) refused(script string) string {
+	n.t.Helper()
+	out, err := n.Try(n.ctx, script)
+	if err == nil {
+		n.t.Errorf("%s succeeds:\n%s", script, out)
+	}
+	return out
+}
+
+// TestNodeInstall installs imagepin on a node without kubelet, twice in each mode, upgrades it, and removes it.
+func TestNodeInstall(t *testing.T) {
+	t.Parallel()
+	n := newStockNode(t)
+	ref := n.push("team/app:v1")
+	n.addInstaller("imagepin")
+	running := n.runPod(containerdSocket, "first", ref)
+	before := n.files()
+	n.Run(uninstall) // nothing is installed
+	for _, mode := range modes {
+		if out := n.Run(install + mode.name); !strings.Contains(out, "is installed, mode "+mode.name) {
+			t.Errorf("the output of the installation:\n%s", out)
+		}
+		n.Run("/opt/imagepin/bin/imagepin --address " + mode.socket + " images | grep " + ref)
+		n.wantRunning(mode.socket, running)
+		pid := n.mainPID(mode.unit)
+		if out := n.Run(install + mode.name); strings.Contains(out, "restart ") || strings.Contains(out, "wrote ") {
+			t.Errorf("the second installation changes something:\n%s", out)
+		}
+		if now := n.mainPID(mode.unit); now != pid {
+			t.Errorf("the second installation restarts process %s", pid)
+		}
+		for _, other := range modes {
+			if other != mode && !strings.Contains(n.refused(install+other.name), "is installed with mode "+mode.name) {
+				t.Errorf("mode %s over mode %s is not refused", other.name, mode.name)
+			}
+		}
+		// Another build of the command, as in an upgrade.
+		n.CopyFile(installer+"/usr/bin/imagepin", filepath.Join(repository, "bin", "imagepin-failpoints"), 0o755)
+		if out := n.Run(install + mode.name); !strings.Contains(out, "wrote /opt/imagepin/bin/imagepin\n") || !strings.Contains(out, "restart "+mode.unit) {
+			t.Errorf("the output of the upgrade:\n%s", out)
+		}
+		n.wantRunning(mode.socket, running)
+		n.CopyFile(installer+"/usr/bin/imagepin", filepath.Join(repository, "bin", "imagepin"), 0o755)
+		n.Run(uninstall)
+		n.wantFiles("after the removal from mode "+mode.name, before)
+		n.wantRunning(containerdSocket, running)
+	}
+}
+
+// TestNodeInstallRefused checks that an installation which cannot work changes nothing.
+func TestNodeInstallRefused(t *testing.T) {
+	t.Parallel()
+	n := newStockNode(t)
+	n.addInstaller("imagepin")
+	before := n.files()
+	refused := func(script string, words ...string) {
+		t.Helper()
+		out := n.refused(script)
+		for _, w := range append(words, "nothing was changed") {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: got %s, want %q in it", script, out, w)
+			}
+		}
+	}
+	n.WriteFile("/tmp/bad.toml", "version = 3\npull = 1\n", 0o600)
+	refused(install+"serve --config /tmp/bad.toml", "/etc/imagepin/config.toml", "pull")
+	n.WriteFile("/tmp/elsewhere.toml", "version = 3\ncontainerd_address = \"/run/elsewhere.sock\"\n", 0o600)
+	refused(install+"serve --config /tmp/elsewhere.toml", "/run/elsewhere.sock")
+	n.Run("cp /etc/containerd/config.toml /tmp/good.toml && echo 'version = 99' >/etc/containerd/config.toml")
+	refused(install+"plugin", "config dump")
+	n.Run("mv /tmp/good.toml /etc/containerd/config.toml")
+	n.Run("systemctl stop containerd")
+	refused(install+"serve", "containerd.service does not run")
+	n.Run("systemctl start containerd")
+	n.Eventually("ctr version")
+	n.Run("mkdir -p /usr/lib/imagepin/bin && touch /usr/lib/imagepin/bin/containerd")
+	refused(install+"plugin", "installed from a package")
+	n.Run("rm -r /usr/lib/imagepin")
+	delete(before, "/opt/imagepin")
+	n.Run("rm -rf /opt/imagepin")
+	n.wantFiles("after refused installations", before)
+	for script, want := range map[string]string{
+		install + "somehow":                                              `--mode "somehow"`,
+		install + "plugin --config /tmp/bad.toml":                        "--config is of --mode serve",
+		installer + "/usr/bin/imagepin install --mode serve":             "--root is required",
+		installer + "/usr/bin/imagepin uninstall --root /":               "add --yes",
+		strings.Replace(install, "--root /", "--root /tmp", 1) + "serve": "/tmp is not the root of a node with systemd",
+	} {
+		if out := n.refused(script); !strings.Contains(out, want) {
+			t.Errorf("%s: got %s, want %q in it", script, out, want)
+		}
+	}
+}
+
+// brokenContainerd accepts every configuration, and never becomes ready.
+const brokenContainerd = `#!/bin/sh
+case "$*" in *dump*) exit 0 ;; esac
+exec sleep infinity
+`
+
+// TestNodeInstallRollsBack installs a containerd that does not become ready, and switches a kubelet that does not start. The
+// node is as before, and its pod runs. This also holds if the process is killed while it rolls back.
+func TestNodeInstallRollsBack(t *testing.T) {
+	t.Parallel()
+	n := newStockNode(t)
+	ref := n.push("team/app:v1")
+	n.addInstaller("imagepin-failpoints")
+	n.Run("systemctl set-environment IMAGEPIN_FAILPOINT=@/tmp/point")
+	running := n.runPod(containerdSocket, "first", ref)
+	n.WriteFile("/etc/kubelet.yaml", "kind: KubeletConfiguration\nhealthzPort: 0 # off\n", 0o640)
+	n.WriteFile("/etc/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/local/bin/kubelet --config=/etc/kubelet.yaml\nRestart=always\n", 0o644)
+	n.WriteFile("/usr/local/bin/kubelet", "#!/bin/bash\n! grep -q imagepin /etc/kubelet.yaml && while :; do sleep 1000; done\n", 0o755)
+	n.Run("systemctl daemon-reload && systemctl start kubelet")
+	before := n.files()
+	n.Run("mv " + installer + "/usr/lib/imagepin/bin/containerd /tmp/containerd")
+	n.WriteFile(installer+"/usr/lib/imagepin/bin/containerd", brokenContainerd, 0o755)
+	for _, test := range []struct{ mode, wait, point, want string }{
+		{"plugin", "3s", "", "restart containerd.service: context deadline exceeded"},
+		{"plugin", "3s", "install.restored:1", "an earlier change was interrupted"},
+		{"plugin", "3s", "install.restored:5", "an earlier change was interrupted"},
+		{"plugin", "3s", "install.undone", "an earlier change was interrupted"},
+		{"serve", "15s", "", "kubelet restarts again and again"},
+	} {
+		change := install + test.mode + " --wait " + test.wait
+		var out string
+		if test.point == "" {
+			out = n.refused(change)
+		} else {
+			out = n.killAt(change, test.point)
+		}
+		if !strings.Contains(out, test.want) || !strings.Contains(out, "rolled back") {
+			t.Errorf("mode %s, kill at %q: got %s, want %q in it", test.mode, test.point, out, test.want)
+		}
+		n.wantFiles("after mode "+test.mode+", kill at "+test.point, before)
+		n.Run("systemctl is-active --quiet containerd kubelet && ctr version")
+		n.Run("! grep imagepin /etc/kubelet.yaml")
+		n.wantRunning(containerdSocket, running)
+	}
+	n.Run("mv /tmp/containerd " + installer + "/usr/lib/imagepin/bin/containerd")
+	n.Run(install + "plugin")
+	n.Run("/opt/imagepin/bin/imagepin images | grep " + ref)
+}
+
+// TestNodeInstallKilled kills the process that changes the node at each of its failpoints, in each mode, once in an
+// installation and once in a removal. systemd starts it again, and it rolls back or goes on. Then the node is healthy, and the
+// next command succeeds.
+func TestNodeInstallKilled(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
+			n := newStockNode(t)
+			ref := n.push("team/app:v1")
+			n.addInstaller("imagepin-failpoints")
+			running := n.runPod(containerdSocket, "first", ref)
+			n.Run("systemctl set-environment IMAGEPIN_FAILPOINT=@/tmp/point")
+			before := n.files()
+			for _, change := range []string{install + mode.name, uninstall} {
+				points := n.trace(change)
+				t.Logf("%d failpoints in %s: %s", len(points), change, strings.Join(points, " "))
+				if len(points) < 5 {
+					t.Errorf("got failpoints %q, want at least 5", points)
+				}
+				last := make(map[string]int)
+				for _, point := range points {
+					last[point]++
+				}
+				seen := make(map[string]int)
+				for i, point := range points {
+					if seen[point]++; seen[point] > 1 && seen[point] < last[point] {
+						continue // as the first
+					}
+					n.reach(change, before)
+					n.killAt(change, fmt.Sprintf("%s:%d", point, seen[point]))
+					n.Run("ctr version")
+					n.wantRunning(containerdSocket, running)
+					if change == uninstall {
+						continue
+					}
+					if _, err := n.Try(n.ctx, "test -e /opt/imagepin/install.json"); err != nil {
+						n.wantFiles("after a kill at "+points[i], before)
+					}
+				}
+				n.reach(change, before)
+				n.Run(change)
+			}
+			n.wantFiles("after the removal", before)
+			n.wantRunning(containerdSocket, running)
+		})
+	}
+}
+
+// reach brings the node to the state in which a change starts.
+func (n *stockNode) reach(change string, before map[string]string) {
+	n.t.Helper()
+	if change == uninstall {
+		mode := "serve"
+		if strings.Contains(n.t.Name(), "plugin") {
+			mode = "plugin"
+		}
+		// A removal that was interrupted after its last decision goes on first.
+		if out, err := n.Try(n.ctx, install+mode); err != nil {
+			if !strings.Contains(out, "removal of imagepin was interrupted") {
+				n.t.Fatalf("installation: %s", out)
+			}
+			n.Run(uninstall)
+			n.Run(install + mode)
+		}
+		return
+	}
+	n.Run(uninstall)
+	n.wantFiles("before an installation", before)
+}
+
+// trace returns the failpoints that a change of the node reaches.
+func (n *stockNode) trace(change string) []string {
+	n.t.Helper()
+	n.reach(change, n.files())
+	n.WriteFile("/tmp/point", "never", 0o644)
+	n.Run("rm -f /tmp/point.trace; " + change)
+	points := strings.Fields(n.Run("grep ^install /tmp/point.trace; rm -f /tmp/point /tmp/point.trace"))
+	return points
+}
+
+// killAt makes a change whose process dies at a failpoint, waits for the end of the next process, and returns the output.
+func (n *stockNode) killAt(change, point string) string {
+	n.t.Helper()
+	n.WriteFile("/tmp/point", point, 0o644)
+	ctx, cancel := context.WithTimeout(n.ctx, 2*time.Minute)
+	defer cancel()
+	// The process that systemd starts after a second must not die too.
+	out, err := n.Try(ctx, `{ `+change+`; } & while ! test -e /tmp/point.died && kill -0 $!; do sleep 0.05; done
+		rm -f /tmp/point; wait $! || true; test -e /tmp/point.died && rm -f /tmp/point.died /tmp/point.trace`)
+	if err != nil || strings.Contains(out, "ended without a result") {
+		n.t.Errorf("a kill at %s of %s: %v\n%s", point, change, err, out)
+	}
+	return out
+}
