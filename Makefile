@@ -228,9 +228,9 @@ test-kubelet: build test-binaries ## Tests with a real kubelet, API server and e
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
 test-cluster: | test-kubelet
 endif
-test-cluster: build kubectl-imagepin test-binaries crash-binaries ## Tests of pins in the Kubernetes API, with three nodes
+test-cluster: build kubectl-imagepin test-binaries crash-binaries image ## Tests of pins in the Kubernetes API, with three nodes, and of the DaemonSets
 	GO=$(GO) hack/kubernetes-binaries.sh controllers
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./kubectl ./manifests ./scale
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./install ./kubectl ./manifests ./scale
 
 # The first run installs a Debian with systemd, and dnf, into the user's cache, which takes minutes.
 .PHONY: test-packages

@@ -7,9 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-
-	appsv1 "k8s.io/api/apps/v1"
-	"sigs.k8s.io/yaml"
 )
 
 // kubeletStandIn is a unit with the name of kubelet's that does not run kubelet, because docs/install.md only restarts
@@ -89,58 +86,4 @@ var (
 // plain normalizes the width of columns and relative times.
 func plain(s string) string {
 	return strings.TrimSpace(spaces.ReplaceAllString(ago.ReplaceAllString(s, "- ago"), " "))
-}
-
-// TestNodeScript runs node.sh, the script of the DaemonSets in contrib/kubernetes, with all of its arguments.
-func TestNodeScript(t *testing.T) {
-	t.Parallel()
-	n := newStockNode(t)
-	before := n.files()
-	n.CopyFile("/tmp/node.sh", filepath.Join(repository, "contrib", "kubernetes", "node.sh"), 0o755)
-	for _, name := range []string{"imagepin", "imagepin-containerd"} {
-		deb := packaged(t, name+"_*_{arch}.deb")
-		n.CopyFile("/tmp/packages/"+filepath.Base(deb), deb, 0o644)
-	}
-	const script = "HOST=/ PACKAGES=/tmp/packages /tmp/node.sh "
-	wantRemoved := func() {
-		t.Helper()
-		if diff := difference(before, n.files()); diff != nil {
-			t.Errorf("after the removal:\n%s", strings.Join(diff, "\n"))
-		}
-	}
-	n.Run(script + "install standalone")
-	n.Run("imagepin --address " + imagepinSocket + " images")
-	n.Run(script + "remove")
-	wantRemoved()
-	n.Run(script + "install containerd")
-	n.Run("imagepin images")
-	n.Run(script + "remove")
-	wantRemoved()
-	if out, err := n.Try(n.ctx, script+"install somehow"); err == nil {
-		t.Errorf("node.sh accepts an unknown argument: %s", out)
-	}
-}
-
-// TestDaemonSets checks that the manifests have no unknown fields, and that their arguments are those of node.sh.
-func TestDaemonSets(t *testing.T) {
-	for file, args := range map[string]string{"install.yaml": "install standalone", "remove.yaml": "remove"} {
-		text, err := os.ReadFile(filepath.Join(repository, "contrib", "kubernetes", file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ds appsv1.DaemonSet
-		if err := yaml.UnmarshalStrict(text, &ds); err != nil {
-			t.Errorf("%s: %v", file, err)
-			continue
-		}
-		pod := ds.Spec.Template
-		if got := strings.Join(pod.Spec.InitContainers[0].Args, " "); got != args || !pod.Spec.HostPID {
-			t.Errorf("%s: got arguments %q and hostPID %t", file, got, pod.Spec.HostPID)
-		}
-		for k, v := range ds.Spec.Selector.MatchLabels {
-			if pod.Labels[k] != v {
-				t.Errorf("%s selects %s=%s, but its pods have labels %q", file, k, v, pod.Labels)
-			}
-		}
-	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/containerd/containerd/v2/defaults"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
-	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/version"
 )
 
@@ -175,9 +174,12 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 		return nil, err
 	}
 	if n.Mode == Serve {
-		if err := n.planServe(p); err != nil {
+		i := slices.IndexFunc(p.targets, func(t target) bool { return t.path == configFile })
+		c, err := serveConfig(ctx, &p.targets[i], u.pid)
+		if err != nil {
 			return nil, err
 		}
+		p.socket, p.serve = c.ContainerdAddress, c.Address
 	}
 	if !n.NoKubelet {
 		if p.kubelet, err = findKubelet(ctx, n.systemd); err != nil {
@@ -197,37 +199,21 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 		return nil, err
 	}
 	n.log("containerd %s on %s is healthy", v, p.socket)
-	return p, n.checkConfig(ctx, u.execStart)
-}
-
-// planServe reads the sockets from the configuration that imagepin serve will have.
-func (n *node) planServe(p *plan) error {
-	i := slices.IndexFunc(p.targets, func(t target) bool { return t.path == configFile })
-	content := p.targets[i].content
-	if p.targets[i].keep {
-		if b, err := os.ReadFile(configFile); err == nil {
-			content = b
-		}
-	}
-	c, err := config.ParseFile(content)
-	if err != nil {
-		return fmt.Errorf("%s: %w", configFile, err)
-	}
-	p.socket, p.serve = c.ContainerdAddress, c.Address
-	return nil
-}
-
-// checkConfig lets the new binaries check the configuration, before anything is restarted.
-func (n *node) checkConfig(ctx context.Context, execStart []string) error {
-	staged := filepath.Join(stagedDir, "bin")
-	command := []string{filepath.Join(staged, "imagepin"), "config", "check", "--serve", configFile}
 	if n.Mode == Plugin {
-		command = append([]string{filepath.Join(staged, "containerd")}, append(slices.Clone(execStart[1:]), "config", "dump")...)
-	} else if _, err := os.Stat(configFile); err != nil {
-		command[len(command)-1] = filepath.Join(stagedDir, "config.toml")
+		err = checkConfig(ctx, u.pid)
 	}
-	if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, lastLine(out))
+	return p, err
+}
+
+// checkConfig lets the new containerd read the configuration of the running one, before that is replaced.
+func checkConfig(ctx context.Context, pid int) error {
+	args, err := commandLine(pid)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(stagedDir, "bin", "containerd"), append(args[1:], "config", "dump")...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, lastLine(out))
 	}
 	return nil
 }

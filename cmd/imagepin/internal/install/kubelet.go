@@ -44,11 +44,11 @@ func findKubelet(ctx context.Context, s *systemd) (*kubelet, error) {
 	if u.pid == 0 {
 		return nil, fmt.Errorf("%s does not run: start it, or add --no-kubelet", kubeletUnit)
 	}
-	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", u.pid))
+	args, err := commandLine(u.pid)
 	if err != nil {
 		return nil, fmt.Errorf("arguments of kubelet: %w", err)
 	}
-	return kubeletOf(strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00"), u.files)
+	return kubeletOf(args, u.files)
 }
 
 // kubeletOf returns the kubelet with a command line. files are those of its unit.
