@@ -182,6 +182,10 @@ docs-output: build test-binaries ## Run the commands in the documents and write 
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
 
+.PHONY: picture-trace
+picture-trace: build test-binaries ## Pull an image and draw its trace into docs/pictures/trace-cold-pull.svg; use an idle machine
+	cd integration && $(GO) run ./tracepicture ../docs/pictures/trace-cold-pull.svg
+
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests with imagepin serve in front of stock containerd
 	hack/erofs-utils.sh
