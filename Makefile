@@ -178,12 +178,17 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
 	hack/erofs-utils.sh
+	hack/prometheus.sh
 	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
 
 .PHONY: docs-output
 docs-output: build test-binaries ## Run the commands in the documents and write their output into them
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
+
+.PHONY: picture-trace
+picture-trace: build test-binaries ## Pull an image and draw its trace into docs/pictures/trace-cold-pull.svg; use an idle machine
+	cd integration && $(GO) run ./tracepicture ../docs/pictures/trace-cold-pull.svg
 
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries ## The integration tests with imagepin serve in front of stock containerd
@@ -305,11 +310,12 @@ check-manifests:
 check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
 
-# The first run downloads promtool from Debian and keeps it in the user's cache.
+# The first run downloads Prometheus from Debian and keeps it in the user's cache.
 .PHONY: check-prometheus
 check-prometheus:
-	hack/promtool.sh check config contrib/prometheus/scrape.yaml
-	hack/promtool.sh test rules contrib/prometheus/imagepin.rules.test.yaml
+	hack/prometheus.sh
+	$(BIN)/prometheus/promtool check config contrib/prometheus/scrape.yaml
+	$(BIN)/prometheus/promtool test rules contrib/prometheus/imagepin.rules.test.yaml
 
 .PHONY: clean
 clean: ## Remove all build output

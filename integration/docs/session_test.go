@@ -20,6 +20,7 @@ type session struct {
 	*testkit.Rig
 	dir  string // the directory in which commands run
 	seen strings.Builder
+	subscription
 	// here replaces paths of the documents by those of the node, and there the other way round.
 	here, there *strings.Replacer
 }
@@ -50,6 +51,8 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatalf("there is no session %q", name)
 	}
 	opts.NoPods, opts.LogLevel = true, "info"
+	metrics := testkit.Address(t)
+	opts.Extra = strings.ReplaceAll(opts.Extra, metricsAddress, metrics)
 	s := &session{Rig: testkit.NewRig(t, opts), dir: t.TempDir()}
 	if err := s.WriteHosts(exampleHost, node.Mirror(s.Reg.URL())); err != nil {
 		t.Fatal(err)
@@ -58,6 +61,7 @@ func newSession(t *testing.T, name string) *session {
 		{"/run/containerd/containerd.sock", s.ContainerdAddress()},
 		{"/etc/imagepin/config.toml", s.ServeConfig()},
 		{"/var/lib/containerd", s.Path("containerd")},
+		{metricsAddress, metrics},
 	}
 	if opts.Mode == node.Serve {
 		pairs = append(pairs, [2]string{"/run/imagepin/imagepin.sock", s.Address()})

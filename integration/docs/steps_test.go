@@ -14,6 +14,7 @@ import (
 	"github.com/imagepin/imagepin/integration/docs/transcript"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // steps are what a document does without showing a command. A step returns its output, which [transcript.Output] shows.
@@ -30,6 +31,10 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"stop":     (*session).stop,
 	"write":    (*session).write,
 	"sh":       (*session).sh,
+	"metrics":  (*session).metrics,
+	"watch":    (*session).watch,
+	"event":    (*session).event,
+	"inspecti": (*session).inspecti,
 }
 
 func (s *session) step(i transcript.Item) string {
@@ -213,6 +218,10 @@ var sessions = map[string]node.Options{
 match = ["registry.example.com/keep/**"]
 retain = true
 `},
+	"observability": {
+		Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}},
+		Extra:    "[plugins.\"io.containerd.server.v1.metrics\"]\naddress = \"" + metricsAddress + "\"\n" + testkit.PinRules,
+	},
 	"pull behaviors": {Handlers: kata, Extra: behavior("default") + behavior("always") + behavior("once") + behavior("prefer-cached")},
 }
 

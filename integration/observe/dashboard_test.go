@@ -1,51 +1,17 @@
 package observe
 
 import (
-	"encoding/json"
 	"maps"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"go.yaml.in/yaml/v3"
-
+	"github.com/imagepin/imagepin/integration/monitoring"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
-
-// dashboard has the fields of a Grafana dashboard that the tests check.
-type dashboard struct {
-	UID           string `json:"uid"`
-	Title         string `json:"title"`
-	SchemaVersion int    `json:"schemaVersion"`
-	Panels        []struct {
-		ID          int        `json:"id"`
-		Type        string     `json:"type"`
-		Title       string     `json:"title"`
-		Description string     `json:"description"`
-		Datasource  datasource `json:"datasource"`
-		GridPos     struct{ X, Y, W, H int }
-		Targets     []struct {
-			Datasource   datasource `json:"datasource"`
-			Expr         string     `json:"expr"`
-			LegendFormat string     `json:"legendFormat"`
-			RefID        string     `json:"refId"`
-		} `json:"targets"`
-	} `json:"panels"`
-	Templating struct {
-		List []struct {
-			Name       string `json:"name"`
-			Type       string `json:"type"`
-			Query      any    `json:"query"`
-			Definition string `json:"definition"`
-		} `json:"list"`
-	} `json:"templating"`
-}
-
-type datasource struct{ Type, UID string }
 
 var (
 	selector  = regexp.MustCompile(`\b([a-z][a-z0-9_]*_[a-z0-9_]+)(?:\{([^}]*)\})?`)
@@ -61,51 +27,19 @@ var functions = []string{"histogram_quantile", "label_values"}
 // fromPrometheus are labels that Prometheus adds to scraped metrics.
 var fromPrometheus = []string{"instance", "job"}
 
-// alert is an alert of the Prometheus rule file.
-type alert struct {
-	Alert       string            `yaml:"alert"`
-	Expr        string            `yaml:"expr"`
-	For         time.Duration     `yaml:"for"`
-	Labels      map[string]string `yaml:"labels"`
-	Annotations map[string]string `yaml:"annotations"`
-}
-
-func readAlerts(t *testing.T) []alert {
+func readAlerts(t *testing.T) []monitoring.Alert {
 	t.Helper()
-	f, err := os.Open("../../contrib/prometheus/imagepin.rules.yaml")
+	alerts, err := monitoring.ReadAlerts()
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer f.Close()
-	var file struct {
-		Groups []struct {
-			Name  string  `yaml:"name"`
-			Rules []alert `yaml:"rules"`
-		} `yaml:"groups"`
-	}
-	d := yaml.NewDecoder(f)
-	d.KnownFields(true)
-	if err := d.Decode(&file); err != nil {
-		t.Fatal(err)
-	}
-	var alerts []alert
-	for _, g := range file.Groups {
-		alerts = append(alerts, g.Rules...)
-	}
-	if len(alerts) == 0 {
-		t.Fatal("the rule file has no alerts")
 	}
 	return alerts
 }
 
-func readDashboard(t *testing.T) dashboard {
+func readDashboard(t *testing.T) monitoring.Dashboard {
 	t.Helper()
-	b, err := os.ReadFile("../../contrib/grafana/imagepin.json")
+	d, err := monitoring.ReadDashboard()
 	if err != nil {
-		t.Fatal(err)
-	}
-	var d dashboard
-	if err := json.Unmarshal(b, &d); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -120,11 +54,11 @@ func TestDashboardIsComplete(t *testing.T) {
 	if len(d.Templating.List) == 0 || d.Templating.List[0].Name != "datasource" || d.Templating.List[0].Type != "datasource" || d.Templating.List[0].Query != "prometheus" {
 		t.Errorf("the first variable is not the data source: %+v", d.Templating.List)
 	}
-	chosen := datasource{Type: "prometheus", UID: "${datasource}"}
+	chosen := monitoring.Datasource{Type: "prometheus", UID: "${datasource}"}
 	ids := make(map[int]string)
 	taken := make(map[[2]int]string)
 	for _, p := range d.Panels {
-		if p.Title == "" || p.Description == "" || p.Type == "" || len(p.Targets) == 0 {
+		if p.Title == "" || p.Type == "" || !p.IsRow() && (p.Description == "" || len(p.Targets) == 0) {
 			t.Errorf("panel %d has title %q, description %q, type %q, %d queries", p.ID, p.Title, p.Description, p.Type, len(p.Targets))
 		}
 		if other, ok := ids[p.ID]; ok || p.ID == 0 {

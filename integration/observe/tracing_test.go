@@ -11,6 +11,7 @@ import (
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/imagepin/imagepin/integration/collector"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -25,13 +26,14 @@ const (
 // traced returns a context in which calls belong to a trace of the caller, as kubelet's calls do.
 func traced(r *testkit.Rig, number int) (ctx context.Context, trace string) {
 	trace = fmt.Sprintf("%032x", number)
-	return metadata.AppendToOutgoingContext(r.Ctx, "traceparent", "00-"+trace+"-00000000000000aa-01"), trace
+	return metadata.AppendToOutgoingContext(r.Ctx, "traceparent", collector.Parent(trace)), trace
 }
 
 // TestTraces checks the spans that a node sends to a collector for the calls of a traced client.
 func TestTraces(t *testing.T) {
-	c := newSpanCollector(t)
-	r := testkit.NewRig(t, node.Options{Env: c.env(), Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
+	c := collector.New()
+	t.Cleanup(c.Close)
+	r := testkit.NewRig(t, node.Options{Env: c.Env(), Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
 	tag, digest := r.Push("repo/app:1", images.Options{}, images.HostPlatform())
 
 	// ended waits for the span of a call, which ends after the spans below it, and returns the spans of the trace. It
@@ -39,9 +41,9 @@ func TestTraces(t *testing.T) {
 	ended := func(trace, call string, other ...string) map[string][]*otlp.Span {
 		t.Helper()
 		for _, span := range append(other, call) {
-			r.Eventually("the span of "+span+" is sent", func() bool { return len(c.trace(trace)[span]) > 0 })
+			r.Eventually("the span of "+span+" is sent", func() bool { return len(c.Trace(trace)[span]) > 0 })
 		}
-		return c.trace(trace)
+		return c.Trace(trace)
 	}
 	want := func(spans map[string][]*otlp.Span, wanted ...string) {
 		t.Helper()
@@ -82,7 +84,7 @@ func TestTraces(t *testing.T) {
 		{ready, "image.digest", testkit.DigestIn(digest)},
 		{ready, "done", "fetched"},
 	} {
-		if got := attribute(spans[attr.span][0], attr.name); got != attr.value {
+		if got := collector.Attribute(spans[attr.span][0], attr.name); got != attr.value {
 			t.Errorf("span %q: got %s = %q, want %q", attr.span, attr.name, got, attr.value)
 		}
 	}

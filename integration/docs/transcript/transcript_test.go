@@ -69,6 +69,8 @@ func TestEqual(t *testing.T) {
 		{"made 2 seconds ago", "made Less than a second ago", true},
 		{"at 2026-11-21T12:31:33Z", "at 2027-01-01T00:00:00.123Z", true},
 		{"from 127.0.0.1:5000", "from 127.0.0.1:33999", true},
+		{`{"seconds": 12, "size": 3}`, `{"seconds": 13, "size": 3}`, true},
+		{`{"seconds": 12, "size": 3}`, `{"seconds": 12, "size": 4}`, false},
 		{"to sha256:0123456789ab…", "to " + digest, true},
 		{"to sha256:0123456789ac…", "to " + digest, false},
 		{"first\n[...]\nlast", "first\nx\ny\nlast", true},

@@ -44,7 +44,8 @@ type Observer interface {
 	Pulled(Outcome)
 	// FallbackUsed is called when a pull uses the image on the node because the registry did not answer.
 	FallbackUsed()
-	// RepairFailed is called when a repair fails, after Pulled. A canceled repair has not failed.
+	// RepairFailed is called when a repair fails: after Pulled for that of an image, without it for that of a blob. A
+	// canceled repair has not failed.
 	RepairFailed()
 }
 

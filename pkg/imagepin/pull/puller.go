@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -202,6 +203,15 @@ func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) 
 		p.observer.RepairFailed()
 	}
 	return outcome, err
+}
+
+// RepairBlob is [Maker.RepairBlob]. It reports a failure to the observer, unless the context is canceled.
+func (p *Puller) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error {
+	err := p.maker.RepairBlob(ctx, e, d)
+	if err != nil && failure(ctx) == Failed {
+		p.observer.RepairFailed()
+	}
+	return err
 }
 
 // errEnded is the error of pulls after [Puller.Shutdown].

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
@@ -35,6 +36,10 @@ func (p *fetchingPuller) Repair(ctx context.Context, e imagepin.Entry) (outcome 
 		return err
 	})
 	return outcome, err
+}
+
+func (p *fetchingPuller) RepairBlob(context.Context, imagepin.Entry, digest.Digest) error {
+	return p.fetch()
 }
 
 // lose removes the file of the first image's configuration, and returns the loss that a start finds and a function that

@@ -115,13 +115,13 @@ type Maker interface {
 	WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
 	// Unpack unpacks an image, and runs record while a lease holds it. It returns ErrNotFound if a layer is missing.
 	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error
-	// RepairBlob fetches a blob of an image again if its file is damaged.
-	RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error
 }
 
 // Puller makes images ready from local content or from their registries. [pull.Puller] implements it.
 type Puller interface {
 	Repair(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
+	// RepairBlob fetches a blob of an image again if its file is damaged.
+	RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error
 }
 
 // Locks separates pulls and uses of images from removals. [pull.Locks] implements it.

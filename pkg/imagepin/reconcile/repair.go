@@ -46,7 +46,7 @@ func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error
 		if f.Loss.Unknown {
 			return Ignored, nil // a later check may read it
 		}
-		if err := r.config.Maker.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
+		if err := r.config.Puller.RepairBlob(ctx, f.Loss.Entry, f.Loss.Blob); err != nil {
 			return Ignored, err // the key is ready without the blob
 		}
 		return Fetched, nil

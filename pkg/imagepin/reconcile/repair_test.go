@@ -25,6 +25,10 @@ func (p failingPuller) Repair(context.Context, imagepin.Entry) (pull.Outcome, er
 	return pull.Failed, errdefs.ErrPermissionDenied
 }
 
+func (failingPuller) RepairBlob(context.Context, imagepin.Entry, digest.Digest) error {
+	return errdefs.ErrPermissionDenied
+}
+
 // TestFailedRepairOfAMovedTag repairs a key whose manifest is gone, and the registry denies the node access. A pull moves
 // the tag while the repair checks the key again. The key and the record of the pull stay.
 func TestFailedRepairOfAMovedTag(t *testing.T) {

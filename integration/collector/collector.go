@@ -1,4 +1,5 @@
-package observe
+// Package collector has an OpenTelemetry collector for tests of traces.
+package collector
 
 import (
 	"encoding/hex"
@@ -8,36 +9,36 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 )
 
-// spanCollector is an OpenTelemetry collector that keeps the spans that it receives.
-type spanCollector struct {
-	t      *testing.T
+// Collector is an OpenTelemetry collector that keeps the spans that it receives.
+type Collector struct {
 	server *httptest.Server
 
 	mu    sync.Mutex
 	spans []*otlp.Span
 }
 
-func newSpanCollector(t *testing.T) *spanCollector {
-	t.Helper()
-	c := &spanCollector{t: t}
+// New starts a collector. It rejects what is not OTLP, so that the spans are missing.
+func New() *Collector {
+	c := &Collector{}
 	c.server = httptest.NewServer(http.HandlerFunc(c.collect))
-	t.Cleanup(c.server.Close)
 	return c
 }
 
-// env returns the environment in which containerd sends its spans to the collector every 20 ms.
-func (c *spanCollector) env() []string {
+// Close stops the collector.
+func (c *Collector) Close() { c.server.Close() }
+
+// Env returns the environment in which containerd sends its spans to the collector every 20 ms.
+func (c *Collector) Env() []string {
 	return []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.server.URL, "OTEL_BSP_SCHEDULE_DELAY=20"}
 }
 
-func (c *spanCollector) collect(w http.ResponseWriter, r *http.Request) {
+func (c *Collector) collect(w http.ResponseWriter, r *http.Request) {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -45,7 +46,6 @@ func (c *spanCollector) collect(w http.ResponseWriter, r *http.Request) {
 	}
 	var sent collector.ExportTraceServiceRequest
 	if err := proto.Unmarshal(b, &sent); err != nil {
-		c.t.Errorf("%s %s: %v", r.Method, r.URL, err)
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -58,16 +58,22 @@ func (c *spanCollector) collect(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// trace returns the spans of a trace by path: the names of the spans above and of the span itself, joined by " > ".
-func (c *spanCollector) trace(id string) map[string][]*otlp.Span {
+// Spans returns the spans of a trace by their IDs.
+func (c *Collector) Spans(trace string) map[string]*otlp.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	byID := make(map[string]*otlp.Span)
 	for _, s := range c.spans {
-		if hex.EncodeToString(s.GetTraceId()) == id {
+		if hex.EncodeToString(s.GetTraceId()) == trace {
 			byID[string(s.GetSpanId())] = s
 		}
 	}
+	return byID
+}
+
+// Trace returns the spans of a trace by path: the names of the spans above and of the span itself, joined by " > ".
+func (c *Collector) Trace(id string) map[string][]*otlp.Span {
+	byID := c.Spans(id)
 	all := make(map[string][]*otlp.Span)
 	for _, s := range byID {
 		var path []string
@@ -81,8 +87,8 @@ func (c *spanCollector) trace(id string) map[string][]*otlp.Span {
 	return all
 }
 
-// attribute returns the string value of an attribute of a span, or "".
-func attribute(s *otlp.Span, name string) string {
+// Attribute returns the string value of an attribute of a span, or "".
+func Attribute(s *otlp.Span, name string) string {
 	for _, a := range s.GetAttributes() {
 		if a.GetKey() == name {
 			return a.GetValue().GetStringValue()
@@ -90,3 +96,7 @@ func attribute(s *otlp.Span, name string) string {
 	}
 	return ""
 }
+
+// Parent returns the value of the gRPC header traceparent, with which a call belongs to a trace of the caller, as kubelet's
+// calls do. The trace is 16 bytes in hexadecimal digits.
+func Parent(trace string) string { return "00-" + trace + "-00000000000000aa-01" }
