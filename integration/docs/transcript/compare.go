@@ -27,7 +27,7 @@ func masked(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// anyLines is a line of a document that stands for any lines.
+// anyLines is a line of a document that matches any number of lines.
 const anyLines = "[...]"
 
 // Equal reports whether an output is that of a document. Times, also those of protocol buffers in JSON, ports of 127.0.0.1,

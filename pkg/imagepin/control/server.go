@@ -50,6 +50,8 @@ type Config struct {
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
 	// and converts errors to statuses.
 	Guard func(ctx context.Context, method string, call func() error) error
+	// Recover is Guard for a call that does not need the index.
+	Recover func(ctx context.Context, method string, call func() error) error
 }
 
 // Images has the images of the node. [store.Store] implements it.

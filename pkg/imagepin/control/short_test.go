@@ -127,6 +127,7 @@ func newServer(t *testing.T) (*Server, *decider) {
 		Runtimes:  func() *runtimeplatform.Set { return runtimes },
 		Namespace: "k8s.io",
 		Guard:     func(_ context.Context, _ string, call func() error) error { return call() },
+		Recover:   func(_ context.Context, _ string, call func() error) error { return call() },
 		Uninstall: func(context.Context, bool) (*api.UninstallResponse, error) { return &api.UninstallResponse{}, nil },
 	}), d
 }

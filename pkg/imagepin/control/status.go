@@ -7,6 +7,13 @@ import (
 )
 
 // Status implements the API. It does not wait for the index, so that it also answers during a start.
-func (s *Server) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
-	return s.config.Status(ctx), nil
+func (s *Server) Status(ctx context.Context, _ *api.StatusRequest) (resp *api.StatusResponse, err error) {
+	err = s.config.Recover(ctx, "Status", func() error {
+		if err := s.checkNamespace(ctx); err != nil {
+			return err
+		}
+		resp = s.config.Status(ctx)
+		return nil
+	})
+	return resp, err
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -53,7 +54,8 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 			return !wanted(e) || used.by(e) != "" || !e.ReadyAt.Before(o.Before) || s.keeps(e, o.Pinned)
 		})
 	}
-	used, err := s.inUse(ctx, true)
+	volumes := make(volumesOf)
+	used, err := s.inUse(ctx, true, volumes)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +65,7 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 			continue
 		}
 		if !o.DryRun {
-			if entries, err = s.pruneOne(ctx, img.ID, unused); err != nil {
+			if entries, err = s.pruneOne(ctx, img.ID, unused, volumes); err != nil {
 				break
 			}
 		}
@@ -80,7 +82,7 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 
 // pruneOne removes the unused entries of an image. A pod may have started to use the image since it was selected, so it
 // selects again while it holds the locks.
-func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(context.Context, digest.Digest, uses) []imagepin.Entry) ([]imagepin.Entry, error) {
+func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(context.Context, digest.Digest, uses) []imagepin.Entry, volumes volumesOf) ([]imagepin.Entry, error) {
 	held := removal{entries: s.Store.ByID(id)}.locks()
 	unlock, err := s.Locks.ForRemoval(ctx, held...)
 	if err != nil {
@@ -92,7 +94,7 @@ func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(co
 			return nil, nil // it has got another reference since, so something uses it
 		}
 	}
-	used, err := s.inUse(ctx, true)
+	used, err := s.inUse(ctx, true, volumes)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +102,11 @@ func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(co
 	if len(entries) == 0 {
 		return nil, nil
 	}
-	return entries, s.removeEntries(ctx, entries)
+	if err := s.removeEntries(ctx, entries); err != nil {
+		return nil, err
+	}
+	log.G(ctx).WithField("image", entries[0].Ref).WithField("keys", len(entries)).Info("pruned image")
+	return entries, nil
 }
 
 // keeps reports whether an image is kept although no container uses it: it is the sandbox image, containerd or a pin

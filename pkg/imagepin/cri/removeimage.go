@@ -168,7 +168,7 @@ func (s *remover) removeSelected(ctx context.Context, sel selection, entries []i
 		entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return e.Target != rt.Target })
 	}
 	if sel.handler == "" || sel.unused {
-		used, err := s.inUse(ctx, sel.unused)
+		used, err := s.inUse(ctx, sel.unused, make(volumesOf))
 		if err != nil {
 			return nil, err
 		}
@@ -219,10 +219,14 @@ func (u uses) by(e imagepin.Entry) string {
 	return cmp.Or(u[imageUse{e.ImageID, e.Target}], u[imageUse{e.ImageID, anyTarget}])
 }
 
+// volumesOf are the image volumes of containers, by container ID. A container keeps those that it was created with.
+type volumesOf map[string][]*runtime.ImageSpec
+
 // inUse finds the images that the node's containers, sandboxes and image volumes use, in any state. With keep, what cannot
 // be known counts as used: it fails if the volumes of a container are unknown, and a user without a configured handler uses
-// its image for every target. Without it, neither keeps images, so that kubelet can free disk space.
-func (s *remover) inUse(ctx context.Context, keep bool) (uses, error) {
+// its image for every target. Without it, neither keeps images, so that kubelet can free disk space. known has the volumes of
+// an earlier call, and receives those of this one.
+func (s *remover) inUse(ctx context.Context, keep bool, known volumesOf) (uses, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list images in use: %w", err)
@@ -254,7 +258,12 @@ func (s *remover) inUse(ctx context.Context, keep bool) (uses, error) {
 		for _, name := range []string{c.GetImageRef(), c.GetImageId(), c.GetImage().GetImage()} {
 			s.markUsed(used, name, rt.Target, user)
 		}
-		volumes, err := s.imageVolumes(ctx, c.GetId())
+		volumes, ok := known[c.GetId()]
+		if !ok {
+			if volumes, err = s.imageVolumes(ctx, c.GetId()); err == nil {
+				known[c.GetId()] = volumes
+			}
+		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

@@ -273,8 +273,9 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 // withoutIndex are the methods whose answers do not need the index.
 var withoutIndex = []string{"ListContainers", "StreamContainers"}
 
-// guard runs the answer to an intercepted call. It waits until the index is built if the call needs it, recovers from panics so that they do
-// not reach containerd, and converts errors to statuses. It logs a PullImage that fails before the index is built.
+// guard runs the answer to an intercepted call. It waits until the index is built if the call needs it, recovers from panics
+// so that they do not reach containerd, and converts errors to statuses. It logs a PullImage that fails before the index is
+// built.
 func (s *Service) guard(ctx context.Context, method string, req proto.Message, call func() error) error {
 	if slices.Contains(withoutIndex, method) {
 		return toStatus(recovered(ctx, method, call))
@@ -330,6 +331,11 @@ func (s *Service) Guard(ctx context.Context, method string, call func() error) e
 	}
 	defer leave()
 	return s.GuardRetired(ctx, method, call)
+}
+
+// Recover runs an own call that does not need the index, and converts a panic to an error.
+func (s *Service) Recover(ctx context.Context, method string, call func() error) error {
+	return plainStatus(recovered(ctx, method, call))
 }
 
 // GuardRetired is [Service.Guard] for a call that retires the service and can be repeated afterwards.

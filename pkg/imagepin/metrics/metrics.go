@@ -21,7 +21,7 @@ const namespace = "imagepin"
 type Metrics struct {
 	resolves       *prometheus.CounterVec
 	resolveSeconds prometheus.Histogram
-	fallbacks      prometheus.Counter
+	fallbacks      prometheus.CounterFunc
 	pulls          *prometheus.CounterVec
 	failedRepairs  prometheus.Counter
 	pinEvents      *prometheus.CounterVec
@@ -49,10 +49,6 @@ func New() *Metrics {
 			Help:    "Duration of digest lookups at registries.",
 			Buckets: prometheus.ExponentialBuckets(0.002, 2, 16), // up to a little more than a minute, the default timeout
 		}),
-		fallbacks: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "registry_fallbacks_total",
-			Help: "Pulls that used the image on the node because no registry could be reached.",
-		}),
 		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "pulls_total",
 			Help: "Pulls, and images made ready for pods, by what had to be done. Concurrent identical pulls count once.",
@@ -75,6 +71,10 @@ func New() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14), // up to 8 s; the default timeout is 2 s
 		}),
 	}
+	m.fallbacks = prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: namespace, Name: "registry_fallbacks_total",
+		Help: "Pulls that used the image on the node because no registry could be reached.",
+	}, func() float64 { return float64(m.fallbacksUsed.Load()) })
 	for _, o := range claim.Outcomes {
 		m.claims.WithLabelValues(string(o))
 	}
@@ -113,7 +113,6 @@ func (m *Metrics) RepairFailed() { m.failedRepairs.Inc() }
 
 // FallbackUsed implements [pull.Observer].
 func (m *Metrics) FallbackUsed() {
-	m.fallbacks.Inc()
 	m.fallbacksUsed.Add(1)
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -110,7 +111,8 @@ type Node struct {
 	locks      pull.Locks
 	leases     *lease.Calls
 
-	reconcile atomic.Int64 // the duration of the last build of the index in nanoseconds
+	probes    flight.Group[struct{}] // questions to snapshotters, by name
+	reconcile atomic.Int64           // the duration of the last build of the index in nanoseconds
 
 	active   atomic.Pointer[active]
 	store    *store.Store

@@ -114,7 +114,10 @@ func (n *Node) state() metrics.State {
 		}
 	}
 	settings := n.active.Load().Settings
-	st.NamespacePins, st.NamespacePinsLimit = n.pins.MostPerNamespace(), settings.MaxPinsPerNamespace
+	for _, used := range n.pins.Namespaces() {
+		st.NamespacePins = max(st.NamespacePins, used)
+	}
+	st.NamespacePinsLimit = settings.MaxPinsPerNamespace
 	st.RetainedBytes, st.RetainedBytesLimit = n.retainer.Bytes(), settings.MaxRetainedBytes
 	st.Reconcile = time.Duration(n.reconcile.Load())
 	return st

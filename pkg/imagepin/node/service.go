@@ -74,7 +74,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.control = control.New(control.Config{
 		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri},
 		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
-		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard,
+		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})
 	if n.registerer != nil {
 		if err := n.metrics.Register(n.registerer, n.state); err != nil {

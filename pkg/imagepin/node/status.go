@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -109,49 +110,48 @@ func (n *Node) targetStatus(ctx context.Context, runtimes *runtimeplatform.Set) 
 	return targets, images
 }
 
-// silentSnapshotters returns why the snapshotters of targets do not answer, by name. It asks all of them at the same time.
+// silentSnapshotters returns why the snapshotters of targets do not answer, by name. It asks all of them at the same time. A
+// snapshotter may ignore its context, so the next status waits for the same answer.
 func (n *Node) silentSnapshotters(ctx context.Context, targets map[runtimeplatform.Target]int64) map[string]string {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %s", probeTimeout))
 	defer cancel()
-	answers := make(map[string]chan error)
-	for t := range targets {
-		if answers[t.Snapshotter] != nil {
-			continue
-		}
-		answer := make(chan error, 1) // a snapshotter may ignore its context
-		answers[t.Snapshotter] = answer
-		snapshotter := n.containerd.Snapshots(t.Snapshotter)
-		if snapshotter == nil {
-			answer <- errors.New("it is not loaded")
-			continue
-		}
-		go func() {
-			_, err := snapshotter.Stat(ctx, probeName)
-			answer <- err
-		}()
+	var (
+		asked  sync.WaitGroup
+		mu     sync.Mutex
+		silent = make(map[string]string)
+	)
+	for name := range snapshottersOf(targets) {
+		asked.Go(func() {
+			_, err := n.probes.DoDetached(ctx, name, func(ctx context.Context) (struct{}, error) { return struct{}{}, n.probe(ctx, name) })
+			if err != nil {
+				mu.Lock()
+				silent[name] = err.Error()
+				mu.Unlock()
+			}
+		})
 	}
-	silent := make(map[string]string)
-	for name, answer := range answers {
-		if err := awaitAnswer(ctx, answer); err != nil && !errdefs.IsNotFound(err) {
-			silent[name] = err.Error()
-		}
-	}
+	asked.Wait()
 	return silent
 }
 
-// awaitAnswer waits until a snapshotter answers or ctx ends. An answer that has arrived counts, also after ctx has ended.
-func awaitAnswer(ctx context.Context, answer <-chan error) error {
-	select {
-	case err := <-answer:
-		return err
-	case <-ctx.Done():
+func snapshottersOf(targets map[runtimeplatform.Target]int64) map[string]bool {
+	names := make(map[string]bool)
+	for t := range targets {
+		names[t.Snapshotter] = true
 	}
-	select {
-	case err := <-answer:
-		return err
-	default:
-		return fmt.Errorf("no answer within %s", probeTimeout)
+	return names
+}
+
+// probe returns nil if a snapshotter answers.
+func (n *Node) probe(ctx context.Context, name string) error {
+	snapshotter := n.containerd.Snapshots(name)
+	if snapshotter == nil {
+		return errors.New("it is not loaded")
 	}
+	if _, err := snapshotter.Stat(ctx, probeName); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 // problems returns what needs an operator.

@@ -83,17 +83,6 @@ func (s *Store) Namespaces() map[string]int {
 	return maps.Clone(s.perNamespace)
 }
 
-// MostPerNamespace returns the number of pins of the Kubernetes namespace that has most, or of the node itself.
-func (s *Store) MostPerNamespace() int {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	most := 0
-	for _, n := range s.perNamespace {
-		most = max(most, n)
-	}
-	return most
-}
-
 // hasRoom reports whether the cap of a namespace is not full. The caller holds the lock.
 func (s *Store) hasRoom(namespace string) bool {
 	limit := s.config.MaxPerNamespace()

@@ -8,10 +8,11 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const pinUndoDescription = `Moves a pin back to the digest that it had before its last change, and keeps the
-rest of the pin. A second undo returns to the current digest, as with kubectl
-rollout undo. "imagepin inspect" shows the history of a pin. Running containers
-are not affected.
+const pinUndoDescription = `Moves a pin back to the digest that it had before its last change, as "imagepin
+pin set" does: the pin then does not expire. It keeps whether it retains its
+content. A second undo returns to the current digest, as with kubectl rollout
+undo. "imagepin inspect" shows the history of a pin. Running containers are not
+affected.
 
 Examples:
   imagepin pin undo docker.io/library/nginx:1.29
