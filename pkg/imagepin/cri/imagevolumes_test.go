@@ -186,9 +186,15 @@ func TestContainerStatusFails(t *testing.T) {
 		call  func(context.Context) error
 		fails bool
 	}{
-		"pins":            {func(ctx context.Context) error { _, err := (&containers{p.base}).pinsInUse(ctx); return err }, true},
-		"images":          {func(ctx context.Context) error { _, err := (&remover{p.base}).inUse(ctx, false, make(volumesOf)); return err }, false},
-		"images to keep":  {func(ctx context.Context) error { _, err := (&remover{p.base}).inUse(ctx, true, make(volumesOf)); return err }, true},
+		"pins": {func(ctx context.Context) error { _, err := (&containers{p.base}).pinsInUse(ctx); return err }, true},
+		"images": {func(ctx context.Context) error {
+			_, err := (&remover{p.base}).inUse(ctx, false, make(volumesOf))
+			return err
+		}, false},
+		"images to keep": {func(ctx context.Context) error {
+			_, err := (&remover{p.base}).inUse(ctx, true, make(volumesOf))
+			return err
+		}, true},
 		"untagged images": {func(ctx context.Context) error { _, err := (&remover{p.base}).imagesInUse(ctx); return err }, true},
 	} {
 		for code, fails := range map[codes.Code]bool{codes.NotFound: false, codes.Unavailable: c.fails} {

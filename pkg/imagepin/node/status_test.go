@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -29,11 +30,12 @@ func (p probed) Stat(context.Context, string) (snapshots.Info, error) {
 // status does not ask one that hangs again.
 func TestSilentSnapshotters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		release, asked := make(chan struct{}), 0
+		var asked atomic.Int32
+		release := make(chan struct{})
 		all := map[string]snapshots.Snapshotter{
 			"good":   probed{stat: func() error { return errdefs.ErrNotFound }},
 			"broken": probed{stat: func() error { return errors.New("disk error") }},
-			"hangs":  probed{stat: func() error { asked++; <-release; return nil }}, // ignores its context
+			"hangs":  probed{stat: func() error { asked.Add(1); <-release; return nil }}, // ignores its context
 		}
 		n := &Node{containerd: Containerd{Snapshots: func(name string) snapshots.Snapshotter { return all[name] }}}
 		targets := map[runtimeplatform.Target]int64{}
@@ -47,8 +49,8 @@ func TestSilentSnapshotters(t *testing.T) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		}
-		if asked != 1 {
-			t.Errorf("the snapshotter that hangs was asked %d times, want once", asked)
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the snapshotter that hangs was asked %d times, want once", n)
 		}
 		close(release)
 	})
