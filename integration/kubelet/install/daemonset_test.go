@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/testkit"
+	"github.com/imagepin/imagepin/version"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -49,6 +50,9 @@ func TestDaemonSets(t *testing.T) {
 			t.Errorf("mode %s: got images\n%s", mode.name, out)
 		}
 		d.wantSame(first)
+		if mode.name == "serve" {
+			d.wantDocumented("kubectl -n kube-system logs daemonset/imagepin-serve -c install", "imagepin-serve-*/install")
+		}
 
 		d.label("none")
 		d.awaitDaemonSet("imagepin-remove")
@@ -61,6 +65,22 @@ func TestDaemonSets(t *testing.T) {
 		}
 		d.runPod("after-"+mode.name, d.reg.Ref("app:v1"))
 		d.wantSame(first)
+	}
+}
+
+// wantDocumented fails the test unless docs/install.md has the log of a container as the output of a command.
+func (d *debian) wantDocumented(command, container string) {
+	d.t.Helper()
+	doc, err := os.ReadFile("../../../docs/install.md")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(doc), "\n$ "+command+"\n")
+	want, _, _ := strings.Cut(rest, "```")
+	// Each line begins with a time, the stream and whether it is whole.
+	got := d.Run("cut -d ' ' -f 4- /var/log/pods/kube-system_" + container + "/0.log")
+	if got = strings.ReplaceAll(got, version.Version, "0.1.0"); !ok || got != want {
+		d.t.Errorf("docs/install.md has\n%s\nwant\n%s", want, got)
 	}
 }
 
