@@ -90,6 +90,9 @@ func TestNodeInstall(t *testing.T) {
 		}
 		n.wantRunning(mode.socket, running)
 		n.CopyFile(installer+"/usr/bin/imagepin", filepath.Join(repository, "bin", "imagepin"), 0o755)
+		if mode.name == "serve" { // an imagepin that does not work is removed too
+			n.Run("systemctl stop imagepin.socket imagepin.service")
+		}
 		n.Run(uninstall)
 		n.wantFiles("after the removal from mode "+mode.name, before)
 		n.wantRunning(containerdSocket, running)
@@ -185,6 +188,14 @@ func TestNodeInstallRollsBack(t *testing.T) {
 		n.Run("! grep imagepin /etc/kubelet.yaml")
 		n.wantRunning(containerdSocket, running)
 	}
+	// As after a reboot: the process is not started again, and the unit of the interrupted change is.
+	n.WriteFile("/tmp/point", "install.reloaded", 0o644)
+	n.Run(install + "plugin >/dev/null & while ! test -e /tmp/point.died; do sleep 0.05; done; systemctl stop imagepin-install; rm /tmp/point*; wait || true")
+	n.Run("systemctl daemon-reload && systemctl is-enabled imagepin-install-recover && systemctl start imagepin-install-recover")
+	n.Eventually("! systemctl is-active imagepin-install-recover && test ! -e /opt/imagepin")
+	n.wantFiles("after a reboot", before)
+	n.wantRunning(containerdSocket, running)
+
 	n.Run("mv /tmp/containerd " + installer + "/usr/lib/imagepin/bin/containerd")
 	n.Run(install + "plugin")
 	n.Run("/opt/imagepin/bin/imagepin images | grep " + ref)

@@ -27,6 +27,8 @@ type Action string
 const (
 	Install   Action = "install"
 	Uninstall Action = "uninstall"
+	// recovery only rolls back a change that was interrupted.
+	recovery Action = "recover"
 )
 
 // Options are the options of [Apply].
@@ -68,8 +70,11 @@ func Apply(ctx context.Context, o Options, out io.Writer) error {
 		n.log("an earlier change was interrupted")
 		return n.rollBack(ctx, r, errors.New("an earlier change was interrupted"))
 	}
-	if o.Action == Uninstall {
+	switch o.Action {
+	case Uninstall:
 		return n.uninstall(ctx, r)
+	case recovery:
+		return doNotRecover()
 	}
 	return n.install(ctx, r)
 }
@@ -195,10 +200,14 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := healthyCRI(ctx, p.socket); err != nil {
+	switch err := healthyCRI(ctx, p.socket); {
+	case err == nil:
+		n.log("containerd %s on %s is healthy", v, p.socket)
+	case before == nil:
 		return nil, err
+	default: // another version of imagepin may repair it
+		n.log("containerd %s on %s is not healthy: %v", v, p.socket, err)
 	}
-	n.log("containerd %s on %s is healthy", v, p.socket)
 	if n.Mode == Plugin {
 		err = checkConfig(ctx, u.pid)
 	}
@@ -270,11 +279,11 @@ func (n *node) switchKubelet(ctx context.Context, c *change, p *plan) error {
 	if err != nil {
 		return err
 	}
-	after, err := k.set(before, endpoint)
+	after, err := setEndpoint(before, endpoint, k.flag)
 	if err != nil {
 		return fmt.Errorf("%s: %w", k.file, err)
 	}
-	c.record.Kubelet = &kubeletFile{Path: k.file, Before: before, After: after, Endpoint: k.endpoint}
+	c.record.Kubelet = &kubeletFile{Path: k.file, Flag: k.flag, Before: before, After: after, Endpoint: k.endpoint}
 	return n.writeKubelet(ctx, c, target{path: k.file, content: after}, endpoint, healthy)
 }
 
@@ -320,14 +329,17 @@ func (n *node) restartedIf(ctx context.Context, restart bool, unit string, healt
 	if restart {
 		return n.restarted(ctx, unit, healthy)
 	}
-	ctx, cancel := context.WithTimeout(ctx, n.Wait)
+	ctx, cancel := context.WithTimeout(ctx, n.wait())
 	defer cancel()
 	return await(ctx, healthy)
 }
 
+// wait returns how long a service may take until it is healthy.
+func (n *node) wait() time.Duration { return cmp.Or(n.Wait, 2*time.Minute) }
+
 // restarted restarts a service, and waits until it is healthy. healthy may be nil.
 func (n *node) restarted(ctx context.Context, unit string, healthy func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Wait, time.Minute))
+	ctx, cancel := context.WithTimeout(ctx, n.wait())
 	defer cancel()
 	n.log("restart %s", unit)
 	if err := n.systemd.restart(ctx, unit); err != nil {

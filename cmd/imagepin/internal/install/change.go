@@ -28,22 +28,21 @@ func begin(before *record, to record) (*change, error) {
 		}
 	}
 	c := &change{&to}
-	return c, c.record.save()
+	if err := c.record.save(); err != nil {
+		return nil, err
+	}
+	return c, recoverAtBoot()
 }
 
 // put writes a file, unless it is the same already. wrote reports whether it is not.
 func (c *change) put(t target) (wrote bool, _ error) {
-	old, err := os.ReadFile(t.path)
+	_, err := os.Stat(t.path)
 	existed := err == nil
-	switch {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return false, err
-	case existed && t.keep:
+	if existed && t.keep {
 		return false, nil
-	case existed:
-		if info, err := os.Stat(t.path); err != nil || bytes.Equal(old, t.content) && info.Mode().Perm() == t.mode {
-			return false, err
-		}
+	}
+	if same, err := hasContent(t.path, t.content, t.mode); err != nil || same {
+		return false, err
 	}
 	if err := c.touch(t.path, existed); err != nil {
 		return false, err
@@ -97,7 +96,7 @@ func (c *change) commit() error {
 		return err
 	}
 	failpoint.Reach("install.committed")
-	return errors.Join(os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+	return errors.Join(doNotRecover(), os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
 }
 
 // restore restores the files of a change. It can be repeated.
@@ -128,6 +127,19 @@ func (r *record) restore() error {
 	return nil
 }
 
+// hasContent reports whether a file has a content and a mode.
+func hasContent(path string, content []byte, mode os.FileMode) (bool, error) {
+	now, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	info, err := os.Stat(path)
+	return err == nil && bytes.Equal(now, content) && info.Mode().Perm() == mode, err
+}
+
 func copyFile(to, from string) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
@@ -135,6 +147,10 @@ func copyFile(to, from string) error {
 	}
 	info, err := os.Stat(from)
 	if err != nil {
+		return err
+	}
+	// On a full disk, a file that was not replaced need not be written.
+	if same, err := hasContent(to, content, info.Mode().Perm()); err != nil || same {
 		return err
 	}
 	return replaceFile(to, content, info.Mode().Perm())

@@ -25,9 +25,9 @@ const endpointFlag = "--container-runtime-endpoint"
 
 // kubelet is the kubelet of the node.
 type kubelet struct {
-	// file has the endpoint, and set returns its content with another one.
+	// file has the endpoint, as a flag or in a configuration.
 	file     string
-	set      func(content []byte, endpoint string) ([]byte, error)
+	flag     bool
 	endpoint string
 	healthz  string // the URL; empty if it is off
 }
@@ -48,7 +48,12 @@ func findKubelet(ctx context.Context, s *systemd) (*kubelet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("arguments of kubelet: %w", err)
 	}
-	return kubeletOf(args, u.files)
+	k, err := kubeletOf(args, u.files)
+	if err != nil {
+		return nil, err
+	}
+	k.file, err = filepath.EvalSymlinks(k.file)
+	return k, err
 }
 
 // kubeletOf returns the kubelet with a command line. files are those of its unit.
@@ -64,7 +69,7 @@ func kubeletOf(args, files []string) (*kubelet, error) {
 		}
 		return value
 	}
-	k := &kubelet{file: flag("--config"), set: setInConfig}
+	k := &kubelet{file: flag("--config")}
 	candidates, err := dropIns(flag("--config-dir"))
 	if err != nil {
 		return nil, err
@@ -99,7 +104,7 @@ func kubeletOf(args, files []string) (*kubelet, error) {
 		k.healthz = fmt.Sprintf("http://%s/healthz", netAddress(address, port))
 	}
 	if v := flag(endpointFlag); v != "" {
-		k.endpoint, k.set = v, setInFlag
+		k.endpoint, k.flag = v, true
 		if k.file, err = fileWithFlag(files, v); err != nil {
 			return nil, err
 		}
@@ -165,6 +170,14 @@ var (
 	flagPattern   = regexp.MustCompile(`(` + endpointFlag + `[= ]["']?)([^\s"'\\]+)`)
 	configPattern = regexp.MustCompile(`(?m)(^|[{,]\s*)(\s*"?containerRuntimeEndpoint"?\s*:\s*)("[^"\n]*"|'[^'\n]*'|[^\s"'#,}]*)`)
 )
+
+// setEndpoint returns the content of a file of kubelet with another endpoint.
+func setEndpoint(content []byte, endpoint string, flag bool) ([]byte, error) {
+	if flag {
+		return setInFlag(content, endpoint)
+	}
+	return setInConfig(content, endpoint)
+}
 
 func setInFlag(content []byte, endpoint string) ([]byte, error) {
 	if !flagPattern.Match(content) {

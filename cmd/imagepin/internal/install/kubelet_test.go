@@ -85,7 +85,7 @@ func TestKubelet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			after, err := k.set(before, imagepinEndpoint)
+			after, err := setEndpoint(before, imagepinEndpoint, k.flag)
 			if err != nil || string(after) != test.after {
 				t.Errorf("got\n%s(%v), want\n%s", after, err, test.after)
 			}

@@ -49,7 +49,9 @@ type touched struct {
 
 // kubeletFile is a file with kubelet's container runtime endpoint.
 type kubeletFile struct {
-	Path   string `json:"path"`
+	Path string `json:"path"`
+	// Flag reports whether it has the endpoint as a flag.
+	Flag   bool   `json:"flag,omitempty"`
 	Before []byte `json:"before"`
 	After  []byte `json:"after"`
 	// Endpoint is the endpoint before.

@@ -51,14 +51,17 @@ func (n *node) undo(ctx context.Context, r *record) error {
 		if err := r.Before.save(); err != nil {
 			return err
 		}
-		return errors.Join(os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+		return errors.Join(doNotRecover(), os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
 	}
 	for _, path := range r.Absent {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(dir)
+	if err := os.Remove(recordFile); err != nil {
+		return err
+	}
+	return errors.Join(doNotRecover(), os.RemoveAll(dir))
 }
 
 // disable disables the units of imagepin serve, if they exist. Their files are removed after that.

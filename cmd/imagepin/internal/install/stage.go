@@ -245,6 +245,9 @@ func Main(ctx context.Context, options string, out io.Writer) error {
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(runDir, 0o700); err != nil { // it is gone after a reboot
+		return err
+	}
 	log, err := os.OpenFile(logFile, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err

@@ -69,30 +69,33 @@ func (n *node) restoreKubelet(ctx context.Context, c *change, f *kubeletFile) er
 	}
 	k, err := findKubelet(ctx, n.systemd)
 	if err != nil {
-		return err
+		n.log("kubelet: %v", err) // it may not run because of imagepin
 	}
-	if k == nil || k.endpoint == f.Endpoint {
+	if k != nil && k.endpoint == f.Endpoint {
 		return nil // an operator has set it
 	}
 	before := f.Before
 	if !bytes.Equal(now, f.After) { // another tool has changed it
-		if before, err = k.set(now, f.Endpoint); err != nil {
+		if before, err = setEndpoint(now, f.Endpoint, f.Flag); err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}
 	}
 	if err := c.remove(kubeletDropIn); err != nil {
 		return err
 	}
-	return n.writeKubelet(ctx, c, target{path: f.Path, content: before}, f.Endpoint, func(ctx context.Context) error { return k.healthy(ctx, n.systemd) })
+	healthy := func(ctx context.Context) error {
+		k, err := findKubelet(ctx, n.systemd)
+		if k == nil || err != nil {
+			return err
+		}
+		return k.healthy(ctx, n.systemd)
+	}
+	return n.writeKubelet(ctx, c, target{path: f.Path, content: before}, f.Endpoint, healthy)
 }
 
 // leave removes what imagepin has written to containerd's metadata, and notes that its files can be removed.
 func (n *node) leave(ctx context.Context, c *change, socket string) error {
-	removed, err := removeLabels(ctx, socket)
-	if err != nil {
-		return n.rollBack(ctx, c.record, fmt.Errorf("remove imagepin's labels: %w", err))
-	}
-	n.log("removed %d labels, %d pins and %d leases", removed.GetLabels(), removed.GetPins(), removed.GetLeases())
+	n.removeLabels(ctx, socket)
 	failpoint.Reach("install.left")
 	if c.record.Mode == Plugin {
 		if err := n.leaveContainerd(ctx, c); err != nil {
@@ -101,7 +104,20 @@ func (n *node) leave(ctx context.Context, c *change, socket string) error {
 	}
 	r := *c.record
 	r.State = removing
-	return r.save()
+	return errors.Join(r.save(), doNotRecover())
+}
+
+// removeLabels removes what imagepin has written to containerd's metadata. An imagepin that does not work is removed too: then
+// the labels stay, which containerd ignores.
+func (n *node) removeLabels(ctx context.Context, socket string) {
+	ctx, cancel := context.WithTimeout(ctx, n.wait())
+	defer cancel()
+	removed, err := removeLabels(ctx, socket)
+	if err != nil {
+		n.log("labels, pins and leases stay in containerd's metadata: %v", err)
+		return
+	}
+	n.log("removed %d labels, %d pins and %d leases", removed.GetLabels(), removed.GetPins(), removed.GetLeases())
 }
 
 // leavePlugin lets containerd.service run the node's own containerd again.
