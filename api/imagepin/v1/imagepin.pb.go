@@ -2809,6 +2809,385 @@ func (x *Problem) GetHint() string {
 	return ""
 }
 
+type DiskUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageRequest) Reset() {
+	*x = DiskUsageRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageRequest) ProtoMessage() {}
+
+func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
+func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DiskUsageRequest) GetRefGlob() string {
+	if x != nil {
+		return x.RefGlob
+	}
+	return ""
+}
+
+type DiskUsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Images        []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
+	Content       *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
+	OtherContent  *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
+	Snapshotters  []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageResponse) Reset() {
+	*x = DiskUsageResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageResponse) ProtoMessage() {}
+
+func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
+func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *DiskUsageResponse) GetImages() []*ImageUsage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetContent() *ContentUsage {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetOtherContent() *ContentUsage {
+	if x != nil {
+		return x.OtherContent
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetSnapshotters() []*SnapshotterUsage {
+	if x != nil {
+		return x.Snapshotters
+	}
+	return nil
+}
+
+// ImageUsage is the disk space of one image with all of its references. All sizes are in bytes.
+type ImageUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ImageId       string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	Refs          []string               `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`        // tags first
+	Content       int64                  `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // its blobs on the node, compressed as in the registry
+	Unpacked      []*UnpackedUsage       `protobuf:"bytes,4,rep,name=unpacked,proto3" json:"unpacked,omitempty"`
+	Unique        int64                  `protobuf:"varint,5,opt,name=unique,proto3" json:"unique,omitempty"` // of its blobs and snapshots: what only this image needs, and its removal frees
+	Shared        int64                  `protobuf:"varint,6,opt,name=shared,proto3" json:"shared,omitempty"` // of its blobs and snapshots: what also other images, or pins that retain content, need
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageUsage) Reset() {
+	*x = ImageUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageUsage) ProtoMessage() {}
+
+func (x *ImageUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
+func (*ImageUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ImageUsage) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *ImageUsage) GetRefs() []string {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *ImageUsage) GetContent() int64 {
+	if x != nil {
+		return x.Content
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetUnpacked() []*UnpackedUsage {
+	if x != nil {
+		return x.Unpacked
+	}
+	return nil
+}
+
+func (x *ImageUsage) GetUnique() int64 {
+	if x != nil {
+		return x.Unique
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetShared() int64 {
+	if x != nil {
+		return x.Shared
+	}
+	return 0
+}
+
+// UnpackedUsage is the disk space of an image in one snapshotter.
+type UnpackedUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`       // bytes of its snapshots; those of containers do not count
+	Unknown       bool                   `protobuf:"varint,3,opt,name=unknown,proto3" json:"unknown,omitempty"` // the snapshotter did not respond
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpackedUsage) Reset() {
+	*x = UnpackedUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpackedUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpackedUsage) ProtoMessage() {}
+
+func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
+func (*UnpackedUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *UnpackedUsage) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *UnpackedUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *UnpackedUsage) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+type ContentUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blobs         int64                  `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContentUsage) Reset() {
+	*x = ContentUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContentUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContentUsage) ProtoMessage() {}
+
+func (x *ContentUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
+func (*ContentUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ContentUsage) GetBlobs() int64 {
+	if x != nil {
+		return x.Blobs
+	}
+	return 0
+}
+
+func (x *ContentUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+// SnapshotterUsage is the disk space of all images in one snapshotter, each snapshot once.
+type SnapshotterUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Snapshots     int64                  `protobuf:"varint,2,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`  // bytes
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"` // why it did not respond; empty if it did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotterUsage) Reset() {
+	*x = SnapshotterUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotterUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotterUsage) ProtoMessage() {}
+
+func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
+func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SnapshotterUsage) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *SnapshotterUsage) GetSnapshots() int64 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
+func (x *SnapshotterUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SnapshotterUsage) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type CheckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
@@ -2818,7 +3197,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3209,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3222,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -2863,7 +3242,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +3254,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +3267,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -2916,7 +3295,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3307,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3320,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -2968,7 +3347,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3359,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3372,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -3026,7 +3405,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3417,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3430,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -3123,7 +3502,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3514,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3527,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Finding) GetSubject() string {
@@ -3195,7 +3574,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3586,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3599,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -3242,7 +3621,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3633,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3646,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -3306,7 +3685,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3697,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3710,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 type VersionResponse struct {
@@ -3343,7 +3722,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3734,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3747,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3390,7 +3769,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3781,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3794,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -3659,7 +4038,34 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x05total\x18\x05 \x01(\x03R\x05total\"7\n" +
 	"\aProblem\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
-	"\x04hint\x18\x02 \x01(\tR\x04hint\"&\n" +
+	"\x04hint\x18\x02 \x01(\tR\x04hint\"-\n" +
+	"\x10DiskUsageRequest\x12\x19\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xfc\x01\n" +
+	"\x11DiskUsageResponse\x12/\n" +
+	"\x06images\x18\x01 \x03(\v2\x17.imagepin.v1.ImageUsageR\x06images\x123\n" +
+	"\acontent\x18\x02 \x01(\v2\x19.imagepin.v1.ContentUsageR\acontent\x12>\n" +
+	"\rother_content\x18\x03 \x01(\v2\x19.imagepin.v1.ContentUsageR\fotherContent\x12A\n" +
+	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\"\xbd\x01\n" +
+	"\n" +
+	"ImageUsage\x12\x19\n" +
+	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
+	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x18\n" +
+	"\acontent\x18\x03 \x01(\x03R\acontent\x126\n" +
+	"\bunpacked\x18\x04 \x03(\v2\x1a.imagepin.v1.UnpackedUsageR\bunpacked\x12\x16\n" +
+	"\x06unique\x18\x05 \x01(\x03R\x06unique\x12\x16\n" +
+	"\x06shared\x18\x06 \x01(\x03R\x06shared\"_\n" +
+	"\rUnpackedUsage\x12 \n" +
+	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x18\n" +
+	"\aunknown\x18\x03 \x01(\bR\aunknown\"8\n" +
+	"\fContentUsage\x12\x14\n" +
+	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"|\n" +
+	"\x10SnapshotterUsage\x12 \n" +
+	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1c\n" +
+	"\tsnapshots\x18\x02 \x01(\x03R\tsnapshots\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"&\n" +
 	"\fCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
@@ -3700,7 +4106,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xf3\t\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xc1\n" +
+	"\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -3716,7 +4123,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aUndoPin\x12\x1b.imagepin.v1.UndoPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12P\n" +
 	"\vRemoveImage\x12\x1f.imagepin.v1.RemoveImageRequest\x1a .imagepin.v1.RemoveImageResponse\x12>\n" +
 	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
-	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12>\n" +
+	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
+	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -3734,7 +4142,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -3777,30 +4185,36 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*PinStatus)(nil),             // 38: imagepin.v1.PinStatus
 	(*RunningPull)(nil),           // 39: imagepin.v1.RunningPull
 	(*Problem)(nil),               // 40: imagepin.v1.Problem
-	(*CheckRequest)(nil),          // 41: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 42: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 43: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 44: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 45: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 46: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 47: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 48: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 49: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 50: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 51: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(*DiskUsageRequest)(nil),      // 41: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 42: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 43: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 44: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 45: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 46: imagepin.v1.SnapshotterUsage
+	(*CheckRequest)(nil),          // 47: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 48: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 49: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 50: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 51: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 52: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 53: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 54: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 55: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 56: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 57: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	52, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	58, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	52, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	52, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	58, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	58, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	52, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	52, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	58, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	58, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -3829,62 +4243,69 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	52, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	58, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	52, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	52, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	58, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	58, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	52, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	46, // 49: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	45, // 50: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	42, // 51: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 52: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 53: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 54: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 55: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 56: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 57: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 58: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 59: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 60: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28, // 61: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30, // 62: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23, // 63: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24, // 64: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26, // 65: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34, // 66: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	41, // 67: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	43, // 68: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	47, // 69: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	49, // 70: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 71: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 72: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 73: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 74: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 75: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 76: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 77: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 78: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29, // 79: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31, // 80: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22, // 81: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25, // 82: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27, // 83: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35, // 84: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	42, // 85: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	44, // 86: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	48, // 87: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	50, // 88: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	71, // [71:89] is the sub-list for method output_type
-	53, // [53:71] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	58, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	43, // 49: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	45, // 50: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	45, // 51: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	46, // 52: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	44, // 53: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	52, // 54: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	51, // 55: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	48, // 56: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 57: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 58: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 59: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 60: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 61: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 62: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 63: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 64: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 65: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28, // 66: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30, // 67: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23, // 68: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24, // 69: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26, // 70: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34, // 71: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	41, // 72: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	47, // 73: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	49, // 74: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	53, // 75: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	55, // 76: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 77: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 78: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 79: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 80: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 81: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 82: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 83: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 84: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29, // 85: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31, // 86: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22, // 87: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25, // 88: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27, // 89: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35, // 90: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	42, // 91: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	48, // 92: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	50, // 93: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	54, // 94: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	56, // 95: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	77, // [77:96] is the sub-list for method output_type
+	58, // [58:77] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -3899,7 +4320,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/imagepin/usage"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -45,6 +46,7 @@ type Config struct {
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
+	Usage     Usage
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
@@ -102,6 +104,11 @@ type PruneOptions struct {
 	Pinned bool
 	// DryRun removes nothing.
 	DryRun bool
+}
+
+// Usage measures the disk space of images. [usage.Meter] implements it.
+type Usage interface {
+	Measure(ctx context.Context) (usage.Usage, error)
 }
 
 // Health checks and repairs. [reconcile.Reconciler] implements it.

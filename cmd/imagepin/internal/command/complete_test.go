@@ -74,6 +74,8 @@ func TestComplete(t *testing.T) {
 		"inspect " + appRef + " ":                nil,
 		"inspect -- -":                           nil,
 		"pin set registry.example.com/shop/app:v": {appRef},
+		"du --r":               {"--ref"},
+		"du --ref nginx:":      {"nginx:1.29"},
 		"config check ":        {filesCandidate},
 		"serve --config /et":   {filesCandidate},
 		"help p":               {"pull", "pin", "prune"},
