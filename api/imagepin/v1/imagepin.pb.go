@@ -3188,6 +3188,193 @@ func (x *SnapshotterUsage) GetError() string {
 	return ""
 }
 
+type EventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *EventsRequest) GetRefGlob() string {
+	if x != nil {
+		return x.RefGlob
+	}
+	return ""
+}
+
+// Event is an event of containerd, or of a pin.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// containerd's topic: /images/create, update and delete, /content/create and delete, /snapshot/prepare, commit and
+	// remove, or one of a PinEvent.
+	Topic         string    `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Ref           string    `protobuf:"bytes,3,opt,name=ref,proto3" json:"ref,omitempty"`         // name of the image record, or reference of the pin
+	Digest        string    `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`   // of the image, the pin or the blob
+	Size          int64     `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`      // of the blob in bytes, if it was created
+	Targets       []*Target `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"` // of the image's keys in the record
+	Snapshotter   string    `protobuf:"bytes,7,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Snapshot      string    `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`  // chain ID or name
+	Parent        string    `protobuf:"bytes,9,opt,name=parent,proto3" json:"parent,omitempty"`      // of the prepared snapshot
+	Scope         string    `protobuf:"bytes,10,opt,name=scope,proto3" json:"scope,omitempty"`       // of the pin
+	Previous      string    `protobuf:"bytes,11,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the pin before, if it moved
+	Drift         string    `protobuf:"bytes,12,opt,name=drift,proto3" json:"drift,omitempty"`       // digest of the tag, if it has moved and the pin has not
+	Lost          int64     `protobuf:"varint,13,opt,name=lost,proto3" json:"lost,omitempty"`        // events before this one that are missing, because the caller read too slowly
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Event) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Event) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Event) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *Event) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Event) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Event) GetTargets() []*Target {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *Event) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *Event) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Event) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Event) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Event) GetPrevious() string {
+	if x != nil {
+		return x.Previous
+	}
+	return ""
+}
+
+func (x *Event) GetDrift() string {
+	if x != nil {
+		return x.Drift
+	}
+	return ""
+}
+
+func (x *Event) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
 type CheckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
@@ -3197,7 +3384,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3396,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3409,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -3242,7 +3429,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3441,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3454,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -3295,7 +3482,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3307,7 +3494,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3320,7 +3507,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -3347,7 +3534,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3546,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3559,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -3405,7 +3592,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3604,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3617,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -3502,7 +3689,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3701,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3714,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Finding) GetSubject() string {
@@ -3574,7 +3761,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3773,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3786,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -3621,7 +3808,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3633,7 +3820,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3646,7 +3833,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -3685,7 +3872,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3884,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3897,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 type VersionResponse struct {
@@ -3722,7 +3909,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +3921,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +3934,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3769,7 +3956,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3781,7 +3968,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3794,7 +3981,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -4065,7 +4252,24 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1c\n" +
 	"\tsnapshots\x18\x02 \x01(\x03R\tsnapshots\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"&\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"*\n" +
+	"\rEventsRequest\x12\x19\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xe8\x02\n" +
+	"\x05Event\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x10\n" +
+	"\x03ref\x18\x03 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12-\n" +
+	"\atargets\x18\x06 \x03(\v2\x13.imagepin.v1.TargetR\atargets\x12 \n" +
+	"\vsnapshotter\x18\a \x01(\tR\vsnapshotter\x12\x1a\n" +
+	"\bsnapshot\x18\b \x01(\tR\bsnapshot\x12\x16\n" +
+	"\x06parent\x18\t \x01(\tR\x06parent\x12\x14\n" +
+	"\x05scope\x18\n" +
+	" \x01(\tR\x05scope\x12\x1a\n" +
+	"\bprevious\x18\v \x01(\tR\bprevious\x12\x14\n" +
+	"\x05drift\x18\f \x01(\tR\x05drift\x12\x12\n" +
+	"\x04lost\x18\r \x01(\x03R\x04lost\"&\n" +
 	"\fCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
@@ -4106,7 +4310,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xc1\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xfd\n" +
 	"\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
@@ -4124,7 +4328,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\vRemoveImage\x12\x1f.imagepin.v1.RemoveImageRequest\x1a .imagepin.v1.RemoveImageResponse\x12>\n" +
 	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
-	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12>\n" +
+	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
+	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -4142,7 +4347,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -4191,30 +4396,32 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*UnpackedUsage)(nil),         // 44: imagepin.v1.UnpackedUsage
 	(*ContentUsage)(nil),          // 45: imagepin.v1.ContentUsage
 	(*SnapshotterUsage)(nil),      // 46: imagepin.v1.SnapshotterUsage
-	(*CheckRequest)(nil),          // 47: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 48: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 49: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 50: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 51: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 52: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 53: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 54: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 55: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 56: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 57: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 58: google.protobuf.Timestamp
+	(*EventsRequest)(nil),         // 47: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 48: imagepin.v1.Event
+	(*CheckRequest)(nil),          // 49: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 50: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 51: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 52: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 53: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 54: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 55: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 56: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 57: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 58: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 59: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	58, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	60, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	58, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	58, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	60, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	60, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	58, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	58, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	60, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	60, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -4243,69 +4450,73 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	58, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	60, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	58, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	58, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	60, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	60, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	58, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	60, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
 	43, // 49: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
 	45, // 50: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
 	45, // 51: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
 	46, // 52: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
 	44, // 53: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	52, // 54: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	51, // 55: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	48, // 56: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 57: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 58: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 59: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 60: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 61: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 62: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 63: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 64: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 65: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28, // 66: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30, // 67: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23, // 68: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24, // 69: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26, // 70: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34, // 71: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	41, // 72: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	47, // 73: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	49, // 74: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	53, // 75: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	55, // 76: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 77: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 78: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 79: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 80: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 81: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 82: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 83: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 84: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29, // 85: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31, // 86: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22, // 87: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25, // 88: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27, // 89: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35, // 90: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	42, // 91: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	48, // 92: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	50, // 93: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	54, // 94: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	56, // 95: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	77, // [77:96] is the sub-list for method output_type
-	58, // [58:77] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	60, // 54: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,  // 55: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	54, // 56: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	53, // 57: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	50, // 58: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 59: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 60: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 61: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 62: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 63: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 64: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 65: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 66: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 67: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28, // 68: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30, // 69: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23, // 70: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24, // 71: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26, // 72: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34, // 73: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	41, // 74: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	47, // 75: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	49, // 76: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	51, // 77: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	55, // 78: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	57, // 79: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 80: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 81: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 82: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 83: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 84: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 85: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 86: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 87: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29, // 88: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31, // 89: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22, // 90: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25, // 91: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27, // 92: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35, // 93: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	42, // 94: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	48, // 95: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	50, // 96: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	52, // 97: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	56, // 98: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	58, // 99: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	80, // [80:100] is the sub-list for method output_type
+	60, // [60:80] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -4320,7 +4531,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,6 +37,7 @@ const (
 	Control_Prune_FullMethodName        = "/imagepin.v1.Control/Prune"
 	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
 	Control_DiskUsage_FullMethodName    = "/imagepin.v1.Control/DiskUsage"
+	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -82,6 +83,9 @@ type ControlClient interface {
 	// the list of images into several messages, as in StreamImages; the first message has the rest. A snapshotter that
 	// does not respond has an error, and its snapshots are not counted.
 	DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiskUsageResponse], error)
+	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
+	// ends it. The headers arrive when it has begun.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -288,6 +292,25 @@ func (c *controlClient) DiskUsage(ctx context.Context, in *DiskUsageRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_DiskUsageClient = grpc.ServerStreamingClient[DiskUsageResponse]
 
+func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, Event]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsClient = grpc.ServerStreamingClient[Event]
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -300,7 +323,7 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 
 func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_DeepCheck_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_DeepCheck_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -376,6 +399,9 @@ type ControlServer interface {
 	// the list of images into several messages, as in StreamImages; the first message has the rest. A snapshotter that
 	// does not respond has an error, and its snapshots are not counted.
 	DiskUsage(*DiskUsageRequest, grpc.ServerStreamingServer[DiskUsageResponse]) error
+	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
+	// ends it. The headers arrive when it has begun.
+	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -440,6 +466,9 @@ func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*Stat
 }
 func (UnimplementedControlServer) DiskUsage(*DiskUsageRequest, grpc.ServerStreamingServer[DiskUsageResponse]) error {
 	return status.Error(codes.Unimplemented, "method DiskUsage not implemented")
+}
+func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -716,6 +745,17 @@ func _Control_DiskUsage_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_DiskUsageServer = grpc.ServerStreamingServer[DiskUsageResponse]
 
+func _Control_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Events(m, &grpc.GenericServerStream[EventsRequest, Event]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsServer = grpc.ServerStreamingServer[Event]
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -864,6 +904,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "DiskUsage",
 			Handler:       _Control_DiskUsage_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Control_Events_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	containerdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -47,6 +48,9 @@ type Config struct {
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
 	Usage     Usage
+	// Events is containerd's event service, and Records its image store.
+	Events  reconcile.Subscriber
+	Records containerdimages.Store
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,

@@ -171,7 +171,7 @@ func TestEnvironment(t *testing.T) {
 
 // everyCall has one call of each command that uses the control service.
 var everyCall = []string{
-	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "du", "check", "check --deep",
+	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "du", "events", "check", "check --deep",
 	"uninstall",
 }
 

@@ -55,6 +55,7 @@ type control struct {
 	deep      []*api.DeepCheckResponse // all except the last
 	uninstall *api.UninstallResponse
 	usage     *api.DiskUsageResponse
+	events    []*api.Event
 	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
@@ -145,6 +146,15 @@ func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.
 func (c *control) DiskUsage(r *api.DiskUsageRequest, stream grpc.ServerStreamingServer[api.DiskUsageResponse]) error {
 	if c.usage != nil {
 		if err := stream.Send(c.usage); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
+}
+
+func (c *control) Events(r *api.EventsRequest, stream grpc.ServerStreamingServer[api.Event]) error {
+	for _, e := range c.events {
+		if err := stream.Send(e); err != nil {
 			return err
 		}
 	}
@@ -320,6 +330,7 @@ func recorded() *control {
 		}},
 		deep:      deepProgress(),
 		usage:     diskUsage(),
+		events:    allEvents()[:1],
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
 }
