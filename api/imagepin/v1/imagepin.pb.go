@@ -3375,6 +3375,400 @@ func (x *Event) GetLost() int64 {
 	return 0
 }
 
+type DiffRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reference, digest, or the beginning of a digest that the node knows.
+	Ref string `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// Digest to compare with, or the beginning of one that the node knows. If it is empty, the digest of the pin is
+	// compared with that of the tag if the tag has moved, and otherwise with the digest of the pin before. Without a pin,
+	// the digest on the node is compared with that of the tag in the registry.
+	Digest        string      `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Scope         string      `protobuf:"bytes,3,opt,name=scope,proto3" json:"scope,omitempty"`                                    // of the pin; empty means node if there is such a pin, and otherwise the only one
+	AllPlatforms  bool        `protobuf:"varint,4,opt,name=all_platforms,json=allPlatforms,proto3" json:"all_platforms,omitempty"` // compares the manifests of all platforms, and not only those of the node's runtime handlers
+	Credential    *Credential `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffRequest) Reset() {
+	*x = DiffRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffRequest) ProtoMessage() {}
+
+func (x *DiffRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
+func (*DiffRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DiffRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetAllPlatforms() bool {
+	if x != nil {
+		return x.AllPlatforms
+	}
+	return false
+}
+
+func (x *DiffRequest) GetCredential() *Credential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+type DiffResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // normalized
+	From          *Descriptor            `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	FromIs        string                 `protobuf:"bytes,3,opt,name=from_is,json=fromIs,proto3" json:"from_is,omitempty"` // what the digest is, as text
+	To            *Descriptor            `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	ToIs          string                 `protobuf:"bytes,5,opt,name=to_is,json=toIs,proto3" json:"to_is,omitempty"`
+	Platforms     []*PlatformDiff        `protobuf:"bytes,6,rep,name=platforms,proto3" json:"platforms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffResponse) Reset() {
+	*x = DiffResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffResponse) ProtoMessage() {}
+
+func (x *DiffResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
+func (*DiffResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DiffResponse) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetFrom() *Descriptor {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetFromIs() string {
+	if x != nil {
+		return x.FromIs
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetTo() *Descriptor {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetToIs() string {
+	if x != nil {
+		return x.ToIs
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetPlatforms() []*PlatformDiff {
+	if x != nil {
+		return x.Platforms
+	}
+	return nil
+}
+
+// PlatformDiff is what has changed for one platform.
+type PlatformDiff struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Platform      string                 `protobuf:"bytes,1,opt,name=platform,proto3" json:"platform,omitempty"`
+	Change        string                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`      // added, removed, changed, same
+	Compared      bool                   `protobuf:"varint,3,opt,name=compared,proto3" json:"compared,omitempty"` // the fields below are set
+	FromManifest  string                 `protobuf:"bytes,4,opt,name=from_manifest,json=fromManifest,proto3" json:"from_manifest,omitempty"`
+	ToManifest    string                 `protobuf:"bytes,5,opt,name=to_manifest,json=toManifest,proto3" json:"to_manifest,omitempty"`
+	FromSize      int64                  `protobuf:"varint,6,opt,name=from_size,json=fromSize,proto3" json:"from_size,omitempty"` // bytes of the manifest, the configuration and the layers in the registry
+	ToSize        int64                  `protobuf:"varint,7,opt,name=to_size,json=toSize,proto3" json:"to_size,omitempty"`
+	Layers        []*LayerDiff           `protobuf:"bytes,8,rep,name=layers,proto3" json:"layers,omitempty"`
+	Config        []*ConfigDiff          `protobuf:"bytes,9,rep,name=config,proto3" json:"config,omitempty"` // only what differs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlatformDiff) Reset() {
+	*x = PlatformDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlatformDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlatformDiff) ProtoMessage() {}
+
+func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
+func (*PlatformDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PlatformDiff) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetCompared() bool {
+	if x != nil {
+		return x.Compared
+	}
+	return false
+}
+
+func (x *PlatformDiff) GetFromManifest() string {
+	if x != nil {
+		return x.FromManifest
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetToManifest() string {
+	if x != nil {
+		return x.ToManifest
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetFromSize() int64 {
+	if x != nil {
+		return x.FromSize
+	}
+	return 0
+}
+
+func (x *PlatformDiff) GetToSize() int64 {
+	if x != nil {
+		return x.ToSize
+	}
+	return 0
+}
+
+func (x *PlatformDiff) GetLayers() []*LayerDiff {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *PlatformDiff) GetConfig() []*ConfigDiff {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+type LayerDiff struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        string                 `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"` // added, removed, same
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // bytes in the registry
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerDiff) Reset() {
+	*x = LayerDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerDiff) ProtoMessage() {}
+
+func (x *LayerDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
+func (*LayerDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *LayerDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *LayerDiff) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LayerDiff) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type ConfigDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// user, working_dir, entrypoint, cmd, stop_signal, env NAME, label NAME, exposed_port PORT or volume PATH
+	Field         string  `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	From          *string `protobuf:"bytes,2,opt,name=from,proto3,oneof" json:"from,omitempty"` // entrypoint and cmd as JSON; unset if there is no such field
+	To            *string `protobuf:"bytes,3,opt,name=to,proto3,oneof" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigDiff) Reset() {
+	*x = ConfigDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigDiff) ProtoMessage() {}
+
+func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
+func (*ConfigDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ConfigDiff) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *ConfigDiff) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ConfigDiff) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
 type CheckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
@@ -3384,7 +3778,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3396,7 +3790,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3409,7 +3803,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -3429,7 +3823,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3835,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3848,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -3482,7 +3876,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3888,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3901,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -3534,7 +3928,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3940,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3953,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -3592,7 +3986,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3998,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3617,7 +4011,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -3689,7 +4083,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +4095,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +4108,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Finding) GetSubject() string {
@@ -3761,7 +4155,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +4167,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +4180,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -3808,7 +4202,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +4214,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +4227,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -3872,7 +4266,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4278,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4291,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 type VersionResponse struct {
@@ -3909,7 +4303,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3921,7 +4315,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3934,7 +4328,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3956,7 +4350,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4362,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4375,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -4269,7 +4663,44 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	" \x01(\tR\x05scope\x12\x1a\n" +
 	"\bprevious\x18\v \x01(\tR\bprevious\x12\x14\n" +
 	"\x05drift\x18\f \x01(\tR\x05drift\x12\x12\n" +
-	"\x04lost\x18\r \x01(\x03R\x04lost\"&\n" +
+	"\x04lost\x18\r \x01(\x03R\x04lost\"\xab\x01\n" +
+	"\vDiffRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05scope\x18\x03 \x01(\tR\x05scope\x12#\n" +
+	"\rall_platforms\x18\x04 \x01(\bR\fallPlatforms\x127\n" +
+	"\n" +
+	"credential\x18\x05 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
+	"credential\"\xdd\x01\n" +
+	"\fDiffResponse\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
+	"\x04from\x18\x02 \x01(\v2\x17.imagepin.v1.DescriptorR\x04from\x12\x17\n" +
+	"\afrom_is\x18\x03 \x01(\tR\x06fromIs\x12'\n" +
+	"\x02to\x18\x04 \x01(\v2\x17.imagepin.v1.DescriptorR\x02to\x12\x13\n" +
+	"\x05to_is\x18\x05 \x01(\tR\x04toIs\x127\n" +
+	"\tplatforms\x18\x06 \x03(\v2\x19.imagepin.v1.PlatformDiffR\tplatforms\"\xbb\x02\n" +
+	"\fPlatformDiff\x12\x1a\n" +
+	"\bplatform\x18\x01 \x01(\tR\bplatform\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12\x1a\n" +
+	"\bcompared\x18\x03 \x01(\bR\bcompared\x12#\n" +
+	"\rfrom_manifest\x18\x04 \x01(\tR\ffromManifest\x12\x1f\n" +
+	"\vto_manifest\x18\x05 \x01(\tR\n" +
+	"toManifest\x12\x1b\n" +
+	"\tfrom_size\x18\x06 \x01(\x03R\bfromSize\x12\x17\n" +
+	"\ato_size\x18\a \x01(\x03R\x06toSize\x12.\n" +
+	"\x06layers\x18\b \x03(\v2\x16.imagepin.v1.LayerDiffR\x06layers\x12/\n" +
+	"\x06config\x18\t \x03(\v2\x17.imagepin.v1.ConfigDiffR\x06config\"O\n" +
+	"\tLayerDiff\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\"`\n" +
+	"\n" +
+	"ConfigDiff\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x17\n" +
+	"\x04from\x18\x02 \x01(\tH\x00R\x04from\x88\x01\x01\x12\x13\n" +
+	"\x02to\x18\x03 \x01(\tH\x01R\x02to\x88\x01\x01B\a\n" +
+	"\x05_fromB\x05\n" +
+	"\x03_to\"&\n" +
 	"\fCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
@@ -4310,8 +4741,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xfd\n" +
-	"\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xba\v\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -4329,7 +4759,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
 	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
-	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12>\n" +
+	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12;\n" +
+	"\x04Diff\x12\x18.imagepin.v1.DiffRequest\x1a\x19.imagepin.v1.DiffResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -4347,7 +4778,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -4398,30 +4829,35 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*SnapshotterUsage)(nil),      // 46: imagepin.v1.SnapshotterUsage
 	(*EventsRequest)(nil),         // 47: imagepin.v1.EventsRequest
 	(*Event)(nil),                 // 48: imagepin.v1.Event
-	(*CheckRequest)(nil),          // 49: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 50: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 51: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 52: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 53: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 54: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 55: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 56: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 57: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 58: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 59: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
+	(*DiffRequest)(nil),           // 49: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 50: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 51: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 52: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 53: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 54: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 55: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 56: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 57: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 58: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 59: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 60: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 61: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 62: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 63: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 64: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	60, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	65, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	60, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	60, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	65, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	65, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	60, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	60, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	65, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	65, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -4450,73 +4886,81 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	60, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	65, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	60, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	60, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	65, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	65, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	60, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	65, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
 	43, // 49: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
 	45, // 50: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
 	45, // 51: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
 	46, // 52: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
 	44, // 53: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	60, // 54: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	65, // 54: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
 	1,  // 55: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	54, // 56: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	53, // 57: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	50, // 58: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 59: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 60: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 61: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 62: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 63: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 64: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 65: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 66: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 67: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28, // 68: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30, // 69: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23, // 70: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24, // 71: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26, // 72: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34, // 73: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	41, // 74: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	47, // 75: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	49, // 76: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	51, // 77: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	55, // 78: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	57, // 79: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 80: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 81: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 82: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 83: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 84: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 85: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 86: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 87: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29, // 88: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31, // 89: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22, // 90: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25, // 91: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27, // 92: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35, // 93: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	42, // 94: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	48, // 95: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	50, // 96: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	52, // 97: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	56, // 98: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	58, // 99: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	80, // [80:100] is the sub-list for method output_type
-	60, // [60:80] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	3,  // 56: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,  // 57: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,  // 58: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	51, // 59: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	52, // 60: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	53, // 61: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	59, // 62: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	58, // 63: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	55, // 64: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 65: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 66: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 67: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 68: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 69: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 70: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 71: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 72: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 73: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28, // 74: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30, // 75: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23, // 76: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24, // 77: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26, // 78: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34, // 79: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	41, // 80: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	47, // 81: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	49, // 82: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	54, // 83: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	56, // 84: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	60, // 85: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	62, // 86: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 87: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 88: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 89: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 90: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 91: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 92: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 93: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 94: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29, // 95: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31, // 96: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22, // 97: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25, // 98: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27, // 99: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35, // 100: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	42, // 101: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	48, // 102: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	50, // 103: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	55, // 104: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	57, // 105: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	61, // 106: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	63, // 107: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	87, // [87:108] is the sub-list for method output_type
+	66, // [66:87] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -4525,13 +4969,14 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[53].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   60,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,6 +38,7 @@ const (
 	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
 	Control_DiskUsage_FullMethodName    = "/imagepin.v1.Control/DiskUsage"
 	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
+	Control_Diff_FullMethodName         = "/imagepin.v1.Control/Diff"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -86,6 +87,9 @@ type ControlClient interface {
 	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
 	// ends it. The headers arrive when it has begun.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
+	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
+	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
+	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -311,6 +315,16 @@ func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_EventsClient = grpc.ServerStreamingClient[Event]
 
+func (c *controlClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiffResponse)
+	err := c.cc.Invoke(ctx, Control_Diff_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -402,6 +416,9 @@ type ControlServer interface {
 	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
 	// ends it. The headers arrive when it has begun.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
+	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
+	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
+	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -469,6 +486,9 @@ func (UnimplementedControlServer) DiskUsage(*DiskUsageRequest, grpc.ServerStream
 }
 func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
+}
+func (UnimplementedControlServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Diff not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -756,6 +776,24 @@ func _Control_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_EventsServer = grpc.ServerStreamingServer[Event]
 
+func _Control_Diff_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiffRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Diff(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Diff_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Diff(ctx, req.(*DiffRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -871,6 +909,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Control_Status_Handler,
+		},
+		{
+			MethodName: "Diff",
+			Handler:    _Control_Diff_Handler,
 		},
 		{
 			MethodName: "Check",

@@ -18,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/compare"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
@@ -48,6 +49,7 @@ type Config struct {
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
 	Usage     Usage
+	Registry  compare.Registry
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
 	Records containerdimages.Store

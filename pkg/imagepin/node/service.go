@@ -73,7 +73,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),

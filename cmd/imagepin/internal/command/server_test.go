@@ -56,6 +56,7 @@ type control struct {
 	uninstall *api.UninstallResponse
 	usage     *api.DiskUsageResponse
 	events    []*api.Event
+	diff      *api.DiffResponse
 	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
@@ -159,6 +160,10 @@ func (c *control) Events(r *api.EventsRequest, stream grpc.ServerStreamingServer
 		}
 	}
 	return c.answer(stream.Context(), r)
+}
+
+func (c *control) Diff(ctx context.Context, r *api.DiffRequest) (*api.DiffResponse, error) {
+	return c.diff, c.answer(ctx, r)
 }
 
 func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
@@ -330,6 +335,7 @@ func recorded() *control {
 		}},
 		deep:      deepProgress(),
 		usage:     diskUsage(),
+		diff:      digestDiff(),
 		events:    allEvents()[:1],
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
@@ -404,6 +410,29 @@ func diskUsage() *api.DiskUsageResponse {
 		Content: &api.ContentUsage{Blobs: 9, Size: 1025 << 20}, OtherContent: &api.ContentUsage{Blobs: 1, Size: 512},
 		Snapshotters: []*api.SnapshotterUsage{
 			{Snapshotter: "native", Error: "no answer within 2s"}, {Snapshotter: "overlayfs", Snapshots: 4, Size: 1800 << 10},
+		},
+	}
+}
+
+// digestDiff has a platform with each change, and texts with control characters.
+func digestDiff() *api.DiffResponse {
+	return &api.DiffResponse{
+		Ref: appRef, From: appPin().Root, FromIs: "pinned in scope node", To: &api.Descriptor{Digest: digestNew}, ToIs: "of the tag in the registry, which has moved",
+		Platforms: []*api.PlatformDiff{
+			{
+				Platform: hostPlatform, Change: "changed", Compared: true, FromManifest: manifestD, ToManifest: digestNew, FromSize: 5 << 20, ToSize: 4 << 20,
+				Layers: []*api.LayerDiff{
+					{Change: "removed", Digest: chainID, Size: 1 << 20}, {Change: "same", Digest: layerD, Size: 4 << 20}, {Change: "added", Digest: imageID, Size: 32},
+				},
+				Config: []*api.ConfigDiff{
+					{Field: "cmd", From: proto.String(`["serve"]`)}, {Field: "env VERSION", From: proto.String("1"), To: proto.String("2")},
+					{Field: "exposed_port 80/tcp", To: proto.String("")}, {Field: "label a\x1b[2J", To: proto.String("x\ny")},
+				},
+			},
+			{Platform: "linux/arm64", Change: "changed", FromManifest: manifestD, ToManifest: digestNew},
+			{Platform: "linux/s390x", Change: "added", Compared: true, ToManifest: digestNew, ToSize: 2 << 20},
+			{Platform: "linux/riscv64", Change: "removed", Compared: true, FromManifest: digestNew, FromSize: 3 << 20},
+			{Platform: "linux/386", Change: "same", Compared: true, FromManifest: digestNew, ToManifest: digestNew, FromSize: 1 << 20, ToSize: 1 << 20},
 		},
 	}
 }
