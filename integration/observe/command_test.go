@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/version"
@@ -85,5 +86,39 @@ func TestCommandWatch(t *testing.T) {
 	}
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
 		t.Errorf("got %v, want exit code 130", err)
+	}
+}
+
+// TestCommandDeepCheck checks that a deep check shows its rate and the remaining time on a terminal, and nowhere else.
+func TestCommandDeepCheck(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true})
+	ref, _ := r.PushImage("shop/app:v1", testkit.App(t, images.Options{Random: []images.Random{{Size: 2 << 20}}}))
+	r.MustPull(ref, "")
+	check := []string{filepath.Join(r.Options().BinDir, "imagepin"), "--address", r.Address(), "-o", "json", "check", "--deep", "--rate", "2MiB"}
+	run := func(args ...string) (out, errOut string) {
+		t.Helper()
+		var stdout, stderr strings.Builder
+		cmd := exec.CommandContext(r.Ctx, args[0], args[1:]...)
+		cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=1")
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, stderr.String())
+		}
+		return stdout.String(), stderr.String()
+	}
+	out, errOut := run(check...)
+	var got struct{ Checked string }
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Checked == "" || got.Checked == "0" {
+		t.Errorf("got %s: %v", out, err)
+	}
+	if !strings.Contains(errOut, " snapshots\n") || strings.ContainsAny(errOut, "\x1b|") || strings.Contains(errOut, "/s") {
+		t.Errorf("without a terminal: got %q, want lines", errOut)
+	}
+	screen, _ := run("script", "-qec", strings.Join(check, " "), "/dev/null")
+	for _, want := range []string{"\x1b[1A\x1b[2K\r", "|+", " 100%  elapsed: ", "MiB/s  ETA "} {
+		if !strings.Contains(screen, want) {
+			t.Errorf("on a terminal: got %q, want %q", screen, want)
+		}
 	}
 }

@@ -21,7 +21,7 @@ var layers = [][]string{
 	{"pkg/imagepin/internal/blobs", "pkg/imagepin/internal/lease", "pkg/imagepin/pin", "pkg/imagepin/cluster"},
 	{"pkg/imagepin/retain", "pkg/imagepin/claim"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
-	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health"},
+	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},

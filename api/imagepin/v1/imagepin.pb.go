@@ -2809,6 +2809,966 @@ func (x *Problem) GetHint() string {
 	return ""
 }
 
+type DiskUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageRequest) Reset() {
+	*x = DiskUsageRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageRequest) ProtoMessage() {}
+
+func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
+func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DiskUsageRequest) GetRefGlob() string {
+	if x != nil {
+		return x.RefGlob
+	}
+	return ""
+}
+
+type DiskUsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Images        []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
+	Content       *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
+	OtherContent  *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
+	Snapshotters  []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageResponse) Reset() {
+	*x = DiskUsageResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageResponse) ProtoMessage() {}
+
+func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
+func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *DiskUsageResponse) GetImages() []*ImageUsage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetContent() *ContentUsage {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetOtherContent() *ContentUsage {
+	if x != nil {
+		return x.OtherContent
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetSnapshotters() []*SnapshotterUsage {
+	if x != nil {
+		return x.Snapshotters
+	}
+	return nil
+}
+
+// ImageUsage is the disk space of one image with all of its references. All sizes are in bytes.
+type ImageUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ImageId       string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	Refs          []string               `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`        // tags first
+	Content       int64                  `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // its blobs on the node, compressed as in the registry
+	Unpacked      []*UnpackedUsage       `protobuf:"bytes,4,rep,name=unpacked,proto3" json:"unpacked,omitempty"`
+	Unique        int64                  `protobuf:"varint,5,opt,name=unique,proto3" json:"unique,omitempty"` // of its blobs and snapshots: what only this image needs, and its removal frees
+	Shared        int64                  `protobuf:"varint,6,opt,name=shared,proto3" json:"shared,omitempty"` // of its blobs and snapshots: what also other images, or pins that retain content, need
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageUsage) Reset() {
+	*x = ImageUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageUsage) ProtoMessage() {}
+
+func (x *ImageUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
+func (*ImageUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ImageUsage) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *ImageUsage) GetRefs() []string {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *ImageUsage) GetContent() int64 {
+	if x != nil {
+		return x.Content
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetUnpacked() []*UnpackedUsage {
+	if x != nil {
+		return x.Unpacked
+	}
+	return nil
+}
+
+func (x *ImageUsage) GetUnique() int64 {
+	if x != nil {
+		return x.Unique
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetShared() int64 {
+	if x != nil {
+		return x.Shared
+	}
+	return 0
+}
+
+// UnpackedUsage is the disk space of an image in one snapshotter.
+type UnpackedUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`       // bytes of its snapshots; those of containers do not count
+	Unknown       bool                   `protobuf:"varint,3,opt,name=unknown,proto3" json:"unknown,omitempty"` // the snapshotter did not respond
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpackedUsage) Reset() {
+	*x = UnpackedUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpackedUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpackedUsage) ProtoMessage() {}
+
+func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
+func (*UnpackedUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *UnpackedUsage) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *UnpackedUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *UnpackedUsage) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+type ContentUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blobs         int64                  `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContentUsage) Reset() {
+	*x = ContentUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContentUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContentUsage) ProtoMessage() {}
+
+func (x *ContentUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
+func (*ContentUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ContentUsage) GetBlobs() int64 {
+	if x != nil {
+		return x.Blobs
+	}
+	return 0
+}
+
+func (x *ContentUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+// SnapshotterUsage is the disk space of all images in one snapshotter, each snapshot once.
+type SnapshotterUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Snapshots     int64                  `protobuf:"varint,2,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`  // bytes
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"` // why it did not respond; empty if it did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotterUsage) Reset() {
+	*x = SnapshotterUsage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotterUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotterUsage) ProtoMessage() {}
+
+func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
+func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SnapshotterUsage) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *SnapshotterUsage) GetSnapshots() int64 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
+func (x *SnapshotterUsage) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SnapshotterUsage) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type EventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *EventsRequest) GetRefGlob() string {
+	if x != nil {
+		return x.RefGlob
+	}
+	return ""
+}
+
+// Event is an event of containerd, or of a pin.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// containerd's topic: /images/create, update and delete, /content/create and delete, /snapshot/prepare, commit and
+	// remove, or one of a PinEvent.
+	Topic         string    `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Ref           string    `protobuf:"bytes,3,opt,name=ref,proto3" json:"ref,omitempty"`         // name of the image record, or reference of the pin
+	Digest        string    `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`   // of the image, the pin or the blob
+	Size          int64     `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`      // of the blob in bytes, if it was created
+	Targets       []*Target `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"` // of the image's keys in the record
+	Snapshotter   string    `protobuf:"bytes,7,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Snapshot      string    `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`  // chain ID or name
+	Parent        string    `protobuf:"bytes,9,opt,name=parent,proto3" json:"parent,omitempty"`      // of the prepared snapshot
+	Scope         string    `protobuf:"bytes,10,opt,name=scope,proto3" json:"scope,omitempty"`       // of the pin
+	Previous      string    `protobuf:"bytes,11,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the pin before, if it moved
+	Drift         string    `protobuf:"bytes,12,opt,name=drift,proto3" json:"drift,omitempty"`       // digest of the tag, if it has moved and the pin has not
+	Lost          int64     `protobuf:"varint,13,opt,name=lost,proto3" json:"lost,omitempty"`        // events before this one that are missing, because the caller read too slowly
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Event) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Event) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Event) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *Event) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Event) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Event) GetTargets() []*Target {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *Event) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *Event) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Event) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Event) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Event) GetPrevious() string {
+	if x != nil {
+		return x.Previous
+	}
+	return ""
+}
+
+func (x *Event) GetDrift() string {
+	if x != nil {
+		return x.Drift
+	}
+	return ""
+}
+
+func (x *Event) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+type DiffRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reference, digest, or the beginning of a digest that the node knows.
+	Ref string `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// Digest to compare with, or the beginning of one that the node knows. If it is empty, the digest of the pin is
+	// compared with that of the tag if the tag has moved, and otherwise with the digest of the pin before. Without a pin,
+	// the digest on the node is compared with that of the tag in the registry.
+	Digest        string      `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Scope         string      `protobuf:"bytes,3,opt,name=scope,proto3" json:"scope,omitempty"`                                    // of the pin; empty means node if there is such a pin, and otherwise the only one
+	AllPlatforms  bool        `protobuf:"varint,4,opt,name=all_platforms,json=allPlatforms,proto3" json:"all_platforms,omitempty"` // compares the manifests of all platforms, and not only those of the node's runtime handlers
+	Credential    *Credential `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffRequest) Reset() {
+	*x = DiffRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffRequest) ProtoMessage() {}
+
+func (x *DiffRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
+func (*DiffRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DiffRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetAllPlatforms() bool {
+	if x != nil {
+		return x.AllPlatforms
+	}
+	return false
+}
+
+func (x *DiffRequest) GetCredential() *Credential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+type DiffResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // normalized
+	From          *Descriptor            `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	FromIs        string                 `protobuf:"bytes,3,opt,name=from_is,json=fromIs,proto3" json:"from_is,omitempty"` // what the digest is, as text
+	To            *Descriptor            `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	ToIs          string                 `protobuf:"bytes,5,opt,name=to_is,json=toIs,proto3" json:"to_is,omitempty"`
+	Platforms     []*PlatformDiff        `protobuf:"bytes,6,rep,name=platforms,proto3" json:"platforms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffResponse) Reset() {
+	*x = DiffResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffResponse) ProtoMessage() {}
+
+func (x *DiffResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
+func (*DiffResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DiffResponse) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetFrom() *Descriptor {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetFromIs() string {
+	if x != nil {
+		return x.FromIs
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetTo() *Descriptor {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetToIs() string {
+	if x != nil {
+		return x.ToIs
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetPlatforms() []*PlatformDiff {
+	if x != nil {
+		return x.Platforms
+	}
+	return nil
+}
+
+// PlatformDiff is what has changed for one platform.
+type PlatformDiff struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Platform      string                 `protobuf:"bytes,1,opt,name=platform,proto3" json:"platform,omitempty"`
+	Change        string                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`      // added, removed, changed, same
+	Compared      bool                   `protobuf:"varint,3,opt,name=compared,proto3" json:"compared,omitempty"` // the fields below are set
+	FromManifest  string                 `protobuf:"bytes,4,opt,name=from_manifest,json=fromManifest,proto3" json:"from_manifest,omitempty"`
+	ToManifest    string                 `protobuf:"bytes,5,opt,name=to_manifest,json=toManifest,proto3" json:"to_manifest,omitempty"`
+	FromSize      int64                  `protobuf:"varint,6,opt,name=from_size,json=fromSize,proto3" json:"from_size,omitempty"` // bytes of the manifest, the configuration and the layers in the registry
+	ToSize        int64                  `protobuf:"varint,7,opt,name=to_size,json=toSize,proto3" json:"to_size,omitempty"`
+	Layers        []*LayerDiff           `protobuf:"bytes,8,rep,name=layers,proto3" json:"layers,omitempty"`
+	Config        []*ConfigDiff          `protobuf:"bytes,9,rep,name=config,proto3" json:"config,omitempty"` // only what differs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlatformDiff) Reset() {
+	*x = PlatformDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlatformDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlatformDiff) ProtoMessage() {}
+
+func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
+func (*PlatformDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PlatformDiff) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetCompared() bool {
+	if x != nil {
+		return x.Compared
+	}
+	return false
+}
+
+func (x *PlatformDiff) GetFromManifest() string {
+	if x != nil {
+		return x.FromManifest
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetToManifest() string {
+	if x != nil {
+		return x.ToManifest
+	}
+	return ""
+}
+
+func (x *PlatformDiff) GetFromSize() int64 {
+	if x != nil {
+		return x.FromSize
+	}
+	return 0
+}
+
+func (x *PlatformDiff) GetToSize() int64 {
+	if x != nil {
+		return x.ToSize
+	}
+	return 0
+}
+
+func (x *PlatformDiff) GetLayers() []*LayerDiff {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *PlatformDiff) GetConfig() []*ConfigDiff {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+type LayerDiff struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        string                 `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"` // added, removed, same
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // bytes in the registry
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerDiff) Reset() {
+	*x = LayerDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerDiff) ProtoMessage() {}
+
+func (x *LayerDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
+func (*LayerDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *LayerDiff) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *LayerDiff) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LayerDiff) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type ConfigDiff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// user, working_dir, entrypoint, cmd, stop_signal, env NAME, label NAME, exposed_port PORT or volume PATH
+	Field         string  `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	From          *string `protobuf:"bytes,2,opt,name=from,proto3,oneof" json:"from,omitempty"` // entrypoint and cmd as JSON; unset if there is no such field
+	To            *string `protobuf:"bytes,3,opt,name=to,proto3,oneof" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigDiff) Reset() {
+	*x = ConfigDiff{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigDiff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigDiff) ProtoMessage() {}
+
+func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
+func (*ConfigDiff) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ConfigDiff) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *ConfigDiff) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ConfigDiff) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
 type CheckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
@@ -2818,7 +3778,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3790,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3803,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -2863,7 +3823,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +3835,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +3848,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -2916,7 +3876,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3888,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3901,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -2968,7 +3928,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3940,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3953,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -3026,7 +3986,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3998,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +4011,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -3123,7 +4083,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +4095,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +4108,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Finding) GetSubject() string {
@@ -3195,7 +4155,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +4167,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +4180,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -3242,7 +4202,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +4214,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +4227,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -3306,7 +4266,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +4278,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +4291,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 type VersionResponse struct {
@@ -3343,7 +4303,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +4315,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +4328,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3390,7 +4350,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +4362,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +4375,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -3659,7 +4619,88 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x05total\x18\x05 \x01(\x03R\x05total\"7\n" +
 	"\aProblem\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
-	"\x04hint\x18\x02 \x01(\tR\x04hint\"&\n" +
+	"\x04hint\x18\x02 \x01(\tR\x04hint\"-\n" +
+	"\x10DiskUsageRequest\x12\x19\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xfc\x01\n" +
+	"\x11DiskUsageResponse\x12/\n" +
+	"\x06images\x18\x01 \x03(\v2\x17.imagepin.v1.ImageUsageR\x06images\x123\n" +
+	"\acontent\x18\x02 \x01(\v2\x19.imagepin.v1.ContentUsageR\acontent\x12>\n" +
+	"\rother_content\x18\x03 \x01(\v2\x19.imagepin.v1.ContentUsageR\fotherContent\x12A\n" +
+	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\"\xbd\x01\n" +
+	"\n" +
+	"ImageUsage\x12\x19\n" +
+	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
+	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x18\n" +
+	"\acontent\x18\x03 \x01(\x03R\acontent\x126\n" +
+	"\bunpacked\x18\x04 \x03(\v2\x1a.imagepin.v1.UnpackedUsageR\bunpacked\x12\x16\n" +
+	"\x06unique\x18\x05 \x01(\x03R\x06unique\x12\x16\n" +
+	"\x06shared\x18\x06 \x01(\x03R\x06shared\"_\n" +
+	"\rUnpackedUsage\x12 \n" +
+	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x18\n" +
+	"\aunknown\x18\x03 \x01(\bR\aunknown\"8\n" +
+	"\fContentUsage\x12\x14\n" +
+	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"|\n" +
+	"\x10SnapshotterUsage\x12 \n" +
+	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1c\n" +
+	"\tsnapshots\x18\x02 \x01(\x03R\tsnapshots\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"*\n" +
+	"\rEventsRequest\x12\x19\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xe8\x02\n" +
+	"\x05Event\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x10\n" +
+	"\x03ref\x18\x03 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12-\n" +
+	"\atargets\x18\x06 \x03(\v2\x13.imagepin.v1.TargetR\atargets\x12 \n" +
+	"\vsnapshotter\x18\a \x01(\tR\vsnapshotter\x12\x1a\n" +
+	"\bsnapshot\x18\b \x01(\tR\bsnapshot\x12\x16\n" +
+	"\x06parent\x18\t \x01(\tR\x06parent\x12\x14\n" +
+	"\x05scope\x18\n" +
+	" \x01(\tR\x05scope\x12\x1a\n" +
+	"\bprevious\x18\v \x01(\tR\bprevious\x12\x14\n" +
+	"\x05drift\x18\f \x01(\tR\x05drift\x12\x12\n" +
+	"\x04lost\x18\r \x01(\x03R\x04lost\"\xab\x01\n" +
+	"\vDiffRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05scope\x18\x03 \x01(\tR\x05scope\x12#\n" +
+	"\rall_platforms\x18\x04 \x01(\bR\fallPlatforms\x127\n" +
+	"\n" +
+	"credential\x18\x05 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
+	"credential\"\xdd\x01\n" +
+	"\fDiffResponse\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
+	"\x04from\x18\x02 \x01(\v2\x17.imagepin.v1.DescriptorR\x04from\x12\x17\n" +
+	"\afrom_is\x18\x03 \x01(\tR\x06fromIs\x12'\n" +
+	"\x02to\x18\x04 \x01(\v2\x17.imagepin.v1.DescriptorR\x02to\x12\x13\n" +
+	"\x05to_is\x18\x05 \x01(\tR\x04toIs\x127\n" +
+	"\tplatforms\x18\x06 \x03(\v2\x19.imagepin.v1.PlatformDiffR\tplatforms\"\xbb\x02\n" +
+	"\fPlatformDiff\x12\x1a\n" +
+	"\bplatform\x18\x01 \x01(\tR\bplatform\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12\x1a\n" +
+	"\bcompared\x18\x03 \x01(\bR\bcompared\x12#\n" +
+	"\rfrom_manifest\x18\x04 \x01(\tR\ffromManifest\x12\x1f\n" +
+	"\vto_manifest\x18\x05 \x01(\tR\n" +
+	"toManifest\x12\x1b\n" +
+	"\tfrom_size\x18\x06 \x01(\x03R\bfromSize\x12\x17\n" +
+	"\ato_size\x18\a \x01(\x03R\x06toSize\x12.\n" +
+	"\x06layers\x18\b \x03(\v2\x16.imagepin.v1.LayerDiffR\x06layers\x12/\n" +
+	"\x06config\x18\t \x03(\v2\x17.imagepin.v1.ConfigDiffR\x06config\"O\n" +
+	"\tLayerDiff\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\"`\n" +
+	"\n" +
+	"ConfigDiff\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x17\n" +
+	"\x04from\x18\x02 \x01(\tH\x00R\x04from\x88\x01\x01\x12\x13\n" +
+	"\x02to\x18\x03 \x01(\tH\x01R\x02to\x88\x01\x01B\a\n" +
+	"\x05_fromB\x05\n" +
+	"\x03_to\"&\n" +
 	"\fCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
 	"\rCheckResponse\x120\n" +
@@ -3700,7 +4741,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xf3\t\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xba\v\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -3716,7 +4757,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aUndoPin\x12\x1b.imagepin.v1.UndoPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12P\n" +
 	"\vRemoveImage\x12\x1f.imagepin.v1.RemoveImageRequest\x1a .imagepin.v1.RemoveImageResponse\x12>\n" +
 	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
-	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12>\n" +
+	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
+	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
+	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12;\n" +
+	"\x04Diff\x12\x18.imagepin.v1.DiffRequest\x1a\x19.imagepin.v1.DiffResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -3734,7 +4778,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -3777,30 +4821,43 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*PinStatus)(nil),             // 38: imagepin.v1.PinStatus
 	(*RunningPull)(nil),           // 39: imagepin.v1.RunningPull
 	(*Problem)(nil),               // 40: imagepin.v1.Problem
-	(*CheckRequest)(nil),          // 41: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 42: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 43: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 44: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 45: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 46: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 47: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 48: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 49: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 50: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 51: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(*DiskUsageRequest)(nil),      // 41: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 42: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 43: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 44: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 45: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 46: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 47: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 48: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 49: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 50: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 51: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 52: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 53: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 54: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 55: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 56: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 57: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 58: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 59: imagepin.v1.Finding
+	(*UninstallRequest)(nil),      // 60: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 61: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 62: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 63: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 64: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	52, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	65, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	52, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	52, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	65, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	65, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	52, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	52, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	65, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	65, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -3829,62 +4886,81 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	52, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	65, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	52, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	52, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	65, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	65, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	52, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	46, // 49: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	45, // 50: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	42, // 51: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 52: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 53: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 54: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 55: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 56: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 57: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 58: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 59: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 60: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28, // 61: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30, // 62: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23, // 63: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24, // 64: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26, // 65: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34, // 66: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	41, // 67: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	43, // 68: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	47, // 69: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	49, // 70: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 71: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 72: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 73: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 74: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 75: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 76: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 77: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 78: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29, // 79: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31, // 80: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22, // 81: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25, // 82: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27, // 83: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35, // 84: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	42, // 85: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	44, // 86: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	48, // 87: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	50, // 88: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	71, // [71:89] is the sub-list for method output_type
-	53, // [53:71] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	65, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	43, // 49: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	45, // 50: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	45, // 51: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	46, // 52: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	44, // 53: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	65, // 54: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,  // 55: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,  // 56: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,  // 57: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,  // 58: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	51, // 59: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	52, // 60: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	53, // 61: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	59, // 62: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	58, // 63: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	55, // 64: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	4,  // 65: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,  // 66: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,  // 67: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,  // 68: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12, // 69: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15, // 70: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19, // 71: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19, // 72: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21, // 73: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28, // 74: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30, // 75: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23, // 76: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24, // 77: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26, // 78: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34, // 79: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	41, // 80: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	47, // 81: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	49, // 82: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	54, // 83: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	56, // 84: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	60, // 85: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	62, // 86: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,  // 87: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,  // 88: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10, // 89: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13, // 90: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16, // 91: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20, // 92: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20, // 93: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22, // 94: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29, // 95: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31, // 96: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22, // 97: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25, // 98: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27, // 99: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35, // 100: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	42, // 101: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	48, // 102: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	50, // 103: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	55, // 104: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	57, // 105: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	61, // 106: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	63, // 107: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	87, // [87:108] is the sub-list for method output_type
+	66, // [66:87] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -3893,13 +4969,14 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[53].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,9 @@ const (
 	Control_RemoveImage_FullMethodName  = "/imagepin.v1.Control/RemoveImage"
 	Control_Prune_FullMethodName        = "/imagepin.v1.Control/Prune"
 	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
+	Control_DiskUsage_FullMethodName    = "/imagepin.v1.Control/DiskUsage"
+	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
+	Control_Diff_FullMethodName         = "/imagepin.v1.Control/Diff"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -77,6 +80,16 @@ type ControlClient interface {
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// DiskUsage returns the disk space of images: of their content, and of their snapshots in each snapshotter. It splits
+	// the list of images into several messages, as in StreamImages; the first message has the rest. A snapshotter that
+	// does not respond has an error, and its snapshots are not counted.
+	DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiskUsageResponse], error)
+	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
+	// ends it. The headers arrive when it has begun.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
+	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
+	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
+	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -264,6 +277,54 @@ func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	return out, nil
 }
 
+func (c *controlClient) DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiskUsageResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[3], Control_DiskUsage_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DiskUsageRequest, DiskUsageResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DiskUsageClient = grpc.ServerStreamingClient[DiskUsageResponse]
+
+func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, Event]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsClient = grpc.ServerStreamingClient[Event]
+
+func (c *controlClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiffResponse)
+	err := c.cc.Invoke(ctx, Control_Diff_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -276,7 +337,7 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 
 func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[3], Control_DeepCheck_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_DeepCheck_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -348,6 +409,16 @@ type ControlServer interface {
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// DiskUsage returns the disk space of images: of their content, and of their snapshots in each snapshotter. It splits
+	// the list of images into several messages, as in StreamImages; the first message has the rest. A snapshotter that
+	// does not respond has an error, and its snapshots are not counted.
+	DiskUsage(*DiskUsageRequest, grpc.ServerStreamingServer[DiskUsageResponse]) error
+	// Events returns what happens to images, content, snapshots and pins in the namespace of the CRI, until the caller
+	// ends it. The headers arrive when it has begun.
+	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
+	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
+	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
+	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -409,6 +480,15 @@ func (UnimplementedControlServer) Prune(context.Context, *PruneRequest) (*PruneR
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedControlServer) DiskUsage(*DiskUsageRequest, grpc.ServerStreamingServer[DiskUsageResponse]) error {
+	return status.Error(codes.Unimplemented, "method DiskUsage not implemented")
+}
+func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
+}
+func (UnimplementedControlServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Diff not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -674,6 +754,46 @@ func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_DiskUsage_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DiskUsageRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).DiskUsage(m, &grpc.GenericServerStream[DiskUsageRequest, DiskUsageResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_DiskUsageServer = grpc.ServerStreamingServer[DiskUsageResponse]
+
+func _Control_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Events(m, &grpc.GenericServerStream[EventsRequest, Event]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsServer = grpc.ServerStreamingServer[Event]
+
+func _Control_Diff_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiffRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Diff(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Diff_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Diff(ctx, req.(*DiffRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -791,6 +911,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Control_Status_Handler,
 		},
 		{
+			MethodName: "Diff",
+			Handler:    _Control_Diff_Handler,
+		},
+		{
 			MethodName: "Check",
 			Handler:    _Control_Check_Handler,
 		},
@@ -817,6 +941,16 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "StreamPins",
 			Handler:       _Control_StreamPins_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "DiskUsage",
+			Handler:       _Control_DiskUsage_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Control_Events_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	containerdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -17,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/compare"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
@@ -26,6 +28,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/imagepin/usage"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -45,6 +48,11 @@ type Config struct {
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
+	Usage     Usage
+	Registry  compare.Registry
+	// Events is containerd's event service, and Records its image store.
+	Events  reconcile.Subscriber
+	Records containerdimages.Store
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,
@@ -104,6 +112,11 @@ type PruneOptions struct {
 	Pinned bool
 	// DryRun removes nothing.
 	DryRun bool
+}
+
+// Usage measures the disk space of images. [usage.Meter] implements it.
+type Usage interface {
+	Measure(ctx context.Context) (usage.Usage, error)
 }
 
 // Health checks and repairs. [reconcile.Reconciler] implements it.

@@ -21,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/usage"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -72,7 +73,10 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri},
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Usage: usage.New(usage.Config{
+			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
+		}),
 		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})

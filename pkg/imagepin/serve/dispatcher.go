@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
@@ -68,7 +69,7 @@ func (x *dispatcher) unavailable(why error) {
 const criPrefix = "/runtime."
 
 // endlessStreams are the streams that do not end by themselves.
-var endlessStreams = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": true}
+var endlessStreams = map[string]bool{"/runtime.v1.RuntimeService/GetContainerEvents": true, api.Control_Events_FullMethodName: true}
 
 // handle is a grpc.StreamHandler for calls of every method. A unary call is a stream with one message in each
 // direction.

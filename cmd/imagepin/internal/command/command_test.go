@@ -86,6 +86,11 @@ func TestOutput(t *testing.T) {
 			c.refresh.Changed, c.refresh.Refreshed = false, c.refresh.Refreshed[2:]
 		}), 0, "refresh " + appRef},
 		{"refresh-failed", ok(func(c *control) { c.refresh.Refreshed[1].Error = "NoMatchingPlatform: none\ntry another" }), 1, "refresh " + appRef},
+		{"diff", recorded(), 0, "diff " + appRef},
+		{"du", recorded(), 1, "du"},
+		{"du-healthy", ok(func(c *control) {
+			c.usage.Images, c.usage.Snapshotters = c.usage.Images[2:], c.usage.Snapshotters[1:]
+		}), 0, "du --no-trunc"},
 		{"check", recorded(), 1, "check"},
 		{"check-repaired", ok(func(c *control) {
 			c.check.Findings = c.check.Findings[:1]
@@ -98,7 +103,7 @@ func TestOutput(t *testing.T) {
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputWide, outputJSON} {
-			if format == outputWide && !strings.HasPrefix(test.name, "images") {
+			if format == outputWide && !strings.HasPrefix(test.name, "images") && !strings.HasPrefix(test.name, "du") {
 				continue
 			}
 			t.Run(test.name+"/"+format, func(t *testing.T) {
@@ -128,6 +133,11 @@ func TestRequests(t *testing.T) {
 		{"pin set app sha256:1", &api.SetPinRequest{Ref: "app", Digest: "sha256:1"}},
 		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
 		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
+		{"diff app", &api.DiffRequest{Ref: "app"}},
+		{"diff app sha256:1 --scope node --all-platforms -u bob:secret", &api.DiffRequest{
+			Ref: "app", Digest: "sha256:1", Scope: "node", AllPlatforms: true, Credential: &api.Credential{Username: "bob", Password: "secret"},
+		}},
+		{"du --ref a/*", &api.DiskUsageRequest{RefGlob: "a/*"}},
 		{"check --repair", &api.CheckRequest{Repair: true}},
 		{"check --deep", &api.DeepCheckRequest{BytesPerSecond: 100 << 20}},
 		{"check --deep --repair --rate 20MiB", &api.DeepCheckRequest{Repair: true, BytesPerSecond: 20 << 20}},
@@ -166,7 +176,7 @@ func TestEnvironment(t *testing.T) {
 
 // everyCall has one call of each command that uses the control service.
 var everyCall = []string{
-	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "check", "check --deep",
+	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "diff app", "du", "events", "check", "check --deep",
 	"uninstall",
 }
 

@@ -32,6 +32,7 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 // argumentValues return the values of arguments, by their name in the usage of a command.
 var argumentValues = map[string]func(*commandLine, context.Context) []candidate{
 	"REF":     (*commandLine).references,
+	"DIGEST":  (*commandLine).digests,
 	"FILE":    (*commandLine).files,
 	"COMMAND": (*commandLine).helpTopics,
 }
@@ -107,6 +108,46 @@ func (l *commandLine) references(ctx context.Context) []candidate {
 		}
 	}
 	return plain(all)
+}
+
+// digests returns the digests that the node knows of the repository of the argument before.
+func (l *commandLine) digests(ctx context.Context) []candidate {
+	named, err := reference.ParseDockerRef(l.args[len(l.args)-1])
+	if err != nil {
+		return nil
+	}
+	inRepository := func(ref string) bool {
+		other, err := reference.ParseNormalizedNamed(ref)
+		return err == nil && other.Name() == named.Name()
+	}
+	found := make(map[string]bool)
+	l.query(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+		c := api.NewControlClient(conn)
+		images, err := listImages(ctx, c, &api.ImagesRequest{RefGlob: named.Name() + "**"})
+		if err != nil {
+			return err
+		}
+		for _, k := range images.GetKeys() {
+			if inRepository(k.GetRef()) {
+				found[k.GetRoot().GetDigest()] = true
+			}
+		}
+		pins, err := listPins(ctx, c, &api.PinsRequest{RefGlob: named.Name() + "**"})
+		for _, p := range pins.GetPins() {
+			if !inRepository(p.GetRef()) {
+				continue
+			}
+			found[p.GetRoot().GetDigest()] = true
+			for _, h := range p.GetHistory() {
+				found[h.GetDigest()] = true
+			}
+			if d := p.GetDrift(); d != nil {
+				found[d.GetDigest()] = true
+			}
+		}
+		return err
+	})
+	return plain(slices.Sorted(maps.Keys(found)))
 }
 
 // scopes returns the scopes of the pins on the node.

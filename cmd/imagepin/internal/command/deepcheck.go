@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
+	"time"
 
 	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
@@ -38,19 +41,17 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 	if err != nil {
 		return nil, err
 	}
-	_, overwrite := animated(a.Err)
-	shown := &checkProgress{w: a.Err, overwrite: overwrite}
+	shown := a.checkProgress()
 	for {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			err = errors.New("containerd ended the check without a result")
 		}
 		if err != nil {
-			_ = shown.end() // the other error is more important
 			return nil, err
 		}
 		if result := message.GetResult(); result != nil {
-			return result, shown.end()
+			return result, nil
 		}
 		if err := shown.show(message.GetProgress()); err != nil {
 			return nil, err
@@ -58,22 +59,28 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 	}
 }
 
-// checkProgress shows the progress of a deep check: on a terminal one line that is overwritten, otherwise one line for
-// each tenth.
-type checkProgress struct {
-	w         io.Writer
-	overwrite bool
-	last      string
-	tenth     int64
+// checkProgress shows the progress of a deep check.
+type checkProgress interface {
+	show(*api.DeepCheckProgress) error
 }
 
-func (p *checkProgress) show(now *api.DeepCheckProgress) error {
-	line := progressLine(now)
-	if p.overwrite {
-		p.last = line
-		_, err := fmt.Fprintf(p.w, "\r\x1b[2K%s", line)
-		return err
+func (a *app) checkProgress() checkProgress {
+	if t, ok := animated(a.Err); ok {
+		width := func() int { w, _ := terminalSize(t); return w }
+		return &checkBar{w: a.Err, now: a.now, width: width, color: os.Getenv(noColor) == ""}
 	}
+	return &checkLines{w: a.Err}
+}
+
+// checkLines is the progress without a terminal: one line for each tenth.
+type checkLines struct {
+	w     io.Writer
+	last  string
+	tenth int64
+}
+
+func (p *checkLines) show(now *api.DeepCheckProgress) error {
+	line := progressLine(now)
 	tenth := int64(-1)
 	if total := now.GetBytesTotal(); total > 0 {
 		tenth = 10 * now.GetBytes() / total
@@ -86,12 +93,44 @@ func (p *checkProgress) show(now *api.DeepCheckProgress) error {
 	return err
 }
 
-// end finishes the line that was overwritten.
-func (p *checkProgress) end() error {
-	if !p.overwrite || p.last == "" {
-		return nil
+// checkBar is the progress on a terminal: two lines that are redrawn, what is checked, and a bar with the rate of reading
+// and the remaining time.
+type checkBar struct {
+	w     io.Writer
+	now   func() time.Time
+	width func() int
+	color bool
+	start time.Time // of reading
+	ended time.Time // of reading; zero before
+	drawn int       // number of lines to overwrite
+}
+
+// figuresWidth is the width of the figures after the bar: " 100%  elapsed: 100.0s  100.0 MiB/s  ETA 1m40s".
+const figuresWidth = 47
+
+func (p *checkBar) show(now *api.DeepCheckProgress) error {
+	at := p.now()
+	if p.start.IsZero() {
+		p.start = at
 	}
-	_, err := fmt.Fprintln(p.w)
+	done, all := now.GetBytes(), now.GetBytesTotal()
+	if done >= all && all > 0 && p.ended.IsZero() {
+		p.ended = at // the time for snapshots and repairs is not part of the rate
+	}
+	reading := at
+	if !p.ended.IsZero() {
+		reading = p.ended
+	}
+	part := 1.0
+	if all > 0 {
+		part = min(float64(done)/float64(all), 1)
+	}
+	width := p.width()
+	figures := fmt.Sprintf(" %3.0f%%  elapsed: %.1fs", 100*part, at.Sub(p.start).Seconds()) + rateOfBytes(done, all, reading.Sub(p.start))
+	barWidth := min(max(width-figuresWidth, minBar), maxBar)
+	picture := strings.Repeat(clearLine, p.drawn) + cut(progressLine(now), width) + "\n" + barOf(part, barWidth, p.color) + cut(figures, max(width-barWidth, 1)) + "\n"
+	p.drawn = 2
+	_, err := io.WriteString(p.w, picture)
 	return err
 }
 

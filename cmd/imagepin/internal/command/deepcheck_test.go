@@ -3,9 +3,12 @@ package command
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 
@@ -25,20 +28,38 @@ read 5 of 5 blobs, 20MiB of 20MiB; 0 of 2 snapshots
 	}
 }
 
-// TestDeepCheckProgressOnATerminal checks that progress overwrites one line.
+// TestDeepCheckProgressOnATerminal checks that progress overwrites two lines with the rate and the remaining time, which
+// count only while content is read.
 func TestDeepCheckProgressOnATerminal(t *testing.T) {
-	var out bytes.Buffer
-	p := &checkProgress{w: &out, overwrite: true}
-	for _, message := range deepProgress() {
-		if err := p.show(message.GetProgress()); err != nil {
-			t.Fatal(err)
+	now := testNow
+	for _, width := range []int{80, 40} {
+		var out bytes.Buffer
+		p := &checkBar{w: &out, now: func() time.Time { return now }, width: func() int { return width }}
+		for _, message := range deepProgress() {
+			if err := p.show(message.GetProgress()); err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(2 * time.Second)
+		}
+		var screen []string
+		for i, picture := range strings.Split(out.String(), clearLine+clearLine) {
+			screen = append(screen, fmt.Sprintf("%d s\n%s", 2*i, picture))
+		}
+		golden(t, fmt.Sprintf("check-bar-%d.txt", width), strings.Join(screen, ""))
+		for line := range strings.Lines(strings.ReplaceAll(out.String(), clearLine, "")) {
+			if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > width {
+				t.Errorf("a line has %d columns: %q", n, line)
+			}
 		}
 	}
-	if err := p.end(); err != nil {
-		t.Fatal(err)
-	}
-	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.HasSuffix(got, "\r\x1b[2Kread 5 of 5 blobs, 20MiB of 20MiB; 2 of 2 snapshots\n") {
-		t.Errorf("got %q, want one line that is overwritten and ends with the last progress", got)
+}
+
+// TestDeepCheckOfNothing checks that there is no rate without content.
+func TestDeepCheckOfNothing(t *testing.T) {
+	var out bytes.Buffer
+	p := &checkBar{w: &out, now: func() time.Time { return testNow }, width: func() int { return 80 }}
+	if err := p.show(&api.DeepCheckProgress{}); err != nil || !strings.HasSuffix(out.String(), "| 100%  elapsed: 0.0s\n") {
+		t.Errorf("got %q, %v", out.String(), err)
 	}
 }
 

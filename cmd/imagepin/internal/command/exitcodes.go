@@ -26,7 +26,7 @@ var exitCodes = []struct {
 	meaning string
 }{
 	{exitOK, "success"},
-	{exitFailed, "the command failed, check has findings that are not repaired, status has problems, or uninstall or prune has no --yes"},
+	{exitFailed, "the command failed, check has findings that are not repaired, status has problems, a snapshotter did not answer du, or uninstall or prune has no --yes"},
 	{exitChanged, "refresh succeeded, and a digest changed"},
 	{exitInterrupted, "interrupted (SIGINT, Ctrl-C)"},
 	{exitTerminated, "terminated (SIGTERM); serve ends with 0 after the running calls"},

@@ -260,8 +260,13 @@ func (b *bars) bar(blob *blob, width int) string {
 	if blob.event == eventExtracting {
 		return movingBar(b.now().Sub(blob.since), width)
 	}
-	bar := fmt.Sprintf("%*r", width, ctdprogress.Bar(blob.part()))
-	if b.color {
+	return barOf(blob.part(), width, b.color)
+}
+
+// barOf returns a bar for the completed part, 0 to 1.
+func barOf(part float64, width int, color bool) string {
+	bar := fmt.Sprintf("%*r", width, ctdprogress.Bar(part))
+	if color {
 		return bar
 	}
 	return strings.NewReplacer("\x1b[32m", "", "\x1b[0m", "").Replace(bar)
@@ -299,15 +304,21 @@ func (b *bars) total() string {
 	if !b.ended.IsZero() { // the time for unpacking is not part of the rate
 		elapsed = b.ended.Sub(b.start)
 	}
+	return line + rateOfBytes(done, all, elapsed)
+}
+
+// rateOfBytes returns the average rate at which done of all bytes were handled, and the time that the rest needs at this
+// rate, each after two spaces.
+func rateOfBytes(done, all int64, elapsed time.Duration) string {
 	if done == 0 || elapsed <= 0 {
-		return line
+		return ""
 	}
-	line += fmt.Sprintf("  %s", ctdprogress.NewBytesPerSecond(done, elapsed))
-	if done == all {
-		return line
+	text := fmt.Sprintf("  %s", ctdprogress.NewBytesPerSecond(done, elapsed))
+	if done >= all {
+		return text
 	}
 	rest := time.Duration(float64(elapsed) * float64(all-done) / float64(done))
-	return line + fmt.Sprintf("  ETA %s", max(rest.Round(time.Second), time.Second))
+	return text + fmt.Sprintf("  ETA %s", max(rest.Round(time.Second), time.Second))
 }
 
 // downloaded returns the bytes of the blobs that were not on the node: those that have arrived, and all.

@@ -54,6 +54,9 @@ type control struct {
 	check     *api.CheckResponse
 	deep      []*api.DeepCheckResponse // all except the last
 	uninstall *api.UninstallResponse
+	usage     *api.DiskUsageResponse
+	events    []*api.Event
+	diff      *api.DiffResponse
 	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
@@ -139,6 +142,28 @@ func (c *control) DeepCheck(r *api.DeepCheckRequest, stream grpc.ServerStreaming
 
 func (c *control) Uninstall(ctx context.Context, r *api.UninstallRequest) (*api.UninstallResponse, error) {
 	return c.uninstall, c.answer(ctx, r)
+}
+
+func (c *control) DiskUsage(r *api.DiskUsageRequest, stream grpc.ServerStreamingServer[api.DiskUsageResponse]) error {
+	if c.usage != nil {
+		if err := stream.Send(c.usage); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
+}
+
+func (c *control) Events(r *api.EventsRequest, stream grpc.ServerStreamingServer[api.Event]) error {
+	for _, e := range c.events {
+		if err := stream.Send(e); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
+}
+
+func (c *control) Diff(ctx context.Context, r *api.DiffRequest) (*api.DiffResponse, error) {
+	return c.diff, c.answer(ctx, r)
 }
 
 func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
@@ -309,6 +334,9 @@ func recorded() *control {
 			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it"},
 		}},
 		deep:      deepProgress(),
+		usage:     diskUsage(),
+		diff:      digestDiff(),
+		events:    allEvents()[:1],
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
 }
@@ -362,5 +390,49 @@ func pulled() []*api.PullResponse {
 		{Progress: []*api.Progress{at(layer, "extracting", 0)}},
 		{Progress: []*api.Progress{at(layer, "extracted", 5<<20), {Event: "saved"}}},
 		{Result: &api.PullResult{Key: appKey(), Done: "fetched"}},
+	}
+}
+
+// diskUsage has an image that shares a layer with another, and a snapshotter that does not respond.
+func diskUsage() *api.DiskUsageResponse {
+	return &api.DiskUsageResponse{
+		Images: []*api.ImageUsage{
+			{
+				ImageId: imageID, Refs: []string{appRef, "registry.example.com/shop/app@" + digestOld}, Content: 860 << 10, Unique: 2 << 20, Shared: 700 << 10,
+				Unpacked: []*api.UnpackedUsage{{Snapshotter: "native", Unknown: true}, {Snapshotter: "overlayfs", Size: 1800 << 10}},
+			},
+			{
+				ImageId: chainID, Refs: []string{"registry.example.com/a/long/path/to/the/repository/of/the/shop/app:v1.2.3-4", "registry.example.com/shop/web:v1"},
+				Content: 5 << 10, Shared: 5 << 10, Unpacked: []*api.UnpackedUsage{{Snapshotter: "native", Unknown: true}},
+			},
+			{ImageId: manifestD, Refs: []string{"registry.example.com/shop/app@" + digestNew}, Content: 1023 << 20, Unique: 1023 << 20},
+		},
+		Content: &api.ContentUsage{Blobs: 9, Size: 1025 << 20}, OtherContent: &api.ContentUsage{Blobs: 1, Size: 512},
+		Snapshotters: []*api.SnapshotterUsage{
+			{Snapshotter: "native", Error: "no answer within 2s"}, {Snapshotter: "overlayfs", Snapshots: 4, Size: 1800 << 10},
+		},
+	}
+}
+
+// digestDiff has a platform with each change, and texts with control characters.
+func digestDiff() *api.DiffResponse {
+	return &api.DiffResponse{
+		Ref: appRef, From: appPin().Root, FromIs: "pinned in scope node", To: &api.Descriptor{Digest: digestNew}, ToIs: "of the tag in the registry, which has moved",
+		Platforms: []*api.PlatformDiff{
+			{
+				Platform: hostPlatform, Change: "changed", Compared: true, FromManifest: manifestD, ToManifest: digestNew, FromSize: 5 << 20, ToSize: 4 << 20,
+				Layers: []*api.LayerDiff{
+					{Change: "removed", Digest: chainID, Size: 1 << 20}, {Change: "same", Digest: layerD, Size: 4 << 20}, {Change: "added", Digest: imageID, Size: 32},
+				},
+				Config: []*api.ConfigDiff{
+					{Field: "cmd", From: proto.String(`["serve"]`)}, {Field: "env VERSION", From: proto.String("1"), To: proto.String("2")},
+					{Field: "exposed_port 80/tcp", To: proto.String("")}, {Field: "label a\x1b[2J", To: proto.String("x\ny")},
+				},
+			},
+			{Platform: "linux/arm64", Change: "changed", FromManifest: manifestD, ToManifest: digestNew},
+			{Platform: "linux/s390x", Change: "added", Compared: true, ToManifest: digestNew, ToSize: 2 << 20},
+			{Platform: "linux/riscv64", Change: "removed", Compared: true, FromManifest: digestNew, FromSize: 3 << 20},
+			{Platform: "linux/386", Change: "same", Compared: true, FromManifest: digestNew, ToManifest: digestNew, FromSize: 1 << 20, ToSize: 1 << 20},
+		},
 	}
 }

@@ -1,0 +1,195 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const (
+	// tableWidth is the width of a terminal that a table fits.
+	tableWidth = 80
+	// maxReason is how much of the error of a snapshotter fits a table, in characters.
+	maxReason = 40
+)
+
+const duDescription = `Shows the disk space of images. UNIQUE is what only this image needs, and "imagepin
+rm" frees; SHARED is what also other images need, or pins that retain content.
+Both are the sum of CONTENT, the compressed layers, manifests and configurations
+in the content store, and SNAPSHOTS, the unpacked layers in all snapshotters.
+CONTENT has no layers if containerd discards unpacked layers.
+
+The second table has the totals, in which shared layers count once. "other
+content" is content of no image, such as what containerd has not collected yet.
+Snapshots of containers do not count.
+
+A snapshotter that does not answer within two seconds is listed with an error, and
+its snapshots do not count.
+
+"-o wide" adds the image ID and the size in each snapshotter.
+
+Exit code:
+  0  all snapshotters answered
+  1  a snapshotter did not answer, or the command failed
+
+Examples:
+  imagepin du
+  imagepin du --ref 'docker.io/library/*:*' -o wide
+  imagepin du -o json | jq -r '.images[] | [.unique, .refs[0]] | @tsv'`
+
+func (a *app) duCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "du",
+		Usage:       "Show the disk space of images",
+		Description: duDescription,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "ref", Usage: "list only images with a reference that matches `GLOB` as a whole: * matches any text without a slash, ** any text"},
+			noTruncFlag(),
+		},
+		Action: a.du,
+	}
+}
+
+func (a *app) du(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	usage := &api.DiskUsageResponse{}
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		stream, err := c.DiskUsage(ctx, &api.DiskUsageRequest{RefGlob: cmd.String("ref")})
+		if err != nil {
+			return err
+		}
+		return receiveAll(stream, usage)
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.print(cmd, usage, func() error { return a.printUsage(cmd, usage) }); err != nil {
+		return err
+	}
+	for _, sn := range usage.GetSnapshotters() {
+		if sn.GetError() != "" {
+			return exitError(exitFailed)
+		}
+	}
+	return nil
+}
+
+func (a *app) printUsage(cmd *cli.Command, u *api.DiskUsageResponse) error {
+	wide := cmd.String("output") == outputWide
+	header := []string{"UNIQUE", "SHARED", "CONTENT", "SNAPSHOTS"}
+	if wide {
+		header = append(header, "UNPACKED", "IMAGE ID")
+	}
+	rows := make([][]string, len(u.GetImages()))
+	for i, img := range u.GetImages() {
+		rows[i] = []string{bytesText(img.GetUnique()), bytesText(img.GetShared()), bytesText(img.GetContent()), unpackedTotal(img)}
+		if wide {
+			rows[i] = append(rows[i], unpackedText(img), a.style(cmd).digest(img.GetImageId()))
+		}
+	}
+	room, s := tableWidth-widthOf(header, rows), a.style(cmd)
+	if s.noTrunc = s.noTrunc || wide; s.noTrunc {
+		room = unlimited
+	}
+	for i, img := range u.GetImages() {
+		rows[i] = append(rows[i], refsText(s, img.GetRefs(), room))
+	}
+	if err := table(a.Out, append(header, "REFERENCE"), rows); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(a.Out); err != nil {
+		return err
+	}
+	return table(a.Out, []string{"TOTAL", "ITEMS", "SIZE"}, usageTotals(u))
+}
+
+func usageTotals(u *api.DiskUsageResponse) [][]string {
+	content := func(name string, c *api.ContentUsage) []string {
+		return []string{name, count(c.GetBlobs(), "blob"), bytesText(c.GetSize())}
+	}
+	rows := [][]string{content("content", u.GetContent())}
+	for _, sn := range u.GetSnapshotters() {
+		if sn.GetError() != "" {
+			rows = append(rows, []string{sn.GetSnapshotter(), none, "unknown: " + cut(firstLine(sn.GetError()), maxReason)})
+			continue
+		}
+		rows = append(rows, []string{sn.GetSnapshotter(), count(sn.GetSnapshots(), "snapshot"), bytesText(sn.GetSize())})
+	}
+	return append(rows, content("other content", u.GetOtherContent()))
+}
+
+// bytesText formats a number of bytes that is known.
+func bytesText(n int64) string { return units.BytesSize(float64(n)) }
+
+// unpackedTotal returns the size of an image in all snapshotters, with a mark if one did not respond.
+func unpackedTotal(img *api.ImageUsage) string {
+	var total int64
+	unknown := false
+	for _, u := range img.GetUnpacked() {
+		total += u.GetSize()
+		unknown = unknown || u.GetUnknown()
+	}
+	switch {
+	case !unknown:
+		return bytesText(total)
+	case total == 0:
+		return "unknown"
+	}
+	return ">" + bytesText(total)
+}
+
+// unpackedText returns the size of an image in each snapshotter.
+func unpackedText(img *api.ImageUsage) string {
+	var all []string
+	for _, u := range img.GetUnpacked() {
+		text := bytesText(u.GetSize())
+		if u.GetUnknown() {
+			text = "unknown"
+		}
+		all = append(all, u.GetSnapshotter()+"="+text)
+	}
+	return orNone(strings.Join(all, ","))
+}
+
+// widthOf returns the width of columns and of the spaces after them.
+func widthOf(header []string, rows [][]string) int {
+	total := 0
+	for i := range header {
+		width := utf8.RuneCountInString(header[i])
+		for _, row := range rows {
+			width = max(width, utf8.RuneCountInString(row[i]))
+		}
+		total += width + 2
+	}
+	return total
+}
+
+// refsText returns the first reference of an image, and how many others there are, without references by digest if there
+// is a tag. It omits the beginning of a reference that needs more than room characters.
+func refsText(s style, refs []string, room int) string {
+	if len(refs) == 0 {
+		return none
+	}
+	listed := slices.DeleteFunc(slices.Clone(refs), func(ref string) bool { return strings.Contains(ref, "@") })
+	if len(listed) == 0 {
+		listed = refs
+	}
+	more := ""
+	if others := len(listed) - 1; others > 0 {
+		more = fmt.Sprintf(" (+%d)", others)
+	}
+	runes := []rune(s.ref(listed[0]))
+	if keep := max(room-len(more), 1); room != unlimited && len(runes) > keep {
+		return "…" + string(runes[len(runes)-keep+1:]) + more
+	}
+	return string(runes) + more
+}
