@@ -246,7 +246,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus ## All checks that run no tests
+check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus check-links ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -300,6 +300,10 @@ check-manifests:
 .PHONY: check-versions
 check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
+
+.PHONY: check-links
+check-links:
+	cd integration && $(GO) test -count 1 ./docs/links
 
 # The first run downloads promtool from Debian and keeps it in the user's cache.
 .PHONY: check-prometheus
