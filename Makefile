@@ -106,6 +106,10 @@ demo: build test-binaries ## Run the demo with its own registry and containerd
 demo-stock: build test-binaries ## Run the demo on stock containerd: shows where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
+.PHONY: pictures
+pictures: build test-binaries ## Record both demos and draw docs/pictures/
+	@cd integration && $(GO) build -o ../bin/demo ./demo && $(GO) run ./pictures
+
 # The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache.
 .PHONY: demo-cluster
 demo-cluster: build kubectl-imagepin test-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
