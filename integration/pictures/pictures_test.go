@@ -314,3 +314,31 @@ func TestWrap(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// TestDemoPage checks that docs/demo.md shows the recordings: each block has lines of one of them, in order.
+func TestDemoPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/demo.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```text\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) != len(recordings) {
+		t.Fatalf("docs/demo.md has %d blocks, want %d", len(blocks), len(recordings))
+	}
+	took := regexp.MustCompile(`Result after \S+:`) // differs in each run
+	for i, r := range recordings {
+		rest := strings.Split(took.ReplaceAllString(recording(t, r.name).text(), "Result:"), "\n")
+		for line := range strings.Lines(took.ReplaceAllString(blocks[i][1], "Result:")) {
+			line = strings.TrimRight(line, "\n")
+			if line == "" || strings.TrimSpace(line) == "[...]" {
+				continue
+			}
+			at := slices.Index(rest, line)
+			if at < 0 {
+				t.Errorf("docs/demo.md: %s.cast does not have this line, or has it earlier: %s", r.name, line)
+				continue
+			}
+			rest = rest[at+1:]
+		}
+	}
+}
