@@ -110,6 +110,10 @@ demo: build test-binaries ## Run the demo with its own registry and containerd
 demo-stock: build test-binaries ## Run the demo on stock containerd: shows where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
+.PHONY: pictures
+pictures: build test-binaries ## Record both demos and draw docs/pictures/
+	@cd integration && $(GO) build -o ../bin/demo ./demo && $(GO) run ./pictures
+
 # The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache.
 .PHONY: demo-cluster
 demo-cluster: build kubectl-imagepin test-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
@@ -255,7 +259,7 @@ versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus ## All checks that run no tests
+check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus check-links ## All checks that run no tests
 
 .PHONY: check-format
 check-format:
@@ -309,6 +313,10 @@ check-manifests:
 .PHONY: check-versions
 check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
+
+.PHONY: check-links
+check-links:
+	cd integration && $(GO) test -count 1 ./docs/links
 
 # The first run downloads Prometheus from Debian and keeps it in the user's cache.
 .PHONY: check-prometheus
