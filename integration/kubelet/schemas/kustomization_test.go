@@ -23,7 +23,7 @@ func TestKustomizations(t *testing.T) {
 		want []string // some of the objects
 		all  bool     // whether there are no others
 	}{
-		{"../../../contrib/kubernetes", append([]string{"DaemonSet/kube-system/imagepin-serve"}, cluster...), false},
+		{"../../../contrib/kubernetes", append([]string{"DaemonSet/kube-system/imagepin-serve", "DaemonSet/kube-system/imagepin-remove"}, cluster...), false},
 		{"../../../contrib/kubernetes/cluster", cluster, true},
 		{"../../../contrib/kubernetes/monitoring", []string{
 			"ConfigMap/monitoring/imagepin-dashboard", "PrometheusRule/monitoring/imagepin", "ScrapeConfig/monitoring/imagepin",

@@ -122,10 +122,14 @@ func oneLineUsageErrors(cmd *cli.Command) {
 	}
 }
 
-// arguments returns the arguments of cmd, which must be as many as names. The error does not contain the arguments,
-// because one could be a password.
+// arguments returns the arguments of cmd, which must be as many as names; the last may be optional, in brackets. The error
+// does not contain the arguments, because one could be a password.
 func arguments(cmd *cli.Command, names ...string) ([]string, error) {
-	if cmd.NArg() == len(names) {
+	least := len(names)
+	if least > 0 && strings.HasPrefix(names[least-1], "[") {
+		least--
+	}
+	if least <= cmd.NArg() && cmd.NArg() <= len(names) {
 		return cmd.Args().Slice(), nil
 	}
 	takes := "no arguments"

@@ -288,6 +288,9 @@ func TestUsageErrors(t *testing.T) {
 		"pull":                                  "imagepin pull takes REF, got 0 arguments, see imagepin pull --help",
 		"pull app --user bob secret":            "imagepin pull takes REF, got 2 arguments, see imagepin pull --help",
 		"pin set app":                           "imagepin pin set takes REF DIGEST, got 1 argument, see imagepin pin set --help",
+		"diff":                                  "imagepin diff takes REF [DIGEST], got 0 arguments, see imagepin diff --help",
+		"diff app a b":                          "imagepin diff takes REF [DIGEST], got 3 arguments, see imagepin diff --help",
+		"images --timeout 5":                    `invalid value "5" for flag --timeout: time: missing unit in duration "5", see imagepin images --help`,
 		"images --zzz":                          `unknown flag "--zzz", see imagepin images --help`,
 		"images --handlr runc":                  `unknown flag "--handlr" (did you mean "--handler"?), see imagepin images --help`,
 		"images --outptu json":                  `unknown flag "--outptu" (did you mean "--output"?), see imagepin images --help`,
@@ -301,7 +304,7 @@ func TestUsageErrors(t *testing.T) {
 		t.Run(args, func(t *testing.T) {
 			got := runAt(t, "/absent", bytes.NewReader(nil), strings.Fields(args)...)
 			if want == "" {
-				if got.code != 0 || !strings.Contains(got.out, "COMMANDS:") {
+				if got.code != 0 || !strings.Contains(got.out, "COMMANDS:") || strings.Count(got.out, "--address SOCKET") != 1 {
 					t.Errorf("exit code %d, printed %q", got.code, got.out)
 				}
 				return

@@ -46,11 +46,7 @@ func (a *app) diffCommand() *cli.Command {
 }
 
 func (a *app) diff(ctx context.Context, cmd *cli.Command) error {
-	names := []string{"REF", "DIGEST"}
-	if cmd.NArg() < len(names) {
-		names = names[:1]
-	}
-	args, err := arguments(cmd, names...)
+	args, err := arguments(cmd, "REF", "[DIGEST]")
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func (a *app) installCommands() []*cli.Command {
 func changeFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "root", Usage: "root `DIR` of the node"},
-		&cli.DurationFlag{Name: "wait", Value: 2 * time.Minute, Usage: "how long each restarted service may take until it is healthy"},
+		&cli.DurationFlag{Name: "wait", Value: 2 * time.Minute, Usage: "`DURATION` that each restarted service may take until it is healthy"},
 		&cli.BoolFlag{Name: "stay", Usage: "do not exit after a success, until a signal, as the container of a DaemonSet"},
 	}
 }
@@ -77,6 +77,9 @@ func (a *app) install(ctx context.Context, cmd *cli.Command) error {
 		return errors.New("--root is required: / for this node")
 	}
 	mode := install.Mode(cmd.String("mode"))
+	if mode == "" {
+		return fmt.Errorf("--mode is required: %s or %s", install.Plugin, install.Serve)
+	}
 	if mode != install.Plugin && mode != install.Serve {
 		return fmt.Errorf("--mode %q: it must be %s or %s", mode, install.Plugin, install.Serve)
 	}

@@ -2,7 +2,9 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -11,6 +13,9 @@ import (
 // undefinedFlag begins the error of urfave/cli about an unknown flag.
 const undefinedFlag = "flag provided but not defined: -"
 
+// oneDash matches a long flag in an error of urfave/cli about its value. It has one dash too few.
+var oneDash = regexp.MustCompile(`( for flag )-([a-z][a-z-]+: )`)
+
 // maxEchoed limits how much of a wrong argument an error repeats, in bytes.
 const maxEchoed = 64
 
@@ -18,7 +23,7 @@ const maxEchoed = 64
 func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	name, unknown := strings.CutPrefix(err.Error(), undefinedFlag)
 	if !unknown {
-		return fmt.Errorf("%w, see %s --help", err, cmd.FullName())
+		return errors.New(oneDash.ReplaceAllString(err.Error(), "${1}--${2}") + ", see " + cmd.FullName() + " --help")
 	}
 	name = strings.TrimLeft(name, "-")
 	suggestion := cli.SuggestFlag(visibleFlags(cmd), name, false)
@@ -29,6 +34,9 @@ func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 func subcommandMissing(_ context.Context, cmd *cli.Command) error {
 	if cmd.Args().Present() {
 		return unknownCommand(cmd, cmd.Args().First())
+	}
+	if cmd == cmd.Root() {
+		return cli.ShowRootCommandHelp(cmd)
 	}
 	return cli.ShowSubcommandHelp(cmd)
 }
