@@ -238,8 +238,8 @@ func (n *node) startServe(ctx context.Context, c *change, p *plan, changed bool)
 		if err := c.restarts(serviceUnit); err != nil {
 			return err
 		}
-		if err := n.systemd.ReloadContext(ctx); err != nil {
-			return fmt.Errorf("reload systemd: %w", err)
+		if err := n.systemd.reload(ctx); err != nil {
+			return err
 		}
 		failpoint.Reach("install.reloaded")
 		if _, _, err := n.systemd.EnableUnitFilesContext(ctx, []string{socketUnit, serviceUnit}, false, true); err != nil {
@@ -302,8 +302,8 @@ func (n *node) writeKubelet(ctx context.Context, c *change, t target, endpoint s
 	}
 	n.log("set kubelet's endpoint to %s in %s", endpoint, t.path)
 	// The file can be one of kubelet's unit.
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	return n.restarted(ctx, kubeletUnit, healthy)
 }
@@ -314,8 +314,8 @@ func (n *node) restartContainerd(ctx context.Context, c *change, socket string, 
 		if err := c.restarts(containerdUnit); err != nil {
 			return err
 		}
-		if err := n.systemd.ReloadContext(ctx); err != nil {
-			return fmt.Errorf("reload systemd: %w", err)
+		if err := n.systemd.reload(ctx); err != nil {
+			return err
 		}
 		failpoint.Reach("install.reloaded")
 	}
@@ -335,7 +335,9 @@ func (n *node) restartedIf(ctx context.Context, restart bool, unit string, healt
 }
 
 // wait returns how long a service may take until it is healthy.
-func (n *node) wait() time.Duration { return cmp.Or(n.Wait, 2*time.Minute) }
+func (n *node) wait() time.Duration { return cmp.Or(n.Wait, defaultWait) }
+
+const defaultWait = 2 * time.Minute
 
 // restarted restarts a service, and waits until it is healthy. healthy may be nil.
 func (n *node) restarted(ctx context.Context, unit string, healthy func(context.Context) error) error {

@@ -28,6 +28,7 @@ func (n *node) rollBack(ctx context.Context, r *record, why error) error {
 }
 
 func (n *node) undo(ctx context.Context, r *record) error {
+	n.Wait = max(n.Wait, defaultWait) // a wait that is too short for the change must not end its rollback
 	first := r.Before == nil
 	if first && r.Mode == Serve {
 		if err := n.disable(ctx); err != nil {
@@ -37,8 +38,8 @@ func (n *node) undo(ctx context.Context, r *record) error {
 	if err := r.restore(); err != nil {
 		return err
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	failpoint.Reach("install.undone")
 	// kubelet comes before the service that it does not use any more.
@@ -66,6 +67,9 @@ func (n *node) undo(ctx context.Context, r *record) error {
 
 // disable disables the units of imagepin serve, if they exist. Their files are removed after that.
 func (n *node) disable(ctx context.Context) error {
+	if err := n.systemd.reconnect(ctx); err != nil {
+		return err
+	}
 	for _, unit := range []string{socketUnit, serviceUnit} {
 		if _, err := os.Stat(filepath.Join(unitDir, unit)); err != nil {
 			continue

@@ -136,8 +136,8 @@ func (n *node) leaveContainerd(ctx context.Context, c *change) error {
 	if err := c.remove(containerdDropIn); err != nil {
 		return err
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	return n.restarted(ctx, containerdUnit, func(ctx context.Context) error { return healthyCRI(ctx, defaults.DefaultAddress) })
 }
@@ -160,8 +160,8 @@ func (n *node) removeFiles(ctx context.Context, r *record) error {
 		}
 		_ = os.Remove(filepath.Dir(path)) // fails unless it is empty
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	n.log("imagepin is removed")
 	return os.RemoveAll(dir)
