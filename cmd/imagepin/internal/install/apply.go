@@ -106,7 +106,7 @@ func (n *node) install(ctx context.Context, before *record) error {
 		to.Kubelet = before.Kubelet
 		to.Files = append(to.Files, slices.DeleteFunc(slices.Clone(before.Files), func(path string) bool { return slices.Contains(to.Files, path) })...)
 	}
-	c, err := begin(before, to)
+	c, err := n.begin(ctx, before, to)
 	if err != nil {
 		return err
 	}
@@ -130,6 +130,9 @@ func (n *node) install(ctx context.Context, before *record) error {
 		return n.rollBack(ctx, c.record, err)
 	}
 	if err := c.commit(); err != nil {
+		return n.rollBack(ctx, c.record, err)
+	}
+	if err := finish(); err != nil {
 		return err
 	}
 	n.log("imagepin %s is installed, mode %s", version.Version, n.Mode)

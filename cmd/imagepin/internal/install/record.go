@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 )
 
 // state is how far a change is.
@@ -87,7 +89,7 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := os.CreateTemp(filepath.Dir(path), partPrefix(path)+"*")
 	if err != nil {
 		return err
 	}
@@ -96,6 +98,13 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
+	if now, err := os.Stat(path); err == nil { // kubelet's files can have another owner
+		if s, ok := now.Sys().(*syscall.Stat_t); ok {
+			if err := f.Chown(int(s.Uid), int(s.Gid)); err != nil {
+				return err
+			}
+		}
+	}
 	if err := errors.Join(f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return err
 	}
@@ -103,6 +112,23 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// partPrefix is the prefix of the names of unfinished files.
+func partPrefix(path string) string { return "." + filepath.Base(path) + ".imagepin-" }
+
+// removeParts removes what a killed replaceFile has left of a file.
+func removeParts(path string) error {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partPrefix(path)) {
+			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(path), e.Name())))
+		}
+	}
+	return err
 }
 
 func syncDir(path string) error {

@@ -4,7 +4,6 @@ package install
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -52,7 +51,7 @@ func (n *node) undo(ctx context.Context, r *record) error {
 		if err := r.Before.save(); err != nil {
 			return err
 		}
-		return errors.Join(doNotRecover(), os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+		return finish()
 	}
 	for _, path := range r.Absent {
 		if err := os.RemoveAll(path); err != nil {
@@ -62,7 +61,19 @@ func (n *node) undo(ctx context.Context, r *record) error {
 	if err := os.Remove(recordFile); err != nil {
 		return err
 	}
-	return errors.Join(doNotRecover(), os.RemoveAll(dir))
+	if err := doNotRecover(); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// begin is [begin], and rolls back if it fails.
+func (n *node) begin(ctx context.Context, before *record, to record) (*change, error) {
+	c, err := begin(before, to)
+	if err != nil && c != nil {
+		return nil, n.rollBack(ctx, c.record, err)
+	}
+	return c, err
 }
 
 // disable disables the units of imagepin serve, if they exist. Their files are removed after that.

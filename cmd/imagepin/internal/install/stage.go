@@ -70,7 +70,7 @@ func (r Request) Run(ctx context.Context) error {
 		}
 	}
 	if err := r.stage(root); err != nil {
-		return fmt.Errorf("copy files to the node: %w", err)
+		return errors.Join(fmt.Errorf("copy files to the node: %w", err), unstage(root))
 	}
 	options, err := json.Marshal(r.Options)
 	if err != nil {
@@ -103,8 +103,12 @@ func (r Request) lock(ctx context.Context, root *os.Root, s *systemd) (unlock fu
 			return fmt.Errorf("another process changes this node: %w", err)
 		}
 		// The request of this change may have been killed.
-		if running, err := s.active(ctx, applyUnit); err != nil || running {
-			return errors.Join(err, fmt.Errorf("%s still runs", applyUnit))
+		for _, unit := range []string{applyUnit, recoverUnit} {
+			if running, err := s.active(ctx, unit); err != nil {
+				return err
+			} else if running {
+				return fmt.Errorf("%s still runs", unit)
+			}
 		}
 		return nil
 	})
@@ -144,6 +148,13 @@ func (r Request) stage(root *os.Root) error {
 		}
 	}
 	return root.WriteFile(in(logFile), nil, 0o600)
+}
+
+// unstage removes the copied files. The directory stays if imagepin is installed, or if a change is to be rolled back.
+func unstage(root *os.Root) error {
+	err := root.RemoveAll(in(stagedDir))
+	_ = root.Remove(in(dir)) // fails unless it is empty
+	return err
 }
 
 // sources returns the files to copy, and their paths below [stagedDir]. A removal only needs this command.
@@ -216,7 +227,7 @@ func (r Request) follow(ctx context.Context, root *os.Root, s *systemd) error {
 			return err
 		}
 		if err == nil && !running {
-			return readResult(root)
+			return errors.Join(readResult(root), unstage(root))
 		}
 		select {
 		case <-tick.C:

@@ -45,7 +45,7 @@ func (n *node) leaveServe(ctx context.Context, r *record) error {
 			socket = c.Address
 		}
 	}
-	c, err := begin(r, *r)
+	c, err := n.begin(ctx, r, *r)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,10 @@ func (n *node) leave(ctx context.Context, c *change, socket string) error {
 	}
 	r := *c.record
 	r.State = removing
-	return errors.Join(r.save(), doNotRecover())
+	if err := r.save(); err != nil {
+		return n.rollBack(ctx, c.record, err)
+	}
+	return doNotRecover()
 }
 
 // removeLabels removes what imagepin has written to containerd's metadata. An imagepin that does not work is removed too: then
@@ -122,7 +125,7 @@ func (n *node) removeLabels(ctx context.Context, socket string) {
 
 // leavePlugin lets containerd.service run the node's own containerd again.
 func (n *node) leavePlugin(ctx context.Context, r *record) error {
-	c, err := begin(r, *r)
+	c, err := n.begin(ctx, r, *r)
 	if err != nil {
 		return err
 	}
