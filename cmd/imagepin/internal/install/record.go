@@ -71,9 +71,37 @@ func loadRecord(path string) (*record, error) {
 	}
 	r := new(record)
 	if err := json.Unmarshal(b, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, &recordError{path, err}
 	}
 	return r, nil
+}
+
+// recordError says that a record is damaged.
+type recordError struct {
+	path string
+	err  error
+}
+
+func (e *recordError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.path, e.err) }
+
+// findInstalled returns a record of the files of an installation whose record is lost; nil if there are none. Without it, a
+// removal would leave units that run what is gone.
+func findInstalled() (*record, error) {
+	for mode, units := range map[Mode][]string{Plugin: {containerdDropIn}, Serve: {serviceFile, socketFile, kubeletDropIn}} {
+		content, err := os.ReadFile(units[0])
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if !strings.Contains(string(content), binDir+"/") {
+			continue
+		}
+		r := &record{Mode: mode, State: installed, Files: units}
+		for _, name := range mode.binaries() {
+			r.Files = append(r.Files, filepath.Join(binDir, name))
+		}
+		return r, nil
+	}
+	return nil, nil
 }
 
 func (r *record) save() error {
