@@ -283,8 +283,12 @@ func (n *node) startServe(ctx context.Context, c *change, p *plan, changed bool)
 			return err
 		}
 		failpoint.Reach("install.reloaded")
-		if _, _, err := n.systemd.EnableUnitFilesContext(ctx, []string{socketUnit, serviceUnit}, false, true); err != nil {
-			return fmt.Errorf("enable %s: %w", serviceUnit, err)
+		err := n.systemd.call(ctx, "enable "+serviceUnit, func() error {
+			_, _, err := n.systemd.EnableUnitFilesContext(ctx, []string{socketUnit, serviceUnit}, false, true)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 		failpoint.Reach("install.enabled")
 		// A service that runs already has the socket.
@@ -355,8 +359,10 @@ func (n *node) restartContainerd(ctx context.Context, c *change, socket string, 
 		if err != nil {
 			return err
 		}
-		if want := filepath.Join(binDir, "containerd"); len(u.execStart) == 0 || u.execStart[0] != want {
-			return fmt.Errorf("%s runs %q, not %s: a drop-in after %s sets ExecStart, see systemctl cat", containerdUnit, u.execStart, want, containerdDropIn)
+		if want := filepath.Join(binDir, "containerd"); len(u.execStart) == 0 {
+			return fmt.Errorf("%s has no ExecStart", containerdUnit)
+		} else if u.execStart[0] != want {
+			return fmt.Errorf("%s runs %s, not %s: a drop-in after %s sets ExecStart, see systemctl cat", containerdUnit, u.execStart[0], want, containerdDropIn)
 		}
 		if err := c.restarts(containerdUnit); err != nil {
 			return err

@@ -78,15 +78,16 @@ func (n *node) begin(ctx context.Context, before *record, to record) (*change, e
 
 // disable disables the units of imagepin serve, if they exist. Their files are removed after that.
 func (n *node) disable(ctx context.Context) error {
-	if err := n.systemd.reconnect(ctx); err != nil {
-		return err
-	}
 	for _, unit := range []string{socketUnit, serviceUnit} {
 		if _, err := os.Stat(filepath.Join(unitDir, unit)); err != nil {
 			continue
 		}
-		if _, err := n.systemd.DisableUnitFilesContext(ctx, []string{unit}, false); err != nil {
-			return fmt.Errorf("disable %s: %w", unit, err)
+		err := n.systemd.call(ctx, "disable "+unit, func() error {
+			_, err := n.systemd.DisableUnitFilesContext(ctx, []string{unit}, false)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil

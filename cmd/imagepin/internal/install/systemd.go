@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"time"
@@ -68,15 +69,28 @@ func (s *systemd) reconnect(ctx context.Context) error {
 	})
 }
 
+// call calls systemd, and again if the connection is lost. The call must be one that can be repeated.
+func (s *systemd) call(ctx context.Context, what string, call func() error) error {
+	for {
+		if err := s.reconnect(ctx); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		err := call()
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, godbus.ErrClosed) {
+			s.Close()
+		}
+		if s.Connected() || ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+}
+
 // reload lets systemd read the units again.
 func (s *systemd) reload(ctx context.Context) error {
-	if err := s.reconnect(ctx); err != nil {
-		return err
-	}
-	if err := s.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
-	}
-	return nil
+	return s.call(ctx, "reload systemd", func() error { return s.ReloadContext(ctx) })
 }
 
 // restart starts or restarts a unit, and waits until it has started.
@@ -91,12 +105,14 @@ func (s *systemd) stop(ctx context.Context, unit string) error {
 
 func (s *systemd) job(ctx context.Context, verb, unit string, start func(*dbus.Conn, context.Context, string, string, chan<- string) (int, error)) error {
 	for {
-		if err := s.reconnect(ctx); err != nil {
+		var done chan string
+		err := s.call(ctx, verb+" "+unit, func() error {
+			done = make(chan string, 1)
+			_, err := start(s.Conn, ctx, unit, "replace", done)
 			return err
-		}
-		done := make(chan string, 1)
-		if _, err := start(s.Conn, ctx, unit, "replace", done); err != nil && s.Connected() {
-			return fmt.Errorf("%s %s: %w", verb, unit, err)
+		})
+		if err != nil {
+			return err
 		}
 		switch result, err := s.result(ctx, done); {
 		case err != nil:
@@ -129,10 +145,11 @@ func (s *systemd) result(ctx context.Context, done <-chan string) (string, error
 
 // active reports whether a unit runs, is about to, or is about to stop.
 func (s *systemd) active(ctx context.Context, unit string) (bool, error) {
-	if err := s.reconnect(ctx); err != nil {
-		return false, err
-	}
-	p, err := s.GetUnitPropertyContext(ctx, unit, "ActiveState")
+	var p *dbus.Property
+	err := s.call(ctx, "state of "+unit, func() (err error) {
+		p, err = s.GetUnitPropertyContext(ctx, unit, "ActiveState")
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
@@ -150,12 +167,13 @@ type unit struct {
 }
 
 func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
-	if err := s.reconnect(ctx); err != nil {
-		return u, err
-	}
-	all, err := s.GetAllPropertiesContext(ctx, name)
+	var all map[string]any
+	err := s.call(ctx, "properties of "+name, func() (err error) {
+		all, err = s.GetAllPropertiesContext(ctx, name)
+		return err
+	})
 	if err != nil {
-		return u, fmt.Errorf("properties of %s: %w", name, err)
+		return u, err
 	}
 	u.loaded = all["LoadState"] == "loaded"
 	if pid, ok := all["MainPID"].(uint32); ok {
