@@ -63,8 +63,16 @@ func Apply(ctx context.Context, o Options, out io.Writer) error {
 	defer s.Close()
 	n := &node{Options: o, systemd: s, out: out}
 	r, err := loadRecord(recordFile)
-	if err != nil {
+	var damaged *recordError
+	if errors.As(err, &damaged) {
+		n.log("%v: it is ignored", err)
+	} else if err != nil {
 		return err
+	}
+	if r == nil {
+		if r, err = findInstalled(); err != nil {
+			return err
+		}
 	}
 	if r != nil && r.State == changing {
 		n.log("an earlier change was interrupted")
@@ -101,12 +109,12 @@ func (n *node) install(ctx context.Context, before *record) error {
 	if err != nil {
 		return refuse("%w", err)
 	}
-	to := record{Version: version.Version, Mode: n.Mode, Files: p.files()}
+	to := record{Version: version.Version, Mode: n.Mode, Files: p.files(before == nil)}
 	if before != nil {
 		to.Kubelet = before.Kubelet
 		to.Files = append(to.Files, slices.DeleteFunc(slices.Clone(before.Files), func(path string) bool { return slices.Contains(to.Files, path) })...)
 	}
-	c, err := begin(before, to)
+	c, err := n.begin(ctx, before, to)
 	if err != nil {
 		return err
 	}
@@ -130,6 +138,9 @@ func (n *node) install(ctx context.Context, before *record) error {
 		return n.rollBack(ctx, c.record, err)
 	}
 	if err := c.commit(); err != nil {
+		return n.rollBack(ctx, c.record, err)
+	}
+	if err := finish(); err != nil {
 		return err
 	}
 	n.log("imagepin %s is installed, mode %s", version.Version, n.Mode)
@@ -144,12 +155,15 @@ type plan struct {
 	kubelet       *kubelet
 }
 
-// files returns the files that are removed with imagepin. The configuration stays.
-func (p *plan) files() (paths []string) {
+// files returns the files that are removed with imagepin. A configuration that the node has before stays.
+func (p *plan) files(first bool) (paths []string) {
 	for _, t := range p.targets {
-		if t.path != configFile {
-			paths = append(paths, t.path)
+		if t.path == configFile {
+			if _, err := os.Stat(configFile); err == nil || !first {
+				continue
+			}
 		}
+		paths = append(paths, t.path)
 	}
 	return paths
 }
@@ -175,7 +189,11 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 		return nil, fmt.Errorf("%s does not run", containerdUnit)
 	}
 	p := &plan{socket: defaults.DefaultAddress}
-	if p.targets, err = targets(n.Mode, u.execStart); err != nil {
+	path, err := searchPath(u.pid)
+	if err != nil {
+		return nil, fmt.Errorf("environment of containerd: %w", err)
+	}
+	if p.targets, err = targets(n.Mode, u.execStart, path); err != nil {
 		return nil, err
 	}
 	if n.Mode == Serve {
@@ -186,15 +204,10 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 		}
 		p.socket, p.serve = c.ContainerdAddress, c.Address
 	}
-	if !n.NoKubelet {
-		if p.kubelet, err = findKubelet(ctx, n.systemd); err != nil {
+	if n.Mode == Serve {
+		if err := n.planKubelet(ctx, p, before == nil); err != nil {
 			return nil, err
 		}
-	}
-	if p.kubelet == nil {
-		n.log("kubelet is not changed")
-	} else if n.Mode == Serve {
-		p.targets = append(p.targets, target{path: kubeletDropIn, content: []byte(orderOfKubelet), mode: 0o644})
 	}
 	v, err := containerdVersion(ctx, p.socket)
 	if err != nil {
@@ -212,6 +225,34 @@ func (n *node) plan(ctx context.Context, before *record) (*plan, error) {
 		err = checkConfig(ctx, u.pid)
 	}
 	return p, err
+}
+
+// planKubelet checks that kubelet works and can use the socket of imagepin serve.
+func (n *node) planKubelet(ctx context.Context, p *plan, first bool) error {
+	if !n.NoKubelet {
+		k, err := findKubelet(ctx, n.systemd)
+		if err != nil {
+			return err
+		}
+		p.kubelet = k
+	}
+	if p.kubelet == nil {
+		n.log("kubelet is not changed")
+		return nil
+	}
+	p.targets = append(p.targets, target{path: kubeletDropIn, content: []byte(orderOfKubelet), mode: 0o644})
+	if !p.kubelet.uses(p.serve) {
+		if _, _, err := p.kubelet.with("unix://" + p.serve); err != nil {
+			return err
+		}
+	}
+	if !first || p.kubelet.healthz == "" {
+		return nil
+	}
+	// Otherwise its health says nothing after the change, and a rollback fails.
+	ctx, cancel := context.WithTimeout(ctx, min(n.wait(), stable))
+	defer cancel()
+	return await(ctx, func(ctx context.Context) error { return p.kubelet.healthy(ctx, n.systemd) })
 }
 
 // checkConfig lets the new containerd read the configuration of the running one, before that is replaced.
@@ -238,12 +279,16 @@ func (n *node) startServe(ctx context.Context, c *change, p *plan, changed bool)
 		if err := c.restarts(serviceUnit); err != nil {
 			return err
 		}
-		if err := n.systemd.ReloadContext(ctx); err != nil {
-			return fmt.Errorf("reload systemd: %w", err)
+		if err := n.systemd.reload(ctx); err != nil {
+			return err
 		}
 		failpoint.Reach("install.reloaded")
-		if _, _, err := n.systemd.EnableUnitFilesContext(ctx, []string{socketUnit, serviceUnit}, false, true); err != nil {
-			return fmt.Errorf("enable %s: %w", serviceUnit, err)
+		err := n.systemd.call(ctx, "enable "+serviceUnit, func() error {
+			_, _, err := n.systemd.EnableUnitFilesContext(ctx, []string{socketUnit, serviceUnit}, false, true)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 		failpoint.Reach("install.enabled")
 		// A service that runs already has the socket.
@@ -272,16 +317,12 @@ func (n *node) switchKubelet(ctx context.Context, c *change, p *plan) error {
 		return nil
 	}
 	healthy := func(ctx context.Context) error { return k.healthy(ctx, n.systemd) }
-	if k.endpoint == endpoint {
+	if k.uses(p.serve) {
 		return n.restartedIf(ctx, false, kubeletUnit, healthy)
 	}
-	before, err := os.ReadFile(k.file)
+	before, after, err := k.with(endpoint)
 	if err != nil {
 		return err
-	}
-	after, err := setEndpoint(before, endpoint, k.flag)
-	if err != nil {
-		return fmt.Errorf("%s: %w", k.file, err)
 	}
 	c.record.Kubelet = &kubeletFile{Path: k.file, Flag: k.flag, Before: before, After: after, Endpoint: k.endpoint}
 	return n.writeKubelet(ctx, c, target{path: k.file, content: after}, endpoint, healthy)
@@ -302,8 +343,8 @@ func (n *node) writeKubelet(ctx context.Context, c *change, t target, endpoint s
 	}
 	n.log("set kubelet's endpoint to %s in %s", endpoint, t.path)
 	// The file can be one of kubelet's unit.
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	return n.restarted(ctx, kubeletUnit, healthy)
 }
@@ -311,11 +352,20 @@ func (n *node) writeKubelet(ctx context.Context, c *change, t target, endpoint s
 // restartContainerd runs the containerd with imagepin.
 func (n *node) restartContainerd(ctx context.Context, c *change, socket string, changed bool) error {
 	if changed {
-		if err := c.restarts(containerdUnit); err != nil {
+		if err := n.systemd.reload(ctx); err != nil {
 			return err
 		}
-		if err := n.systemd.ReloadContext(ctx); err != nil {
-			return fmt.Errorf("reload systemd: %w", err)
+		u, err := n.systemd.unit(ctx, containerdUnit)
+		if err != nil {
+			return err
+		}
+		if want := filepath.Join(binDir, "containerd"); len(u.execStart) == 0 {
+			return fmt.Errorf("%s has no ExecStart", containerdUnit)
+		} else if u.execStart[0] != want {
+			return fmt.Errorf("%s runs %s, not %s: a drop-in after %s sets ExecStart, see systemctl cat", containerdUnit, u.execStart[0], want, containerdDropIn)
+		}
+		if err := c.restarts(containerdUnit); err != nil {
+			return err
 		}
 		failpoint.Reach("install.reloaded")
 	}
@@ -335,7 +385,9 @@ func (n *node) restartedIf(ctx context.Context, restart bool, unit string, healt
 }
 
 // wait returns how long a service may take until it is healthy.
-func (n *node) wait() time.Duration { return cmp.Or(n.Wait, 2*time.Minute) }
+func (n *node) wait() time.Duration { return cmp.Or(n.Wait, defaultWait) }
+
+const defaultWait = 2 * time.Minute
 
 // restarted restarts a service, and waits until it is healthy. healthy may be nil.
 func (n *node) restarted(ctx context.Context, unit string, healthy func(context.Context) error) error {

@@ -16,6 +16,8 @@ const (
 	recoverUnit = "imagepin-install-recover.service"
 	recoverFile = unitDir + "/" + recoverUnit
 	recoverLink = unitDir + "/multi-user.target.wants/" + recoverUnit
+	// recoverCommand is a link to the staged command, and exists as long as the unit.
+	recoverCommand = previousDir + "/imagepin"
 )
 
 // recoverAtBoot creates the unit.
@@ -25,13 +27,13 @@ func recoverAtBoot() error {
 Description=Roll back an interrupted change of imagepin
 
 [Service]
-ExecStart=%s/bin/imagepin %s '{"Action":"%s"}'
+ExecStart=%s %s '{"Action":"%s"}'
 Restart=on-failure
 RestartSec=1
 
 [Install]
 WantedBy=multi-user.target
-`, stagedDir, ApplyCommand, recovery)
+`, recoverCommand, ApplyCommand, recovery)
 	if err := replaceFile(recoverFile, []byte(text), 0o644); err != nil {
 		return err
 	}
@@ -51,5 +53,5 @@ func doNotRecover() error {
 			return err
 		}
 	}
-	return nil
+	return removeParts(recoverFile)
 }

@@ -16,7 +16,8 @@ import (
 // change replaces files of the node so that they can be restored.
 type change struct{ record *record }
 
-// begin returns a change of what a record says; nil means that imagepin is not installed.
+// begin returns a change of what a record says; nil means that imagepin is not installed. The change is not nil if it must be
+// rolled back because of the error.
 func begin(before *record, to record) (*change, error) {
 	if err := os.RemoveAll(previousDir); err != nil {
 		return nil, err
@@ -26,6 +27,17 @@ func begin(before *record, to record) (*change, error) {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			to.Absent = append(to.Absent, path)
 		}
+	}
+	// What was in a directory that not everyone can read stays so.
+	if err := os.MkdirAll(previousDir, 0o700); err != nil {
+		return nil, err
+	}
+	// Another request replaces the staged command, and can be killed or find the disk full.
+	if err := os.Link(filepath.Join(stagedDir, "bin/imagepin"), recoverCommand); err != nil {
+		return nil, err
+	}
+	if err := syncDir(previousDir); err != nil {
+		return nil, err
 	}
 	c := &change{&to}
 	if err := c.record.save(); err != nil {
@@ -87,7 +99,7 @@ func (c *change) restarts(units ...string) error {
 	return c.record.save()
 }
 
-// commit ends a change. The copies are not needed any more.
+// commit ends a change. The copies are not needed any more, see [finish].
 func (c *change) commit() error {
 	r := *c.record
 	r.State, r.Before, r.Touched, r.Restarted, r.Absent = installed, nil, nil, nil, nil
@@ -96,7 +108,15 @@ func (c *change) commit() error {
 		return err
 	}
 	failpoint.Reach("install.committed")
-	return errors.Join(doNotRecover(), os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+	return nil
+}
+
+// finish removes what only a change needs.
+func finish() error {
+	if err := doNotRecover(); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
 }
 
 // restore restores the files of a change. It can be repeated.
@@ -113,11 +133,7 @@ func (r *record) restore() error {
 		}
 		failpoint.Reach("install.restored")
 		// A killed process may have left a part of a file.
-		parts, err := filepath.Glob(filepath.Join(filepath.Dir(t.Path), "."+filepath.Base(t.Path)+".*"))
-		for _, part := range parts {
-			err = errors.Join(err, os.Remove(part))
-		}
-		if err != nil {
+		if err := removeParts(t.Path); err != nil {
 			return err
 		}
 		if !t.Existed {
@@ -153,5 +169,27 @@ func copyFile(to, from string) error {
 	if same, err := hasContent(to, content, info.Mode().Perm()); err != nil || same {
 		return err
 	}
+	if linkFile(to, from) == nil {
+		return nil
+	}
 	return replaceFile(to, content, info.Mode().Perm())
+}
+
+// linkFile replaces a file by a link to another, which needs no space on a full disk. Nothing writes to a file of an
+// installation in place. It fails between file systems.
+func linkFile(to, from string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	part := filepath.Join(filepath.Dir(to), partPrefix(to)+"link")
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(from, part); err != nil {
+		return err
+	}
+	if err := os.Rename(part, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(to))
 }

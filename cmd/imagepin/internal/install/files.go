@@ -31,6 +31,8 @@ const (
 
 	containerdDropIn = unitDir + "/containerd.service.d/50-imagepin.conf"
 	kubeletDropIn    = unitDir + "/kubelet.service.d/50-imagepin.conf"
+	socketFile       = unitDir + "/" + socketUnit
+	serviceFile      = unitDir + "/" + serviceUnit
 )
 
 // stateDirs are the directories that imagepin.service creates.
@@ -67,14 +69,18 @@ type target struct {
 	keep bool
 }
 
-// targets returns the files of a mode. execStart is the command of containerd.service.
-func targets(m Mode, execStart []string) ([]target, error) {
-	binaries := []string{"imagepin"}
+// binaries returns the names of the binaries of a mode.
+func (m Mode) binaries() []string {
 	if m == Plugin {
-		binaries = append(binaries, containerdBinaries...)
+		return append([]string{"imagepin"}, containerdBinaries...)
 	}
+	return []string{"imagepin"}
+}
+
+// targets returns the files of a mode. execStart is the command of containerd.service, and searchPath its PATH.
+func targets(m Mode, execStart []string, searchPath string) ([]target, error) {
 	var all []target
-	for _, name := range binaries {
+	for _, name := range m.binaries() {
 		content, err := os.ReadFile(filepath.Join(stagedDir, "bin", name))
 		if err != nil {
 			return nil, err
@@ -82,7 +88,7 @@ func targets(m Mode, execStart []string) ([]target, error) {
 		all = append(all, target{path: filepath.Join(binDir, name), content: content, mode: 0o755})
 	}
 	if m == Plugin {
-		dropIn, err := dropInOfContainerd(execStart)
+		dropIn, err := dropInOfContainerd(execStart, searchPath)
 		return append(all, target{path: containerdDropIn, content: dropIn, mode: 0o644}), err
 	}
 	for _, unit := range []string{socketUnit, serviceUnit} {
@@ -107,7 +113,7 @@ const configGiven = "config-given"
 
 // dropInOfContainerd returns the drop-in that makes containerd.service run the containerd with imagepin, with the arguments
 // that the unit has. Its directory is first in PATH, for the shim.
-func dropInOfContainerd(execStart []string) ([]byte, error) {
+func dropInOfContainerd(execStart []string, searchPath string) ([]byte, error) {
 	if len(execStart) == 0 {
 		return nil, fmt.Errorf("%s has no ExecStart", containerdUnit)
 	}
@@ -118,10 +124,10 @@ func dropInOfContainerd(execStart []string) ([]byte, error) {
 	}
 	return fmt.Appendf(nil, `# Written by imagepin install. "imagepin uninstall --root /" removes it.
 [Service]
-Environment=PATH=%s:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+Environment=%s
 ExecStart=
 ExecStart=%s
-`, binDir, command.String()), nil
+`, quote("PATH="+binDir+":"+searchPath), command.String()), nil
 }
 
 // quote quotes an argument for ExecStart of a unit, see systemd.service(5). systemd has replaced its specifiers already, and

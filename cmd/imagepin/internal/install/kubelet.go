@@ -56,6 +56,22 @@ func findKubelet(ctx context.Context, s *systemd) (*kubelet, error) {
 	return k, err
 }
 
+// uses reports whether kubelet's endpoint is a socket.
+func (k *kubelet) uses(socket string) bool {
+	return strings.TrimPrefix(k.endpoint, "unix://") == socket
+}
+
+// with returns the content of kubelet's file, and that with another endpoint.
+func (k *kubelet) with(endpoint string) (before, after []byte, err error) {
+	if before, err = os.ReadFile(k.file); err != nil {
+		return nil, nil, err
+	}
+	if after, err = setEndpoint(before, endpoint, k.flag); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", k.file, err)
+	}
+	return before, after, nil
+}
+
 // kubeletOf returns the kubelet with a command line. files are those of its unit.
 func kubeletOf(args, files []string) (*kubelet, error) {
 	flag := func(name string) string {
@@ -95,6 +111,7 @@ func kubeletOf(args, files []string) (*kubelet, error) {
 			port = *c.HealthzPort
 		}
 	}
+	address = cmp.Or(flag("--healthz-bind-address"), address)
 	if v := flag("--healthz-port"); v != "" {
 		if port, err = strconv.Atoi(v); err != nil {
 			return nil, fmt.Errorf("kubelet's --healthz-port: %w", err)
@@ -168,7 +185,7 @@ func parseKubeletConfig(content []byte) (c kubeletConfig, _ error) {
 
 var (
 	flagPattern   = regexp.MustCompile(`(` + endpointFlag + `[= ]["']?)([^\s"'\\]+)`)
-	configPattern = regexp.MustCompile(`(?m)(^|[{,]\s*)(\s*"?containerRuntimeEndpoint"?\s*:\s*)("[^"\n]*"|'[^'\n]*'|[^\s"'#,}]*)`)
+	configPattern = regexp.MustCompile(`(?m)(^|[{,]\s*)(\s*"?containerRuntimeEndpoint"?[ \t]*:)[ \t]*("[^"\n]*"|'[^'\n]*'|[^\s"'#,}]*)`)
 )
 
 // setEndpoint returns the content of a file of kubelet with another endpoint.
@@ -191,7 +208,7 @@ func setInConfig(content []byte, endpoint string) ([]byte, error) {
 	var after []byte
 	switch text := bytes.TrimSpace(content); {
 	case configPattern.Match(content):
-		after = configPattern.ReplaceAll(content, []byte(`${1}${2}"`+endpoint+`"`))
+		after = configPattern.ReplaceAll(content, []byte(`${1}${2} "`+endpoint+`"`))
 	case bytes.HasPrefix(text, []byte("{")):
 		after = bytes.Replace(content, []byte("{"), []byte(`{"containerRuntimeEndpoint": "`+endpoint+`", `), 1)
 	default:

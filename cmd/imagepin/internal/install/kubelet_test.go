@@ -35,6 +35,12 @@ func TestKubelet(t *testing.T) {
 			in:    "config.yaml", was: defaultEndpoint, after: "kind: KubeletConfiguration\ncontainerRuntimeEndpoint: \"" + imagepinEndpoint + "\"\n",
 			url: "http://127.0.0.1:10248/healthz",
 		},
+		"empty endpoint": {
+			args:  "--config=DIR/config.yaml --healthz-bind-address=::",
+			files: map[string]string{"config.yaml": "containerRuntimeEndpoint:\ncgroupDriver: systemd\n"},
+			in:    "config.yaml", was: defaultEndpoint, after: "containerRuntimeEndpoint: \"" + imagepinEndpoint + "\"\ncgroupDriver: systemd\n",
+			url: "http://[::]:10248/healthz",
+		},
 		"JSON": {
 			args:  "--config=DIR/config.json",
 			files: map[string]string{"config.json": `{"kind": "KubeletConfiguration", "containerRuntimeEndpoint": "unix:///a.sock", "healthzPort": 0}`},
@@ -124,7 +130,7 @@ func TestKubeletThatCannotBeChanged(t *testing.T) {
 			t.Errorf("%q: got error %v, want %q", args, err, want)
 		}
 	}
-	for _, content := range []string{"- a\n", "containerRuntimeEndpoint:\n  a: b\n", "a: {b: {containerRuntimeEndpoint: x}}\n"} {
+	for _, content := range []string{"- a\n", "containerRuntimeEndpoint:\n  a: b\n", "containerRuntimeEndpoint:\n  a: {}\n", "a: {b: {containerRuntimeEndpoint: x}}\n"} {
 		if after, err := setInConfig([]byte(content), imagepinEndpoint); err == nil {
 			t.Errorf("%q: got %q, want an error", content, after)
 		}
@@ -133,12 +139,12 @@ func TestKubeletThatCannotBeChanged(t *testing.T) {
 
 // TestDropInOfContainerd keeps the arguments of the unit.
 func TestDropInOfContainerd(t *testing.T) {
-	got, err := dropInOfContainerd([]string{"/usr/bin/containerd", "--config", "/etc/my config.toml", "$FLAGS", `a"b\`, "50%", ""})
-	want := `ExecStart=` + "\n" + `ExecStart=/opt/imagepin/bin/containerd --config "/etc/my config.toml" $FLAGS "a\"b\\" 50%% ""` + "\n"
+	got, err := dropInOfContainerd([]string{"/usr/bin/containerd", "--config", "/etc/my config.toml", "$FLAGS", `a"b\`, "50%", ""}, "/opt/cni tools:/bin")
+	want := `Environment="PATH=/opt/imagepin/bin:/opt/cni tools:/bin"` + "\nExecStart=\n" + `ExecStart=/opt/imagepin/bin/containerd --config "/etc/my config.toml" $FLAGS "a\"b\\" 50%% ""` + "\n"
 	if err != nil || !strings.HasSuffix(string(got), want) {
 		t.Errorf("got\n%s(%v), want at its end\n%s", got, err, want)
 	}
-	if _, err := dropInOfContainerd(nil); err == nil {
+	if _, err := dropInOfContainerd(nil, "/bin"); err == nil {
 		t.Error("a unit without a command is accepted")
 	}
 }

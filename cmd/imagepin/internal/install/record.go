@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 )
 
 // state is how far a change is.
@@ -69,9 +71,37 @@ func loadRecord(path string) (*record, error) {
 	}
 	r := new(record)
 	if err := json.Unmarshal(b, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, &recordError{path, err}
 	}
 	return r, nil
+}
+
+// recordError says that a record is damaged.
+type recordError struct {
+	path string
+	err  error
+}
+
+func (e *recordError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.path, e.err) }
+
+// findInstalled returns a record of the files of an installation whose record is lost; nil if there are none. Without it, a
+// removal would leave units that run what is gone.
+func findInstalled() (*record, error) {
+	for mode, units := range map[Mode][]string{Plugin: {containerdDropIn}, Serve: {serviceFile, socketFile, kubeletDropIn}} {
+		content, err := os.ReadFile(units[0])
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if !strings.Contains(string(content), binDir+"/") {
+			continue
+		}
+		r := &record{Mode: mode, State: installed, Files: units}
+		for _, name := range mode.binaries() {
+			r.Files = append(r.Files, filepath.Join(binDir, name))
+		}
+		return r, nil
+	}
+	return nil, nil
 }
 
 func (r *record) save() error {
@@ -87,7 +117,7 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := os.CreateTemp(filepath.Dir(path), partPrefix(path)+"*")
 	if err != nil {
 		return err
 	}
@@ -96,6 +126,13 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
+	if now, err := os.Stat(path); err == nil { // kubelet's files can have another owner
+		if s, ok := now.Sys().(*syscall.Stat_t); ok {
+			if err := f.Chown(int(s.Uid), int(s.Gid)); err != nil {
+				return err
+			}
+		}
+	}
 	if err := errors.Join(f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return err
 	}
@@ -103,6 +140,23 @@ func replaceFile(path string, content []byte, mode os.FileMode) error {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// partPrefix is the prefix of the names of unfinished files.
+func partPrefix(path string) string { return "." + filepath.Base(path) + ".imagepin-" }
+
+// removeParts removes what a killed replaceFile has left of a file.
+func removeParts(path string) error {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partPrefix(path)) {
+			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(path), e.Name())))
+		}
+	}
+	return err
 }
 
 func syncDir(path string) error {

@@ -4,7 +4,6 @@ package install
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,6 +27,7 @@ func (n *node) rollBack(ctx context.Context, r *record, why error) error {
 }
 
 func (n *node) undo(ctx context.Context, r *record) error {
+	n.Wait = max(n.Wait, defaultWait) // a wait that is too short for the change must not end its rollback
 	first := r.Before == nil
 	if first && r.Mode == Serve {
 		if err := n.disable(ctx); err != nil {
@@ -37,8 +37,8 @@ func (n *node) undo(ctx context.Context, r *record) error {
 	if err := r.restore(); err != nil {
 		return err
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	failpoint.Reach("install.undone")
 	// kubelet comes before the service that it does not use any more.
@@ -51,7 +51,7 @@ func (n *node) undo(ctx context.Context, r *record) error {
 		if err := r.Before.save(); err != nil {
 			return err
 		}
-		return errors.Join(doNotRecover(), os.RemoveAll(previousDir), os.RemoveAll(stagedDir))
+		return finish()
 	}
 	for _, path := range r.Absent {
 		if err := os.RemoveAll(path); err != nil {
@@ -61,7 +61,19 @@ func (n *node) undo(ctx context.Context, r *record) error {
 	if err := os.Remove(recordFile); err != nil {
 		return err
 	}
-	return errors.Join(doNotRecover(), os.RemoveAll(dir))
+	if err := doNotRecover(); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// begin is [begin], and rolls back if it fails.
+func (n *node) begin(ctx context.Context, before *record, to record) (*change, error) {
+	c, err := begin(before, to)
+	if err != nil && c != nil {
+		return nil, n.rollBack(ctx, c.record, err)
+	}
+	return c, err
 }
 
 // disable disables the units of imagepin serve, if they exist. Their files are removed after that.
@@ -70,8 +82,12 @@ func (n *node) disable(ctx context.Context) error {
 		if _, err := os.Stat(filepath.Join(unitDir, unit)); err != nil {
 			continue
 		}
-		if _, err := n.systemd.DisableUnitFilesContext(ctx, []string{unit}, false); err != nil {
-			return fmt.Errorf("disable %s: %w", unit, err)
+		err := n.systemd.call(ctx, "disable "+unit, func() error {
+			_, err := n.systemd.DisableUnitFilesContext(ctx, []string{unit}, false)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,6 +86,23 @@ func addSections(text, dump []byte) ([]byte, error) {
 	}
 	return append([]byte(before), sections...), nil
 }
+
+// searchPath returns the PATH of a process, without the directory of imagepin.
+func searchPath(pid int) (string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return "", err
+	}
+	for v := range strings.SplitSeq(string(b), "\x00") {
+		if path, ok := strings.CutPrefix(v, "PATH="); ok {
+			path = strings.TrimPrefix(path, binDir+":")
+			return cmp.Or(path, defaultSearchPath), nil
+		}
+	}
+	return defaultSearchPath, nil
+}
+
+const defaultSearchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // commandLine returns the arguments of a process, with its name.
 func commandLine(pid int) ([]string, error) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +25,8 @@ const (
 	runDir        = "/run/imagepin-install"
 	logFile       = runDir + "/log"
 	resultFile    = runDir + "/result"
-	lockFile      = runDir + "/lock"
+	lockFile      = runDir + "/lock"       // of requests
+	applyLockFile = runDir + "/apply-lock" // of processes on the node
 )
 
 // ApplyCommand is the hidden command that calls [Main].
@@ -64,13 +66,16 @@ func (r Request) Run(ctx context.Context) error {
 	}
 	defer unlock()
 	if r.Action == Uninstall {
-		if _, err := root.Stat(in(dir)); errors.Is(err, fs.ErrNotExist) {
+		if !slices.ContainsFunc([]string{dir, containerdDropIn, serviceFile}, func(path string) bool {
+			_, err := root.Lstat(in(path))
+			return !errors.Is(err, fs.ErrNotExist)
+		}) {
 			fmt.Fprintln(r.Out, "imagepin is not installed by imagepin install on this node")
 			return nil
 		}
 	}
 	if err := r.stage(root); err != nil {
-		return fmt.Errorf("copy files to the node: %w", err)
+		return errors.Join(fmt.Errorf("copy files to the node: %w", err), unstage(root))
 	}
 	options, err := json.Marshal(r.Options)
 	if err != nil {
@@ -98,13 +103,24 @@ func (r Request) lock(ctx context.Context, root *os.Root, s *systemd) (unlock fu
 	if err != nil {
 		return nil, err
 	}
-	err = await(ctx, func(ctx context.Context) error {
+	waits := false
+	err = await(ctx, func(ctx context.Context) (err error) {
+		defer func() {
+			if err != nil && !waits {
+				fmt.Fprintf(r.Out, "waiting: %v\n", err)
+				waits = true
+			}
+		}()
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			return fmt.Errorf("another process changes this node: %w", err)
 		}
 		// The request of this change may have been killed.
-		if running, err := s.active(ctx, applyUnit); err != nil || running {
-			return errors.Join(err, fmt.Errorf("%s still runs", applyUnit))
+		for _, unit := range []string{applyUnit, recoverUnit} {
+			if running, err := s.active(ctx, unit); err != nil {
+				return err
+			} else if running {
+				return fmt.Errorf("%s still runs", unit)
+			}
 		}
 		return nil
 	})
@@ -144,6 +160,13 @@ func (r Request) stage(root *os.Root) error {
 		}
 	}
 	return root.WriteFile(in(logFile), nil, 0o600)
+}
+
+// unstage removes the copied files. The directory stays if imagepin is installed, or if a change is to be rolled back.
+func unstage(root *os.Root) error {
+	err := root.RemoveAll(in(stagedDir))
+	_ = root.Remove(in(dir)) // fails unless it is empty
+	return err
 }
 
 // sources returns the files to copy, and their paths below [stagedDir]. A removal only needs this command.
@@ -216,7 +239,7 @@ func (r Request) follow(ctx context.Context, root *os.Root, s *systemd) error {
 			return err
 		}
 		if err == nil && !running {
-			return readResult(root)
+			return errors.Join(readResult(root), unstage(root))
 		}
 		select {
 		case <-tick.C:
@@ -247,6 +270,15 @@ func Main(ctx context.Context, options string, out io.Writer) error {
 	}
 	if err := os.MkdirAll(runDir, 0o700); err != nil { // it is gone after a reboot
 		return err
+	}
+	// After a reboot, the unit that recovers can run when a request starts this.
+	lock, err := os.OpenFile(applyLockFile, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", applyLockFile, err)
 	}
 	log, err := os.OpenFile(logFile, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {

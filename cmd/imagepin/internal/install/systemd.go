@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
@@ -23,7 +25,10 @@ const (
 )
 
 // systemd is a connection to the node's systemd.
-type systemd struct{ *dbus.Conn }
+type systemd struct {
+	*dbus.Conn
+	socket string
+}
 
 // connectSystemd connects to systemd's private socket, which works from a container without the node's D-Bus.
 func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
@@ -40,38 +45,111 @@ func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
 	if err != nil {
 		return nil, fmt.Errorf("systemd on %s: %w", socket, err)
 	}
-	return &systemd{conn}, nil
+	return &systemd{conn, socket}, nil
+}
+
+// reconnectLimit is how long systemd may take to execute itself again.
+const reconnectLimit = 30 * time.Second
+
+// reconnect connects again if the connection is lost: systemd closes it when it executes itself again, as in its upgrade.
+func (s *systemd) reconnect(ctx context.Context) error {
+	if s.Connected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reconnectLimit)
+	defer cancel()
+	return await(ctx, func(ctx context.Context) error {
+		now, err := connectSystemd(ctx, s.socket)
+		if err != nil {
+			return err
+		}
+		s.Close()
+		s.Conn = now.Conn
+		return nil
+	})
+}
+
+// call calls systemd, and again if the connection is lost. The call must be one that can be repeated.
+func (s *systemd) call(ctx context.Context, what string, call func() error) error {
+	for {
+		if err := s.reconnect(ctx); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		err := call()
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, godbus.ErrClosed) {
+			s.Close()
+		}
+		if s.Connected() || ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+}
+
+// reload lets systemd read the units again.
+func (s *systemd) reload(ctx context.Context) error {
+	return s.call(ctx, "reload systemd", func() error { return s.ReloadContext(ctx) })
 }
 
 // restart starts or restarts a unit, and waits until it has started.
 func (s *systemd) restart(ctx context.Context, unit string) error {
-	return s.job(ctx, "restart", unit, s.RestartUnitContext)
+	return s.job(ctx, "restart", unit, (*dbus.Conn).RestartUnitContext)
 }
 
 // stop stops a unit, and waits until it has stopped.
 func (s *systemd) stop(ctx context.Context, unit string) error {
-	return s.job(ctx, "stop", unit, s.StopUnitContext)
+	return s.job(ctx, "stop", unit, (*dbus.Conn).StopUnitContext)
 }
 
-func (s *systemd) job(ctx context.Context, verb, unit string, start func(context.Context, string, string, chan<- string) (int, error)) error {
-	done := make(chan string, 1)
-	if _, err := start(ctx, unit, "replace", done); err != nil {
-		return fmt.Errorf("%s %s: %w", verb, unit, err)
-	}
-	select {
-	case result := <-done:
-		if result != "done" {
+func (s *systemd) job(ctx context.Context, verb, unit string, start func(*dbus.Conn, context.Context, string, string, chan<- string) (int, error)) error {
+	for {
+		var done chan string
+		err := s.call(ctx, verb+" "+unit, func() error {
+			done = make(chan string, 1)
+			_, err := start(s.Conn, ctx, unit, "replace", done)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		switch result, err := s.result(ctx, done); {
+		case err != nil:
+			return fmt.Errorf("%s %s: %w", verb, unit, err)
+		case result == "done":
+			return nil
+		case result != "":
 			return fmt.Errorf("%s %s: the result of the job is %q", verb, unit, result)
 		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%s %s: %w", verb, unit, context.Cause(ctx))
+	}
+}
+
+// result waits for the result of a job. It is empty if the connection is lost.
+func (s *systemd) result(ctx context.Context, done <-chan string) (string, error) {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		select {
+		case result := <-done:
+			return result, nil
+		case <-tick.C:
+			if !s.Connected() {
+				return "", nil
+			}
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
 	}
 }
 
 // active reports whether a unit runs, is about to, or is about to stop.
 func (s *systemd) active(ctx context.Context, unit string) (bool, error) {
-	p, err := s.GetUnitPropertyContext(ctx, unit, "ActiveState")
+	var p *dbus.Property
+	err := s.call(ctx, "state of "+unit, func() (err error) {
+		p, err = s.GetUnitPropertyContext(ctx, unit, "ActiveState")
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
@@ -89,9 +167,13 @@ type unit struct {
 }
 
 func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
-	all, err := s.GetAllPropertiesContext(ctx, name)
+	var all map[string]any
+	err := s.call(ctx, "properties of "+name, func() (err error) {
+		all, err = s.GetAllPropertiesContext(ctx, name)
+		return err
+	})
 	if err != nil {
-		return u, fmt.Errorf("properties of %s: %w", name, err)
+		return u, err
 	}
 	u.loaded = all["LoadState"] == "loaded"
 	if pid, ok := all["MainPID"].(uint32); ok {
@@ -129,15 +211,11 @@ func (s *systemd) run(ctx context.Context, unit, description string, command []s
 	if _, err := s.StartTransientUnitContext(ctx, unit, "fail", properties, started); err != nil {
 		return fmt.Errorf("start %s: %w", unit, err)
 	}
-	select {
-	case result := <-started:
-		if result != "done" {
-			return fmt.Errorf("%s: the result of the job is %q", unit, result)
-		}
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	result, err := s.result(ctx, started)
+	if err == nil && result != "" && result != "done" {
+		err = fmt.Errorf("%s: the result of the job is %q", unit, result)
 	}
+	return err
 }
 
 func property(name string, value any) dbus.Property {

@@ -45,39 +45,50 @@ func (n *node) leaveServe(ctx context.Context, r *record) error {
 			socket = c.Address
 		}
 	}
-	c, err := begin(r, *r)
+	k, err := findKubelet(ctx, n.systemd)
+	if err != nil {
+		n.log("kubelet: %v", err) // it may not run because of imagepin
+		k = nil
+	}
+	if r.Kubelet == nil && k != nil && k.uses(socket) {
+		return refuse("kubelet uses %s, and its endpoint before is not known: set it in %s to containerd's, %s, and restart kubelet", socket, k.file, defaultEndpoint)
+	}
+	c, err := n.begin(ctx, r, *r)
 	if err != nil {
 		return err
 	}
 	if r.Kubelet != nil {
-		if err := n.restoreKubelet(ctx, c, r.Kubelet); err != nil {
+		if err := n.restoreKubelet(ctx, c, r.Kubelet, k, socket); err != nil {
 			return n.rollBack(ctx, c.record, err)
 		}
 	}
 	return n.leave(ctx, c, socket)
 }
 
-// restoreKubelet sets kubelet's endpoint as it was.
-func (n *node) restoreKubelet(ctx context.Context, c *change, f *kubeletFile) error {
-	now, err := os.ReadFile(f.Path)
+// restoreKubelet sets kubelet's endpoint as it was. k is nil if kubelet does not run.
+func (n *node) restoreKubelet(ctx context.Context, c *change, f *kubeletFile, k *kubelet, socket string) error {
+	if k == nil {
+		k = &kubelet{file: f.Path, flag: f.Flag, endpoint: "unix://" + socket}
+	}
+	endpoint := f.Endpoint
+	if !k.uses(socket) { // another tool has set it, and the process may not know yet
+		endpoint = k.endpoint
+	}
+	now, err := os.ReadFile(k.file)
 	if errors.Is(err, fs.ErrNotExist) {
-		n.log("%s is gone: kubelet's endpoint is not changed", f.Path)
+		n.log("%s is gone: kubelet's endpoint is not changed", k.file)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	k, err := findKubelet(ctx, n.systemd)
-	if err != nil {
-		n.log("kubelet: %v", err) // it may not run because of imagepin
-	}
-	if k != nil && k.endpoint == f.Endpoint {
-		return nil // an operator has set it
-	}
-	before := f.Before
-	if !bytes.Equal(now, f.After) { // another tool has changed it
-		if before, err = setEndpoint(now, f.Endpoint, f.Flag); err != nil {
-			return fmt.Errorf("%s: %w", f.Path, err)
+	before := now
+	switch {
+	case k.file == f.Path && bytes.Equal(now, f.After):
+		before = f.Before
+	case k.uses(socket):
+		if before, err = setEndpoint(now, endpoint, k.flag); err != nil {
+			return fmt.Errorf("%s: %w", k.file, err)
 		}
 	}
 	if err := c.remove(kubeletDropIn); err != nil {
@@ -90,7 +101,7 @@ func (n *node) restoreKubelet(ctx context.Context, c *change, f *kubeletFile) er
 		}
 		return k.healthy(ctx, n.systemd)
 	}
-	return n.writeKubelet(ctx, c, target{path: f.Path, content: before}, f.Endpoint, healthy)
+	return n.writeKubelet(ctx, c, target{path: k.file, content: before}, endpoint, healthy)
 }
 
 // leave removes what imagepin has written to containerd's metadata, and notes that its files can be removed.
@@ -104,7 +115,10 @@ func (n *node) leave(ctx context.Context, c *change, socket string) error {
 	}
 	r := *c.record
 	r.State = removing
-	return errors.Join(r.save(), doNotRecover())
+	if err := r.save(); err != nil {
+		return n.rollBack(ctx, c.record, err)
+	}
+	return doNotRecover()
 }
 
 // removeLabels removes what imagepin has written to containerd's metadata. An imagepin that does not work is removed too: then
@@ -122,7 +136,7 @@ func (n *node) removeLabels(ctx context.Context, socket string) {
 
 // leavePlugin lets containerd.service run the node's own containerd again.
 func (n *node) leavePlugin(ctx context.Context, r *record) error {
-	c, err := begin(r, *r)
+	c, err := n.begin(ctx, r, *r)
 	if err != nil {
 		return err
 	}
@@ -136,8 +150,8 @@ func (n *node) leaveContainerd(ctx context.Context, c *change) error {
 	if err := c.remove(containerdDropIn); err != nil {
 		return err
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	return n.restarted(ctx, containerdUnit, func(ctx context.Context) error { return healthyCRI(ctx, defaults.DefaultAddress) })
 }
@@ -151,7 +165,7 @@ func (n *node) removeFiles(ctx context.Context, r *record) error {
 	}
 	paths := r.Files
 	if r.Mode == Serve {
-		paths = append(append(paths, configFile), stateDirs...)
+		paths = append(paths, stateDirs...)
 	}
 	for _, path := range paths {
 		failpoint.Reach("install.remove")
@@ -160,8 +174,8 @@ func (n *node) removeFiles(ctx context.Context, r *record) error {
 		}
 		_ = os.Remove(filepath.Dir(path)) // fails unless it is empty
 	}
-	if err := n.systemd.ReloadContext(ctx); err != nil {
-		return fmt.Errorf("reload systemd: %w", err)
+	if err := n.systemd.reload(ctx); err != nil {
+		return err
 	}
 	n.log("imagepin is removed")
 	return os.RemoveAll(dir)
