@@ -1,10 +1,8 @@
 package docs
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/imagepin/imagepin/integration/docs/transcript"
@@ -20,14 +18,13 @@ const repository = "../.."
 var others = map[string]string{
 	"README.md":          "not run yet",
 	"docs/install.md":    "integration/packages runs them",
-	"docs/kubectl.md":    "they need an API server",
-	"docs/kubernetes.md": "they need a kubelet",
+	"docs/kubectl.md":    "integration/kubelet/kubectl runs them",
+	"docs/kubernetes.md": "integration/kubelet runs them",
 }
 
 // TestDocs runs every session of the documents, and fails if a document shows another output. It also fails for a
 // command that no session runs.
 func TestDocs(t *testing.T) {
-	update := os.Getenv("IMAGEPIN_UPDATE_DOCS") != ""
 	for _, name := range documents(t) {
 		t.Run(strings.ReplaceAll(name, "/", "_"), func(t *testing.T) {
 			t.Parallel()
@@ -35,19 +32,17 @@ func TestDocs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			outputs := differences{}
+			check := d.Check()
 			t.Run("sessions", func(t *testing.T) {
 				for _, items := range d.Sessions() {
 					t.Run(items[0].Text, func(t *testing.T) {
 						t.Parallel()
-						run(t, items, outputs.in(t, name, update))
+						run(t, items, check.Output)
 					})
 				}
 			})
-			if update && len(outputs.byLine) > 0 {
-				if err := d.Update(outputs.byLine); err != nil {
-					t.Error(err)
-				}
+			if err := check.Save(); err != nil {
+				t.Error(err)
 			}
 		})
 	}
@@ -68,33 +63,4 @@ func documents(t *testing.T) []string {
 		}
 	}
 	return names
-}
-
-// differences are outputs that are not those of a document, by the line of their item.
-type differences struct {
-	mu     sync.Mutex
-	byLine map[int]string
-}
-
-// in returns a function that handles the output of an item: it reports a difference, or keeps it for an update.
-func (d *differences) in(t *testing.T, name string, update bool) func(transcript.Item, string) {
-	return func(i transcript.Item, got string) {
-		if transcript.Equal(i.Want, got) {
-			return
-		}
-		if !update {
-			t.Errorf("%s:%d: %s\ngot\n%s\nwant, as in the document\n%s", name, i.Line, i.Text, transcript.Shorten(got), i.Want)
-			return
-		}
-		if strings.Contains(i.Want, "[...]") {
-			t.Errorf("%s:%d: update this output by hand, because of its [...]:\n%s", name, i.Line, transcript.Shorten(got))
-			return
-		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.byLine == nil {
-			d.byLine = map[int]string{}
-		}
-		d.byLine[i.Line] = got
-	}
 }
