@@ -1,7 +1,11 @@
 package docs
 
 import (
+	"io/fs"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,12 +18,29 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // repository is the path of the repository from the directory of this package.
 const repository = "../.."
 
-// others are the documents whose commands this package does not run, with the reason.
+// others are the documents whose commands another package runs, with its directory.
 var others = map[string]string{
-	"README.md":          "not run yet",
-	"docs/install.md":    "integration/packages runs them",
-	"docs/kubectl.md":    "integration/kubelet/kubectl runs them",
-	"docs/kubernetes.md": "integration/kubelet runs them",
+	"docs/install.md":    "integration/packages",
+	"docs/kubectl.md":    "integration/kubelet/kubectl",
+	"docs/kubernetes.md": "integration/kubelet",
+}
+
+// TestOthers checks that the packages of others read their documents.
+func TestOthers(t *testing.T) {
+	t.Parallel()
+	for name, dir := range others {
+		tests, err := filepath.Glob(filepath.Join(repository, dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reads := regexp.MustCompile(`(Read|ReadFile)\(.*` + regexp.QuoteMeta(filepath.Base(name)) + `"`)
+		if !slices.ContainsFunc(tests, func(path string) bool {
+			b, err := os.ReadFile(path)
+			return err == nil && reads.Match(b)
+		}) {
+			t.Errorf("no test in %s reads %s", dir, name)
+		}
+	}
 }
 
 // TestDocs runs every session of the documents, and fails if a document shows another output. It also fails for a
@@ -48,18 +69,19 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// documents returns the paths of the documents with commands that this package runs.
+// documents returns the paths of the documents with commands that this package runs, and of those that show none.
 func documents(t *testing.T) []string {
 	t.Helper()
-	var names []string
-	found, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
-	if err != nil || len(found) == 0 {
-		t.Fatalf("there are no documents: %v", err)
-	}
-	for _, path := range found {
-		name := "docs/" + filepath.Base(path)
-		if others[name] == "" {
-			names = append(names, name)
+	names := []string{"README.md"}
+	for _, dir := range []string{"docs", "contrib"} {
+		err := fs.WalkDir(os.DirFS(repository), dir, func(path string, _ fs.DirEntry, err error) error {
+			if filepath.Ext(path) == ".md" && others[path] == "" {
+				names = append(names, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 	return names

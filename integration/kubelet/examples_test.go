@@ -37,6 +37,7 @@ func TestExamples(t *testing.T) {
 	if err := check.Save(); err != nil {
 		t.Fatal(err)
 	}
+	w.wantVersions(page.Path)
 
 	for _, p := range w.listPods(w.Ctx) {
 		want := images.Options{}

@@ -162,6 +162,24 @@ func (w *worker) replaceDigest(shown string, real v1.Hash) {
 	}
 }
 
+// wantVersions fails the test unless the page names the versions of the node.
+func (w *worker) wantVersions(path string) {
+	w.T.Helper()
+	page, err := os.ReadFile(path)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	status, err := w.k.Status(w.Ctx)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	containerd := strings.TrimPrefix(strings.TrimSuffix(status.NodeInfo.ContainerRuntimeVersion, "+imagepin"), "containerd://")
+	want := fmt.Sprintf("kubectl %s, containerd %s", strings.TrimPrefix(status.NodeInfo.KubeletVersion, "v"), strings.TrimPrefix(containerd, "v"))
+	if !strings.Contains(string(page), want) {
+		w.T.Errorf("%s does not have the versions %q", path, want)
+	}
+}
+
 func (w *worker) command(text string) (string, error) { return w.Run(w.Ctx, text) }
 
 func (w *worker) step(name string, args []string) (string, error) {

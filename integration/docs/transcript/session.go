@@ -34,14 +34,28 @@ func (s *Shell) See(text string) { s.seen.WriteString(text + "\n") }
 
 // Run runs a command of the document, and returns what it prints to stdout and stderr. An exit code is no error.
 func (s *Shell) Run(ctx context.Context, command string) (string, error) {
+	out, _, err := s.run(ctx, command)
+	return out, err
+}
+
+// Must is Run for a command that has to succeed.
+func (s *Shell) Must(ctx context.Context, command string) (string, error) {
+	out, code, err := s.run(ctx, command)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("$ %s: exit code %d: %s", command, code, out)
+	}
+	return out, err
+}
+
+func (s *Shell) run(ctx context.Context, command string) (string, int, error) {
 	cmd := exec.CommandContext(ctx, "bash", "-c", Expand(s.Here(command), s.seen.String()))
 	cmd.Dir, cmd.Env = s.Dir, s.Env
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil || ctx.Err() != nil {
-		return "", fmt.Errorf("$ %s: %w", command, err)
+		return "", 0, fmt.Errorf("$ %s: %w", command, err)
 	}
 	s.See(string(out))
-	return string(out), nil
+	return string(out), cmd.ProcessState.ExitCode(), nil
 }
 
 // Play runs the items of a session until one fails: commands with command, steps with step, which gets the name and the
