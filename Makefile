@@ -186,9 +186,11 @@ test-integration: build test-binaries crash-binaries ## Tests with a real contai
 	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
 
 .PHONY: docs-output
-docs-output: build test-binaries ## Run the commands in the documents and write their output into them
+docs-output: build kubectl-imagepin test-binaries ## Run the commands in the documents and write their output into them
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
+	GO=$(GO) hack/kubernetes-binaries.sh controllers
+	cd integration/kubelet && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -p 1 -run 'TestDocs|TestExamples' . ./kubectl
 
 .PHONY: picture-trace
 picture-trace: build test-binaries ## Pull an image and draw its trace into docs/pictures/trace-cold-pull.svg; use an idle machine

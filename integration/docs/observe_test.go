@@ -20,7 +20,7 @@ const metricsAddress = "127.0.0.1:1338"
 
 // metrics returns imagepin's metrics of the node.
 func (s *session) metrics([]string) (string, error) {
-	req, err := http.NewRequestWithContext(s.Ctx, http.MethodGet, s.here.Replace("http://"+metricsAddress+"/v1/metrics"), nil)
+	req, err := http.NewRequestWithContext(s.Ctx, http.MethodGet, s.Here("http://"+metricsAddress+"/v1/metrics"), nil)
 	if err != nil {
 		return "", err
 	}

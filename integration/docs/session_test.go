@@ -1,7 +1,7 @@
 package docs
 
 import (
-	"os/exec"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -18,29 +18,15 @@ const exampleHost = "registry.example.com"
 // session runs the items of a session on a node.
 type session struct {
 	*testkit.Rig
-	dir  string // the directory in which commands run
-	seen strings.Builder
+	transcript.Shell
 	subscription
-	// here replaces paths of the documents by those of the node, and there the other way round.
-	here, there *strings.Replacer
 }
 
 // run runs the items of a session and passes each output to check.
-func run(t *testing.T, items []transcript.Item, check func(transcript.Item, string)) {
+func run(t *testing.T, items []transcript.Item, check func(transcript.Item, string) error) {
 	s := newSession(t, items[0].Text)
-	for _, i := range items[1:] {
-		switch i.Kind {
-		case transcript.Step:
-			s.step(i)
-		case transcript.Output:
-			check(i, s.step(i))
-		case transcript.Command:
-			check(i, s.command(i.Text))
-		case transcript.Session, transcript.NotRun:
-		}
-		if t.Failed() {
-			return // what follows needs what failed
-		}
+	if err := s.Play(items, s.command, s.step, check); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -53,48 +39,31 @@ func newSession(t *testing.T, name string) *session {
 	opts.NoPods, opts.LogLevel = true, "info"
 	metrics := testkit.Address(t)
 	opts.Extra = strings.ReplaceAll(opts.Extra, metricsAddress, metrics)
-	s := &session{Rig: testkit.NewRig(t, opts), dir: t.TempDir()}
+	s := &session{Rig: testkit.NewRig(t, opts)}
 	if err := s.WriteHosts(exampleHost, node.Mirror(s.Reg.URL())); err != nil {
 		t.Fatal(err)
 	}
-	pairs := [][2]string{
-		{"/run/containerd/containerd.sock", s.ContainerdAddress()},
-		{"/etc/imagepin/config.toml", s.ServeConfig()},
-		{"/var/lib/containerd", s.Path("containerd")},
-		{metricsAddress, metrics},
-	}
+	s.Replace("/run/containerd/containerd.sock", s.ContainerdAddress())
+	s.Replace("/etc/imagepin/config.toml", s.ServeConfig())
+	s.Replace("/var/lib/containerd", s.Path("containerd"))
+	s.Replace(metricsAddress, metrics)
 	if opts.Mode == node.Serve {
-		pairs = append(pairs, [2]string{"/run/imagepin/imagepin.sock", s.Address()})
+		s.Replace("/run/imagepin/imagepin.sock", s.Address())
 	}
-	var here, there []string
-	for _, p := range pairs {
-		here, there = append(here, p[0], p[1]), append(there, p[1], p[0])
+	bin, err := filepath.Abs(s.Options().BinDir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	s.here, s.there = strings.NewReplacer(here...), strings.NewReplacer(there...)
+	s.Dir = t.TempDir()
+	s.Env = append(os.Environ(), "PATH="+bin+":/usr/bin:/bin:/usr/sbin:/sbin", "CONTAINERD_ADDRESS="+s.Address(), "CONTAINERD_NAMESPACE=k8s.io")
 	return s
 }
 
 // command runs a command in a shell, and returns what it prints.
-func (s *session) command(text string) string {
-	s.T.Helper()
-	cmd := exec.CommandContext(s.Ctx, "bash", "-c", s.here.Replace(transcript.Expand(text, s.seen.String())))
-	bin, err := filepath.Abs(s.Options().BinDir)
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	cmd.Dir = s.dir
-	cmd.Env = append(cmd.Environ(), "PATH="+bin+":/usr/bin:/bin:/usr/sbin:/sbin", "CONTAINERD_ADDRESS="+s.Address(), "CONTAINERD_NAMESPACE=k8s.io")
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil {
-		s.T.Fatalf("$ %s: %v", text, err)
-	}
-	text = deprecated.ReplaceAllString(string(out), "")
-	s.see(text)
-	return s.there.Replace(text)
+func (s *session) command(text string) (string, error) {
+	out, err := s.Run(s.Ctx, text)
+	return deprecated.ReplaceAllString(out, ""), err
 }
 
 // deprecated are warnings of ctr about the machine that runs the tests.
 var deprecated = regexp.MustCompile(`(?m)^time=\S+ level=warning msg="DEPRECATION: .*\n`)
-
-// see keeps the digests in a text, so that later commands can use them in their short form.
-func (s *session) see(text string) { s.seen.WriteString(text + "\n") }

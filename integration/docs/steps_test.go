@@ -37,19 +37,12 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"inspecti": (*session).inspecti,
 }
 
-func (s *session) step(i transcript.Item) string {
-	s.T.Helper()
-	args := strings.Fields(i.Text)
-	do, ok := steps[args[0]]
+func (s *session) step(name string, args []string) (string, error) {
+	do, ok := steps[name]
 	if !ok {
-		s.T.Fatalf("line %d: there is no step %q", i.Line, args[0])
+		return "", fmt.Errorf("there is no step %q", name)
 	}
-	out, err := do(s, args[1:])
-	if err != nil {
-		s.T.Fatalf("line %d: %s: %v", i.Line, i.Text, err)
-	}
-	s.see(out)
-	return s.there.Replace(out)
+	return do(s, args)
 }
 
 // push pushes a build of an image for two platforms: push REPOSITORY:TAG BUILD. Images of one build differ only in their
@@ -149,11 +142,11 @@ func (s *session) write(args []string) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("there is no example %q", args[1])
 	}
-	return "", os.WriteFile(filepath.Join(s.dir, filepath.Base(args[0])), []byte(text), 0o600)
+	return "", os.WriteFile(filepath.Join(s.Dir, filepath.Base(args[0])), []byte(text), 0o600)
 }
 
 // sh runs a shell command that the document does not show: sh COMMAND...
-func (s *session) sh(args []string) (string, error) { return s.command(strings.Join(args, " ")), nil }
+func (s *session) sh(args []string) (string, error) { return s.command(strings.Join(args, " ")) }
 
 // log returns the last line of the daemon's log with a message, wrapped: log MESSAGE...
 func (s *session) log(args []string) (string, error) {

@@ -93,11 +93,17 @@ func newRig(t *testing.T, name string, opts node.Options, kubelet cluster.Kubele
 // newRigWith is newRig with a function that runs before kubelet starts and returns its options.
 func newRigWith(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *kubeletRig {
 	t.Helper()
+	opts.Handlers = append(opts.Handlers, node.Handler{Name: second, Snapshotter: "native"}, node.Handler{Name: other, Platform: foreign})
+	return startRig(t, name, opts, before)
+}
+
+// startRig is newRigWith without the handlers of the three classes.
+func startRig(t *testing.T, name string, opts node.Options, before func(*node.Node) (cluster.KubeletOptions, error)) *kubeletRig {
+	t.Helper()
 	r := &kubeletRig{Rig: &testkit.Rig{T: t, Ctx: testkit.Context(t), Reg: testkit.Registry(t)}, shared: &shared{pods: map[string]*core.Pod{}}}
 	opts.SandboxImage = testkit.PushPause(t, r.Reg)
 	opts.DiscardUnpackedLayers = true
 	opts.LogLevel = "info"
-	opts.Handlers = append(opts.Handlers, node.Handler{Name: second, Snapshotter: "native"}, node.Handler{Name: other, Platform: foreign})
 	opts.StatsCollectPeriod = 1
 	// kubelet requires a runc with seccomp.
 	opts.Env = append(opts.Env, "PATH="+filepath.Dir(cluster.Bin("runc"))+":"+node.BinDir()+":"+os.Getenv("PATH"))

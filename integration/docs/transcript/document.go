@@ -35,7 +35,7 @@ type Item struct {
 	Kind Kind
 	// Text is the name and the arguments of a directive, or the command without "$ ".
 	Text string
-	// Want is the output that the document shows for a command or an [Output].
+	// Want is the output that the document shows for a command or an [Output], without the indentation of its block.
 	Want string
 	// Line is the number of the line in the document, from 1. first and end are the lines of Want, from 0; end is not
 	// included.
@@ -135,12 +135,16 @@ func (p *parser) directive(i Item) error {
 func (p *parser) block(fence string, first, end int) error {
 	pending := p.pending
 	p.pending = nil
+	fenced := p.lines[first-1]
+	indent := fenced[:len(fenced)-len(strings.TrimLeft(fenced, " "))]
 	switch {
 	case pending != nil && pending.Kind == NotRun:
 		return nil
 	case pending != nil:
 		pending.first, pending.end = first, end
-		pending.Want = strings.Join(p.lines[first:end], "")
+		for _, line := range p.lines[first:end] {
+			pending.Want += strings.TrimPrefix(line, indent)
+		}
 		p.Items = append(p.Items, *pending)
 		return nil
 	case fence != "console":
@@ -157,7 +161,7 @@ func (p *parser) block(fence string, first, end int) error {
 			return fmt.Errorf("a block of commands must begin with a command")
 		}
 		last := &p.Items[len(p.Items)-1]
-		last.Want += p.lines[n]
+		last.Want += strings.TrimPrefix(p.lines[n], indent)
 		last.end = n + 1
 	}
 	return nil

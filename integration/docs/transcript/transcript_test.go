@@ -13,7 +13,7 @@ const page = "# Page\n\n" +
 	"<!-- session: node -->\n<!-- step: push app v1 -->\n\n" +
 	"```console\n$ show a\nfirst 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n\n$ quiet\n```\n\n" +
 	"<!-- not run: it needs a cluster -->\n```console\n$ kubectl get pods\n```\n\n" +
-	"1. In a list:\n\n   <!-- output: error app -->\n   ```\n   it failed\n   ```\n"
+	"1. In a list:\n\n   <!-- output: error app -->\n   ```\n   it failed\n   here\n   ```\n"
 
 func write(t *testing.T, text string) string {
 	t.Helper()
@@ -35,7 +35,7 @@ func TestRead(t *testing.T) {
 	}
 	want := []string{
 		"session node: ", "step push app v1: ", "command show a: first 2 seconds ago|[...]|last sha256:0123456789ab…||",
-		"command quiet: ", "not run it needs a cluster: ", "output error app:    it failed|",
+		"command quiet: ", "not run it needs a cluster: ", "output error app: it failed|here|",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got items\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -118,7 +118,7 @@ func TestUpdate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := strings.NewReplacer("first 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n", "other\n", "$ quiet\n", "$ quiet\nnot quiet\n", "   it failed\n", "   it failed again\n\n   twice\n").Replace(page)
+	want := strings.NewReplacer("first 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n", "other\n", "$ quiet\n", "$ quiet\nnot quiet\n", "   it failed\n   here\n", "   it failed again\n\n   twice\n").Replace(page)
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

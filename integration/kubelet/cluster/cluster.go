@@ -132,10 +132,7 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 		args = append(args, "--emulated-version="+opts.EmulatedVersion)
 	}
 	c.args = args
-	kubeconfig := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"test",
-"clusters":[{"name":"test","cluster":{"server":%q,"insecure-skip-tls-verify":true}}],
-"users":[{"name":"test","user":{"token":%q}}],"contexts":[{"name":"test","context":{"cluster":"test","user":"test"}}]}`, c.url, token)
-	if err := os.WriteFile(c.Kubeconfig(), []byte(kubeconfig), 0o600); err != nil {
+	if err := c.WriteKubeconfig(c.Kubeconfig(), ""); err != nil {
 		return err
 	}
 	return c.StartServer(ctx)

@@ -13,6 +13,15 @@ import (
 // nodes is the group of all nodes.
 const nodes = "system:nodes"
 
+// WriteKubeconfig writes a kubeconfig file with all permissions, whose context has a namespace. Empty means default.
+func (c *Cluster) WriteKubeconfig(path, namespace string) error {
+	kubeconfig := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"test",
+"clusters":[{"name":"test","cluster":{"server":%q,"insecure-skip-tls-verify":true}}],
+"users":[{"name":"test","user":{"token":%q}}],
+"contexts":[{"name":"test","context":{"cluster":"test","user":"test","namespace":%q}}]}`, c.url, token, namespace)
+	return os.WriteFile(path, []byte(kubeconfig), 0o600)
+}
+
 // WriteNodeKubeconfig writes a kubeconfig file for the user of a node, with a client certificate in a file of its own. It
 // returns the path of the certificate, for [Cluster.WriteNodeCertificate]. server is the address of the API server; empty
 // means that of the cluster.

@@ -62,9 +62,9 @@ func (r *registry) url() string { return r.server.URL }
 func (r *registry) close() { r.server.Close() }
 
 // push pushes a new image for a tag, an index with two platforms, and returns its digest.
-func (r *registry) push(t *testing.T, repositoryAndTag string) string {
+func (r *registry) push(t *testing.T, repositoryAndTag string, opts ...random.Option) string {
 	t.Helper()
-	index, err := random.Index(10, 1, 2)
+	index, err := random.Index(10, 1, 2, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
