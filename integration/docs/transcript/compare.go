@@ -12,7 +12,7 @@ var masks = []struct {
 }{
 	{regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
 	{regexp.MustCompile(`(Less than a second|About a minute|\d+ (seconds?|minutes?)) ago`), "AGO"},
-	{regexp.MustCompile(`\b\d+(\.\d+)?(µs|ms|s)\b`), "DURATION"},
+	{regexp.MustCompile(`\b(\d+h)?(\d+m)?\d+(\.\d+)?(µs|ms|s)\b`), "DURATION"},
 	{regexp.MustCompile(`("(seconds|nanos)": )\d+`), "${1}NUMBER"},
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d+`), "ADDRESS"},
 	{regexp.MustCompile(`(\b[0-9a-f]{12})([0-9a-f]{52}\b|…)`), "$1"},
@@ -30,8 +30,8 @@ func masked(s string) string {
 // anyLines is a line of a document that matches any number of lines.
 const anyLines = "[...]"
 
-// Equal reports whether an output is that of a document. Times, also those of protocol buffers in JSON, ports of 127.0.0.1,
-// the width of columns, and the digits of a digest after the twelfth may differ.
+// Equal reports whether an output is that of a document. Times, also those of protocol buffers in JSON, durations, ports of
+// 127.0.0.1, the width of columns, and the digits of a digest after the twelfth may differ.
 func Equal(want, got string) bool {
 	return equalLines(strings.Split(masked(want), "\n"), strings.Split(masked(got), "\n"))
 }

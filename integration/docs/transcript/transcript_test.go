@@ -68,6 +68,9 @@ func TestEqual(t *testing.T) {
 		{"a  b\n", "a      b", true},
 		{"made 2 seconds ago", "made Less than a second ago", true},
 		{"at 2026-11-21T12:31:33Z", "at 2027-01-01T00:00:00.123Z", true},
+		{"AGE 59s", "AGE 2m5s", true},
+		{"in 1.5s (150ms including waiting)", "in 1m2.5s (3s including waiting)", true},
+		{"5 files", "6 files", false},
 		{"from 127.0.0.1:5000", "from 127.0.0.1:33999", true},
 		{`{"seconds": 12, "size": 3}`, `{"seconds": 13, "size": 3}`, true},
 		{`{"seconds": 12, "size": 3}`, `{"seconds": 12, "size": 4}`, false},
@@ -82,6 +85,45 @@ func TestEqual(t *testing.T) {
 		if got := transcript.Equal(c.want, c.got); got != c.equal {
 			t.Errorf("%q and %q: equal is %t", c.want, c.got, got)
 		}
+	}
+}
+
+// A session replaces texts in both directions, and stops at the first output that is not that of the document.
+func TestPlay(t *testing.T) {
+	items := []transcript.Item{
+		{Kind: transcript.Session, Text: "node"}, {Kind: transcript.Command, Text: "echo /shown; exit 3", Want: "/shown"},
+		{Kind: transcript.Step, Text: "digest now"}, {Kind: transcript.Output, Text: "where", Want: "at /shown"},
+		{Kind: transcript.Command, Text: "echo sha256:0123456789ab…", Want: "sha256:0123456789ab…"},
+		{Kind: transcript.Command, Text: "echo other", Want: "same"}, {Kind: transcript.Command, Text: "echo never", Want: "never"},
+	}
+	var s transcript.Shell
+	s.Replace("/shown", "/real")
+	var ran []string
+	command := func(text string) (string, error) {
+		out, err := s.Run(t.Context(), text)
+		ran = append(ran, out)
+		return out, err
+	}
+	step := func(name string, args []string) (string, error) {
+		if name == "digest" && strings.Join(args, " ") == "now" {
+			return "sha256:0123456789ab" + strings.Repeat("c", 52), nil
+		}
+		return "at /real", nil
+	}
+	page, err := transcript.Read(write(t, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Play(items, command, step, page.Check().Output)
+	if err == nil || !strings.Contains(err.Error(), "echo other") {
+		t.Errorf("got error %v, want the difference of the command echo other", err)
+	}
+	want := []string{"/real\n", "sha256:0123456789ab" + strings.Repeat("c", 52) + "\n", "other\n"}
+	if strings.Join(ran, "") != strings.Join(want, "") {
+		t.Errorf("got outputs %q, want %q", ran, want)
+	}
+	if _, err := s.Must(t.Context(), "exit 3"); err == nil {
+		t.Error("an exit code is no error")
 	}
 }
 

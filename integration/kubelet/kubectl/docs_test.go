@@ -84,6 +84,7 @@ func newShop(t *testing.T) *shop {
 		ObjectMeta: metav1.ObjectMeta{Name: "db"},
 		Spec:       apps.StatefulSetSpec{Replicas: new(int32(1)), Selector: labeled("db"), Template: shopTemplate("db", postgres)},
 	}, nil)
+	awaitRevision(t, shopNamespace, "db")
 	before := s.push(1)
 	s.current = s.push(2)
 	pods := await(t, shopNamespace, 4)

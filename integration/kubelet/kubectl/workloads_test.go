@@ -43,6 +43,12 @@ func statefulSet(t *testing.T, ns, name, image string, replicas int32) {
 	api.must(t, "POST", appsPath(ns, "statefulsets", ""), &apps.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apps.StatefulSetSpec{
 		Replicas: &replicas, Selector: selector, Template: template(image), PodManagementPolicy: apps.ParallelPodManagement,
 	}}, nil)
+	awaitRevision(t, ns, name)
+}
+
+// awaitRevision waits until the status of a StatefulSet has its revision.
+func awaitRevision(t *testing.T, ns, name string) {
+	t.Helper()
 	testkit.EventuallyIn(t, timeout, "the StatefulSet has a revision", func(ctx context.Context) (bool, error) {
 		var s apps.StatefulSet
 		err := api.Do(ctx, "GET", appsPath(ns, "statefulsets", name), nil, &s)
