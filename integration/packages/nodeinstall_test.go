@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/imagepin/imagepin/integration/port"
 )
 
 // installer is the directory in a machine with the files of the node image.
@@ -128,9 +130,20 @@ func TestNodeInstallRefused(t *testing.T) {
 	n.Run("mkdir -p /usr/lib/imagepin/bin && touch /usr/lib/imagepin/bin/containerd")
 	refused(install+"plugin", "installed from a package")
 	n.Run("rm -r /usr/lib/imagepin")
-	delete(before, "/opt/imagepin")
-	n.Run("rm -rf /opt/imagepin")
+	// A kubelet that does not answer would not be healthy after a rollback either.
+	n.WriteFile("/etc/systemd/system/kubelet.service", "[Service]\nExecStart=/bin/bash -c 'while :; do sleep 1000; done' kubelet --config=/etc/kubelet.yaml\n", 0o644)
+	n.WriteFile("/etc/kubelet.yaml", "healthzPort: "+reservePort(t)+"\n", 0o644)
+	n.Run("systemctl daemon-reload; systemctl start kubelet")
+	refused(install+"serve --wait 1s", "health of kubelet")
+	n.WriteFile("/etc/kubelet.yaml", "containerRuntimeEndpoint: {}\n", 0o644)
+	refused(install+"serve", "/etc/kubelet.yaml")
+	n.Run("systemctl stop kubelet; rm /etc/systemd/system/kubelet.service /etc/kubelet.yaml; systemctl daemon-reload")
 	n.wantFiles("after refused installations", before)
+	n.WriteFile("/etc/systemd/system/containerd.service.d/60-later.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/containerd --log-level warn\n", 0o644)
+	pid := n.mainPID("containerd.service")
+	if out := n.refused(install + "plugin"); !strings.Contains(out, "a drop-in after") || n.mainPID("containerd.service") != pid {
+		t.Errorf("with a drop-in that comes later, the output is %s", out)
+	}
 	for script, want := range map[string]string{
 		install + "somehow":                                              `--mode "somehow"`,
 		install + "plugin --config /tmp/bad.toml":                        "--config is of --mode serve",
@@ -160,6 +173,7 @@ func TestNodeInstallRollsBack(t *testing.T) {
 	n.Run("systemctl set-environment IMAGEPIN_FAILPOINT=@/tmp/point")
 	running := n.runPod(containerdSocket, "first", ref)
 	n.WriteFile("/etc/kubelet.yaml", "kind: KubeletConfiguration\nhealthzPort: 0 # off\n", 0o640)
+	n.Run("chown daemon:mail /etc/kubelet.yaml")
 	n.WriteFile("/etc/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/local/bin/kubelet --config=/etc/kubelet.yaml\nRestart=always\n", 0o644)
 	n.WriteFile("/usr/local/bin/kubelet", "#!/bin/bash\n! grep -q imagepin /etc/kubelet.yaml && while :; do sleep 1000; done\n", 0o755)
 	n.Run("systemctl daemon-reload && systemctl start kubelet")
@@ -168,6 +182,7 @@ func TestNodeInstallRollsBack(t *testing.T) {
 	n.WriteFile(installer+"/usr/lib/imagepin/bin/containerd", brokenContainerd, 0o755)
 	for _, test := range []struct{ mode, wait, point, want string }{
 		{"plugin", "3s", "", "restart containerd.service: context deadline exceeded"},
+		{"plugin", "1ms", "", "restart containerd.service: context deadline exceeded"},
 		{"plugin", "3s", "install.restored:1", "an earlier change was interrupted"},
 		{"plugin", "3s", "install.restored:5", "an earlier change was interrupted"},
 		{"plugin", "3s", "install.undone", "an earlier change was interrupted"},
@@ -188,9 +203,16 @@ func TestNodeInstallRollsBack(t *testing.T) {
 		n.Run("! grep imagepin /etc/kubelet.yaml")
 		n.wantRunning(containerdSocket, running)
 	}
+	// systemd closes its connections when it executes itself again, as in its upgrade.
+	if out := n.refused("(sleep 2; systemctl daemon-reexec) & " + install + "plugin --wait 5s"); !strings.Contains(out, "rolled back") {
+		t.Errorf("with systemctl daemon-reexec: got %s", out)
+	}
+	n.wantFiles("after systemctl daemon-reexec", before)
+	n.Run("systemctl is-active --quiet containerd && ctr version")
 	// As after a reboot: the process is not started again, and the unit of the interrupted change is.
 	n.WriteFile("/tmp/point", "install.reloaded", 0o644)
 	n.Run(install + "plugin >/dev/null & while ! test -e /tmp/point.died; do sleep 0.05; done; systemctl stop imagepin-install; rm /tmp/point*; wait || true")
+	n.Run("rm -rf /opt/imagepin/staged") // as a request that does not get further
 	n.Run("systemctl daemon-reload && systemctl is-enabled imagepin-install-recover && systemctl start imagepin-install-recover")
 	n.Eventually("! systemctl is-active imagepin-install-recover && test ! -e /opt/imagepin")
 	n.wantFiles("after a reboot", before)
@@ -199,6 +221,65 @@ func TestNodeInstallRollsBack(t *testing.T) {
 	n.Run("mv /tmp/containerd " + installer + "/usr/lib/imagepin/bin/containerd")
 	n.Run(install + "plugin")
 	n.Run("/opt/imagepin/bin/imagepin images | grep " + ref)
+}
+
+// reservePort returns a port that is free until the end of the test, except for a server of the test.
+func reservePort(t *testing.T) string {
+	t.Helper()
+	r, err := port.Reserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r.Port()
+}
+
+// perlKubelet answers health checks.
+const perlKubelet = `#!/usr/bin/perl
+use IO::Socket::INET;
+my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => %s, Listen => 9, ReuseAddr => 1) or die;
+while (my $c = $s->accept) { <$c>; print $c "HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nok"; close $c }
+`
+
+// TestNodeInstallChangedByOthers removes an imagepin whose files, record or kubelet others have changed. It never leaves a
+// service that runs what is gone, and never takes what was there before.
+func TestNodeInstallChangedByOthers(t *testing.T) {
+	t.Parallel()
+	n := newStockNode(t)
+	n.addInstaller("imagepin")
+	free := reservePort(t)
+	kubelet := "kind: KubeletConfiguration\nhealthzPort: " + free + "\n"
+	n.WriteFile("/etc/kubelet.yaml", kubelet, 0o640)
+	n.WriteFile("/usr/local/bin/kubelet", fmt.Sprintf(perlKubelet, free), 0o755)
+	n.WriteFile("/etc/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/local/bin/kubelet --config=/etc/kubelet.yaml\n", 0o644)
+	n.WriteFile("/etc/systemd/system/containerd.service.d/10-path.conf", "[Service]\nEnvironment=PATH=/opt/cni/bin:/usr/sbin:/usr/bin\n", 0o644)
+	n.Run("chown daemon:mail /etc/kubelet.yaml; systemctl daemon-reload; systemctl restart containerd; systemctl start kubelet")
+	n.CopyFile("/etc/imagepin/config.toml", filepath.Join(repository, "packaging", "config.toml"), 0o640)
+	before := n.files()
+
+	n.Run(install + "plugin")
+	n.Run("grep -zx PATH=/opt/imagepin/bin:/opt/cni/bin:/usr/sbin:/usr/bin /proc/" + n.mainPID("containerd.service") + "/environ >/dev/null")
+	n.Run("rm -r /opt/imagepin; " + uninstall + "; ctr version")
+	n.wantFiles("after a removal without /opt/imagepin", before)
+
+	n.Run(install + "serve")
+	pid := n.mainPID("kubelet.service")
+	n.Run("sed -i s,/run/imagepin/imagepin.sock,/run/containerd/containerd.sock, /etc/kubelet.yaml; " + uninstall)
+	if n.mainPID("kubelet.service") == pid { // it would use a socket that is gone
+		t.Error("kubelet is not restarted after another tool has set its endpoint")
+	}
+	n.wantFiles("after a removal from another kubelet configuration", before)
+
+	n.WriteFile("/etc/kubelet.yaml", kubelet+"containerRuntimeEndpoint: unix:///run/imagepin/imagepin.sock\n", 0o640)
+	n.Run(install + "serve")
+	n.Run(": >/opt/imagepin/install.json")
+	if out := n.refused(uninstall); !strings.Contains(out, "install.json is damaged") || !strings.Contains(out, "set it in /etc/kubelet.yaml") {
+		t.Errorf("the removal of a socket that kubelet uses: %s", out)
+	}
+	n.Run("systemctl is-active imagepin.service")
+	n.WriteFile("/etc/kubelet.yaml", kubelet, 0o640)
+	n.Run("systemctl restart kubelet; " + uninstall)
+	n.wantFiles("after a removal without a record", before)
 }
 
 // TestNodeInstallKilled kills the process that changes the node at each of its failpoints, in each mode, once in an

@@ -22,10 +22,11 @@ import (
 // poll is how often the health of a service is read until it is healthy.
 const poll = 200 * time.Millisecond
 
-// await calls check until it succeeds. It returns the last error if ctx ends.
+// await calls check until it succeeds. If ctx ends, it returns the last error that is not because of that.
 func await(ctx context.Context, check func(context.Context) error) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
+	var last error
 	for {
 		call, cancel := context.WithTimeout(ctx, stable+5*time.Second)
 		err := check(call)
@@ -33,10 +34,13 @@ func await(ctx context.Context, check func(context.Context) error) error {
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return err
+			return last
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,14 @@ type systemd struct {
 
 // connectSystemd connects to systemd's private socket, which works from a container without the node's D-Bus.
 func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
+	// The connection lives longer than ctx. A systemd that executes itself again may accept it and never answer.
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	limited, done := context.WithTimeout(ctx, connectLimit)
+	defer done()
+	stop := context.AfterFunc(limited, cancel)
+	defer stop()
 	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
-		c, err := godbus.Dial("unix:path="+socket, godbus.WithContext(ctx))
+		c, err := godbus.Dial("unix:path="+socket, godbus.WithContext(life))
 		if err != nil {
 			return nil, err
 		}
@@ -43,13 +50,17 @@ func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
 		return c, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("systemd on %s: %w", socket, err)
+		cancel()
+		return nil, fmt.Errorf("systemd on %s: %w", socket, cmp.Or(context.Cause(limited), err))
 	}
 	return &systemd{conn, socket}, nil
 }
 
-// reconnectLimit is how long systemd may take to execute itself again.
-const reconnectLimit = 30 * time.Second
+// connectLimit is how long systemd may take to answer, and reconnectLimit how long to execute itself again.
+const (
+	connectLimit   = 3 * time.Second
+	reconnectLimit = 30 * time.Second
+)
 
 // reconnect connects again if the connection is lost: systemd closes it when it executes itself again, as in its upgrade.
 func (s *systemd) reconnect(ctx context.Context) error {
