@@ -56,7 +56,7 @@ var (
 // not come back, or if an earlier change was interrupted. It is the only process that changes the node: [Request.Run] runs
 // it as a service.
 func Apply(ctx context.Context, o Options, out io.Writer) error {
-	s, err := connectSystemd(ctx, systemdSocket)
+	s, err := openSystemd(ctx, systemdSocket)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func (r Request) Run(ctx context.Context) error {
 		return err
 	}
 	defer root.Close()
-	s, err := connectSystemd(ctx, filepath.Join(r.Root, systemdSocket))
+	s, err := openSystemd(ctx, filepath.Join(r.Root, systemdSocket))
 	if err != nil {
 		return fmt.Errorf("%s is not the root of a node with systemd: %w", r.Root, err)
 	}

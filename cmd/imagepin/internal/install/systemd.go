@@ -31,7 +31,22 @@ type systemd struct {
 	socket string
 }
 
-// connectSystemd connects to systemd's private socket, which works from a container without the node's D-Bus.
+// openSystemd connects to systemd's private socket, which works from a container without the node's D-Bus. systemd does not
+// answer while it reads its units again, which takes seconds on a node with many.
+func openSystemd(ctx context.Context, socket string) (s *systemd, _ error) {
+	if _, err := os.Stat(socket); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, reconnectLimit)
+	defer cancel()
+	err := await(ctx, func(ctx context.Context) (err error) {
+		s, err = connectSystemd(ctx, socket)
+		return err
+	})
+	return s, err
+}
+
+// connectSystemd tries to connect once.
 func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
 	// The connection lives longer than ctx. A systemd that executes itself again may accept it and never answer.
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -56,7 +71,7 @@ func connectSystemd(ctx context.Context, socket string) (*systemd, error) {
 	return &systemd{conn, socket}, nil
 }
 
-// connectLimit is how long systemd may take to answer, and reconnectLimit how long to execute itself again.
+// connectLimit is how long systemd may take to answer one try, and reconnectLimit how long to execute itself again.
 const (
 	connectLimit   = 3 * time.Second
 	reconnectLimit = 30 * time.Second
