@@ -86,4 +86,3 @@ func (n *node) writeKubelet(ctx context.Context, c *change, t target, endpoint s
 	}
 	return n.restarted(ctx, kubeletUnit, healthy)
 }
-
