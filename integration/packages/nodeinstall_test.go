@@ -134,7 +134,7 @@ func TestNodeInstallRefused(t *testing.T) {
 	n.WriteFile("/etc/systemd/system/kubelet.service", "[Service]\nExecStart=/bin/bash -c 'while :; do sleep 1000; done' kubelet --config=/etc/kubelet.yaml\n", 0o644)
 	n.WriteFile("/etc/kubelet.yaml", "healthzPort: "+reservePort(t)+"\n", 0o644)
 	n.Run("systemctl daemon-reload; systemctl start kubelet")
-	refused(install+"serve --wait 1s", "health of kubelet")
+	refused(install+"serve --wait 1s", "kubelet.service is not healthy: ")
 	n.WriteFile("/etc/kubelet.yaml", "containerRuntimeEndpoint: {}\n", 0o644)
 	refused(install+"serve", "/etc/kubelet.yaml")
 	n.Run("systemctl stop kubelet; rm /etc/systemd/system/kubelet.service /etc/kubelet.yaml; systemctl daemon-reload")

@@ -120,7 +120,10 @@ func (n *node) planKubelet(ctx context.Context, p *plan, first bool) error {
 	// Otherwise its health says nothing after the change, and a rollback fails.
 	ctx, cancel := context.WithTimeout(ctx, min(n.wait(), stable))
 	defer cancel()
-	return await(ctx, func(ctx context.Context) error { return p.kubelet.healthy(ctx, n.systemd) })
+	if err := await(ctx, func(ctx context.Context) error { return p.kubelet.healthy(ctx, n.systemd) }); err != nil {
+		return fmt.Errorf("%s is not healthy: %w", kubeletUnit, err)
+	}
+	return nil
 }
 
 // checkConfig lets the new containerd read the configuration of the running one, before that is replaced.
