@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// apiServer stands for a Kubernetes API server that refuses every request. The metrics of claims need no real one.
+// apiServer refuses every request, as a Kubernetes API server can. The metrics of claims need no real one.
 type apiServer struct {
 	*httptest.Server
 	kubeconfig string

@@ -3,8 +3,11 @@ package packages
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -286,6 +289,8 @@ func TestNodeInstallChangedByOthers(t *testing.T) {
 // installation and once in a removal. systemd starts it again, and it rolls back or goes on. Then the node is healthy, and the
 // next command succeeds.
 func TestNodeInstallKilled(t *testing.T) {
+	var killed sync.Map // by failpoint
+	t.Cleanup(func() { wantAllFailpoints(t, &killed) })
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			t.Parallel()
@@ -312,6 +317,7 @@ func TestNodeInstallKilled(t *testing.T) {
 					}
 					n.reach(change, before)
 					n.killAt(change, fmt.Sprintf("%s:%d", point, seen[point]))
+					killed.Store(point, true)
 					n.Run("ctr version")
 					n.wantRunning(containerdSocket, running)
 					if change == uninstall {
@@ -327,6 +333,26 @@ func TestNodeInstallKilled(t *testing.T) {
 			n.wantFiles("after the removal", before)
 			n.wantRunning(containerdSocket, running)
 		})
+	}
+}
+
+var failpointOfInstall = regexp.MustCompile(`(?m)^\t"(install\.[a-z]+)",`)
+
+// wantAllFailpoints fails the test unless the process was killed at each failpoint of an installation. TestNodeInstallRollsBack
+// kills it at those of a rollback.
+func wantAllFailpoints(t *testing.T, killed *sync.Map) {
+	b, err := os.ReadFile(filepath.Join(repository, "internal", "failpoint", "failpoint.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := failpointOfInstall.FindAllStringSubmatch(string(b), -1)
+	if len(names) < 10 {
+		t.Errorf("got failpoints %q, want at least 10", names)
+	}
+	for _, m := range names {
+		if _, ok := killed.Load(m[1]); !ok && m[1] != "install.restored" && m[1] != "install.undone" {
+			t.Errorf("no kill at failpoint %s", m[1])
+		}
 	}
 }
 

@@ -18,7 +18,7 @@ func (o owners[T]) add(of map[T]bool, n int) {
 	}
 }
 
-// keptWithoutImage is the number of owners that stand for what stays if all images are removed.
+// keptWithoutImage is the number of owners of what stays if all images are removed.
 const keptWithoutImage = 2
 
 // share computes the disk space of images from what they need, what would stay without them, and the sizes. Its images are

@@ -14,7 +14,7 @@ const imagepinEndpoint = "unix:///run/imagepin/imagepin.sock"
 // TestKubelet finds the endpoint of kubelets, changes it, and changes it back.
 func TestKubelet(t *testing.T) {
 	for name, test := range map[string]struct {
-		args  string            // DIR stands for the directory of the files
+		args  string            // DIR is replaced by the directory of the files
 		files map[string]string // of the configuration
 		unit  map[string]string // of the unit
 		in    string            // the file with the endpoint
