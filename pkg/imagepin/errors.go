@@ -69,6 +69,22 @@ const (
 	ForeignPin Reason = "ForeignPin"
 	// UnknownPod: the Kubernetes API server has no pod with this name and UID.
 	UnknownPod Reason = "UnknownPod"
+	// InvalidLock: a file is not a lock, or contradicts itself.
+	InvalidLock Reason = "InvalidLock"
+	// InvalidBundle: a file is not a bundle, or is damaged, incomplete or not in order.
+	InvalidBundle Reason = "InvalidBundle"
+	// NotInBundle: a bundle does not have content that this node needs.
+	NotInBundle Reason = "NotInBundle"
+	// NotEnoughSpace: the disk has no space for what is to be written.
+	NotEnoughSpace Reason = "NotEnoughSpace"
+	// NotInLock: a rule allows only images that the node's lock names.
+	NotInLock Reason = "NotInLock"
+	// LockedReference: the node's lock decides the digest of the reference.
+	LockedReference Reason = "LockedReference"
+	// UnknownLock: the node has no lock, or none before it.
+	UnknownLock Reason = "UnknownLock"
+	// ApplyInProgress: the node already applies another lock.
+	ApplyInProgress Reason = "ApplyInProgress"
 )
 
 // Error is an error that imagepin itself decides on. The first line of its text says what happened to which reference
