@@ -96,6 +96,15 @@ var Names = []string{
 	"refresh.pinned", // a pin has moved, but the tag has not
 	"refresh.moved",  // the tag has moved for a target
 
+	// Applying a lock.
+	"apply.imported", // the content of a bundle is in the content store
+	"apply.kept",     // the digests of the new lock are retained, and no image is ready
+	"apply.made",     // after each image that is ready for a target
+	"apply.ready",    // all images are ready, and nothing has switched
+	"lock.stored",    // the new lock is in the content store, and its record has the old one
+	"lock.switched",  // the record has the new lock, and no pin in memory has changed
+	"apply.tagged",   // after each tag that has the digest of the new lock
+
 	// Using an image for a pod.
 	"use.leased", // the lease holds the image
 

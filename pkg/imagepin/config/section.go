@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -61,6 +62,13 @@ type Config struct {
 	// Cluster has the settings of pins in the Kubernetes API.
 	Cluster ClusterConfig `toml:"cluster"`
 
+	// Locked is what happens to a reference that the node's lock does not name: "off", "warn" or "strict".
+	Locked string `toml:"locked"`
+
+	// LocksDirectory has locks, and BundlesDirectory bundles, that are applied at the start. An empty path means none.
+	LocksDirectory   string `toml:"locks_directory"`
+	BundlesDirectory string `toml:"bundles_directory"`
+
 	// Rules override the settings for the references that they match. The first matching rule wins.
 	Rules []RuleConfig `toml:"rules"`
 }
@@ -73,6 +81,7 @@ type RuleConfig struct {
 	PullBehavior       string   `toml:"pull_behavior,omitempty"`
 	VersionConsistency string   `toml:"version_consistency,omitempty"`
 	Retain             *bool    `toml:"retain,omitempty"`
+	Locked             string   `toml:"locked,omitempty"`
 	// AllowPodOverride lets pods override behavior and consistency with the annotations io.imagepin.pull-behavior and
 	// io.imagepin.version-consistency.
 	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
@@ -102,6 +111,9 @@ func DefaultConfig() Config {
 		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
 		MaxConcurrentUnpacks: defaultOwnUnpacks,
+		Locked:               string(policy.LockedOff),
+		LocksDirectory:       "/etc/imagepin/locks.d",
+		BundlesDirectory:     "/var/lib/imagepin/bundles",
 		Handlers:             map[string]HandlerConfig{},
 		Cluster:              defaultCluster(),
 		Rules:                []RuleConfig{},
@@ -121,6 +133,8 @@ type Settings struct {
 	MaxPinsPerNamespace int
 	MaxRetainedBytes    int64
 	Cluster             Cluster
+	// LocksDirectory and BundlesDirectory are absolute paths, or empty.
+	LocksDirectory, BundlesDirectory string
 }
 
 // Table is a Config as containerd decodes it. If containerd decoded it into a struct, it would only log unknown keys. A
@@ -205,6 +219,8 @@ func (c Config) check() (Settings, error) {
 	if c.MaxRetainedBytes < 0 {
 		wrong("max_retained_bytes", fmt.Errorf("%d is less than 0", c.MaxRetainedBytes))
 	}
+	wrong("locks_directory", absolute(c.LocksDirectory))
+	wrong("bundles_directory", absolute(c.BundlesDirectory))
 	cluster, err := c.Cluster.check()
 	errs = append(errs, only(err)...)
 	rules, err := c.policy()
@@ -219,6 +235,8 @@ func (c Config) check() (Settings, error) {
 		ManifestPullTimeout:  timeout,
 		MaxConcurrentUnpacks: c.MaxConcurrentUnpacks,
 		Cluster:              cluster,
+		LocksDirectory:       c.LocksDirectory,
+		BundlesDirectory:     c.BundlesDirectory,
 		Isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
 	}
 	for name, h := range c.Handlers {
@@ -227,16 +245,24 @@ func (c Config) check() (Settings, error) {
 	return s, nil
 }
 
+func absolute(dir string) error {
+	if dir != "" && !filepath.IsAbs(dir) {
+		return fmt.Errorf("%q is not an absolute path", dir)
+	}
+	return nil
+}
+
 // policy compiles the rules. It returns an error of each rule that is invalid.
 func (c Config) policy() (*policy.Policy, error) {
 	defaults := policy.Rule{
 		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
+		Locked: policy.Locked(c.Locked),
 	}
 	_, err := policy.New(defaults, nil, c.WorkloadLabels)
 	var errs []error
 	if err != nil {
 		errs = append(errs, policyError(err))
-		defaults.Behavior, defaults.Consistency = policy.Default, policy.Off
+		defaults.Behavior, defaults.Consistency, defaults.Locked = policy.Default, policy.Off, policy.LockedOff
 	}
 	var rules []policy.Rule
 	for i, r := range c.Rules {
@@ -260,7 +286,7 @@ func (c Config) policy() (*policy.Policy, error) {
 func (c Config) rule(number int, r RuleConfig) (rules []policy.Rule) {
 	rule := policy.Rule{
 		Number: number, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
-		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride,
+		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride, Locked: policy.Locked(r.Locked),
 	}
 	if r.Retain != nil {
 		rule.Retain = *r.Retain

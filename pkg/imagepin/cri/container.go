@@ -177,6 +177,9 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 			if err := s.failIfGone(ctx, spec.GetImage(), t); err != nil {
 				return nil, err
 			}
+			if err := s.Decider.CheckUnknownInLock(ctx, spec.GetImage()); err != nil {
+				return nil, err
+			}
 			continue
 		}
 		w := containerImage{spec: spec, entry: e, root: e.Root}
@@ -190,9 +193,22 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 		if w.pin != nil {
 			w.root = w.pin.Root
 		}
+		if err := s.checkInLock(ctx, w); err != nil {
+			return nil, err
+		}
 		images = append(images, w)
 	}
 	return images, nil
+}
+
+// checkInLock fails with [imagepin.NotInLock] if the rules allow only images of the node's lock, and it does not name an
+// image. An image without a reference has that of its entry.
+func (s *containers) checkInLock(ctx context.Context, w containerImage) error {
+	ref := w.ref
+	if ref == nil {
+		ref = byDigest(w.entry)
+	}
+	return s.Decider.CheckInLock(ctx, ref, w.root.Digest)
 }
 
 // failIfGone fails if an image without an entry has keys but none is ready, or has just been removed. Otherwise upstream,

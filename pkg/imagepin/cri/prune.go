@@ -40,7 +40,7 @@ func (s *Service) Prune(ctx context.Context, o PruneOptions) ([]imagepin.Entry, 
 	return s.remover.prune(ctx, o)
 }
 
-func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin.Entry, _ error) {
+func (s *remover) prune(ctx context.Context, o PruneOptions) ([]imagepin.Entry, error) {
 	wanted := func(imagepin.Entry) bool { return true }
 	if o.Handler != "" {
 		rt, err := s.lookup(o.Handler)
@@ -49,10 +49,26 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 		}
 		wanted = func(e imagepin.Entry) bool { return e.Target == rt.Target }
 	}
+	return s.pruneWanted(ctx, func(e imagepin.Entry) bool {
+		return wanted(e) && e.ReadyAt.Before(o.Before) && !s.keeps(e, o.Pinned)
+	}, o.DryRun)
+}
+
+// RemoveKeys removes images, unless something uses them, and collects their content.
+func (s *Service) RemoveKeys(ctx context.Context, keys []imagepin.Key) error {
+	wanted := make(map[imagepin.Key]bool, len(keys))
+	for _, k := range keys {
+		wanted[k] = true
+	}
+	_, err := s.remover.pruneWanted(ctx, func(e imagepin.Entry) bool { return wanted[e.Key] }, false)
+	return err
+}
+
+// pruneWanted removes the entries that are wanted and that nothing uses, and collects their content. With dry it removes
+// nothing.
+func (s *remover) pruneWanted(ctx context.Context, wanted func(imagepin.Entry) bool, dry bool) (removed []imagepin.Entry, _ error) {
 	unused := func(ctx context.Context, id digest.Digest, used uses) []imagepin.Entry {
-		return slices.DeleteFunc(slices.Clone(s.Store.ByID(id)), func(e imagepin.Entry) bool {
-			return !wanted(e) || used.by(e) != "" || !e.ReadyAt.Before(o.Before) || s.keeps(e, o.Pinned)
-		})
+		return slices.DeleteFunc(slices.Clone(s.Store.ByID(id)), func(e imagepin.Entry) bool { return !wanted(e) || used.by(e) != "" })
 	}
 	volumes := make(volumesOf)
 	used, err := s.inUse(ctx, true, volumes)
@@ -64,14 +80,14 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) (removed []imagepin
 		if len(entries) == 0 {
 			continue
 		}
-		if !o.DryRun {
+		if !dry {
 			if entries, err = s.pruneOne(ctx, img.ID, unused, volumes); err != nil {
 				break
 			}
 		}
 		removed = append(removed, entries...)
 	}
-	if o.DryRun || len(removed) == 0 {
+	if dry || len(removed) == 0 {
 		return removed, err
 	}
 	if cerr := s.collect(ctx); err == nil {

@@ -47,7 +47,8 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 }
 
 // readySandboxImage makes the sandbox image ready for the pods of a handler, and locks and leases it until release is
-// called. An image on the node is sufficient: the registry resolves the reference only if the node never had it.
+// called. An image on the node is sufficient, unless the node's lock names another digest: the registry resolves the reference
+// only if the node never had it. A sandbox image that the lock does not name is allowed, because it is not an image of a pod.
 func (s *containers) readySandboxImage(ctx context.Context, handler string) (release func(), _ error) {
 	rt, err := s.Runtimes().Sandbox(handler)
 	if err != nil {
@@ -58,16 +59,21 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 		return nil, err
 	}
 	ready := func() (imagepin.Entry, error) {
-		if e, ok := s.Store.Get(imagepin.Key{Ref: ref.String(), Target: rt.Target}); ok {
+		nctx := s.namespaced(ctx)
+		held, locked := s.Pins.OfLock(ref.String())
+		e, ok := s.Store.Get(imagepin.Key{Ref: ref.String(), Target: rt.Target})
+		if ok && (!locked || e.Root.Digest == held.Root.Digest) {
 			return e, nil
 		}
-		nctx := s.namespaced(ctx)
+		if locked {
+			return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: held.Root, Runtime: rt, Pin: &held})
+		}
 		for _, e := range s.Store.ByRef(ref.String()) {
 			if o, ok := s.Runtimes().ForTarget(e.Target); ok && o.Native || e.Target.Platform == rt.Target.Platform {
 				return s.Puller.MakeReady(nctx, pull.Need{Ref: ref, Root: e.Root, Runtime: rt})
 			}
 		}
-		pulled, err := s.Puller.PullDetached(nctx, pull.Request{Ref: ref.String(), Runtime: rt})
+		pulled, err := s.Puller.PullDetached(nctx, pull.Request{Ref: ref.String(), Runtime: rt, OutsideLock: true})
 		return pulled.Entry, err
 	}
 	return s.useImages(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {

@@ -129,6 +129,8 @@ type Pins interface {
 	Pinned(ref string) bool
 	// Retains reports whether a pin retains a digest.
 	Retains(root digest.Digest) bool
+	// OfLock returns the pin that the node's lock has for a reference.
+	OfLock(ref string) (pin.Pin, bool)
 }
 
 // Decider decides which digest a reference resolves to. [decide.Decider] implements it.
@@ -148,6 +150,10 @@ type Decider interface {
 	PinnedDigest(ctx context.Context, ref reference.Named, pod policy.Pod) (_ digest.Digest, ok bool, _ error)
 	// PinForPod returns the pin that applies to the containers of a pod, and the scope in which the policy pins ref.
 	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error)
+	// CheckInLock fails with [imagepin.NotInLock] if the rules allow only images of the node's lock, and it does not name an
+	// image. CheckUnknownInLock is for an image that imagepin does not know.
+	CheckInLock(ctx context.Context, ref reference.Named, root digest.Digest) error
+	CheckUnknownInLock(ctx context.Context, name string) error
 	// PinUse creates the pin for a container that is created without a pull.
 	PinUse(ctx context.Context, u decide.Use) (*pin.Pin, error)
 }

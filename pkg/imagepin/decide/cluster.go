@@ -106,6 +106,9 @@ func (d *Decider) SharesPins(ref string, pod policy.Pod) bool {
 	if d.cluster().Cluster == nil || strings.Contains(ref, "@") || !mayHaveOwner(pod) {
 		return false
 	}
+	if _, locked := d.pins.OfLock(ref); locked {
+		return false
+	}
 	decision, _ := d.policy().Decide(ref, pod)
 	return decision.Consistency == policy.Workload
 }

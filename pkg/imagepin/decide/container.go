@@ -56,6 +56,9 @@ func (d *Decider) PinUse(ctx context.Context, u Use) (*pin.Pin, error) {
 	if q.Policy.Scope == "" {
 		return nil, nil
 	}
+	if q.Policy.Scope == policy.LockScope {
+		return d.useLocked(ctx, q)
+	}
 	known, claimed := d.claimed(q, nil)
 	if claimed && known.Digest != u.Root.Digest {
 		return &pin.Pin{ID: q.pinID(), Root: ocispec.Descriptor{Digest: known.Digest}, By: pin.ByCluster}, nil

@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Decider]. All fields are required, except Cluster.
+// Config has the dependencies of a [Decider]. All fields are required, except Cluster, Lock and NotInLock.
 type Config struct {
 	// Policy returns the current rules.
 	Policy   func() *policy.Policy
@@ -30,17 +30,23 @@ type Config struct {
 	// Cluster returns how the pins of a Kubernetes cluster are used. If it is nil or returns the zero value, every node has
 	// pins of its own.
 	Cluster func() ClusterConfig
+	// Lock is the lock of the node. If it is nil, the node has none.
+	Lock Lock
+	// NotInLock is called for each use of an image that the rules want in the lock and that is not. It may be nil.
+	NotInLock func(policy.Locked)
 }
 
 // Decider decides which digest a reference resolves to. It is safe for concurrent use.
 type Decider struct {
-	policy   func() *policy.Policy
-	pins     Pins
-	images   Images
-	proofs   Proofs
-	registry Registry
-	retained Retained
-	cluster  func() ClusterConfig
+	policy    func() *policy.Policy
+	pins      Pins
+	images    Images
+	proofs    Proofs
+	registry  Registry
+	retained  Retained
+	cluster   func() ClusterConfig
+	lock      Lock
+	notInLock func(policy.Locked)
 }
 
 // New returns a Decider.
@@ -48,7 +54,14 @@ func New(c Config) *Decider {
 	if c.Cluster == nil {
 		c.Cluster = func() ClusterConfig { return ClusterConfig{} }
 	}
+	if c.Lock == nil {
+		c.Lock = noLock{}
+	}
+	if c.NotInLock == nil {
+		c.NotInLock = func(policy.Locked) {}
+	}
 	return &Decider{
+		lock: c.Lock, notInLock: c.NotInLock,
 		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained, cluster: c.Cluster,
 	}
 }
@@ -168,6 +181,7 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 
 // applyPin applies the pin of the scope to a verdict. If there is none, it marks the verdict as the first use.
 func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, error) {
+	q = d.asLocked(q)
 	if q.Policy.Scope == "" {
 		return v, nil
 	}
@@ -184,6 +198,10 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 	}
 	if !pinned {
 		v.Pin, v.FirstUse = nil, q.firstUse()
+	}
+	if !pinned && q.Policy.Scope == policy.LockScope {
+		v.FirstUse = nil // the lock was removed during the request to the registry
+		return v, nil
 	}
 	if !pinned && q.DryRun {
 		v.Why += "; a pull would pin it"
@@ -207,6 +225,8 @@ func (d *Decider) apply(v Verdict, held pin.Pin) Verdict {
 func whyPinned(held pin.Pin) string {
 	in := fmt.Sprintf("in scope %s since %s", held.Scope, held.MadeAt.UTC().Format(time.RFC3339))
 	switch {
+	case held.By == pin.ByLock:
+		return "locked since " + held.MadeAt.UTC().Format(time.RFC3339)
 	case held.Provisional != nil:
 		return "pinned " + in + ", provisionally: the Kubernetes API server was not available"
 	case held.By == pin.ByCluster && held.Claimer != "":
@@ -228,12 +248,13 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 }
 
 // withoutTag decides for a pinned tag that its registry does not have. here reports whether the pinned digest is on the
-// node. Only a copy of the cluster's pin applies without its tag, because a node without a copy does not ask for the tag. If
+// node. Only the node's lock, and a copy of the cluster's pin, apply without the tag: a node without a copy does not ask for
+// the tag. If
 // the digest is gone as well, withoutTag returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its
 // tags too.
 func (d *Decider) withoutTag(ctx context.Context, q Request, pinned pin.Pin, here bool, tagErr error) (Verdict, error) {
 	gone := !here
-	if pinned.By == pin.ByCluster {
+	if pinned.By == pin.ByCluster || pinned.By == pin.ByLock {
 		v, err := d.authorizeWithoutTag(ctx, q, pinned, tagErr)
 		if !errdefs.IsNotFound(err) {
 			return v, err
@@ -267,7 +288,7 @@ func (d *Decider) authorizeWithoutTag(ctx context.Context, q Request, pinned pin
 		v.RegistryError = tagErr
 	default:
 		log.G(ctx).WithFields(log.Fields{"ref": q.Ref.String(), "scope": string(pinned.Scope), "digest": pinned.Root.Digest}).
-			Warn("the registry does not have the tag, using the digest of the ImagePin")
+			Warn("the registry does not have the tag, using the pinned digest")
 	}
 	return v, err
 }

@@ -132,6 +132,7 @@ func (p pins) Scopes(ref string) (all []pin.Pin) {
 	return all
 }
 
+func (pins) OfLock(string) (pin.Pin, bool)                                          { return pin.Pin{}, false }
 func (pins) CheckReadable(pin.ID) error                                             { return nil }
 func (pins) Touch(context.Context, pin.ID) error                                    { return nil }
 func (pins) RecordDrift(context.Context, pin.ID, digest.Digest) error               { return nil }

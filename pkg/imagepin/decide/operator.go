@@ -67,6 +67,9 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err := onlyOwn(s.Scope, "set", fmt.Sprintf(" %s %s", s.Ref, s.Digest)); err != nil {
 		return pin.Pin{}, "", err
 	}
+	if err := d.onlyUnlocked(s.Ref, s.Scope); err != nil {
+		return pin.Pin{}, "", err
+	}
 	byDigest, err := reference.WithDigest(reference.TrimNamed(s.Ref), s.Digest)
 	if err != nil {
 		return pin.Pin{}, "", imagepin.Invalid("digest", s.Digest.String(), err)
@@ -124,6 +127,9 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 		return Refresh{}, err
 	}
 	if err := onlyOwn(scope, "refresh", ""); err != nil {
+		return Refresh{}, err
+	}
+	if err := d.onlyUnlocked(tag, scope); err != nil {
 		return Refresh{}, err
 	}
 	r := Refresh{Tag: tag, Images: d.images.ByRef(tag.String())}

@@ -24,6 +24,8 @@ type PinReader interface {
 	Get(id pin.ID) (pin.Pin, bool)
 	// Scopes returns the pins of a reference.
 	Scopes(ref string) []pin.Pin
+	// OfLock returns the pin that the node's lock has for a reference.
+	OfLock(ref string) (pin.Pin, bool)
 	// CheckReadable fails with [imagepin.PinOfNewerRelease] if a pin cannot be read.
 	CheckReadable(id pin.ID) error
 	List() []pin.Pin
@@ -159,7 +161,13 @@ func (d *Decider) makePin(ctx context.Context, v Verdict, use *FirstUse) (pin.Pi
 
 // CheckPin fails with a *[MovedError] if the pin of a verdict has moved since it was read.
 func (d *Decider) CheckPin(v Verdict) error {
-	if _, ok := v.Ref.(reference.Digested); ok || v.Pin == nil {
+	if _, ok := v.Ref.(reference.Digested); ok {
+		return nil
+	}
+	if now, ok := d.pins.OfLock(v.Ref.String()); ok && now.Root.Digest != v.Root.Digest {
+		return &MovedError{Verdict: d.apply(v, now)} // a lock was applied since
+	}
+	if v.Pin == nil {
 		return nil
 	}
 	now, ok := d.pins.Get(v.Pin.ID)
@@ -169,10 +177,13 @@ func (d *Decider) CheckPin(v Verdict) error {
 	return &MovedError{Verdict: d.apply(v, now)}
 }
 
-// MovesTag reports whether a verdict decides what its tag resolves to on the node. A pin of scope node decides if there
-// is one. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
+// MovesTag reports whether a verdict decides what its tag resolves to on the node. The node's lock decides, then a pin of
+// scope node. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
 // must not decide for the others.
 func (d *Decider) MovesTag(v Verdict) bool {
+	if held, ok := d.pins.OfLock(v.Ref.String()); ok {
+		return held.Root.Digest == v.Root.Digest
+	}
 	if held, ok := d.pins.Get(pin.ID{Scope: policy.NodeScope, Ref: v.Ref.String()}); ok {
 		return held.Root.Digest == v.Root.Digest
 	}

@@ -18,10 +18,15 @@ func (d *Decider) Rule(ref string) policy.Rule { return d.policy().Rule(ref) }
 func (d *Decider) Scopes(pod policy.Pod) []policy.Scope { return d.policy().Scopes("", pod) }
 
 // EffectivePolicy returns the policy for a reference and a pod, including pins that an operator has set. Such a pin
-// applies even if no rule pins the reference, until the pod's own scope has a pin. ignored lists the pod annotations
+// applies even if no rule pins the reference, until the pod's own scope has a pin. The node's lock takes precedence over all
+// other pins. ignored lists the pod annotations
 // that are not allowed or not valid.
 func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string) {
 	effective, ignored = d.policy().Decide(ref, pod)
+	if _, locked := d.pins.OfLock(ref); locked {
+		effective.Scope = policy.LockScope
+		return effective, ignored
+	}
 	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned {
 		return effective, ignored
 	}

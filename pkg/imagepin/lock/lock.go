@@ -28,7 +28,7 @@ const (
 	PlatformsAnnotation = "io.imagepin.platforms"
 
 	// MaxSize is the maximum size of a lock in bytes, and MaxImages the maximum number of images in it.
-	MaxSize   = 16 << 20
+	MaxSize   = 12 << 20
 	MaxImages = 20000
 )
 

@@ -96,7 +96,7 @@ func (s *Store) evictable(namespace string) (_ []Pin, room bool) {
 	defer s.mu.RUnlock()
 	var pins []Pin
 	for _, p := range s.pins {
-		if p.capNamespace() == namespace && p.By != ByOperator {
+		if p.capNamespace() == namespace && p.By != ByOperator && p.Scope != policy.LockScope {
 			pins = append(pins, p)
 		}
 	}

@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	// Namespace is the containerd namespace of pins.
+	// Namespace is the containerd namespace of pins and of the lock.
 	Namespace = "imagepin"
+	// LockRecord is the name of the record of the node's lock in Namespace.
+	LockRecord = "lock"
 
 	labelVersion = imagepin.LabelPrefix + "pin.version"
 	labelScope   = imagepin.LabelPrefix + "pin.scope"
@@ -51,6 +53,8 @@ const (
 	ByRefresh By = "refresh"
 	// ByCluster is a pin of the Kubernetes API, of which the node has a copy.
 	ByCluster By = "cluster"
+	// ByLock is the node's lock.
+	ByLock By = "lock"
 )
 
 // ID identifies a pin.
@@ -177,6 +181,9 @@ func read(img images.Image) (Pin, error) {
 	}
 	if p.ID.String() != img.Name {
 		return Pin{}, fmt.Errorf("pin %s: its labels are for %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)
+	}
+	if p.Scope == policy.LockScope {
+		return Pin{}, fmt.Errorf("pin %s: the pins of a lock have no records of their own: %w", img.Name, errdefs.ErrInvalidArgument)
 	}
 	if _, err := policy.ParseScope(string(p.Scope)); err != nil {
 		return Pin{}, fmt.Errorf("pin %s: %w", img.Name, err)

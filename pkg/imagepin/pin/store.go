@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // Namespaces creates containerd namespaces.
@@ -76,16 +77,19 @@ type table struct {
 	mu           sync.RWMutex
 	pins         map[ID]Pin
 	byRef        map[string]map[ID]struct{}
-	retained     map[digest.Digest]int // number of records that retain each digest
-	proofs       map[string]int        // number of pins with each proof
-	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
-	ignored      map[string]Unreadable // unreadable records, by name
-	written      map[string]bool       // records that were written or deleted during a Load, by name; nil without a Load
+	retained     map[digest.Digest]int  // number of pins that retain each digest
+	kept         map[digest.Digest]bool // digests that are retained for a lock without a pin
+	locked       map[digest.Digest]int  // number of pins of the lock with each digest
+	proofs       map[string]int         // number of pins with each proof
+	perNamespace map[string]int         // number of pins that count against each Kubernetes namespace
+	ignored      map[string]Unreadable  // unreadable records, by name
+	written      map[string]bool        // records that were written or deleted during a Load, by name; nil without a Load
 }
 
 func newTable() *table {
 	return &table{
 		pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}), retained: make(map[digest.Digest]int),
+		locked: make(map[digest.Digest]int),
 		proofs: make(map[string]int), perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
 	}
 }
@@ -146,14 +150,18 @@ func (s *table) Scopes(ref string) []Pin {
 func (s *table) Retained() []digest.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.Sorted(maps.Keys(s.retained))
+	all := maps.Clone(s.retained)
+	for root := range s.kept {
+		all[root]++
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // Retains reports whether a pin retains a digest.
 func (s *table) Retains(root digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.retained[root] > 0
+	return s.retained[root] > 0 || s.kept[root]
 }
 
 // Make pins a reference if it has no pin, and returns its pin. With concurrent calls the first one decides, and the
@@ -332,7 +340,7 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
 	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
 	for _, p := range s.List() {
-		if !p.UsedAt.Before(before) {
+		if p.Scope == policy.LockScope || !p.UsedAt.Before(before) {
 			continue
 		}
 		if inUse(p.ID) {
@@ -367,6 +375,9 @@ func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) 
 
 // removeLocked is removeIf without the call to Changed. It locks the pin.
 func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
+	if id.Scope == policy.LockScope {
+		return Pin{}, false, Locked(id.Ref)
+	}
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return Pin{}, false, err
 	}
@@ -405,6 +416,9 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 
 // changeLocked is change without the call to Changed. It locks the pin.
 func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
+	if id.Scope == policy.LockScope {
+		return s.changeOfLock(ctx, id, decide)
+	}
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return nil, Pin{}, err
 	}
@@ -459,7 +473,11 @@ func (s *table) add(p Pin) {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
-	count(s.perNamespace, p.capNamespace(), 1)
+	if p.Scope == policy.LockScope {
+		count(s.locked, p.Root.Digest, 1)
+	} else {
+		count(s.perNamespace, p.capNamespace(), 1)
+	}
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -474,7 +492,11 @@ func (s *table) drop(p Pin) {
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
-	count(s.perNamespace, p.capNamespace(), -1)
+	if p.Scope == policy.LockScope {
+		count(s.locked, p.Root.Digest, -1)
+	} else {
+		count(s.perNamespace, p.capNamespace(), -1)
+	}
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}

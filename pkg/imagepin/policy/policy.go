@@ -36,6 +36,18 @@ const (
 	Workload Consistency = "workload"
 )
 
+// Locked is what happens to a reference that the node's lock does not name.
+type Locked string
+
+const (
+	// LockedOff treats it as if there were no lock.
+	LockedOff Locked = "off"
+	// LockedWarn logs and counts its use.
+	LockedWarn Locked = "warn"
+	// LockedStrict refuses to pull and to run it.
+	LockedStrict Locked = "strict"
+)
+
 // These pod annotations override the rule of an image, if the rule allows it.
 const (
 	BehaviorAnnotation    = "io.imagepin.pull-behavior"
@@ -52,6 +64,7 @@ type Rule struct {
 	Consistency      Consistency
 	Retain           bool
 	AllowPodOverride bool
+	Locked           Locked
 
 	glob *Glob
 }
@@ -67,6 +80,9 @@ type Policy struct {
 // preference. Empty fields of a rule are those of the defaults. Errors are of type *[Error].
 func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) {
 	defaults.Match = ""
+	if defaults.Locked == "" {
+		defaults.Locked = LockedOff
+	}
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if err := p.check(defaults); err != nil {
 		return nil, err
@@ -80,6 +96,9 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		}
 		if r.Consistency == "" {
 			r.Consistency = defaults.Consistency
+		}
+		if r.Locked == "" {
+			r.Locked = defaults.Locked
 		}
 		if err := p.check(r); err != nil {
 			err.Rule = r.Number
@@ -104,6 +123,9 @@ func (p *Policy) check(r Rule) *Error {
 	if !slices.Contains([]Consistency{Off, Node, Workload}, r.Consistency) {
 		return &Error{Key: "version_consistency", Value: string(r.Consistency),
 			Err: fmt.Errorf("must be one of %q, %q, %q", Off, Node, Workload)}
+	}
+	if !slices.Contains([]Locked{LockedOff, LockedWarn, LockedStrict}, r.Locked) {
+		return &Error{Key: "locked", Value: string(r.Locked), Err: fmt.Errorf("must be one of %q, %q, %q", LockedOff, LockedWarn, LockedStrict)}
 	}
 	if r.Consistency == Workload && len(p.labels) == 0 {
 		return &Error{Key: "version_consistency", Value: string(r.Consistency), Err: errors.New("needs a label in workload_labels")}
@@ -170,6 +192,11 @@ func (p *Policy) Rule(ref string) Rule {
 // PinsWorkloads reports whether some references are pinned for workloads, unless a pod overrides that.
 func (p *Policy) PinsWorkloads() bool {
 	return p.defaults.Consistency == Workload || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.Consistency == Workload })
+}
+
+// HasStrict reports whether some references are refused if the node's lock does not name them.
+func (p *Policy) HasStrict() bool {
+	return p.defaults.Locked == LockedStrict || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.Locked == LockedStrict })
 }
 
 // MayPinWorkloads reports whether some references are pinned for workloads, or a pod can have them pinned so.

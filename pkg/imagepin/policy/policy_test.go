@@ -20,12 +20,12 @@ func mustNew(t *testing.T, rules ...Rule) *Policy {
 func TestFirstRuleWinsAndInherits(t *testing.T) {
 	p := mustNew(t,
 		Rule{Match: "docker.io/library/*", Behavior: Always},
-		Rule{Match: "docker.io/**", Consistency: Node, Retain: true},
+		Rule{Match: "docker.io/**", Consistency: Node, Retain: true, Locked: LockedStrict},
 	)
 	for ref, want := range map[string]Rule{
-		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off},
-		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true},
-		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off},
+		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off, Locked: LockedOff},
+		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true, Locked: LockedStrict},
+		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff},
 	} {
 		got := p.Rule(ref)
 		got.glob, got.Number = nil, 0

@@ -39,6 +39,11 @@ func newFetcher(c Config) *fetcher {
 
 // sourceOf returns the source for the content of a job. end is called if an open session makes no progress.
 func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFunc) *source {
+	if j.OnNode {
+		s := localSource(j.Ref.String(), j.Root)
+		s.ref, s.trusted, s.meter = j.Ref, true, j.meter
+		return s
+	}
 	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: f.vouching.trusts(j), meter: j.meter}
 	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
 	s.session = sync.OnceValues(func() (*resolve.Session, error) {

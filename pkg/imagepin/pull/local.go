@@ -12,15 +12,16 @@ import (
 
 // ChooseLocal finds a target's manifest below root as [Puller.Pull] does, but only in the content on the node. It fails
 // with ErrNotFound if that has no such manifest.
-func ChooseLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (ocispec.Descriptor, error) {
-	path, err := choosePathLocal(ctx, store, root, rt)
+func ChooseLocal(ctx context.Context, store content.InfoReaderProvider, root ocispec.Descriptor, rt runtimeplatform.Runtime) (ocispec.Descriptor, error) {
+	path, err := ChoosePathLocal(ctx, store, root, rt)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	return path[len(path)-1], nil
 }
 
-func choosePathLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) ([]ocispec.Descriptor, error) {
+// ChoosePathLocal is [ChooseLocal]. It returns the descriptors from root to the manifest.
+func ChoosePathLocal(ctx context.Context, store content.InfoReaderProvider, root ocispec.Descriptor, rt runtimeplatform.Runtime) ([]ocispec.Descriptor, error) {
 	here := func(ctx context.Context, d ocispec.Descriptor) error {
 		_, err := store.Info(ctx, d.Digest)
 		return err
@@ -36,7 +37,7 @@ func choosePathLocal(ctx context.Context, store content.Store, root ocispec.Desc
 // DescribeLocal is [ChooseLocal] followed by [Describe]. For the node's own platform the size of the entry includes the
 // indexes above the manifest, because a record of such an image keeps them.
 func DescribeLocal(ctx context.Context, store content.Store, root ocispec.Descriptor, rt runtimeplatform.Runtime) (imagepin.Entry, ocispec.Descriptor, error) {
-	path, err := choosePathLocal(ctx, store, root, rt)
+	path, err := ChoosePathLocal(ctx, store, root, rt)
 	if err != nil {
 		return imagepin.Entry{}, ocispec.Descriptor{}, err
 	}

@@ -139,6 +139,9 @@ type Job struct {
 	// Lost is the recorded key that the job repairs. It is nil for other jobs.
 	Lost *imagepin.Entry
 
+	// OnNode reports that all content of the image is on the node, from a bundle. No registry is asked.
+	OnNode bool
+
 	meter    *meter
 	verified bool // by the image verifiers
 	retry    bool // an earlier attempt found the image ready, or made it ready
@@ -215,8 +218,10 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 		return entry, "", err
 	}
 	defer unlock()
-	if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
-		return entry, "", err
+	if j.Lost == nil { // a repair does not decide what its reference resolves to
+		if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
+			return entry, "", err
+		}
 	}
 	if err := m.checkLost(ctx, j); err != nil {
 		return entry, "", err

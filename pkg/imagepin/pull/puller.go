@@ -56,6 +56,8 @@ type Request struct {
 	Pod policy.Pod
 	// Progress is called with the progress of the pull. A pull with Progress is not merged with others.
 	Progress transfer.ProgressFunc
+	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
+	OutsideLock bool
 }
 
 // Pulled is an image that is ready.
@@ -70,7 +72,7 @@ type Pulled struct {
 // Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
 // image. It stops and leaves nothing behind when all its callers have gone.
 //
-// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), and the errors of [decide.Decider.Decide] and
+// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), and the errors of [decide.Decider.Decide] and
 // [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.decideRequest(ctx, r)
@@ -95,6 +97,11 @@ func (p *Puller) decideRequest(ctx context.Context, r Request) (decide.Request, 
 	ref, err := imagepin.ParseReference(r.Ref)
 	if err != nil {
 		return decide.Request{}, err
+	}
+	if !r.OutsideLock {
+		if err := p.decider.CheckInLock(ctx, ref, ""); err != nil {
+			return decide.Request{}, err
+		}
 	}
 	pod, err := p.decider.InCluster(ctx, ref, r.Pod)
 	if err != nil {

@@ -183,7 +183,7 @@ func (t *traffic) count(base http.RoundTripper) http.RoundTripper {
 			t.active.Add(-1)
 			return nil, err
 		}
-		resp.Body = &watchedBody{ReadCloser: resp.Body, traffic: t}
+		resp.Body = &watchedBody{ReadCloser: limited(req.Context(), resp.Body), traffic: t}
 		return resp, nil
 	})
 }

@@ -68,7 +68,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 		}
 	}
 	for id, h := range r.held {
-		if !freed(h.root) {
+		if !freed(h.root) && !r.config.Pins.HasRoot(h.root) {
 			sizes[id] = max(sizes[id], h.size)
 		}
 	}
@@ -83,7 +83,7 @@ func (r *Retainer) total(but string, freed func(root digest.Digest) bool) int64 
 // room returns an error if there is no room for an entry. total is the number of bytes that are already retained.
 func (r *Retainer) room(e imagepin.Entry, total int64) error {
 	limit := r.config.MaxBytes()
-	if limit <= 0 || imagepin.AddSize(total, e.Size) <= limit {
+	if limit <= 0 || r.config.Pins.HasRoot(e.Root.Digest) || imagepin.AddSize(total, e.Size) <= limit {
 		return nil
 	}
 	return &imagepin.Error{

@@ -32,6 +32,8 @@ const (
 type Pins interface {
 	// Retains reports whether a pin retains a digest.
 	Retains(root digest.Digest) bool
+	// HasRoot reports whether a digest is retained for the node's lock, and so does not count for MaxBytes.
+	HasRoot(root digest.Digest) bool
 	// Retained returns the digests that pins retain.
 	Retained() []digest.Digest
 	// Prove adds proofs to the pins that retain a digest of ref's repository.
@@ -57,8 +59,8 @@ type Config struct {
 	Content content.Store
 	Pins    Pins
 	Images  Images
-	// MaxBytes returns how many bytes may be retained. The size of an image is that of its content in the registry.
-	// Zero means no limit.
+	// MaxBytes returns how many bytes may be retained, without those of the node's lock. The size of an image is that of its
+	// content in the registry. Zero means no limit.
 	MaxBytes func() int64
 	// Unpacks reports whether a runtime handler uses a snapshotter. Nil means that all are used.
 	Unpacks func(snapshotter string) bool
@@ -310,13 +312,15 @@ func (r *Retainer) Holds(e imagepin.Entry) bool {
 	return r.held[leaseID(e)].holds[lastResource(e)]
 }
 
-// Bytes returns how many bytes are retained. The size of an image is that of its content in the registry.
+// Bytes returns how many bytes are retained, without those of the node's lock. The size of an image is that of its content in the registry.
 func (r *Retainer) Bytes() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var total int64
 	for _, h := range r.held {
-		total = imagepin.AddSize(total, h.size)
+		if !r.config.Pins.HasRoot(h.root) {
+			total = imagepin.AddSize(total, h.size)
+		}
 	}
 	return total
 }

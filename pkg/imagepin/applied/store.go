@@ -1,0 +1,227 @@
+package applied
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+)
+
+const (
+	labelLock     = imagepin.LabelPrefix + "lock"
+	labelPrevious = imagepin.LabelPrefix + "lock.previous"
+	ingest        = "imagepin-applied-lock"
+	// maxBlob is the maximum size of a State on disk in bytes: two locks, with their descriptors, as JSON.
+	maxBlob = 64 << 20
+)
+
+// Pins has the pins of the node. [pin.Store] implements it.
+type Pins interface {
+	// SetLock replaces the pins of the lock, and the digests that are retained without a pin.
+	SetLock(pins []pin.Pin, kept []digest.Digest)
+}
+
+// Config has the dependencies of a Store. All fields are required.
+type Config struct {
+	Images     images.Store
+	Content    content.Store
+	Leases     leases.Manager
+	Namespaces pin.Namespaces
+	Pins       Pins
+	// Retain updates what pins retain after digests were added or removed.
+	Retain func(ctx context.Context, roots ...digest.Digest) error
+	// Retained returns the digests of which content is retained now, from containerd.
+	Retained func(ctx context.Context) ([]digest.Digest, error)
+}
+
+// Store has the lock of a node. It is safe for concurrent use, with one Load or Write at a time.
+type Store struct {
+	config Config
+
+	mu      sync.RWMutex
+	state   State
+	pending []digest.Digest
+	named   map[string]bool // images of the current lock, as repository@digest
+	err     error           // why the record cannot be read
+}
+
+// New returns a store without a lock. [Store.Load] reads it.
+func New(c Config) *Store { return &Store{config: c} }
+
+func namespaced(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, pin.Namespace)
+}
+
+// Load reads the lock of the node. If it cannot be read, the node has no lock, everything that is retained stays so, and
+// [Store.Err] returns the reason. Load fails if containerd does not answer.
+func (s *Store) Load(ctx context.Context) error {
+	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
+	if errdefs.IsNotFound(err) {
+		s.set(State{}, nil, nil)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the record of the lock: %w", err)
+	}
+	state, rerr := s.read(namespaced(ctx), img.Target)
+	if rerr == nil {
+		s.set(state, nil, nil)
+		return nil
+	}
+	log.G(ctx).WithError(rerr).Error("the lock of this node cannot be read")
+	retained, err := s.config.Retained(ctx)
+	if err != nil {
+		return err
+	}
+	s.set(State{}, retained, rerr)
+	return nil
+}
+
+func (s *Store) read(ctx context.Context, d ocispec.Descriptor) (State, error) {
+	if d.Size > maxBlob {
+		return State{}, fmt.Errorf("the applied lock has %d bytes, the maximum is %d: %w", d.Size, maxBlob, errdefs.ErrInvalidArgument)
+	}
+	b, err := content.ReadBlob(ctx, s.config.Content, d)
+	if err != nil {
+		return State{}, fmt.Errorf("read the applied lock: %w", err)
+	}
+	if digest.FromBytes(b) != d.Digest {
+		return State{}, fmt.Errorf("the applied lock does not match %s: %w", d.Digest, errdefs.ErrDataLoss)
+	}
+	return unmarshal(b)
+}
+
+// set replaces the state in memory. kept are digests that are retained although no lock has them.
+func (s *Store) set(state State, kept []digest.Digest, err error) {
+	named := make(map[string]bool)
+	if state.Current != nil {
+		for _, i := range state.Current.Lock.Images {
+			named[i.Ref.String()] = true
+			for _, manifest := range i.Platforms {
+				named[i.Ref.Name()+"@"+manifest.String()] = true
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state, s.named, s.pending, s.err = state, named, kept, err
+	s.config.Pins.SetLock(state.Current.pins(), append(state.Previous.RootDigests(), kept...))
+}
+
+// Get returns the lock of the node.
+func (s *Store) Get() State {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.state
+}
+
+// Err returns why the lock of the node cannot be read, or nil.
+func (s *Store) Err() error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.err
+}
+
+// Names implements the interface Lock of package decide.
+func (s *Store) Names(repository reference.Named, d digest.Digest) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.named[repository.Name()+"@"+d.String()]
+}
+
+// Digest returns the digest of the lock, or "".
+func (s *Store) Digest() digest.Digest {
+	if now := s.Get().Current; now != nil {
+		return now.Digest
+	}
+	return ""
+}
+
+// Keep retains digests in addition to those of the locks, until the next Keep or Write, or a restart. It replaces those of the
+// last Keep.
+func (s *Store) Keep(ctx context.Context, roots []digest.Digest) error {
+	s.mu.Lock()
+	before := s.pending
+	s.pending = slices.Clone(roots)
+	s.config.Pins.SetLock(s.state.Current.pins(), append(s.state.Previous.RootDigests(), roots...))
+	s.mu.Unlock()
+	return s.config.Retain(ctx, append(before, roots...)...)
+}
+
+// Write replaces the lock of the node. A kill leaves the old or the new one. Both are durable before Write returns.
+func (s *Store) Write(ctx context.Context, next State) error {
+	data, err := next.marshal()
+	if err != nil {
+		return err
+	}
+	if len(data) > maxBlob {
+		return fmt.Errorf("the applied lock has %d bytes, the maximum is %d: %w", len(data), maxBlob, errdefs.ErrInvalidArgument)
+	}
+	err = s.config.Namespaces.Create(ctx, pin.Namespace, nil)
+	if err != nil && !errdefs.IsAlreadyExists(err) {
+		return fmt.Errorf("create the namespace of pins: %w", err)
+	}
+	desc := ocispec.Descriptor{MediaType: MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	err = lease.With(namespaced(ctx), s.config.Leases, lease.Pull, func(ctx context.Context) error {
+		if err := content.WriteBlob(ctx, s.config.Content, ingest, bytes.NewReader(data), desc); err != nil {
+			return fmt.Errorf("write the lock: %w", err)
+		}
+		failpoint.Reach("lock.stored")
+		return s.point(ctx, desc, next)
+	})
+	if err != nil {
+		return err
+	}
+	failpoint.Reach("lock.switched")
+	last := s.Get()
+	s.mu.RLock()
+	roots := slices.Clone(s.pending)
+	s.mu.RUnlock()
+	s.set(next, nil, nil)
+	for _, a := range []*Applied{last.Current, last.Previous, next.Current, next.Previous} {
+		roots = append(roots, a.RootDigests()...)
+	}
+	return s.config.Retain(ctx, unique(roots)...)
+}
+
+func unique(roots []digest.Digest) []digest.Digest {
+	slices.Sort(roots)
+	return slices.Compact(roots)
+}
+
+// point makes the record of the lock target a blob.
+func (s *Store) point(ctx context.Context, desc ocispec.Descriptor, next State) error {
+	img := images.Image{Name: pin.LockRecord, Target: desc, Labels: map[string]string{labelLock: "", labelPrevious: ""}}
+	if next.Current != nil {
+		img.Labels[labelLock] = next.Current.Digest.String()
+	}
+	if next.Previous != nil {
+		img.Labels[labelPrevious] = next.Previous.Digest.String()
+	}
+	_, err := s.config.Images.Update(ctx, img, "target", "labels."+labelLock, "labels."+labelPrevious)
+	if errdefs.IsNotFound(err) {
+		maps.DeleteFunc(img.Labels, func(_, value string) bool { return value == "" })
+		_, err = s.config.Images.Create(ctx, img)
+	}
+	if err != nil {
+		return fmt.Errorf("write the record of the lock: %w", err)
+	}
+	return nil
+}

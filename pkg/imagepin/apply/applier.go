@@ -1,0 +1,351 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Config has the dependencies of an Applier. All fields are required.
+type Config struct {
+	State       State
+	Images      Images
+	Puller      Puller
+	Remover     Remover
+	Content     content.Store
+	Leases      leases.Manager
+	Snapshotter func(name string) snapshots.Snapshotter
+	Runtimes    func() *runtimeplatform.Set
+	Settings    func() Settings
+	// Notify is called after the lock of the node has changed.
+	Notify func(ctx context.Context, r Result)
+}
+
+// Settings are the settings of a node that an Applier needs.
+type Settings struct {
+	// SandboxImage is the normalized reference of the sandbox image, or empty.
+	SandboxImage string
+	// DiscardLayers reports that layers are removed after they were unpacked.
+	DiscardLayers bool
+	// ContentDir is the directory of the content store, or empty if it is not known.
+	ContentDir string
+	// LocksDirectory and BundlesDirectory are the drop directories. They may be empty.
+	LocksDirectory, BundlesDirectory string
+}
+
+// State stores the lock of the node. [applied.Store] implements it.
+type State interface {
+	Get() applied.State
+	Err() error
+	// Keep retains digests until the next Keep or Write.
+	Keep(ctx context.Context, roots []digest.Digest) error
+	// Write replaces the lock in one step.
+	Write(ctx context.Context, next applied.State) error
+}
+
+// Images finds the images that are ready on the node. [store.Store] implements it.
+type Images interface {
+	Get(k imagepin.Key) (imagepin.Entry, bool)
+	ByRoot(root digest.Digest) []imagepin.Entry
+}
+
+// Puller makes images ready. [pull.Puller] implements it.
+type Puller interface {
+	MakeLocked(ctx context.Context, l pull.Locked) (pull.Pulled, error)
+	// Verify calls the image verifiers.
+	Verify(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error
+}
+
+// Remover removes images.
+type Remover interface {
+	// RemoveKeys removes images that nothing uses, and collects their content.
+	RemoveKeys(ctx context.Context, keys []imagepin.Key) error
+}
+
+// Applier applies locks to a node, one at a time. It is safe for concurrent use.
+type Applier struct {
+	config   Config
+	busy     chan struct{} // has an element while a lock is applied
+	progress atomic.Pointer[Progress]
+	failed   atomic.Pointer[Failure]
+	detached chan func(context.Context)
+	ready    chan struct{} // wakes the loop of Run
+}
+
+// Failure is the last apply that failed, if no later one has succeeded.
+type Failure struct {
+	At   time.Time
+	Name string
+	Err  error
+}
+
+// New returns an Applier. [Applier.Run] must run.
+func New(c Config) *Applier {
+	return &Applier{config: c, busy: make(chan struct{}, 1), detached: make(chan func(context.Context))}
+}
+
+// begin makes the caller the only one that applies a lock, until it calls end. It fails with [imagepin.ApplyInProgress]
+// (ErrFailedPrecondition).
+func (a *Applier) begin() (end func(), _ error) {
+	select {
+	case a.busy <- struct{}{}:
+		return func() {
+			a.progress.Store(nil)
+			<-a.busy
+		}, nil
+	default:
+	}
+	e := &imagepin.Error{
+		Reason: imagepin.ApplyInProgress, Class: errdefs.ErrFailedPrecondition, Message: "another lock is being applied",
+		Hint: "Wait until it is applied. To see how far it is, run: imagepin lock status",
+	}
+	if p := a.progress.Load(); p != nil {
+		e.Message = fmt.Sprintf("lock %s is being applied (%s)", p.Lock, p.Phase)
+	}
+	return nil, e
+}
+
+// Apply applies a lock: it verifies the lock and its bundle, makes its images ready, and switches all pins of the lock in one
+// step. If it fails, or is killed before the switch, the node keeps the lock that it has. The images that are ready by then
+// stay on the node as after a pull, unless the disk is full.
+//
+// It fails with ApplyInProgress, InvalidBundle, NotInBundle, NotEnoughSpace, NoMatchingPlatform, ImageVerificationFailed, and
+// as [pull.Puller.MakeLocked] does.
+func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
+	end, err := a.begin()
+	if err != nil {
+		return Result{}, err
+	}
+	defer end()
+	return a.applyAndNote(ctx, r)
+}
+
+// applyAndNote is apply for the caller of begin. It notes a failure for the status.
+func (a *Applier) applyAndNote(ctx context.Context, r Request) (Result, error) {
+	result, err := a.apply(ctx, r)
+	switch {
+	case err == nil && !r.DryRun:
+		a.failed.Store(nil)
+	case err != nil && !r.DryRun:
+		log.G(ctx).WithError(err).WithField("lock", r.Name).Error("the lock was not applied")
+		a.failed.Store(&Failure{At: time.Now(), Name: r.Name, Err: err})
+	}
+	return result, err
+}
+
+func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
+	if err := a.config.State.Err(); err != nil {
+		return Result{}, unreadable(err)
+	}
+	id, err := r.Lock.Digest()
+	if err != nil {
+		return Result{}, err
+	}
+	report := a.reporter(r, id)
+	if r.Bundle != nil {
+		report(Progress{Phase: Verifying})
+		if err := r.Bundle.Verify(ctx, func(done, total int64) { report(Progress{Phase: Verifying, Done: done, Total: total}) }); err != nil {
+			return Result{}, err
+		}
+	}
+	p, err := a.plan(ctx, r)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := a.verify(ctx, r, p); err != nil {
+		return Result{}, err
+	}
+	last := a.config.State.Get()
+	result := Result{Changes: changes(last.Current, r.Lock), Images: len(p.jobs)}
+	if r.DryRun {
+		result.Lock = id
+		return result, nil
+	}
+	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
+	if err := a.prepare(ctx, r, p, report); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		return Result{}, errors.Join(err, a.config.State.Keep(cleanup, nil))
+	}
+	failpoint.Reach("apply.ready")
+	report(Progress{Phase: Switching, Done: int64(len(p.jobs)), Total: int64(len(p.jobs))})
+	next := nextState(last, r, p.applied(r, id))
+	if err := a.config.State.Write(ctx, next); err != nil {
+		return Result{}, err
+	}
+	result.Lock, result.Previous = id, digestOf(next.Previous)
+	log.G(ctx).WithField("lock", id).WithField("previous", digestOf(last.Current)).Info("lock is applied")
+	a.config.Notify(ctx, result)
+	return result, a.tag(ctx, next.Current)
+}
+
+// cleanupTimeout bounds cleanup after the caller has gone.
+const cleanupTimeout = 30 * time.Second
+
+// nextState returns the state after a lock is applied. Applying the current lock again keeps the previous one.
+func nextState(last applied.State, r Request, now *applied.Applied) applied.State {
+	next := applied.State{Current: now, Previous: last.Current, Dropped: last.Dropped}
+	if digestOf(last.Current) == now.Digest {
+		next.Previous = last.Previous
+	}
+	if r.dropped != "" {
+		next.Dropped = r.dropped
+	}
+	return next
+}
+
+func digestOf(a *applied.Applied) digest.Digest {
+	if a == nil {
+		return ""
+	}
+	return a.Digest
+}
+
+// reporter returns a function that notes progress for the status and the caller.
+func (a *Applier) reporter(r Request, id digest.Digest) func(Progress) {
+	return func(p Progress) {
+		p.Lock = id
+		a.progress.Store(&p)
+		if r.Progress != nil {
+			r.Progress(p)
+		}
+	}
+}
+
+// verify calls the image verifiers for each image, with the reference that it was locked for.
+func (a *Applier) verify(ctx context.Context, r Request, p *plan) error {
+	for _, i := range r.Lock.Images {
+		root, ok := p.roots[i.Ref.Digest()]
+		if !ok {
+			continue // the registry has its descriptor, see prepare
+		}
+		if err := a.config.Puller.Verify(ctx, named(i), root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// named returns the reference by which an image was locked.
+func named(i lock.Image) reference.Named {
+	if tag, ok := i.Tag(); ok {
+		return tag
+	}
+	return i.Ref
+}
+
+// changes returns the references whose digest differs between the current lock and the next one.
+func changes(current *applied.Applied, next *lock.Lock) []Change {
+	all := make(map[string]*Change)
+	of := func(ref string) *Change {
+		if all[ref] == nil {
+			all[ref] = &Change{Ref: ref}
+		}
+		return all[ref]
+	}
+	if current != nil {
+		for _, i := range current.Lock.Images {
+			of(named(i).String()).Before = i.Ref.Digest()
+		}
+	}
+	if next != nil {
+		for _, i := range next.Images {
+			of(named(i).String()).After = i.Ref.Digest()
+		}
+	}
+	var changed []Change
+	for _, ref := range slices.Sorted(maps.Keys(all)) {
+		if c := all[ref]; c.Before != c.After {
+			changed = append(changed, *c)
+		}
+	}
+	return changed
+}
+
+// Rollback applies the lock before the current one. The current one becomes the previous one. It fails with
+// [imagepin.UnknownLock] (ErrNotFound) if there is none, and as [Applier.Apply] does.
+func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
+	end, err := a.begin()
+	if err != nil {
+		return Result{}, err
+	}
+	defer end()
+	previous := a.config.State.Get().Previous
+	if previous == nil {
+		return Result{}, unknownLock("this node has no lock before the current one")
+	}
+	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	return a.applyAndNote(ctx, r)
+}
+
+// Remove removes the lock of the node, and the one before it: tags follow their registries again, and content is not retained
+// any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
+// is none.
+func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
+	end, err := a.begin()
+	if err != nil {
+		return Result{}, err
+	}
+	defer end()
+	last := a.config.State.Get()
+	next := applied.State{Dropped: last.Dropped}
+	switch {
+	case onlyPrevious && last.Previous == nil:
+		return Result{}, unknownLock("this node has no lock before the current one")
+	case onlyPrevious:
+		next.Current = last.Current
+	case last.Current == nil && a.config.State.Err() == nil:
+		return Result{}, unknownLock("this node has no lock")
+	}
+	if err := a.config.State.Write(ctx, next); err != nil {
+		return Result{}, err
+	}
+	result := Result{Lock: digestOf(next.Current)}
+	if !onlyPrevious {
+		result.Changes = changes(last.Current, nil)
+		log.G(ctx).WithField("lock", digestOf(last.Current)).Info("lock is removed")
+		a.config.Notify(ctx, result)
+	}
+	return result, nil
+}
+
+func unknownLock(message string) error {
+	return &imagepin.Error{
+		Reason: imagepin.UnknownLock, Class: errdefs.ErrNotFound, Message: message,
+		Hint: "To see the locks of this node, run: imagepin lock status",
+	}
+}
+
+func unreadable(err error) error {
+	return &imagepin.Error{
+		Reason: imagepin.InvalidLock, Class: errdefs.ErrFailedPrecondition, Err: err, Message: "the lock of this node cannot be read",
+		Hint: "Install the release that wrote it, or remove it: imagepin lock rm",
+	}
+}
+
+// withLease runs fn under a lease that holds what it imports.
+func (a *Applier) withLease(ctx context.Context, fn func(context.Context) error) error {
+	return lease.With(ctx, a.config.Leases, lease.Pull, fn)
+}

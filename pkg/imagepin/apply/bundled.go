@@ -1,0 +1,39 @@
+package apply
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// bundled reads indexes, manifests and configurations from a bundle, and otherwise from the content store.
+type bundled struct {
+	content.Store
+	bundle Bundle
+}
+
+var _ content.InfoReaderProvider = bundled{}
+
+// Info implements content.InfoProvider.
+func (b bundled) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
+	if text, ok := b.bundle.Blob(d); ok {
+		return content.Info{Digest: d, Size: int64(len(text))}, nil
+	}
+	return b.Store.Info(ctx, d)
+}
+
+// ReaderAt implements content.Provider.
+func (b bundled) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	if text, ok := b.bundle.Blob(desc.Digest); ok {
+		return readerAt{bytes.NewReader(text)}, nil
+	}
+	return b.Store.ReaderAt(ctx, desc)
+}
+
+type readerAt struct{ *bytes.Reader }
+
+// Close implements io.Closer.
+func (readerAt) Close() error { return nil }

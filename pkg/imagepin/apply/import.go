@@ -1,0 +1,143 @@
+package apply
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// ingestPrefix begins the names of what is written to the content store.
+const ingestPrefix = "imagepin-apply-"
+
+// importBundle writes what a plan needs from a bundle to the content store. The lease in ctx holds it, and what the content
+// store has already.
+func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report func(Progress)) error {
+	var done, total int64
+	for _, d := range p.layers {
+		total += d.Size
+	}
+	report(Progress{Phase: Importing, Total: total})
+	for _, d := range p.metadata {
+		text, ok := b.Blob(d.Digest)
+		if !ok {
+			if err := a.hold(ctx, d.Digest); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := a.write(ctx, d, bytes.NewReader(text)); err != nil {
+			return err
+		}
+	}
+	for _, d := range p.layers {
+		if !b.Has(d.Digest) {
+			if err := a.hold(ctx, d.Digest); err != nil {
+				return err
+			}
+			done += d.Size
+		}
+	}
+	want := func(d ocispec.Descriptor) bool { _, ok := p.layers[d.Digest]; return ok }
+	return b.ReadLayers(ctx, want, func(d ocispec.Descriptor, r io.Reader) error {
+		if err := a.write(ctx, d, &counting{Reader: r, read: func(n int64) {
+			done += n
+			report(Progress{Phase: Importing, Done: done, Total: total})
+		}}); err != nil {
+			return err
+		}
+		return nil
+	})
+}
+
+// write writes a blob to the content store, which verifies its digest. It fails with [imagepin.NotEnoughSpace]
+// (ErrResourceExhausted) if the disk is full.
+func (a *Applier) write(ctx context.Context, d ocispec.Descriptor, r io.Reader) error {
+	err := content.WriteBlob(ctx, a.config.Content, ingestPrefix+d.Digest.String(), r, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
+	switch {
+	case err != nil && isNoSpace(err):
+		return noSpace(err)
+	case err != nil:
+		return fmt.Errorf("import %s: %w", d.Digest, err)
+	}
+	return nil
+}
+
+// counting reports what is read.
+type counting struct {
+	io.Reader
+	read    func(n int64)
+	pending int64
+}
+
+// reportEvery is how many bytes are read between two reports.
+const reportEvery = 4 << 20
+
+// Read implements io.Reader.
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.pending += int64(n); c.pending >= reportEvery || err != nil {
+		c.read(c.pending)
+		c.pending = 0
+	}
+	return n, err
+}
+
+// checkSpace fails with [imagepin.NotEnoughSpace] (ErrResourceExhausted) if the disk has no space for what a plan imports.
+func (a *Applier) checkSpace(p *plan) error {
+	dir := a.config.Settings().ContentDir
+	if dir == "" {
+		return nil
+	}
+	free, err := freeBytes(dir)
+	if err != nil {
+		return nil // the import fails if there is no space
+	}
+	var needed int64
+	for _, d := range p.layers {
+		if _, err := a.config.Content.Info(context.Background(), d.Digest); err != nil {
+			needed += d.Size
+		}
+	}
+	if needed <= free {
+		return nil
+	}
+	return &imagepin.Error{
+		Reason: imagepin.NotEnoughSpace, Class: errdefs.ErrResourceExhausted,
+		Message: fmt.Sprintf("the bundle needs %s for layers and as much again or more for their snapshots, and %s has %s", units.BytesSize(float64(needed)), dir, units.BytesSize(float64(free))),
+		Hint:    "Remove images that nothing uses (imagepin prune), or the previous lock (imagepin lock rm --previous).",
+	}
+}
+
+func noSpace(err error) error {
+	return &imagepin.Error{
+		Reason: imagepin.NotEnoughSpace, Class: errdefs.ErrResourceExhausted, Err: err, Message: "the lock is not applied, and what was imported for it is removed",
+		Hint: "Remove images that nothing uses (imagepin prune), or the previous lock (imagepin lock rm --previous).",
+	}
+}
+
+// isNoSpace reports whether the disk is full. The error of a remote snapshotter or content store has only the text.
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error())
+}
+
+// undo removes the images that an apply has made before the disk was full.
+func (a *Applier) undo(ctx context.Context, made []imagepin.Key, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	err := a.config.State.Keep(ctx, nil) // they are not retained any more
+	if err == nil {
+		err = a.config.Remover.RemoveKeys(ctx, made)
+	}
+	return errors.Join(noSpace(cause), err)
+}

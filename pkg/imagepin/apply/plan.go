@@ -1,0 +1,303 @@
+package apply
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// plan is what has to be done for a lock.
+type plan struct {
+	jobs []job
+
+	mu sync.Mutex // guards roots while the jobs run
+	// roots has the descriptors of the images that are known.
+	roots map[digest.Digest]ocispec.Descriptor
+	// metadata are the indexes, manifests and configurations to import, and layers the layers.
+	metadata map[digest.Digest]ocispec.Descriptor
+	layers   map[digest.Digest]ocispec.Descriptor
+}
+
+// job is an image to make ready for one target.
+type job struct {
+	image   lock.Image
+	runtime runtimeplatform.Runtime
+	onNode  bool // its content is on the node, or in the bundle
+	// offered reports that the image is known to be published for the platform. Without it, the platform may be missing.
+	offered bool
+}
+
+func (j job) key() imagepin.Key {
+	return imagepin.Key{Ref: j.image.Ref.String(), Target: j.runtime.Target}
+}
+
+// rootOf returns the descriptor of a job's image. Its digest is empty if it is not known.
+func (p *plan) rootOf(j job) ocispec.Descriptor {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.roots[j.image.Ref.Digest()]
+}
+
+// setRoot sets the descriptor of an image.
+func (p *plan) setRoot(root ocispec.Descriptor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.roots[root.Digest] = root
+}
+
+// applied returns the lock of a plan whose images are ready.
+func (p *plan) applied(r Request, id digest.Digest) *applied.Applied {
+	return &applied.Applied{
+		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.Bundle != nil, Handlers: r.Handlers, At: time.Now().UTC(),
+	}
+}
+
+// plan returns what has to be done for a lock. It fails with NotInBundle (ErrNotFound), NoMatchingPlatform (ErrNotFound) and
+// UnknownRuntimeHandler (ErrInvalidArgument).
+func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
+	p := &plan{
+		roots: make(map[digest.Digest]ocispec.Descriptor), metadata: make(map[digest.Digest]ocispec.Descriptor),
+		layers: make(map[digest.Digest]ocispec.Descriptor),
+	}
+	runtimes, err := a.runtimes(r.Handlers)
+	if err != nil {
+		return nil, err
+	}
+	previous := a.config.State.Get().Previous
+	planned := make(map[string]bool)
+	for _, i := range r.Lock.Images {
+		if planned[i.Ref.String()] {
+			continue
+		}
+		planned[i.Ref.String()] = true
+		if root, ok := a.root(r, i.Ref.Digest()); ok {
+			p.roots[root.Digest] = root
+		}
+		fromBundle := r.Bundle != nil || r.rollback && previous.Bundle
+		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, fromBundle); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// runtimes returns a runtime for each target of some handlers, or of all.
+func (a *Applier) runtimes(handlers []string) ([]runtimeplatform.Runtime, error) {
+	set := a.config.Runtimes()
+	if len(handlers) == 0 {
+		for _, t := range set.Targets() {
+			handlers = append(handlers, set.Handlers(t)...)
+		}
+	}
+	var all []runtimeplatform.Runtime
+	for _, handler := range handlers {
+		rt, err := set.Lookup(handler)
+		if err != nil {
+			return nil, imagepin.UnknownHandler(err)
+		}
+		all = appendTarget(all, rt)
+	}
+	return all, nil
+}
+
+func appendTarget(all []runtimeplatform.Runtime, rt runtimeplatform.Runtime) []runtimeplatform.Runtime {
+	if slices.ContainsFunc(all, func(o runtimeplatform.Runtime) bool { return o.Target == rt.Target }) {
+		return all
+	}
+	return append(all, rt)
+}
+
+// runtimesFor returns the runtimes to make an image ready for. The sandbox image is also needed for the node's platform in the
+// snapshotters of all handlers.
+func (a *Applier) runtimesFor(i lock.Image, runtimes []runtimeplatform.Runtime) []runtimeplatform.Runtime {
+	if tag, ok := i.Tag(); !ok || tag.String() != a.config.Settings().SandboxImage {
+		return runtimes
+	}
+	set := a.config.Runtimes()
+	var all []runtimeplatform.Runtime
+	for _, t := range set.Targets() {
+		for _, handler := range set.Handlers(t) {
+			if rt, err := set.Sandbox(handler); err == nil {
+				all = appendTarget(all, rt)
+			}
+		}
+	}
+	return all
+}
+
+// root returns the descriptor of an image, if the bundle, the node or its previous lock has it.
+func (a *Applier) root(r Request, d digest.Digest) (ocispec.Descriptor, bool) {
+	if r.Bundle != nil {
+		return r.Bundle.Root(d)
+	}
+	state := a.config.State.Get()
+	for _, known := range []*applied.Applied{state.Current, state.Previous} {
+		if known != nil {
+			if root, ok := known.Roots[d]; ok {
+				return root, true
+			}
+		}
+	}
+	for _, e := range a.config.Images.ByRoot(d) {
+		return e.Root, true
+	}
+	return ocispec.Descriptor{}, false
+}
+
+// planImage adds the jobs of one image. The image must be published for at least one target.
+func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, onNode bool) error {
+	var none error
+	found := false
+	for _, rt := range runtimes {
+		j := job{image: i, runtime: rt, onNode: onNode}
+		if e, ok := a.config.Images.Get(j.key()); ok && e.Root.Digest == i.Ref.Digest() {
+			found = true
+			continue
+		}
+		err := error(nil)
+		switch {
+		case r.Bundle != nil:
+			err = a.planFromBundle(ctx, r.Bundle, &j, p)
+		default:
+			err = offers(i, &j)
+		}
+		var known *imagepin.Error
+		if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+			none = err
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		found = true
+		p.jobs = append(p.jobs, j)
+	}
+	if !found {
+		return none
+	}
+	return nil
+}
+
+// offers fails with NoMatchingPlatform if a lock has the platforms of an image, and none matches a job's target.
+func offers(i lock.Image, j *job) error {
+	if len(i.Platforms) == 0 || j.runtime.Native && slices.Contains(digests(i.Platforms), i.Ref.Digest()) {
+		return nil // a manifest without an index is accepted without a check, as in containerd
+	}
+	for text := range i.Platforms {
+		if platform, err := platforms.Parse(text); err == nil && j.runtime.Matcher.Match(platform) {
+			j.offered = true
+			return nil
+		}
+	}
+	return noPlatform(j, fmt.Sprintf("the lock has %d platforms of it, and none matches", len(i.Platforms)))
+}
+
+func digests(of map[string]digest.Digest) (all []digest.Digest) {
+	for _, d := range of {
+		all = append(all, d)
+	}
+	return all
+}
+
+func noPlatform(j *job, message string) error {
+	return &imagepin.Error{
+		Reason: imagepin.NoMatchingPlatform, Ref: j.image.Ref.String(), Target: j.runtime.Target.String(), Class: errdefs.ErrNotFound, Message: message,
+		Hint: "Publish the image for this platform, or remove it from the lock of this node.",
+	}
+}
+
+// planFromBundle adds what a job needs from a bundle to the plan. It fails with NoMatchingPlatform and NotInBundle (both
+// ErrNotFound).
+func (a *Applier) planFromBundle(ctx context.Context, b Bundle, j *job, p *plan) error {
+	root := p.roots[j.image.Ref.Digest()]
+	path, err := pull.ChoosePathLocal(ctx, bundled{a.config.Content, b}, root, j.runtime)
+	var known *imagepin.Error
+	if errors.As(err, &known) {
+		known.Ref, known.Target = j.image.Ref.String(), j.runtime.Target.String()
+		return err
+	}
+	if errdefs.IsNotFound(err) {
+		return notInBundle(j, "its manifest for this platform", "Make the bundle for this platform too (imagepin bundle --platform), or apply it for some runtime handlers only (--handler).")
+	}
+	if err != nil {
+		return err
+	}
+	j.offered = true
+	manifest := path[len(path)-1]
+	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, manifest)
+	if err != nil {
+		return err
+	}
+	var m ocispec.Manifest // Docker manifests have the same structure
+	if err := json.Unmarshal(text, &m); err != nil {
+		return fmt.Errorf("manifest %s: %v: %w", manifest.Digest, err, errdefs.ErrInvalidArgument)
+	}
+	for _, d := range append(path, m.Config) {
+		p.metadata[d.Digest] = d
+	}
+	return a.planLayers(ctx, b, j, m, p)
+}
+
+// planLayers adds the layers of a job to the plan. A layer that is neither in the bundle nor on the node is not needed if the
+// node discards layers and has the snapshot of the layers up to it.
+func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Manifest, p *plan) error {
+	unpacked := -1 // the number of the last layer whose snapshot is there, once it is known
+	for n, l := range m.Layers {
+		if b.Has(l.Digest) {
+			p.layers[l.Digest] = l
+			continue
+		}
+		if _, err := a.config.Content.Info(ctx, l.Digest); err == nil {
+			p.layers[l.Digest] = l // held by the lease
+			continue
+		}
+		if unpacked < 0 {
+			unpacked = a.unpackedLayers(ctx, b, j, m)
+		}
+		if n >= unpacked {
+			return notInBundle(j, "layer "+l.Digest.String(), "A bundle that was made with --since has only the layers that are new. Apply the older lock first, or make the bundle without --since.")
+		}
+	}
+	return nil
+}
+
+// unpackedLayers returns how many layers of an image, from the lowest on, have a snapshot on a node that discards layers.
+func (a *Applier) unpackedLayers(ctx context.Context, b Bundle, j *job, m ocispec.Manifest) int {
+	sn := a.config.Snapshotter(j.runtime.Target.Snapshotter)
+	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, m.Config)
+	var image ocispec.Image
+	if err != nil || sn == nil || !a.config.Settings().DiscardLayers || json.Unmarshal(text, &image) != nil {
+		return 0
+	}
+	chain := identity.ChainIDs(slices.Clone(image.RootFS.DiffIDs))
+	for n := len(chain); n > 0; n-- {
+		if _, err := sn.Stat(ctx, chain[n-1].String()); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+func notInBundle(j *job, what, hint string) error {
+	return &imagepin.Error{
+		Reason: imagepin.NotInBundle, Ref: j.image.Ref.String(), Target: j.runtime.Target.String(), Class: errdefs.ErrNotFound,
+		Message: what + " is neither in the bundle nor on this node", Hint: hint,
+	}
+}

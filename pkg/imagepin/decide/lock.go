@@ -1,0 +1,124 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+)
+
+// Lock is the lock of the node.
+type Lock interface {
+	// Names reports whether the lock has an image of a repository by digest: that of its index, or that of the manifest of a
+	// platform.
+	Names(repository reference.Named, d digest.Digest) bool
+	// Digest identifies the lock. It is empty if the node has none.
+	Digest() digest.Digest
+}
+
+// noLock is the lock of a node that has none.
+type noLock struct{}
+
+// Names implements Lock.
+func (noLock) Names(reference.Named, digest.Digest) bool { return false }
+
+// Digest implements Lock.
+func (noLock) Digest() digest.Digest { return "" }
+
+// asLocked returns a request in the scope of the node's lock if the lock names its reference.
+func (d *Decider) asLocked(q Request) Request {
+	if _, locked := d.pins.OfLock(q.Ref.String()); locked {
+		q.Policy.Scope = policy.LockScope
+	}
+	return q
+}
+
+// useLocked returns the pin of the lock for a use, or nil if the lock was removed.
+func (d *Decider) useLocked(ctx context.Context, q Request) (*pin.Pin, error) {
+	held, ok := d.pins.Get(q.pinID())
+	if !ok {
+		return nil, nil
+	}
+	return &held, d.pins.Touch(ctx, held.ID)
+}
+
+// onlyUnlocked fails with [imagepin.LockedReference] (ErrFailedPrecondition) if the node's lock decides the digest of a
+// reference, or if the scope is that of the lock.
+func (d *Decider) onlyUnlocked(ref reference.Named, scope policy.Scope) error {
+	if _, locked := d.pins.OfLock(ref.String()); locked || scope == policy.LockScope {
+		return pin.Locked(ref.String())
+	}
+	return nil
+}
+
+// CheckInLock checks that the node's lock names an image, if the rule for its reference requires that. root is the digest of
+// the image if it is known, and otherwise empty: then a tag must have a pin of the lock.
+//
+// With locked = "strict" it fails with [imagepin.NotInLock] (ErrPermissionDenied). With "warn" it logs the use and counts
+// it.
+func (d *Decider) CheckInLock(ctx context.Context, ref reference.Named, root digest.Digest) error {
+	rule := d.policy().Rule(ref.String())
+	if rule.Locked == policy.LockedOff || d.inLock(ref, root) {
+		return nil
+	}
+	d.notInLock(rule.Locked)
+	if rule.Locked == policy.LockedWarn {
+		log.G(ctx).WithFields(log.Fields{"ref": ref.String(), "digest": root}).Warn("the image is not in the lock of this node")
+		return nil
+	}
+	return d.notInLockError(ref.String(), root, rule)
+}
+
+// imageID matches an image ID, or the beginning of one, which containerd's CRI also finds.
+var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{1,64}$`)
+
+// CheckUnknownInLock is [Decider.CheckInLock] for an image that imagepin does not know. name is what the caller named it by.
+func (d *Decider) CheckUnknownInLock(ctx context.Context, name string) error {
+	if ref, err := imagepin.ParseReference(name); err == nil && !imageID.MatchString(name) {
+		return d.CheckInLock(ctx, ref, "")
+	}
+	if !d.policy().HasStrict() {
+		return nil
+	}
+	d.notInLock(policy.LockedStrict)
+	return d.notInLockError(name, "", policy.Rule{})
+}
+
+// inLock reports whether the node's lock names a reference, with this digest if it is known.
+func (d *Decider) inLock(ref reference.Named, root digest.Digest) bool {
+	if held, ok := d.pins.OfLock(ref.String()); ok {
+		return root == "" || root == held.Root.Digest
+	}
+	if digested, ok := ref.(reference.Digested); ok && root == "" {
+		root = digested.Digest()
+	}
+	return root != "" && d.lock.Names(ref, root)
+}
+
+func (d *Decider) notInLockError(name string, root digest.Digest, rule policy.Rule) error {
+	e := &imagepin.Error{
+		Reason: imagepin.NotInLock, Ref: name, Class: errdefs.ErrPermissionDenied,
+		Hint: "Add it to the lock (imagepin lock) and apply that (imagepin apply). To list what is locked: imagepin lock status",
+	}
+	which := "the defaults allow"
+	if rule.Match != "" {
+		which = fmt.Sprintf("the rule %q allows", rule.Match)
+	}
+	in := "no lock is applied on this node"
+	if applied := d.lock.Digest(); applied != "" {
+		in = fmt.Sprintf("lock %s does not name it", applied)
+		if root != "" {
+			in = fmt.Sprintf("lock %s does not name %s", applied, root)
+		}
+	}
+	e.Message = fmt.Sprintf("%s only images of the lock, and %s", which, in)
+	return e
+}
