@@ -1,0 +1,546 @@
+package bundle
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+)
+
+// Bundle is an open bundle. Its methods that return metadata can be called by several goroutines.
+type Bundle struct {
+	path string
+	file *os.File
+	info os.FileInfo
+
+	lock        *lock.Lock
+	lockYAML    []byte
+	description Description
+	closure     *closure
+	entries     []fileEntry
+	kept        map[digest.Digest][]byte
+	size        int64 // of the archive
+}
+
+// fileEntry is an entry of the archive.
+type fileEntry struct {
+	name   string
+	desc   ocispec.Descriptor
+	layers []ocispec.Descriptor // if it is a layer
+}
+
+// Option is an option of [Open].
+type Option func(*Bundle)
+
+// Keep limits the manifests and configurations that [Bundle.Blob] returns to those that an index lists for a platform for which
+// match returns true, or for none, and to images without an index.
+func Keep(match func(ocispec.Platform) bool) Option {
+	return func(b *Bundle) { b.closure.keep = match }
+}
+
+// Open opens a bundle. It reads and checks all but the layers: a success means that the metadata is as the lock in it requires,
+// but [Bundle.Verify] has to check the rest. The file must not change until Close. It fails with [imagepin.InvalidBundle]
+// (ErrInvalidArgument).
+func Open(path string, options ...Option) (*Bundle, error) {
+	b := &Bundle{path: path, kept: make(map[digest.Digest][]byte)}
+	b.closure = newClosure(b.present)
+	for _, o := range options {
+		o(b)
+	}
+	if err := b.open(); err != nil {
+		if b.file != nil {
+			_ = b.file.Close() // it was only read
+		}
+		return nil, invalid(path, err)
+	}
+	return b, nil
+}
+
+func (b *Bundle) open() error {
+	// A FIFO or a device is not opened.
+	info, err := os.Stat(b.path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return errors.New("it is not a regular file")
+	}
+	if b.file, err = os.Open(b.path); err != nil {
+		return err
+	}
+	if b.info, err = b.file.Stat(); err != nil {
+		return err
+	}
+	if !os.SameFile(info, b.info) {
+		return errors.New("the file changed while it was opened")
+	}
+	a, err := openArchive(b.file, b.info.Size())
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	return b.readMetadata(a)
+}
+
+// Close closes the file.
+func (b *Bundle) Close() error { return b.file.Close() }
+
+// Lock returns the lock in the bundle.
+func (b *Bundle) Lock() *lock.Lock { return b.lock }
+
+// LockBytes returns the lock in YAML. Its digest is that of [lock.Lock.Digest].
+func (b *Bundle) LockBytes() []byte { return b.lockYAML }
+
+// Description returns the description of the bundle.
+func (b *Bundle) Description() Description { return b.description }
+
+// Platforms returns the platforms that the bundle was written for, as in platforms.FormatAll. It is nil for all platforms.
+func (b *Bundle) Platforms() []string { return b.description.Platforms }
+
+// Since returns the digest of the earlier lock whose layers the bundle omits. It is empty if the bundle has all layers.
+func (b *Bundle) Since() digest.Digest { return b.description.Since }
+
+// Omitted returns the layers that the bundle omits, sorted.
+func (b *Bundle) Omitted() []digest.Digest { return b.description.Omitted }
+
+// Absent returns the manifests of other platforms that the bundle does not have, ordered by the digest of the manifest.
+func (b *Bundle) Absent() []Absent {
+	return absentOf(b.closure)
+}
+
+// Root returns the descriptor of the index or manifest of an image, as published.
+func (b *Bundle) Root(d digest.Digest) (ocispec.Descriptor, bool) {
+	for _, r := range b.closure.roots {
+		if r.desc.Digest == d {
+			return manifestDescriptor(r.desc), true
+		}
+	}
+	return ocispec.Descriptor{}, false
+}
+
+// Blob returns an index, a manifest or a configuration, byte for byte. The caller must not change it. See [Keep].
+func (b *Bundle) Blob(d digest.Digest) ([]byte, bool) {
+	data, ok := b.kept[d]
+	return data, ok
+}
+
+// Has reports whether the bundle has a blob, for example a layer.
+func (b *Bundle) Has(d digest.Digest) bool {
+	_, ok := b.closure.known[d]
+	return ok
+}
+
+// Layers returns the layers in the bundle in the order of the archive.
+func (b *Bundle) Layers() []ocispec.Descriptor {
+	var all []ocispec.Descriptor
+	for _, e := range b.entries {
+		if len(e.layers) > 0 {
+			all = append(all, e.layers[0])
+		}
+	}
+	return all
+}
+
+// Blobs returns the number of blobs of images in the bundle, and the sum of their sizes in bytes.
+func (b *Bundle) Blobs() (n int, size int64) { return len(b.closure.known), b.closure.size }
+
+// Size returns the size of the archive in bytes, before compression.
+func (b *Bundle) Size() int64 { return b.size }
+
+// FileSize returns the size of the file in bytes.
+func (b *Bundle) FileSize() int64 { return b.info.Size() }
+
+// present implements closure.present.
+func (b *Bundle) present(_ ocispec.Descriptor, children []ocispec.Descriptor) []bool {
+	present := make([]bool, len(children))
+	for n, d := range children {
+		_, absent := slices.BinarySearch(b.description.Absent, d.Digest)
+		present[n] = !absent
+	}
+	return present
+}
+
+// readMetadata reads all entries before the layers.
+func (b *Bundle) readMetadata(a *archive) error {
+	layout, err := b.readFile(a, ocispec.ImageLayoutFile, int64(len(layoutFile)))
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(layout, layoutFile) {
+		return &entryError{ocispec.ImageLayoutFile, errors.New("it is not that of an OCI image layout 1.0.0")}
+	}
+	size, err := a.nextUnsized(ocispec.ImageIndexFile, maxIndexJSON)
+	if err != nil {
+		return err
+	}
+	index, err := b.content(a, ocispec.ImageIndexFile, size)
+	if err != nil {
+		return err
+	}
+	roots, own, err := readIndexJSON(index)
+	if err != nil {
+		return &entryError{ocispec.ImageIndexFile, err}
+	}
+	if err := b.readOwn(a, own); err != nil {
+		return err
+	}
+	if err := b.checkIndexJSON(index, roots, own); err != nil {
+		return &entryError{ocispec.ImageIndexFile, err}
+	}
+	if err := b.readImages(a, roots); err != nil {
+		return err
+	}
+	return b.checkPlatforms()
+}
+
+// readIndexJSON returns the descriptors of images in index.json by digest, and that of the bundle's own manifest.
+func readIndexJSON(data []byte) (roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor, err error) {
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		return nil, own, err
+	}
+	if len(index.Manifests) == 0 {
+		return nil, own, errors.New("it lists nothing")
+	}
+	own = index.Manifests[len(index.Manifests)-1]
+	if own.ArtifactType != ArtifactType || own.MediaType != ocispec.MediaTypeImageManifest {
+		return nil, own, fmt.Errorf("it is not that of a bundle: its last descriptor has the artifact type %.80q", own.ArtifactType)
+	}
+	if err := checkDescriptor(own); err != nil {
+		return nil, own, err
+	}
+	roots = make(map[digest.Digest]ocispec.Descriptor)
+	for _, d := range index.Manifests[:len(index.Manifests)-1] {
+		if err := checkDescriptor(d); err != nil {
+			return nil, own, err
+		}
+		roots[d.Digest] = manifestDescriptor(d)
+	}
+	return roots, own, nil
+}
+
+// readOwn reads the bundle's own manifest, its description and the lock.
+func (b *Bundle) readOwn(a *archive, own ocispec.Descriptor) error {
+	data, err := b.readBlob(a, own, maxMetadataBlob)
+	if err != nil {
+		return err
+	}
+	fail := func(d ocispec.Descriptor, err error) error { return &entryError{blobName(d.Digest), err} }
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(data, &manifest); err != nil {
+		return fail(own, err)
+	}
+	if len(manifest.Layers) != 1 {
+		return fail(own, fmt.Errorf("it has %d layers, the manifest of a bundle has one", len(manifest.Layers)))
+	}
+	config, lockYAML := manifest.Config, manifest.Layers[0]
+	for _, d := range []ocispec.Descriptor{config, lockYAML} {
+		if err := checkDescriptor(d); err != nil {
+			return fail(own, err)
+		}
+	}
+	if config.MediaType != DescriptionMediaType || lockYAML.MediaType != lock.MediaType {
+		return fail(own, fmt.Errorf("its parts have the media types %.80q and %.80q", config.MediaType, lockYAML.MediaType))
+	}
+	if want, err := ownManifest(config, lockYAML); err != nil || !bytes.Equal(want, data) {
+		return fail(own, errors.New("it differs from the manifest of a bundle"))
+	}
+	text, err := b.readBlob(a, config, maxMetadataBlob)
+	if err != nil {
+		return err
+	}
+	if err := b.parseDescription(text); err != nil {
+		return fail(config, err)
+	}
+	if lockYAML.Digest != b.description.Lock {
+		return fail(own, fmt.Errorf("its lock is %s, but that of its description %s", lockYAML.Digest, b.description.Lock))
+	}
+	if b.lockYAML, err = b.readBlob(a, lockYAML, lock.MaxSize); err != nil {
+		return err
+	}
+	if b.lock, err = lock.Parse(b.lockYAML); err != nil {
+		return fail(lockYAML, err)
+	}
+	if again, err := b.lock.Marshal(); err != nil || !bytes.Equal(again, b.lockYAML) {
+		return fail(lockYAML, errors.New("the lock is not written as imagepin writes it"))
+	}
+	return nil
+}
+
+func (b *Bundle) parseDescription(text []byte) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&b.description); err != nil {
+		return err
+	}
+	if again, err := json.Marshal(b.description); err != nil || !bytes.Equal(again, text) {
+		return errors.New("it is not written as imagepin writes it")
+	}
+	return b.description.check()
+}
+
+// checkIndexJSON checks that index.json lists what the lock names, and nothing else.
+func (b *Bundle) checkIndexJSON(data []byte, roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor) error {
+	firsts := distinct(b.lock)
+	for _, i := range firsts {
+		if _, ok := roots[i.Ref.Digest()]; !ok {
+			return fmt.Errorf("it does not list %s, which the lock names", i.Ref)
+		}
+	}
+	if len(roots) != len(firsts) {
+		return fmt.Errorf("it lists %d images, the lock names %d", len(roots), len(firsts))
+	}
+	if want, err := indexJSON(b.lock, roots, own); err != nil || !bytes.Equal(want, data) {
+		return errors.New("it differs from what the lock requires")
+	}
+	return nil
+}
+
+// readImages reads the metadata of images, and determines the layers.
+func (b *Bundle) readImages(a *archive, roots map[digest.Digest]ocispec.Descriptor) error {
+	c := b.closure
+	for _, i := range distinct(b.lock) {
+		if err := c.addRoot(roots[i.Ref.Digest()], i.Ref); err != nil {
+			return err
+		}
+	}
+	read := func(i *item, use func(*item, []byte) error) error {
+		data, err := b.readBlob(a, i.desc, maxMetadataBlob)
+		if err != nil {
+			return err
+		}
+		if i.keep {
+			b.kept[i.desc.Digest] = data
+		}
+		if err := use(i, data); err != nil {
+			return &entryError{blobName(i.desc.Digest), err}
+		}
+		return nil
+	}
+	for n := 0; n < len(c.indexes); n++ { // an index can add another one
+		if err := read(c.indexes[n], c.addIndex); err != nil {
+			return err
+		}
+	}
+	if err := c.collectManifests(); err != nil {
+		return err
+	}
+	for _, i := range c.manifests {
+		if err := read(i, c.addManifest); err != nil {
+			return err
+		}
+	}
+	for _, i := range c.configs {
+		if err := read(i, func(*item, []byte) error { return nil }); err != nil {
+			return err
+		}
+	}
+	if err := c.collectLayers(b.description.Omitted); err != nil {
+		return err
+	}
+	for n, e := range b.entries {
+		if d, ok := c.isLayer[e.desc.Digest]; ok && e.desc.Digest != "" {
+			b.entries[n].layers = []ocispec.Descriptor{d}
+		}
+	}
+	for _, i := range c.layers {
+		if err := b.addEntry(blobName(i.desc.Digest), i.desc); err != nil {
+			return err
+		}
+		b.entries[len(b.entries)-1].layers = []ocispec.Descriptor{i.desc}
+	}
+	b.size += int64(len(trailer))
+	return nil
+}
+
+// checkPlatforms checks that what is absent is of other platforms than those of the bundle.
+func (b *Bundle) checkPlatforms() error {
+	for _, d := range b.description.Absent {
+		listed := b.closure.absent[d]
+		if len(listed) == 0 {
+			return fmt.Errorf("%s is absent, but no index lists it", d)
+		}
+		for _, l := range listed {
+			if slices.Contains(b.description.Platforms, l.Platform) {
+				return fmt.Errorf("%s is absent, but the bundle is for its platform %s", d, l.Platform)
+			}
+		}
+	}
+	return nil
+}
+
+// readFile reads an entry that is not addressed by its digest.
+func (b *Bundle) readFile(a *archive, name string, size int64) ([]byte, error) {
+	if err := a.next(name, size); err != nil {
+		return nil, err
+	}
+	return b.content(a, name, size)
+}
+
+// content reads the current entry, and records it with its digest.
+func (b *Bundle) content(a *archive, name string, size int64) ([]byte, error) {
+	data, err := readAll(a, size)
+	if err != nil {
+		return nil, &entryError{name, err}
+	}
+	return data, b.addEntry(name, describe("", data))
+}
+
+// readBlob reads the entry of a blob.
+func (b *Bundle) readBlob(a *archive, d ocispec.Descriptor, limit int64) ([]byte, error) {
+	name := blobName(d.Digest)
+	if d.Size > limit {
+		return nil, &entryError{name, fmt.Errorf("it has %d bytes, the limit is %d", d.Size, limit)}
+	}
+	if err := a.next(name, d.Size); err != nil {
+		return nil, err
+	}
+	data, err := readAll(a, d.Size)
+	if err != nil {
+		return nil, &entryError{name, err}
+	}
+	if got := d.Digest.Algorithm().FromBytes(data); got != d.Digest {
+		return nil, &entryError{name, fmt.Errorf("its content has the digest %s", got)}
+	}
+	return data, b.addEntry(name, d)
+}
+
+func (b *Bundle) addEntry(name string, d ocispec.Descriptor) error {
+	h, err := header(name, d.Size)
+	if err != nil {
+		return &entryError{name, err}
+	}
+	b.size += int64(len(h)) + d.Size + padding(d.Size)
+	b.entries = append(b.entries, fileEntry{name: name, desc: d})
+	return nil
+}
+
+// Verify reads the whole file and checks that each entry is as declared, that no content is missing and nothing else is in the
+// file, and that the file did not change since Open. progress is called with the number of bytes of the archive that were read,
+// and that it has; it can be nil. It fails with [imagepin.InvalidBundle] (ErrInvalidArgument), or if ctx is canceled.
+func (b *Bundle) Verify(ctx context.Context, progress func(done, total int64)) error {
+	if progress == nil {
+		progress = func(int64, int64) {}
+	}
+	var done int64
+	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
+		buffer := make([]byte, readSize)
+		for {
+			n, err := content.Read(buffer)
+			done += int64(n)
+			progress(min(done, b.size), b.size)
+			if errors.Is(err, io.EOF) {
+				done += padding(e.desc.Size) + tarBlock
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}, func() { progress(b.size, b.size) })
+}
+
+// ReadLayers calls each for the layers that want accepts, in the order of the archive. The reader fails with
+// [imagepin.InvalidBundle] (ErrInvalidArgument) at its end if the content does not match the digest. ReadLayers returns the
+// errors of each, and fails as Verify does.
+func (b *Bundle) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
+	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
+		if len(e.layers) == 0 || !want(e.layers[0]) {
+			return nil
+		}
+		if err := each(e.layers[0], content); err != nil {
+			return &callerError{err}
+		}
+		return nil
+	}, func() {})
+}
+
+// callerError is an error of a function of the caller.
+type callerError struct{ error }
+
+// scan calls visit for each entry.
+func (b *Bundle) scan(ctx context.Context, visit func(fileEntry, io.Reader) error, ended func()) error {
+	err := b.scanEntries(ctx, visit, ended)
+	var caller *callerError
+	if errors.As(err, &caller) {
+		return caller.error
+	}
+	return invalid(b.path, err)
+}
+
+func (b *Bundle) scanEntries(ctx context.Context, visit func(fileEntry, io.Reader) error, ended func()) error {
+	if err := sameFile(b.file, b.path, b.info); err != nil {
+		return err
+	}
+	a, err := openArchive(b.file, b.info.Size())
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	for _, e := range b.entries {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if err := a.next(e.name, e.desc.Size); err != nil {
+			return err
+		}
+		content := &verified{ctx: ctx, path: b.path, entry: e, r: a, verifier: e.desc.Digest.Verifier()}
+		if err := visit(e, content); err != nil {
+			return err
+		}
+	}
+	if err := a.end(); err != nil {
+		return err
+	}
+	if err := sameFile(b.file, b.path, b.info); err != nil {
+		return err
+	}
+	ended()
+	return nil
+}
+
+// verified reads the content of an entry, and checks its digest.
+type verified struct {
+	ctx      context.Context
+	path     string
+	entry    fileEntry
+	r        *archive
+	verifier digest.Verifier
+}
+
+func (v *verified) Read(p []byte) (int, error) {
+	if v.ctx.Err() != nil {
+		return 0, context.Cause(v.ctx)
+	}
+	n, err := v.r.Read(p)
+	_, _ = v.verifier.Write(p[:n]) // a hash accepts all writes
+	switch {
+	case err == nil:
+		return n, nil
+	case !errors.Is(err, io.EOF):
+		return n, invalid(v.path, &entryError{v.entry.name, err})
+	case !v.verifier.Verified():
+		return n, invalid(v.path, &entryError{v.entry.name, errors.New("its content does not match its digest")})
+	}
+	return n, io.EOF
+}
+
+// PlatformStrings returns platforms as in [Description.Platforms].
+func PlatformStrings(all []ocispec.Platform) []string {
+	var names []string
+	for _, p := range all {
+		names = append(names, platforms.FormatAll(platforms.Normalize(p)))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
