@@ -368,13 +368,13 @@ func (x *Credential) GetIdentityToken() string {
 // Pin holds a reference at a digest.
 type Pin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "node", "workload/<namespace>/<label>=<value>", or "workload/<namespace>/<kind>/<name>/<uid>[/<revision>]"
+	// "node", "lock", "workload/<namespace>/<label>=<value>", or "workload/<namespace>/<kind>/<name>/<uid>[/<revision>]"
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
 	Ref           string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
 	Root          *Descriptor            `protobuf:"bytes,3,opt,name=root,proto3" json:"root,omitempty"`
 	MadeAt        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=made_at,json=madeAt,proto3" json:"made_at,omitempty"`
 	UsedAt        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=used_at,json=usedAt,proto3" json:"used_at,omitempty"` // to the day
-	MadeBy        string                 `protobuf:"bytes,6,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // use, operator, refresh, cluster
+	MadeBy        string                 `protobuf:"bytes,6,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // use, operator, refresh, cluster, lock
 	Retain        bool                   `protobuf:"varint,7,opt,name=retain,proto3" json:"retain,omitempty"`
 	History       []*PinChange           `protobuf:"bytes,8,rep,name=history,proto3" json:"history,omitempty"`           // oldest first
 	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`               // unset if the tag is not known to have moved
@@ -821,6 +821,7 @@ type Rule struct {
 	VersionConsistency string                 `protobuf:"bytes,3,opt,name=version_consistency,json=versionConsistency,proto3" json:"version_consistency,omitempty"`
 	Retain             bool                   `protobuf:"varint,4,opt,name=retain,proto3" json:"retain,omitempty"`
 	AllowPodOverride   bool                   `protobuf:"varint,5,opt,name=allow_pod_override,json=allowPodOverride,proto3" json:"allow_pod_override,omitempty"`
+	Locked             string                 `protobuf:"bytes,6,opt,name=locked,proto3" json:"locked,omitempty"` // off, warn, strict
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -888,6 +889,13 @@ func (x *Rule) GetAllowPodOverride() bool {
 		return x.AllowPodOverride
 	}
 	return false
+}
+
+func (x *Rule) GetLocked() string {
+	if x != nil {
+		return x.Locked
+	}
+	return ""
 }
 
 type ResolveRequest struct {
@@ -2323,7 +2331,8 @@ type StatusResponse struct {
 	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
 	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
 	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
-	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"` // when this was the state
+	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`     // when this was the state
+	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"` // unset if the node has no lock
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2449,6 +2458,98 @@ func (x *StatusResponse) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *StatusResponse) GetLock() *LockSummary {
+	if x != nil {
+		return x.Lock
+	}
+	return nil
+}
+
+// LockSummary is the state of the lock in numbers.
+type LockSummary struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Digest            string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Images            int64                  `protobuf:"varint,2,opt,name=images,proto3" json:"images,omitempty"`
+	Ready             int64                  `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`  // images that are ready for all targets that they are published for
+	Failed            string                 `protobuf:"bytes,4,opt,name=failed,proto3" json:"failed,omitempty"` // why the last apply failed; empty if it did not
+	AppliedAt         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
+	DriftedContainers int64                  `protobuf:"varint,6,opt,name=drifted_containers,json=driftedContainers,proto3" json:"drifted_containers,omitempty"` // that run another digest than the lock, at the last look
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *LockSummary) Reset() {
+	*x = LockSummary{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockSummary) ProtoMessage() {}
+
+func (x *LockSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockSummary.ProtoReflect.Descriptor instead.
+func (*LockSummary) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *LockSummary) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LockSummary) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+func (x *LockSummary) GetReady() int64 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *LockSummary) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
+func (x *LockSummary) GetAppliedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AppliedAt
+	}
+	return nil
+}
+
+func (x *LockSummary) GetDriftedContainers() int64 {
+	if x != nil {
+		return x.DriftedContainers
+	}
+	return 0
+}
+
 // IndexStatus is the state of the index of keys, which a list of all images builds.
 type IndexStatus struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2463,7 +2564,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2576,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2589,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2540,7 +2641,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2653,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2666,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -2616,7 +2717,7 @@ type PinStatus struct {
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2729,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2742,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -2693,7 +2794,7 @@ type RunningPull struct {
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2806,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2819,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -2767,7 +2868,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2779,7 +2880,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2792,7 +2893,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Problem) GetMessage() string {
@@ -2818,7 +2919,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2931,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2944,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DiskUsageRequest) GetRefGlob() string {
@@ -2865,7 +2966,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2978,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +2991,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DiskUsageResponse) GetImages() []*ImageUsage {
@@ -2936,7 +3037,7 @@ type ImageUsage struct {
 
 func (x *ImageUsage) Reset() {
 	*x = ImageUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3049,7 @@ func (x *ImageUsage) String() string {
 func (*ImageUsage) ProtoMessage() {}
 
 func (x *ImageUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3062,7 @@ func (x *ImageUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
 func (*ImageUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ImageUsage) GetImageId() string {
@@ -3018,7 +3119,7 @@ type UnpackedUsage struct {
 
 func (x *UnpackedUsage) Reset() {
 	*x = UnpackedUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3131,7 @@ func (x *UnpackedUsage) String() string {
 func (*UnpackedUsage) ProtoMessage() {}
 
 func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3144,7 @@ func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
 func (*UnpackedUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UnpackedUsage) GetSnapshotter() string {
@@ -3077,7 +3178,7 @@ type ContentUsage struct {
 
 func (x *ContentUsage) Reset() {
 	*x = ContentUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3190,7 @@ func (x *ContentUsage) String() string {
 func (*ContentUsage) ProtoMessage() {}
 
 func (x *ContentUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3203,7 @@ func (x *ContentUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
 func (*ContentUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ContentUsage) GetBlobs() int64 {
@@ -3132,7 +3233,7 @@ type SnapshotterUsage struct {
 
 func (x *SnapshotterUsage) Reset() {
 	*x = SnapshotterUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3245,7 @@ func (x *SnapshotterUsage) String() string {
 func (*SnapshotterUsage) ProtoMessage() {}
 
 func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3258,7 @@ func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
 func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SnapshotterUsage) GetSnapshotter() string {
@@ -3197,7 +3298,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3310,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3323,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EventsRequest) GetRefGlob() string {
@@ -3256,7 +3357,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3268,7 +3369,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3281,7 +3382,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Event) GetAt() *timestamppb.Timestamp {
@@ -3392,7 +3493,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3505,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3518,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DiffRequest) GetRef() string {
@@ -3469,7 +3570,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3582,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3595,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DiffResponse) GetRef() string {
@@ -3557,7 +3658,7 @@ type PlatformDiff struct {
 
 func (x *PlatformDiff) Reset() {
 	*x = PlatformDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3670,7 @@ func (x *PlatformDiff) String() string {
 func (*PlatformDiff) ProtoMessage() {}
 
 func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3683,7 @@ func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
 func (*PlatformDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PlatformDiff) GetPlatform() string {
@@ -3659,7 +3760,7 @@ type LayerDiff struct {
 
 func (x *LayerDiff) Reset() {
 	*x = LayerDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3772,7 @@ func (x *LayerDiff) String() string {
 func (*LayerDiff) ProtoMessage() {}
 
 func (x *LayerDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3785,7 @@ func (x *LayerDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
 func (*LayerDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LayerDiff) GetChange() string {
@@ -3720,7 +3821,7 @@ type ConfigDiff struct {
 
 func (x *ConfigDiff) Reset() {
 	*x = ConfigDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3833,7 @@ func (x *ConfigDiff) String() string {
 func (*ConfigDiff) ProtoMessage() {}
 
 func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3846,7 @@ func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
 func (*ConfigDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConfigDiff) GetField() string {
@@ -3778,7 +3879,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3891,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3904,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -3823,7 +3924,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +3936,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +3949,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -3876,7 +3977,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3989,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4002,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -3928,7 +4029,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4041,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4054,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -3986,7 +4087,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4099,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4112,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -4083,7 +4184,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4196,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4209,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Finding) GetSubject() string {
@@ -4146,6 +4247,1191 @@ func (x *Finding) GetError() string {
 	return ""
 }
 
+type ApplyRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Lock           []byte                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // a lock in YAML or JSON
+	Path           string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`         // absolute path of a lock or a bundle on the node; if it is set, lock must be empty
+	Dropped        bool                   `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`  // applies the drop directories again; then lock and path must be empty
+	Handlers       []string               `protobuf:"bytes,4,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers to make the images ready for; empty means all
+	Credential     *Credential            `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // the maximum that is received from registries; 0 means no limit
+	DryRun         bool                   `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`                           // verifies the lock and the bundle, and changes nothing
+	Detach         bool                   `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`                                         // returns after the file is opened; LockStatus has the progress
+	Name           string                 `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`                                              // of the file of the lock, for people
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ApplyRequest) Reset() {
+	*x = ApplyRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyRequest) ProtoMessage() {}
+
+func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
+func (*ApplyRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ApplyRequest) GetLock() []byte {
+	if x != nil {
+		return x.Lock
+	}
+	return nil
+}
+
+func (x *ApplyRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ApplyRequest) GetDropped() bool {
+	if x != nil {
+		return x.Dropped
+	}
+	return false
+}
+
+func (x *ApplyRequest) GetHandlers() []string {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
+}
+
+func (x *ApplyRequest) GetCredential() *Credential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+func (x *ApplyRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *ApplyRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ApplyRequest) GetDetach() bool {
+	if x != nil {
+		return x.Detach
+	}
+	return false
+}
+
+func (x *ApplyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RollbackRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Credential     *Credential            `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
+	BytesPerSecond int64                  `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RollbackRequest) Reset() {
+	*x = RollbackRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackRequest) ProtoMessage() {}
+
+func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
+func (*RollbackRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *RollbackRequest) GetCredential() *Credential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+func (x *RollbackRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+type ApplyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Progress      *ApplyProgress         `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"`
+	Result        *ApplyResult           `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"` // in the last message only; unset if the apply is detached
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyResponse) Reset() {
+	*x = ApplyResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyResponse) ProtoMessage() {}
+
+func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
+func (*ApplyResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ApplyResponse) GetProgress() *ApplyProgress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *ApplyResponse) GetResult() *ApplyResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type ApplyProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"` // verifying, importing, preparing, switching
+	Lock          string                 `protobuf:"bytes,2,opt,name=lock,proto3" json:"lock,omitempty"`   // digest
+	Done          int64                  `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`  // bytes of the bundle; when preparing, images that are ready, each for one target
+	Total         int64                  `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	Ref           string                 `protobuf:"bytes,5,opt,name=ref,proto3" json:"ref,omitempty"` // the image that was made ready last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyProgress) Reset() {
+	*x = ApplyProgress{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyProgress) ProtoMessage() {}
+
+func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
+func (*ApplyProgress) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *ApplyProgress) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *ApplyProgress) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
+}
+
+func (x *ApplyProgress) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ApplyProgress) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ApplyProgress) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+type ApplyResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lock          string                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // digest of the lock; empty if it was removed
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the lock before it; empty if there is none
+	Changes       []*LockChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`   // sorted by reference
+	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`    // that were made ready, each for one target
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyResult) Reset() {
+	*x = ApplyResult{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyResult) ProtoMessage() {}
+
+func (x *ApplyResult) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
+func (*ApplyResult) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ApplyResult) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
+}
+
+func (x *ApplyResult) GetPrevious() string {
+	if x != nil {
+		return x.Previous
+	}
+	return ""
+}
+
+func (x *ApplyResult) GetChanges() []*LockChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ApplyResult) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+// LockChange is a reference for which a lock has another digest than the lock before it.
+type LockChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Before        string                 `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"` // digest; empty if the lock before did not name it
+	After         string                 `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`   // digest; empty if the lock does not name it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockChange) Reset() {
+	*x = LockChange{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockChange) ProtoMessage() {}
+
+func (x *LockChange) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
+func (*LockChange) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *LockChange) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *LockChange) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *LockChange) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+type LockStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockStatusRequest) Reset() {
+	*x = LockStatusRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockStatusRequest) ProtoMessage() {}
+
+func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
+func (*LockStatusRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+}
+
+type LockStatusResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lock          *Lock                  `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`             // unset if the node has none
+	Previous      *Lock                  `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"`     // unset if there is none
+	Applying      *ApplyProgress         `protobuf:"bytes,3,opt,name=applying,proto3" json:"applying,omitempty"`     // unset if no lock is being applied
+	Failed        *LockFailure           `protobuf:"bytes,4,opt,name=failed,proto3" json:"failed,omitempty"`         // the last apply, if it failed
+	Unreadable    string                 `protobuf:"bytes,5,opt,name=unreadable,proto3" json:"unreadable,omitempty"` // why the lock of the node cannot be read; empty if it can, or there is none
+	Images        []*LockedImage         `protobuf:"bytes,6,rep,name=images,proto3" json:"images,omitempty"`
+	Extra         []*ExtraImage          `protobuf:"bytes,7,rep,name=extra,proto3" json:"extra,omitempty"`
+	Drifted       []*DriftedContainer    `protobuf:"bytes,8,rep,name=drifted,proto3" json:"drifted,omitempty"`
+	Counts        *LockCounts            `protobuf:"bytes,9,opt,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockStatusResponse) Reset() {
+	*x = LockStatusResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockStatusResponse) ProtoMessage() {}
+
+func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
+func (*LockStatusResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *LockStatusResponse) GetLock() *Lock {
+	if x != nil {
+		return x.Lock
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetPrevious() *Lock {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetApplying() *ApplyProgress {
+	if x != nil {
+		return x.Applying
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetFailed() *LockFailure {
+	if x != nil {
+		return x.Failed
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetUnreadable() string {
+	if x != nil {
+		return x.Unreadable
+	}
+	return ""
+}
+
+func (x *LockStatusResponse) GetImages() []*LockedImage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetExtra() []*ExtraImage {
+	if x != nil {
+		return x.Extra
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetDrifted() []*DriftedContainer {
+	if x != nil {
+		return x.Drifted
+	}
+	return nil
+}
+
+func (x *LockStatusResponse) GetCounts() *LockCounts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+type Lock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`      // of the file that it came from
+	Bundle        bool                   `protobuf:"varint,3,opt,name=bundle,proto3" json:"bundle,omitempty"` // the content came from a bundle
+	AppliedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
+	Images        int64                  `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
+	Handlers      []string               `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"` // that the images are ready for; empty means all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lock) Reset() {
+	*x = Lock{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lock) ProtoMessage() {}
+
+func (x *Lock) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lock.ProtoReflect.Descriptor instead.
+func (*Lock) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *Lock) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Lock) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Lock) GetBundle() bool {
+	if x != nil {
+		return x.Bundle
+	}
+	return false
+}
+
+func (x *Lock) GetAppliedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AppliedAt
+	}
+	return nil
+}
+
+func (x *Lock) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+func (x *Lock) GetHandlers() []string {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
+}
+
+type LockFailure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the file
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockFailure) Reset() {
+	*x = LockFailure{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockFailure) ProtoMessage() {}
+
+func (x *LockFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
+func (*LockFailure) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *LockFailure) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *LockFailure) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LockFailure) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type LockCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Locked        int64                  `protobuf:"varint,1,opt,name=locked,proto3" json:"locked,omitempty"`   // images that the lock names
+	Ready         int64                  `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`     // ready for all targets that they are published for
+	Missing       int64                  `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"` // not ready for one of them
+	Running       int64                  `protobuf:"varint,4,opt,name=running,proto3" json:"running,omitempty"` // used by a container
+	Extra         int64                  `protobuf:"varint,5,opt,name=extra,proto3" json:"extra,omitempty"`     // images on the node that the lock does not name
+	Drifted       int64                  `protobuf:"varint,6,opt,name=drifted,proto3" json:"drifted,omitempty"` // containers that run another digest than the lock
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockCounts) Reset() {
+	*x = LockCounts{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockCounts) ProtoMessage() {}
+
+func (x *LockCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
+func (*LockCounts) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *LockCounts) GetLocked() int64 {
+	if x != nil {
+		return x.Locked
+	}
+	return 0
+}
+
+func (x *LockCounts) GetReady() int64 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *LockCounts) GetMissing() int64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *LockCounts) GetRunning() int64 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *LockCounts) GetExtra() int64 {
+	if x != nil {
+		return x.Extra
+	}
+	return 0
+}
+
+func (x *LockCounts) GetDrifted() int64 {
+	if x != nil {
+		return x.Drifted
+	}
+	return 0
+}
+
+// LockedImage is an image that the lock names.
+type LockedImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // a tag, or the image by digest
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`       // the reference as it was written in the manifest
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // running, ready, missing
+	Ready         []*Target              `protobuf:"bytes,5,rep,name=ready,proto3" json:"ready,omitempty"`
+	Missing       []*Target              `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
+	Containers    int64                  `protobuf:"varint,7,opt,name=containers,proto3" json:"containers,omitempty"` // that run it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockedImage) Reset() {
+	*x = LockedImage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockedImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockedImage) ProtoMessage() {}
+
+func (x *LockedImage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
+func (*LockedImage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *LockedImage) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *LockedImage) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LockedImage) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LockedImage) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *LockedImage) GetReady() []*Target {
+	if x != nil {
+		return x.Ready
+	}
+	return nil
+}
+
+func (x *LockedImage) GetMissing() []*Target {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *LockedImage) GetContainers() int64 {
+	if x != nil {
+		return x.Containers
+	}
+	return 0
+}
+
+// ExtraImage is an image on the node that the lock does not name.
+type ExtraImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ImageId       string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	Refs          []string               `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`
+	Containers    int64                  `protobuf:"varint,3,opt,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtraImage) Reset() {
+	*x = ExtraImage{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtraImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtraImage) ProtoMessage() {}
+
+func (x *ExtraImage) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
+func (*ExtraImage) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *ExtraImage) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *ExtraImage) GetRefs() []string {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *ExtraImage) GetContainers() int64 {
+	if x != nil {
+		return x.Containers
+	}
+	return 0
+}
+
+// DriftedContainer is a container that runs another digest than the lock has for its reference.
+type DriftedContainer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	Ref           string                 `protobuf:"bytes,4,opt,name=ref,proto3" json:"ref,omitempty"`
+	Locked        string                 `protobuf:"bytes,5,opt,name=locked,proto3" json:"locked,omitempty"`                  // digest
+	ImageId       string                 `protobuf:"bytes,6,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"` // that runs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriftedContainer) Reset() {
+	*x = DriftedContainer{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriftedContainer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriftedContainer) ProtoMessage() {}
+
+func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
+func (*DriftedContainer) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *DriftedContainer) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetLocked() string {
+	if x != nil {
+		return x.Locked
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+type RemoveLockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Previous      bool                   `protobuf:"varint,1,opt,name=previous,proto3" json:"previous,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveLockRequest) Reset() {
+	*x = RemoveLockRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveLockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveLockRequest) ProtoMessage() {}
+
+func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
+func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *RemoveLockRequest) GetPrevious() bool {
+	if x != nil {
+		return x.Previous
+	}
+	return false
+}
+
+type RemoveLockResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Result        *ApplyResult           `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveLockResponse) Reset() {
+	*x = RemoveLockResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveLockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveLockResponse) ProtoMessage() {}
+
+func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
+func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *RemoveLockResponse) GetResult() *ApplyResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+// LockEvent is published on containerd's event stream, in the namespace of the CRI, under the topic /imagepin/lock/applied.
+type LockEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lock          string                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // digest; empty if the lock was removed
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the lock that Rollback applies; empty if there is none
+	Changes       []*LockChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`   // at most 100
+	Changed       int64                  `protobuf:"varint,4,opt,name=changed,proto3" json:"changed,omitempty"`  // number of all changes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockEvent) Reset() {
+	*x = LockEvent{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockEvent) ProtoMessage() {}
+
+func (x *LockEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
+func (*LockEvent) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *LockEvent) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
+}
+
+func (x *LockEvent) GetPrevious() string {
+	if x != nil {
+		return x.Previous
+	}
+	return ""
+}
+
+func (x *LockEvent) GetChanges() []*LockChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *LockEvent) GetChanged() int64 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
 type UninstallRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
@@ -4155,7 +5441,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4167,7 +5453,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4180,7 +5466,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -4202,7 +5488,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +5500,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +5513,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -4266,7 +5552,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +5564,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +5577,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 type VersionResponse struct {
@@ -4303,7 +5589,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4315,7 +5601,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4328,7 +5614,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -4350,7 +5636,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +5648,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +5661,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -4460,13 +5746,14 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12$\n" +
 	"\x04keys\x18\x02 \x03(\v2\x10.imagepin.v1.KeyR\x04keys\x12$\n" +
 	"\x04pins\x18\x03 \x03(\v2\x10.imagepin.v1.PinR\x04pins\x12%\n" +
-	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\xb8\x01\n" +
+	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\xd0\x01\n" +
 	"\x04Rule\x12\x14\n" +
 	"\x05match\x18\x01 \x01(\tR\x05match\x12#\n" +
 	"\rpull_behavior\x18\x02 \x01(\tR\fpullBehavior\x12/\n" +
 	"\x13version_consistency\x18\x03 \x01(\tR\x12versionConsistency\x12\x16\n" +
 	"\x06retain\x18\x04 \x01(\bR\x06retain\x12,\n" +
-	"\x12allow_pod_override\x18\x05 \x01(\bR\x10allowPodOverride\"\x8b\x01\n" +
+	"\x12allow_pod_override\x18\x05 \x01(\bR\x10allowPodOverride\x12\x16\n" +
+	"\x06locked\x18\x06 \x01(\tR\x06locked\"\x8b\x01\n" +
 	"\x0eResolveRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
 	"\ahandler\x18\x02 \x01(\tR\ahandler\x127\n" +
@@ -4576,7 +5863,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xa8\x04\n" +
+	"\rStatusRequest\"\xd6\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
 	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
@@ -4592,7 +5879,16 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	" \x01(\x03R\x11registryFallbacks\x12\x18\n" +
 	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
 	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\x12*\n" +
-	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xb2\x01\n" +
+	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12,\n" +
+	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\"\xd5\x01\n" +
+	"\vLockSummary\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
+	"\x06images\x18\x02 \x01(\x03R\x06images\x12\x14\n" +
+	"\x05ready\x18\x03 \x01(\x03R\x05ready\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\tR\x06failed\x129\n" +
+	"\n" +
+	"applied_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\x12-\n" +
+	"\x12drifted_containers\x18\x06 \x01(\x03R\x11driftedContainers\"\xb2\x01\n" +
 	"\vIndexStatus\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x127\n" +
 	"\tlisted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\blistedAt\x12\x17\n" +
@@ -4728,7 +6024,109 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
 	"\x06repair\x18\x03 \x01(\tR\x06repair\x12\x1a\n" +
 	"\brepaired\x18\x04 \x01(\bR\brepaired\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"+\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x94\x02\n" +
+	"\fApplyRequest\x12\x12\n" +
+	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
+	"\adropped\x18\x03 \x01(\bR\adropped\x12\x1a\n" +
+	"\bhandlers\x18\x04 \x03(\tR\bhandlers\x127\n" +
+	"\n" +
+	"credential\x18\x05 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
+	"credential\x12(\n" +
+	"\x10bytes_per_second\x18\x06 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06detach\x18\b \x01(\bR\x06detach\x12\x12\n" +
+	"\x04name\x18\t \x01(\tR\x04name\"t\n" +
+	"\x0fRollbackRequest\x127\n" +
+	"\n" +
+	"credential\x18\x01 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
+	"credential\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\"y\n" +
+	"\rApplyResponse\x126\n" +
+	"\bprogress\x18\x01 \x01(\v2\x1a.imagepin.v1.ApplyProgressR\bprogress\x120\n" +
+	"\x06result\x18\x02 \x01(\v2\x18.imagepin.v1.ApplyResultR\x06result\"u\n" +
+	"\rApplyProgress\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x12\n" +
+	"\x04lock\x18\x02 \x01(\tR\x04lock\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\x03R\x05total\x12\x10\n" +
+	"\x03ref\x18\x05 \x01(\tR\x03ref\"\x88\x01\n" +
+	"\vApplyResult\x12\x12\n" +
+	"\x04lock\x18\x01 \x01(\tR\x04lock\x12\x1a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious\x121\n" +
+	"\achanges\x18\x03 \x03(\v2\x17.imagepin.v1.LockChangeR\achanges\x12\x16\n" +
+	"\x06images\x18\x04 \x01(\x03R\x06images\"L\n" +
+	"\n" +
+	"LockChange\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\x13\n" +
+	"\x11LockStatusRequest\"\xbf\x03\n" +
+	"\x12LockStatusResponse\x12%\n" +
+	"\x04lock\x18\x01 \x01(\v2\x11.imagepin.v1.LockR\x04lock\x12-\n" +
+	"\bprevious\x18\x02 \x01(\v2\x11.imagepin.v1.LockR\bprevious\x126\n" +
+	"\bapplying\x18\x03 \x01(\v2\x1a.imagepin.v1.ApplyProgressR\bapplying\x120\n" +
+	"\x06failed\x18\x04 \x01(\v2\x18.imagepin.v1.LockFailureR\x06failed\x12\x1e\n" +
+	"\n" +
+	"unreadable\x18\x05 \x01(\tR\n" +
+	"unreadable\x120\n" +
+	"\x06images\x18\x06 \x03(\v2\x18.imagepin.v1.LockedImageR\x06images\x12-\n" +
+	"\x05extra\x18\a \x03(\v2\x17.imagepin.v1.ExtraImageR\x05extra\x127\n" +
+	"\adrifted\x18\b \x03(\v2\x1d.imagepin.v1.DriftedContainerR\adrifted\x12/\n" +
+	"\x06counts\x18\t \x01(\v2\x17.imagepin.v1.LockCountsR\x06counts\"\xb9\x01\n" +
+	"\x04Lock\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06bundle\x18\x03 \x01(\bR\x06bundle\x129\n" +
+	"\n" +
+	"applied_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\x12\x16\n" +
+	"\x06images\x18\x05 \x01(\x03R\x06images\x12\x1a\n" +
+	"\bhandlers\x18\x06 \x03(\tR\bhandlers\"c\n" +
+	"\vLockFailure\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x9e\x01\n" +
+	"\n" +
+	"LockCounts\x12\x16\n" +
+	"\x06locked\x18\x01 \x01(\x03R\x06locked\x12\x14\n" +
+	"\x05ready\x18\x02 \x01(\x03R\x05ready\x12\x18\n" +
+	"\amissing\x18\x03 \x01(\x03R\amissing\x12\x18\n" +
+	"\arunning\x18\x04 \x01(\x03R\arunning\x12\x14\n" +
+	"\x05extra\x18\x05 \x01(\x03R\x05extra\x12\x18\n" +
+	"\adrifted\x18\x06 \x01(\x03R\adrifted\"\xd7\x01\n" +
+	"\vLockedImage\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12)\n" +
+	"\x05ready\x18\x05 \x03(\v2\x13.imagepin.v1.TargetR\x05ready\x12-\n" +
+	"\amissing\x18\x06 \x03(\v2\x13.imagepin.v1.TargetR\amissing\x12\x1e\n" +
+	"\n" +
+	"containers\x18\a \x01(\x03R\n" +
+	"containers\"[\n" +
+	"\n" +
+	"ExtraImage\x12\x19\n" +
+	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
+	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x1e\n" +
+	"\n" +
+	"containers\x18\x03 \x01(\x03R\n" +
+	"containers\"\xa5\x01\n" +
+	"\x10DriftedContainer\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x10\n" +
+	"\x03ref\x18\x04 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06locked\x18\x05 \x01(\tR\x06locked\x12\x19\n" +
+	"\bimage_id\x18\x06 \x01(\tR\aimageId\"/\n" +
+	"\x11RemoveLockRequest\x12\x1a\n" +
+	"\bprevious\x18\x01 \x01(\bR\bprevious\"F\n" +
+	"\x12RemoveLockResponse\x120\n" +
+	"\x06result\x18\x01 \x01(\v2\x18.imagepin.v1.ApplyResultR\x06result\"\x88\x01\n" +
+	"\tLockEvent\x12\x12\n" +
+	"\x04lock\x18\x01 \x01(\tR\x04lock\x12\x1a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious\x121\n" +
+	"\achanges\x18\x03 \x03(\v2\x17.imagepin.v1.LockChangeR\achanges\x12\x18\n" +
+	"\achanged\x18\x04 \x01(\x03R\achanged\"+\n" +
 	"\x10UninstallRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"q\n" +
 	"\x11UninstallResponse\x12\x16\n" +
@@ -4741,7 +6139,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xba\v\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xe2\r\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -4760,7 +6158,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
 	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
 	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12;\n" +
-	"\x04Diff\x12\x18.imagepin.v1.DiffRequest\x1a\x19.imagepin.v1.DiffResponse\x12>\n" +
+	"\x04Diff\x12\x18.imagepin.v1.DiffRequest\x1a\x19.imagepin.v1.DiffResponse\x12@\n" +
+	"\x05Apply\x12\x19.imagepin.v1.ApplyRequest\x1a\x1a.imagepin.v1.ApplyResponse0\x01\x12F\n" +
+	"\bRollback\x12\x1c.imagepin.v1.RollbackRequest\x1a\x1a.imagepin.v1.ApplyResponse0\x01\x12M\n" +
+	"\n" +
+	"LockStatus\x12\x1e.imagepin.v1.LockStatusRequest\x1a\x1f.imagepin.v1.LockStatusResponse\x12M\n" +
+	"\n" +
+	"RemoveLock\x12\x1e.imagepin.v1.RemoveLockRequest\x1a\x1f.imagepin.v1.RemoveLockResponse\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -4778,7 +6182,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -4816,151 +6220,198 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Refreshed)(nil),             // 33: imagepin.v1.Refreshed
 	(*StatusRequest)(nil),         // 34: imagepin.v1.StatusRequest
 	(*StatusResponse)(nil),        // 35: imagepin.v1.StatusResponse
-	(*IndexStatus)(nil),           // 36: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 37: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 38: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 39: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 40: imagepin.v1.Problem
-	(*DiskUsageRequest)(nil),      // 41: imagepin.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),     // 42: imagepin.v1.DiskUsageResponse
-	(*ImageUsage)(nil),            // 43: imagepin.v1.ImageUsage
-	(*UnpackedUsage)(nil),         // 44: imagepin.v1.UnpackedUsage
-	(*ContentUsage)(nil),          // 45: imagepin.v1.ContentUsage
-	(*SnapshotterUsage)(nil),      // 46: imagepin.v1.SnapshotterUsage
-	(*EventsRequest)(nil),         // 47: imagepin.v1.EventsRequest
-	(*Event)(nil),                 // 48: imagepin.v1.Event
-	(*DiffRequest)(nil),           // 49: imagepin.v1.DiffRequest
-	(*DiffResponse)(nil),          // 50: imagepin.v1.DiffResponse
-	(*PlatformDiff)(nil),          // 51: imagepin.v1.PlatformDiff
-	(*LayerDiff)(nil),             // 52: imagepin.v1.LayerDiff
-	(*ConfigDiff)(nil),            // 53: imagepin.v1.ConfigDiff
-	(*CheckRequest)(nil),          // 54: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 55: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 56: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 57: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 58: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 59: imagepin.v1.Finding
-	(*UninstallRequest)(nil),      // 60: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 61: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 62: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 63: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 64: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
+	(*LockSummary)(nil),           // 36: imagepin.v1.LockSummary
+	(*IndexStatus)(nil),           // 37: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 38: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 39: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 40: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 41: imagepin.v1.Problem
+	(*DiskUsageRequest)(nil),      // 42: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 43: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 44: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 45: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 46: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 47: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 48: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 49: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 50: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 51: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 52: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 53: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 54: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 55: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 56: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 57: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 58: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 59: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 60: imagepin.v1.Finding
+	(*ApplyRequest)(nil),          // 61: imagepin.v1.ApplyRequest
+	(*RollbackRequest)(nil),       // 62: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 63: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 64: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 65: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 66: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 67: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 68: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 69: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 70: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 71: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 72: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 73: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 74: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 75: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 76: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 77: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 78: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 79: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 80: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 81: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 82: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 83: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
-	1,  // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
-	0,  // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	65, // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	0,  // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	65, // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	65, // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
-	5,  // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
-	6,  // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	65, // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	65, // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
-	2,  // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
-	2,  // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
-	4,  // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
-	11, // 13: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
-	3,  // 14: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
-	1,  // 15: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
-	11, // 16: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
-	4,  // 17: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
-	0,  // 18: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
-	0,  // 19: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
-	14, // 20: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
-	3,  // 21: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
-	17, // 22: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
-	18, // 23: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
-	2,  // 24: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
-	4,  // 25: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
-	3,  // 26: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
-	4,  // 27: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
-	3,  // 28: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
-	2,  // 29: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
-	4,  // 30: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
-	2,  // 31: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
-	4,  // 32: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
-	3,  // 33: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
-	0,  // 34: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
-	33, // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
-	31, // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
-	1,  // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	65, // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	36, // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	37, // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	38, // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	39, // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	40, // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	65, // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	65, // 45: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,  // 46: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,  // 47: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	65, // 48: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	43, // 49: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	45, // 50: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	45, // 51: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	46, // 52: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	44, // 53: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	65, // 54: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,  // 55: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,  // 56: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,  // 57: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,  // 58: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	51, // 59: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	52, // 60: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	53, // 61: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	59, // 62: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	58, // 63: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	55, // 64: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	4,  // 65: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,  // 66: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,  // 67: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,  // 68: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12, // 69: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15, // 70: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19, // 71: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19, // 72: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21, // 73: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28, // 74: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30, // 75: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23, // 76: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24, // 77: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26, // 78: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34, // 79: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	41, // 80: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	47, // 81: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	49, // 82: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	54, // 83: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	56, // 84: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	60, // 85: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	62, // 86: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,  // 87: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,  // 88: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10, // 89: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13, // 90: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16, // 91: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20, // 92: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20, // 93: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22, // 94: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29, // 95: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31, // 96: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22, // 97: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25, // 98: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27, // 99: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35, // 100: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	42, // 101: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	48, // 102: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	50, // 103: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	55, // 104: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	57, // 105: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	61, // 106: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	63, // 107: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	87, // [87:108] is the sub-list for method output_type
-	66, // [66:87] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
+	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
+	83,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	0,   // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
+	83,  // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	83,  // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	5,   // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
+	6,   // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
+	83,  // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	83,  // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	2,   // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
+	2,   // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
+	4,   // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
+	11,  // 13: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
+	3,   // 14: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
+	1,   // 15: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
+	11,  // 16: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
+	4,   // 17: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
+	0,   // 18: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
+	0,   // 19: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
+	14,  // 20: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
+	3,   // 21: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
+	17,  // 22: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
+	18,  // 23: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
+	2,   // 24: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
+	4,   // 25: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
+	3,   // 26: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
+	4,   // 27: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 28: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
+	2,   // 29: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 30: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
+	2,   // 31: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 32: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 33: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 34: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
+	33,  // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
+	31,  // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
+	1,   // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
+	83,  // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	37,  // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	38,  // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	39,  // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	40,  // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	41,  // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	83,  // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	36,  // 45: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	83,  // 46: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	83,  // 47: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 48: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,   // 49: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	83,  // 50: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	44,  // 51: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	46,  // 52: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	46,  // 53: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	47,  // 54: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	45,  // 55: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	83,  // 56: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 57: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 58: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 59: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 60: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	52,  // 61: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	53,  // 62: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	54,  // 63: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	60,  // 64: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	59,  // 65: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	56,  // 66: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 67: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 68: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	64,  // 69: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	65,  // 70: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	66,  // 71: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	69,  // 72: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	69,  // 73: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	64,  // 74: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	70,  // 75: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	72,  // 76: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	73,  // 77: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	74,  // 78: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	71,  // 79: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	83,  // 80: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	83,  // 81: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 82: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 83: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	65,  // 84: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	66,  // 85: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 86: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,   // 87: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,   // 88: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,   // 89: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12,  // 90: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15,  // 91: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19,  // 92: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19,  // 93: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21,  // 94: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28,  // 95: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30,  // 96: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23,  // 97: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24,  // 98: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26,  // 99: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34,  // 100: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	42,  // 101: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	48,  // 102: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	50,  // 103: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	61,  // 104: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	62,  // 105: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	67,  // 106: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	75,  // 107: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	55,  // 108: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	57,  // 109: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	78,  // 110: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	80,  // 111: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 112: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 113: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 114: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 115: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 116: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 117: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 118: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 119: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 120: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 121: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 122: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 123: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 124: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 125: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	43,  // 126: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	49,  // 127: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	51,  // 128: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	63,  // 129: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	63,  // 130: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	68,  // 131: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	76,  // 132: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	56,  // 133: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	58,  // 134: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	79,  // 135: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	81,  // 136: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	112, // [112:137] is the sub-list for method output_type
+	87,  // [87:112] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -4969,14 +6420,14 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[53].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,10 @@ const (
 	Control_DiskUsage_FullMethodName    = "/imagepin.v1.Control/DiskUsage"
 	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
 	Control_Diff_FullMethodName         = "/imagepin.v1.Control/Diff"
+	Control_Apply_FullMethodName        = "/imagepin.v1.Control/Apply"
+	Control_Rollback_FullMethodName     = "/imagepin.v1.Control/Rollback"
+	Control_LockStatus_FullMethodName   = "/imagepin.v1.Control/LockStatus"
+	Control_RemoveLock_FullMethodName   = "/imagepin.v1.Control/RemoveLock"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -90,6 +94,15 @@ type ControlClient interface {
 	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
 	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
+	// Apply applies a lock or a bundle: it makes its images ready, and then switches all pins of the lock in one step. It reports
+	// progress. The last message has the result. It ends when the caller ends, unless it is detached.
+	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error)
+	// Rollback applies the lock before the current one, which becomes the lock before.
+	Rollback(ctx context.Context, in *RollbackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error)
+	// LockStatus compares the lock of the node with its images and containers.
+	LockStatus(ctx context.Context, in *LockStatusRequest, opts ...grpc.CallOption) (*LockStatusResponse, error)
+	// RemoveLock removes the lock of the node: tags follow their registries again, and content is not retained any more.
+	RemoveLock(ctx context.Context, in *RemoveLockRequest, opts ...grpc.CallOption) (*RemoveLockResponse, error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -325,6 +338,64 @@ func (c *controlClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *controlClient) Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_Apply_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ApplyRequest, ApplyResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ApplyClient = grpc.ServerStreamingClient[ApplyResponse]
+
+func (c *controlClient) Rollback(ctx context.Context, in *RollbackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[6], Control_Rollback_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RollbackRequest, ApplyResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_RollbackClient = grpc.ServerStreamingClient[ApplyResponse]
+
+func (c *controlClient) LockStatus(ctx context.Context, in *LockStatusRequest, opts ...grpc.CallOption) (*LockStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LockStatusResponse)
+	err := c.cc.Invoke(ctx, Control_LockStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) RemoveLock(ctx context.Context, in *RemoveLockRequest, opts ...grpc.CallOption) (*RemoveLockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveLockResponse)
+	err := c.cc.Invoke(ctx, Control_RemoveLock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -337,7 +408,7 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 
 func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_DeepCheck_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[7], Control_DeepCheck_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -419,6 +490,15 @@ type ControlServer interface {
 	// Diff compares two digests of a reference: their layers and configurations for each platform. It reads indexes,
 	// manifests and configurations on the node, or from the registry, and keeps nothing of them.
 	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
+	// Apply applies a lock or a bundle: it makes its images ready, and then switches all pins of the lock in one step. It reports
+	// progress. The last message has the result. It ends when the caller ends, unless it is detached.
+	Apply(*ApplyRequest, grpc.ServerStreamingServer[ApplyResponse]) error
+	// Rollback applies the lock before the current one, which becomes the lock before.
+	Rollback(*RollbackRequest, grpc.ServerStreamingServer[ApplyResponse]) error
+	// LockStatus compares the lock of the node with its images and containers.
+	LockStatus(context.Context, *LockStatusRequest) (*LockStatusResponse, error)
+	// RemoveLock removes the lock of the node: tags follow their registries again, and content is not retained any more.
+	RemoveLock(context.Context, *RemoveLockRequest) (*RemoveLockResponse, error)
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
@@ -489,6 +569,18 @@ func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingSer
 }
 func (UnimplementedControlServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Diff not implemented")
+}
+func (UnimplementedControlServer) Apply(*ApplyRequest, grpc.ServerStreamingServer[ApplyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Apply not implemented")
+}
+func (UnimplementedControlServer) Rollback(*RollbackRequest, grpc.ServerStreamingServer[ApplyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Rollback not implemented")
+}
+func (UnimplementedControlServer) LockStatus(context.Context, *LockStatusRequest) (*LockStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LockStatus not implemented")
+}
+func (UnimplementedControlServer) RemoveLock(context.Context, *RemoveLockRequest) (*RemoveLockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveLock not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -794,6 +886,64 @@ func _Control_Diff_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Apply_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ApplyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Apply(m, &grpc.GenericServerStream[ApplyRequest, ApplyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_ApplyServer = grpc.ServerStreamingServer[ApplyResponse]
+
+func _Control_Rollback_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RollbackRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Rollback(m, &grpc.GenericServerStream[RollbackRequest, ApplyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_RollbackServer = grpc.ServerStreamingServer[ApplyResponse]
+
+func _Control_LockStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LockStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).LockStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_LockStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).LockStatus(ctx, req.(*LockStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_RemoveLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveLockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).RemoveLock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_RemoveLock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).RemoveLock(ctx, req.(*RemoveLockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -915,6 +1065,14 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Control_Diff_Handler,
 		},
 		{
+			MethodName: "LockStatus",
+			Handler:    _Control_LockStatus_Handler,
+		},
+		{
+			MethodName: "RemoveLock",
+			Handler:    _Control_RemoveLock_Handler,
+		},
+		{
 			MethodName: "Check",
 			Handler:    _Control_Check_Handler,
 		},
@@ -951,6 +1109,16 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Events",
 			Handler:       _Control_Events_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Apply",
+			Handler:       _Control_Apply_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Rollback",
+			Handler:       _Control_Rollback_Handler,
 			ServerStreams: true,
 		},
 		{

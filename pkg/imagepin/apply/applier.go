@@ -25,6 +25,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -39,6 +40,8 @@ type Config struct {
 	Snapshotter func(name string) snapshots.Snapshotter
 	Runtimes    func() *runtimeplatform.Set
 	Settings    func() Settings
+	// Containers returns the running containers of the node.
+	Containers func(ctx context.Context) ([]Container, error)
 	// Notify is called after the lock of the node has changed.
 	Notify func(ctx context.Context, r Result)
 }
@@ -69,6 +72,7 @@ type State interface {
 type Images interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByRoot(root digest.Digest) []imagepin.Entry
+	Images() []store.Image
 }
 
 // Puller makes images ready. [pull.Puller] implements it.
@@ -90,8 +94,8 @@ type Applier struct {
 	busy     chan struct{} // has an element while a lock is applied
 	progress atomic.Pointer[Progress]
 	failed   atomic.Pointer[Failure]
+	drifted  atomic.Int64 // containers that run another digest than the lock, at the last look
 	detached chan func(context.Context)
-	ready    chan struct{} // wakes the loop of Run
 }
 
 // Failure is the last apply that failed, if no later one has succeeded.
@@ -149,8 +153,7 @@ func (a *Applier) applyAndNote(ctx context.Context, r Request) (Result, error) {
 	case err == nil && !r.DryRun:
 		a.failed.Store(nil)
 	case err != nil && !r.DryRun:
-		log.G(ctx).WithError(err).WithField("lock", r.Name).Error("the lock was not applied")
-		a.failed.Store(&Failure{At: time.Now(), Name: r.Name, Err: err})
+		a.note(r.Name, err)
 	}
 	return result, err
 }

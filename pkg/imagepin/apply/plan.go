@@ -87,8 +87,11 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 			continue
 		}
 		planned[i.Ref.String()] = true
-		if root, ok := a.root(r, i.Ref.Digest()); ok {
+		root, ok := a.root(r, i.Ref.Digest())
+		if ok {
 			p.roots[root.Digest] = root
+		} else if r.Bundle != nil {
+			return nil, absentImage(i)
 		}
 		fromBundle := r.Bundle != nil || r.rollback && previous.Bundle
 		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, fromBundle); err != nil {
@@ -293,6 +296,14 @@ func (a *Applier) unpackedLayers(ctx context.Context, b Bundle, j *job, m ocispe
 		}
 	}
 	return 0
+}
+
+// absentImage returns the error for an image that a bundle does not have.
+func absentImage(i lock.Image) error {
+	return &imagepin.Error{
+		Reason: imagepin.NotInBundle, Ref: i.Ref.String(), Class: errdefs.ErrNotFound, Message: "the bundles do not have it",
+		Hint: "Make the bundle from the lock that is applied: imagepin bundle",
+	}
 }
 
 func notInBundle(j *job, what, hint string) error {

@@ -55,7 +55,7 @@ func Pin(p pin.Pin) *api.Pin {
 func rule(r policy.Rule) *api.Rule {
 	return &api.Rule{
 		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
-		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride,
+		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride, Locked: string(r.Locked),
 	}
 }
 

@@ -47,6 +47,8 @@ func (s *Server) event(ctx context.Context, e *events.Envelope) *api.Event {
 	case *api.PinEvent:
 		p := v.GetPin()
 		a.Ref, a.Digest, a.Scope, a.Previous, a.Drift = p.GetRef(), p.GetRoot().GetDigest(), p.GetScope(), v.GetPrevious(), p.GetDrift().GetDigest()
+	case *api.LockEvent:
+		a.Digest, a.Previous = v.GetLock(), v.GetPrevious()
 	default:
 		return nil
 	}

@@ -52,9 +52,9 @@ func (s *Server) Events(r *api.EventsRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// eventFilter selects the events of images, content, snapshots and pins in a namespace.
+// eventFilter selects the events of images, content, snapshots, pins and locks in a namespace.
 func eventFilter(namespace string) string {
-	return fmt.Sprintf("namespace==%q,topic~=%q", namespace, "^/(images|content|snapshot|imagepin/pin)/")
+	return fmt.Sprintf("namespace==%q,topic~=%q", namespace, "^/(images|content|snapshot|imagepin/(pin|lock))/")
 }
 
 // eventBuffer has the events that a caller has not read. containerd buffers without a limit.

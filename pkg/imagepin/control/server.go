@@ -48,6 +48,7 @@ type Config struct {
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
+	Locks     Locks
 	Usage     Usage
 	Registry  compare.Registry
 	// Events is containerd's event service, and Records its image store.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -27,6 +28,7 @@ type Metrics struct {
 	pinEvents      *prometheus.CounterVec
 	claims         *prometheus.CounterVec
 	claimSeconds   prometheus.Histogram
+	notInLock      *prometheus.CounterVec
 
 	fallbacksUsed atomic.Int64
 }
@@ -71,6 +73,13 @@ func New() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14), // up to 8 s; the default timeout is 2 s
 		}),
 	}
+	m.notInLock = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: namespace, Name: "not_in_lock_total",
+		Help: "Uses of images that the lock of the node does not name, by what the rule does: warn, or strict, which refuses them.",
+	}, []string{"locked"})
+	for _, l := range []policy.Locked{policy.LockedWarn, policy.LockedStrict} {
+		m.notInLock.WithLabelValues(string(l))
+	}
 	m.fallbacks = prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: namespace, Name: "registry_fallbacks_total",
 		Help: "Pulls that used the image on the node because no registry could be reached.",
@@ -93,7 +102,7 @@ func New() *Metrics {
 // Register registers the metrics, and gauges of the state that read returns at each collection.
 func (m *Metrics) Register(r prometheus.Registerer, read func() State) error {
 	var errs []error
-	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.failedRepairs, m.pinEvents, m.claims, m.claimSeconds, collector{read}} {
+	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.failedRepairs, m.pinEvents, m.claims, m.claimSeconds, m.notInLock, collector{read}} {
 		errs = append(errs, r.Register(c))
 	}
 	return errors.Join(errs...)
@@ -115,6 +124,9 @@ func (m *Metrics) RepairFailed() { m.failedRepairs.Inc() }
 func (m *Metrics) FallbackUsed() {
 	m.fallbacksUsed.Add(1)
 }
+
+// NotInLock counts the use of an image that the lock does not name.
+func (m *Metrics) NotInLock(l policy.Locked) { m.notInLock.WithLabelValues(string(l)).Inc() }
 
 // Fallbacks returns how often a pull has used the image on the node because no registry could be reached.
 func (m *Metrics) Fallbacks() int64 { return m.fallbacksUsed.Load() }

@@ -25,8 +25,24 @@ type State struct {
 	RetainedBytes int64
 	// RetainedBytesLimit is the maximum of RetainedBytes. It is 0 if there is none.
 	RetainedBytesLimit int64
+	// Lock is the state of the node's lock.
+	Lock Lock
 	// Reconcile is how long the last build of the index took. It is 0 before the first.
 	Reconcile time.Duration
+}
+
+// Lock is the state of a node's lock. It is zero without a lock.
+type Lock struct {
+	// Digest identifies the lock.
+	Digest string
+	// AppliedAt is when it was applied.
+	AppliedAt time.Time
+	// Images is the number of images of the lock, and Ready of those that are ready.
+	Images, Ready int64
+	// Drifted is the number of containers that run another digest than the lock.
+	Drifted int64
+	// Failed reports that the last apply has failed.
+	Failed bool
 }
 
 // Target has the labels of the gauge of keys.
@@ -45,6 +61,11 @@ var (
 	provisionalDesc        = prometheus.NewDesc(namespace+"_pins_provisional", "Pins that are not claimed in the Kubernetes API yet.", nil, nil)
 	retainedDesc           = prometheus.NewDesc(namespace+"_retained_bytes", "Bytes that pins retain, compressed as in the registry.", nil, nil)
 	retainedLimitDesc      = prometheus.NewDesc(namespace+"_retained_limit_bytes", "Bytes that pins may retain; 0 without limit.", nil, nil)
+	lockInfoDesc           = prometheus.NewDesc(namespace+"_lock_info", "The lock of the node; always 1.", []string{"digest"}, nil)
+	lockAppliedDesc        = prometheus.NewDesc(namespace+"_lock_applied_timestamp_seconds", "When the lock of the node was applied, in seconds since the epoch; 0 without a lock.", nil, nil)
+	lockImagesDesc         = prometheus.NewDesc(namespace+"_lock_images", "Images of the lock, by state: ready, or missing.", []string{"state"}, nil)
+	lockDriftedDesc        = prometheus.NewDesc(namespace+"_lock_drifted_containers", "Containers that run another digest than the lock has for their reference.", nil, nil)
+	lockFailedDesc         = prometheus.NewDesc(namespace+"_lock_apply_failed", "1 if the last lock was not applied, otherwise 0.", nil, nil)
 	reconcileDesc          = prometheus.NewDesc(namespace+"_reconcile_seconds", "Duration of the last build of the index.", nil, nil)
 )
 
@@ -52,7 +73,7 @@ var (
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		keysDesc, pinsDesc, driftDesc, oldestDriftDesc, namespacePinsDesc, namespacePinsLimitDesc, provisionalDesc, retainedDesc,
-		retainedLimitDesc, reconcileDesc,
+		retainedLimitDesc, reconcileDesc, lockInfoDesc, lockAppliedDesc, lockImagesDesc, lockDriftedDesc, lockFailedDesc,
 	} {
 		ch <- d
 	}
@@ -82,4 +103,22 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(retainedDesc, float64(s.RetainedBytes))
 	gauge(retainedLimitDesc, float64(s.RetainedBytesLimit))
 	gauge(reconcileDesc, s.Reconcile.Seconds())
+	s.Lock.collect(gauge)
+}
+
+// collect reports the gauges of a lock.
+func (l Lock) collect(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	applied, failed := 0.0, 0.0
+	if l.Digest != "" {
+		gauge(lockInfoDesc, 1, l.Digest)
+		applied = float64(l.AppliedAt.Unix())
+	}
+	if l.Failed {
+		failed = 1
+	}
+	gauge(lockAppliedDesc, applied)
+	gauge(lockImagesDesc, float64(l.Ready), "ready")
+	gauge(lockImagesDesc, float64(l.Images-l.Ready), "missing")
+	gauge(lockDriftedDesc, float64(l.Drifted))
+	gauge(lockFailedDesc, failed)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
@@ -117,6 +118,7 @@ type Node struct {
 	active   atomic.Pointer[active]
 	store    *store.Store
 	pins     *pin.Store
+	applied  *applied.Store
 	retainer *retain.Retainer
 	decider  *decide.Decider
 	proofs   decide.Proofs
@@ -167,16 +169,33 @@ func New(c Config) (*Node, error) {
 		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectAsync,
 		Unpacks: func(snapshotter string) bool { return slices.Contains(n.runtimes().Snapshotters(), snapshotter) },
 	})
+	n.applied = applied.New(applied.Config{
+		Images: n.containerd.Pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Namespaces: n.containerd.Namespaces, Pins: n.pins,
+		Retain: func(ctx context.Context, roots ...digest.Digest) error {
+			return n.retainer.Sync(inNamespace(ctx), roots...)
+		},
+		Retained: n.retainedRoots,
+	})
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{
 		Policy: func() *policy.Policy { return n.active.Load().Settings.Policy }, Pins: n.pins, Images: n.store, Proofs: n.proofs,
 		Registry: registry{n}, Retained: n.retainer, Cluster: func() decide.ClusterConfig { return n.active.Load().cluster.ClusterConfig },
+		Lock: n.applied, NotInLock: n.metrics.NotInLock,
 	})
 	return n, nil
 }
 
 // runtimes returns the runtime handlers that are configured now.
 func (n *Node) runtimes() *runtimeplatform.Set { return n.active.Load().runtimes }
+
+// retainedRoots returns the digests of which content is retained.
+func (n *Node) retainedRoots(ctx context.Context) (roots []digest.Digest, _ error) {
+	all, err := lease.Retained(inNamespace(ctx), n.containerd.Leases)
+	for _, l := range all {
+		roots = append(roots, digest.Digest(l.Labels[lease.RetainRootLabel]))
+	}
+	return roots, err
+}
 
 // pinsInUse returns the pins that are in use on the node. It fails before a CRI service is connected.
 func (n *Node) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {

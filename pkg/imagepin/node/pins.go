@@ -11,6 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 const (
@@ -88,7 +89,7 @@ func (s *Service) expirePins(ctx context.Context) error {
 
 // state returns the state that the node's metrics report.
 func (n *Node) state() metrics.State {
-	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0}}
+	st := metrics.State{Keys: make(map[metrics.Target]int), Pins: map[string]int{"node": 0, "workload": 0, "lock": 0}}
 	for _, t := range n.runtimes().Targets() {
 		st.Keys[metrics.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}] = 0
 	}
@@ -99,7 +100,10 @@ func (n *Node) state() metrics.State {
 	}
 	for _, p := range n.pins.List() {
 		kind := "workload"
-		if p.Scope.Namespace() == "" {
+		switch {
+		case p.Scope == policy.LockScope:
+			kind = "lock"
+		case p.Scope.Namespace() == "":
 			kind = "node"
 		}
 		st.Pins[kind]++

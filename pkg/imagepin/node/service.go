@@ -16,6 +16,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/apply"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
@@ -35,6 +36,7 @@ type Service struct {
 	cri        *cri.Service
 	control    *control.Server
 	reconciler *reconcile.Reconciler
+	applier    *apply.Applier
 	created    time.Time
 	ready      atomic.Pointer[chan struct{}] // closed when the index is built
 
@@ -72,8 +74,12 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 	})
+	s.applier = apply.New(apply.Config{
+		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
+		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
+	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
@@ -81,7 +87,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})
 	if n.registerer != nil {
-		if err := n.metrics.Register(n.registerer, n.state); err != nil {
+		if err := n.metrics.Register(n.registerer, s.state); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
@@ -160,6 +166,7 @@ func (s *Service) Run(ctx context.Context) error {
 	background.Go(func() { s.node.collectGarbage(ctx) })
 	background.Go(func() { s.settlePins(ctx) })
 	background.Go(func() { s.node.reporter.Run(ctx) })
+	background.Go(func() { s.applyLocks(ctx) })
 	for {
 		err := s.listAndWatch(ctx)
 		if ctx.Err() != nil || s.ending.Err() != nil {
@@ -192,6 +199,9 @@ func (s *Service) listAndWatch(ctx context.Context) error {
 	err := s.node.leases.Retry(ctx)
 	if err == nil {
 		err = s.node.pins.Load(ctx)
+	}
+	if err == nil {
+		err = s.node.applied.Load(ctx) // before the reconciler releases what no pin retains
 	}
 	if err == nil {
 		err = s.reconciler.Run(ctx, func() {

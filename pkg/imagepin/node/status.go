@@ -36,6 +36,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 		Version: version.Version, ContainerdVersion: now.ContainerdVersion, Mode: n.mode, StartedAt: timestamppb.New(s.created), At: timestamppb.Now(),
 		Index: s.indexStatus(), Pins: n.pinStatus(now), RegistryFallbacks: n.metrics.Fallbacks(), Cluster: now.cluster.client != nil,
 	}
+	st.Lock = s.lockStatus()
 	for _, p := range s.puller.Running() {
 		st.Pulls = append(st.Pulls, &api.RunningPull{
 			Ref: p.Ref, Target: &api.Target{Platform: p.Target.Platform, Snapshotter: p.Target.Snapshotter},
@@ -175,6 +176,15 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 	if p := st.GetPins(); p.GetMaxRetainedBytes() > 0 && p.GetRetainedBytes() >= p.GetMaxRetainedBytes()/100*nearCap {
 		add("Remove pins that retain content (imagepin pin ls, imagepin pin rm), or raise max_retained_bytes.",
 			"pins retain %s of %s", units.BytesSize(float64(p.GetRetainedBytes())), units.BytesSize(float64(p.GetMaxRetainedBytes())))
+	}
+	if l := st.GetLock(); l.GetFailed() != "" {
+		add("To see the lock of this node, run: imagepin lock status", "the last lock was not applied: %s", l.GetFailed())
+	}
+	if l := st.GetLock(); l.GetReady() < l.GetImages() {
+		add("They are made ready in the background. To list them, run: imagepin lock status", "images of the lock that are not ready: %d", l.GetImages()-l.GetReady())
+	}
+	if n := st.GetLock().GetDriftedContainers(); n > 0 {
+		add("Restart their pods. To list them, run: imagepin lock status", "containers that run another digest than the lock: %d", n)
 	}
 	if n := st.GetPins().GetProvisional(); n > 0 {
 		add("They are claimed when the API server answers. See the metric imagepin_claims_total.", "pins that are not claimed in the Kubernetes API: %d", n)

@@ -98,6 +98,13 @@ func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallRespon
 		if err := n.containerd.Pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove pin %s: %w", p.Name, err)
 		}
+		if p.Name != pin.LockRecord {
+			continue
+		}
+		// The namespace has to be empty.
+		if err := n.containerd.Content.Delete(ctx, p.Target.Digest); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove the lock: %w", err)
+		}
 	}
 	if err := n.containerd.Namespaces.Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove namespace %s: %w", pin.Namespace, err)

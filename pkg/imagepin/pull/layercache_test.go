@@ -77,6 +77,8 @@ type pinned []digest.Digest
 
 func (p pinned) Retains(root digest.Digest) bool { return slices.Contains(p, root) }
 
+func (pinned) HasRoot(digest.Digest) bool { return false }
+
 func (p pinned) Retained() []digest.Digest { return p }
 
 func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }

@@ -39,6 +39,8 @@ type latePin struct {
 
 func (p *latePin) Retains(root digest.Digest) bool { return p.exists && p.pinned.Retains(root) }
 
+func (*latePin) HasRoot(digest.Digest) bool { return false }
+
 // TestRecordAfterTheCallerGaveUp pins an image and cancels its pull when the record is written and the index does not
 // have the key yet. The pull retains the image.
 func TestRecordAfterTheCallerGaveUp(t *testing.T) {

@@ -1,0 +1,249 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+	"google.golang.org/grpc"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+)
+
+const applyDescription = `Applies a lock or a bundle to the node. It verifies all of it, imports or pulls
+the images that the targets of the node need, and then pins all references of the
+lock in one step. If it fails or is interrupted before that step, the node keeps
+the lock that it had. The images of the lock, and of the lock before it, are
+retained. "imagepin rollback" goes back to the lock before.
+
+A bundle must be a file on the node. "-" reads a lock from standard input.
+Without an argument, the drop directories are applied, as at the start of the
+node: locks_directory and bundles_directory in the configuration.
+
+For a lock, the images are pulled from their registries.` + credentialHelp + `
+
+Examples:
+  imagepin apply images.lock.yaml
+  imagepin apply images.lock.yaml --limit-rate 10MiB --handler runc
+  imagepin apply bundle.tar.zst --dry-run
+  imagepin apply bundle.tar.zst --detach && imagepin lock status
+  imagepin apply`
+
+func (a *app) applyCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "apply",
+		Usage:       "Apply a lock or a bundle to the node",
+		ArgsUsage:   "[LOCK|BUNDLE|-]",
+		Description: applyDescription,
+		Flags: append([]cli.Flag{
+			&cli.StringSliceFlag{Name: "handler", Usage: "make the images ready for runtime `HANDLER` only; can be repeated; by default for all"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "verify it, and print what would change"},
+			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "return when the file is opened; lock status shows the progress"},
+			limitRateFlag(),
+			noTruncFlag(),
+		}, credentialFlags()...),
+		Action: a.apply,
+	}
+}
+
+func limitRateFlag() cli.Flag {
+	return &cli.StringFlag{Name: "limit-rate", Value: "0", Usage: "receive at most `SIZE` per second from registries, for example 10MiB; 0 means no limit"}
+}
+
+// limitRate returns the value of --limit-rate in bytes per second.
+func limitRate(cmd *cli.Command) (int64, error) {
+	rate, err := units.RAMInBytes(cmd.String("limit-rate"))
+	if err != nil || rate < 0 {
+		return 0, fmt.Errorf("--limit-rate %q must be a size such as 10MiB", cmd.String("limit-rate"))
+	}
+	return rate, nil
+}
+
+func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
+	args, err := arguments(cmd, "[LOCK|BUNDLE|-]")
+	if err != nil {
+		return err
+	}
+	r := &api.ApplyRequest{Handlers: cmd.StringSlice("handler"), DryRun: cmd.Bool("dry-run"), Detach: cmd.Bool("detach"), Dropped: len(args) == 0}
+	if r.DryRun && r.Detach {
+		return errors.New("--dry-run and --detach exclude each other")
+	}
+	if r.BytesPerSecond, err = limitRate(cmd); err != nil {
+		return err
+	}
+	if len(args) > 0 {
+		if err := a.readApplied(args[0], r); err != nil {
+			return err
+		}
+	}
+	if r.Credential, err = a.credential(ctx, cmd); err != nil {
+		return err
+	}
+	err = a.applyStream(ctx, cmd, func(ctx context.Context, c api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error) {
+		return c.Apply(ctx, r)
+	}, r.GetDryRun())
+	return redactPassword(err, r.GetCredential())
+}
+
+// readApplied sets the lock or the path of a request. A bundle is read by the node, a lock here.
+func (a *app) readApplied(path string, r *api.ApplyRequest) error {
+	if path == "-" {
+		text, err := io.ReadAll(io.LimitReader(a.In, lock.MaxSize+1))
+		r.Lock, r.Name = text, "standard input"
+		if err == nil && len(text) == 0 {
+			err = errors.New("standard input is empty")
+		}
+		return err
+	}
+	isBundle, err := bundle.Is(path)
+	if err != nil {
+		return err
+	}
+	if isBundle {
+		r.Path, err = filepath.Abs(path)
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r.Name = filepath.Base(path)
+	if r.Lock, err = io.ReadAll(io.LimitReader(f, lock.MaxSize+1)); err == nil && len(r.Lock) == 0 {
+		err = fmt.Errorf("%s is empty", path)
+	}
+	return err
+}
+
+// applyStream makes a call that applies a lock, and prints its progress and its result.
+func (a *app) applyStream(ctx context.Context, cmd *cli.Command, call func(context.Context, api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error), dry bool) error {
+	var result *api.ApplyResult
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		stream, err := call(ctx, c)
+		if err != nil {
+			return err
+		}
+		shown := &applyLines{w: a.Err}
+		if !printsText(cmd) {
+			shown.w = io.Discard
+		}
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if m.GetResult() != nil {
+				result = m.GetResult()
+			} else if err := shown.show(m.GetProgress()); err != nil {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if result == nil {
+		_, err := fmt.Fprintln(a.Out, "Started. To see the progress, run: imagepin lock status")
+		return err
+	}
+	return a.print(cmd, result, func() error { return a.printApplied(a.style(cmd), result, dry) })
+}
+
+// applyLines shows the progress of an apply: one line for each phase, and for each tenth of it.
+type applyLines struct {
+	w     io.Writer
+	phase string
+	tenth int64
+}
+
+func (p *applyLines) show(now *api.ApplyProgress) error {
+	tenth := int64(0)
+	if now.GetTotal() > 0 {
+		tenth = 10 * now.GetDone() / now.GetTotal()
+	}
+	if now.GetPhase() == p.phase && tenth == p.tenth {
+		return nil
+	}
+	p.phase, p.tenth = now.GetPhase(), tenth
+	_, err := fmt.Fprintln(p.w, applyProgressText(now))
+	return err
+}
+
+// applyProgressText returns the progress as text: bytes of the bundle, or images.
+func applyProgressText(p *api.ApplyProgress) string {
+	switch {
+	case p.GetTotal() == 0:
+		return p.GetPhase()
+	case p.GetPhase() == "preparing" || p.GetPhase() == "switching":
+		return fmt.Sprintf("%s: %d of %s", p.GetPhase(), p.GetDone(), count(p.GetTotal(), "image"))
+	}
+	return fmt.Sprintf("%s: %s of %s", p.GetPhase(), units.BytesSize(float64(p.GetDone())), units.BytesSize(float64(p.GetTotal())))
+}
+
+func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
+	verb := "Applied"
+	if dry {
+		verb = "Would apply"
+	}
+	switch {
+	case r.GetLock() == "":
+		fmt.Fprintln(a.Out, "Removed the lock.")
+	default:
+		fmt.Fprintf(a.Out, "%s lock %s, %s made ready.\n", verb, s.digest(r.GetLock()), count(r.GetImages(), "image"))
+	}
+	if len(r.GetChanges()) == 0 {
+		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")
+		return err
+	}
+	rows := make([][]string, len(r.GetChanges()))
+	for i, c := range r.GetChanges() {
+		rows[i] = []string{s.ref(c.GetRef()), s.digest(c.GetBefore()), s.digest(c.GetAfter())}
+	}
+	return table(a.Out, []string{"REFERENCE", "BEFORE", "AFTER"}, rows)
+}
+
+const rollbackDescription = `Applies the lock that the node had before the current one. Its images are
+retained, so no registry is needed. The current lock becomes the lock before, so
+a second rollback undoes the first.
+
+Examples:
+  imagepin rollback
+  imagepin rollback && imagepin lock status`
+
+func (a *app) rollbackCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "rollback",
+		Usage:       "Apply the lock before the current one",
+		Description: rollbackDescription,
+		Flags:       append([]cli.Flag{limitRateFlag(), noTruncFlag()}, credentialFlags()...),
+		Action:      a.rollback,
+	}
+}
+
+func (a *app) rollback(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	r := &api.RollbackRequest{}
+	var err error
+	if r.BytesPerSecond, err = limitRate(cmd); err != nil {
+		return err
+	}
+	if r.Credential, err = a.credential(ctx, cmd); err != nil {
+		return err
+	}
+	err = a.applyStream(ctx, cmd, func(ctx context.Context, c api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error) {
+		return c.Rollback(ctx, r)
+	}, false)
+	return redactPassword(err, r.GetCredential())
+}

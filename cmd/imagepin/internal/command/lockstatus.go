@@ -1,0 +1,220 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+)
+
+const lockStatusDescription = `Compares the lock of the node with its images and its running containers. STATE
+is "running", "ready", or "missing" if the image is not ready for a target. It
+also lists images that the lock does not name, and containers that run another
+digest than the lock has for their reference.
+
+Exit code:
+  0   all images of the lock are ready, and no container runs another digest, or
+      the node has no lock and --expect is not used
+  10  an image is missing, a container runs another digest, the last apply failed,
+      or the node does not have the expected lock
+
+Examples:
+  imagepin lock status
+  imagepin lock status -o json | jq .counts
+  imagepin lock status --expect images.lock.yaml    # also 10 if another lock is applied`
+
+func (a *app) lockStatusCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "status",
+		Usage:       "Compare the lock of the node with what it has and runs",
+		Description: lockStatusDescription,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "expect", Usage: "`LOCK` that the node must have: a file, or the digest of a lock"},
+			noTruncFlag(),
+		},
+		Action: a.lockStatus,
+	}
+}
+
+func (a *app) lockStatus(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	expected, err := expectedLock(cmd.String("expect"))
+	if err != nil {
+		return err
+	}
+	var st *api.LockStatusResponse
+	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		st, err = c.LockStatus(ctx, &api.LockStatusRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.print(cmd, st, func() error { return a.printLockStatus(a.style(cmd), st) }); err != nil {
+		return err
+	}
+	if has := st.GetLock().GetDigest(); expected != "" && has != expected.String() {
+		if has == "" {
+			has = "none"
+		}
+		fmt.Fprintf(a.Err, "imagepin: the lock of the node is %s, expected %s\n", has, expected)
+		return exitError(exitChanged)
+	}
+	if c := st.GetCounts(); c.GetMissing() > 0 || c.GetDrifted() > 0 || st.GetFailed() != nil || st.GetUnreadable() != "" {
+		return exitError(exitChanged)
+	}
+	return nil
+}
+
+// expectedLock returns the digest of a lock that is given by its digest or as a file. It is empty if none is given.
+func expectedLock(given string) (digest.Digest, error) {
+	if given == "" {
+		return "", nil
+	}
+	if d, err := digest.Parse(given); err == nil {
+		return d, nil
+	}
+	text, err := os.ReadFile(given)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("--expect %q is neither a file nor a digest", given)
+	}
+	if err != nil {
+		return "", err
+	}
+	l, err := lock.Parse(text)
+	if err != nil {
+		return "", err
+	}
+	return l.Digest()
+}
+
+func (a *app) printLockStatus(s style, st *api.LockStatusResponse) error {
+	fields := []field{{"Lock", s.lock(st.GetLock())}, {"Previous", s.lock(st.GetPrevious())}}
+	if p := st.GetApplying(); p != nil {
+		fields = append(fields, field{"Applying", s.digest(p.GetLock()) + ", " + applyProgressText(p)})
+	}
+	if f := st.GetFailed(); f != nil {
+		fields = append(fields, field{"Failed", fmt.Sprintf("%s (%s): %s", f.GetName(), s.ago(f.GetAt()), firstLine(f.GetError()))})
+	}
+	fields = append(fields, field{"Unreadable", st.GetUnreadable()})
+	if st.GetLock() != nil {
+		c := st.GetCounts()
+		fields = append(fields, field{"Images", fmt.Sprintf("%d locked, %d ready, %d running, %d missing, %d extra", c.GetLocked(), c.GetReady(), c.GetRunning(), c.GetMissing(), c.GetExtra())},
+			field{"Containers", fmt.Sprintf("%d run another digest than the lock", c.GetDrifted())})
+	}
+	if err := block(a.Out, "", fields...); err != nil || st.GetLock() == nil {
+		return err
+	}
+	return errors.Join(a.printLocked(s, st.GetImages()), a.printExtra(s, st.GetExtra()), a.printDriftedContainers(s, st.GetDrifted()))
+}
+
+// lock returns one line about a lock.
+func (s style) lock(l *api.Lock) string {
+	if l == nil {
+		return "none"
+	}
+	from := "images from their registries"
+	if l.GetBundle() {
+		from = "images from a bundle"
+	}
+	text := fmt.Sprintf("%s, applied %s, from %s, %s", s.digest(l.GetDigest()), s.since(l.GetAppliedAt()), orNone(l.GetName()), from)
+	if h := l.GetHandlers(); len(h) > 0 {
+		text += ", for " + strings.Join(h, ", ")
+	}
+	return text
+}
+
+func (a *app) printLocked(s style, images []*api.LockedImage) error {
+	rows := make([][]string, len(images))
+	for i, image := range images {
+		rows[i] = []string{s.ref(image.GetRef()), s.digest(image.GetDigest()), image.GetState(), fmt.Sprint(image.GetContainers()), targetNames(image.GetMissing())}
+	}
+	fmt.Fprintln(a.Out)
+	return table(a.Out, []string{"REFERENCE", "DIGEST", "STATE", "CONTAINERS", "MISSING FOR"}, rows)
+}
+
+func targetNames(targets []*api.Target) string {
+	var names []string
+	for _, t := range targets {
+		names = append(names, targetName(t))
+	}
+	return orNone(strings.Join(names, ", "))
+}
+
+func (a *app) printExtra(s style, images []*api.ExtraImage) error {
+	if len(images) == 0 {
+		return nil
+	}
+	rows := make([][]string, len(images))
+	for i, image := range images {
+		rows[i] = []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], ""))}
+	}
+	fmt.Fprintln(a.Out)
+	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, rows)
+}
+
+func (a *app) printDriftedContainers(s style, containers []*api.DriftedContainer) error {
+	if len(containers) == 0 {
+		return nil
+	}
+	rows := make([][]string, len(containers))
+	for i, c := range containers {
+		rows[i] = []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digest(c.GetImageId())}
+	}
+	fmt.Fprintln(a.Out)
+	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS IMAGE"}, rows)
+}
+
+const lockRemoveDescription = `Removes the lock of the node, and the lock before it. Tags then follow their
+registries and other pins again, and the content of the locks is not retained
+any more. Running pods are not affected. With --previous, only the lock before
+the current one is removed, which frees its disk space, and rollback is not
+possible any more.
+
+Examples:
+  imagepin lock rm
+  imagepin lock rm --previous`
+
+func (a *app) lockRemoveCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "rm",
+		Aliases:     []string{"remove"},
+		Usage:       "Remove the lock of the node",
+		Description: lockRemoveDescription,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "previous", Usage: "remove only the lock before the current one"},
+			noTruncFlag(),
+		},
+		Action: a.lockRemove,
+	}
+}
+
+func (a *app) lockRemove(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	var response *api.RemoveLockResponse
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		response, err = c.RemoveLock(ctx, &api.RemoveLockRequest{Previous: cmd.Bool("previous")})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return a.print(cmd, response.GetResult(), func() error {
+		if cmd.Bool("previous") {
+			_, err := fmt.Fprintln(a.Out, "Removed the lock before the current one.")
+			return err
+		}
+		return a.printApplied(a.style(cmd), response.GetResult(), false)
+	})
+}

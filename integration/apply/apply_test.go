@@ -1,0 +1,90 @@
+package apply
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/distribution/reference"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+)
+
+// writeLock writes a lock of references, each at a digest, and returns its path. A reference without a digest in front of "="
+// is locked by digest only.
+func writeLock(r *testkit.Rig, name string, locked map[string]string) string {
+	r.T.Helper()
+	var all []lock.Image
+	for id, digest := range locked {
+		ref, err := imagepin.ParseReference(id[:strings.LastIndex(id, ":")] + "@" + digest)
+		if err != nil {
+			r.T.Fatal(err)
+		}
+		all = append(all, lock.Image{ID: id, Ref: ref.(reference.Canonical)})
+	}
+	l, err := lock.New(all)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	text, err := l.Marshal()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	path := r.Path(name)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		r.T.Fatal(err)
+	}
+	return path
+}
+
+// apply runs imagepin and fails the test unless it ends with a code and prints all words.
+func imagepinWants(r *testkit.Rig, code int, args []string, words ...string) string {
+	r.T.Helper()
+	out, got := r.Operator(args...)
+	if got != code {
+		r.T.Errorf("imagepin %s: exit code %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
+	}
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			r.T.Errorf("imagepin %s: no %q in:\n%s", strings.Join(args, " "), w, out)
+		}
+	}
+	return out
+}
+
+// TestApplyFromRegistry applies locks whose images are in a registry: pods run what the lock names, whatever the tag is, until
+// another lock is applied, and go back with a rollback.
+func TestApplyFromRegistry(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+	ref := r.Reg.Ref("shop/app:v1")
+	old := r.Version("shop/app:v1", "old")
+	first := writeLock(r, "first.yaml", map[string]string{ref: old})
+	moved := r.Version("shop/app:v1", "moved")
+	second := writeLock(r, "second.yaml", map[string]string{ref: moved})
+
+	imagepinWants(r, 0, []string{"lock", "status"}, "none")
+	imagepinWants(r, 0, []string{"apply", first}, "Applied lock", old[7:19])
+	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
+	r.WantVersion(node.KubeletPod{Image: ref, PodOptions: node.PodOptions{Handler: testkit.Second}}, "old")
+	if p := r.Pins(ref)["lock"]; p.GetRoot().GetDigest() != old || p.GetMadeBy() != "lock" || !p.GetRetain() {
+		t.Errorf("pin of the lock: got %v", p)
+	}
+	imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 1 running, 0 missing")
+
+	imagepinWants(r, 0, []string{"apply", second}, "Applied lock", old[7:19], moved[7:19])
+	imagepinWants(r, 10, []string{"lock", "status"}, "2 run another digest than the lock")
+	r.WantVersion(node.KubeletPod{Image: ref}, "moved")
+
+	r.Reg.Close()
+	imagepinWants(r, 0, []string{"rollback"}, "Applied lock", old[7:19])
+	r.WantVersion(node.KubeletPod{Image: ref}, "old")
+	r.KillAndRestart(nil)
+	r.WantVersion(node.KubeletPod{Image: ref}, "old")
+	imagepinWants(r, 1, []string{"pin", "set", ref, moved}, "LockedReference")
+	imagepinWants(r, 0, []string{"lock", "rm"}, "Removed the lock")
+	imagepinWants(r, 1, []string{"rollback"}, "UnknownLock")
+}

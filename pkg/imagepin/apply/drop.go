@@ -1,0 +1,175 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+)
+
+// dropped is the content of the drop directories.
+type dropped struct {
+	locks, bundles []string // paths, sorted by name
+	// id identifies the content: the locks, and the names, sizes and times of the bundles.
+	id digest.Digest
+}
+
+// ApplyDropped applies the content of the drop directories: all locks of the one together, or, if it has none, the lock of the
+// bundle whose name is the last. The bundles supply content. applied is false if the directories are empty, or their content
+// was applied before and again is false.
+//
+// It fails as [Applier.Apply] does, and with InvalidLock if two locks have different digests of a reference.
+func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Result, applied bool, _ error) {
+	end, err := a.begin()
+	if err != nil {
+		return Result{}, false, err
+	}
+	defer end()
+	s := a.config.Settings()
+	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
+	if err != nil {
+		return Result{}, false, a.noteFailure("drop directories", err)
+	}
+	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
+		return Result{}, false, nil
+	}
+	opened, err := openBundles(d.bundles)
+	defer func() {
+		for _, b := range opened {
+			_ = b.Close() // it was only read
+		}
+	}()
+	if err != nil {
+		return Result{}, false, a.noteFailure("drop directories", err)
+	}
+	if r.Lock, r.Name, err = d.lock(opened); err != nil {
+		return Result{}, false, a.noteFailure("drop directories", err)
+	}
+	if len(opened) > 0 {
+		if r.Bundle, err = joinBundles(r.Lock, opened); err != nil {
+			return Result{}, false, a.noteFailure(r.Name, err)
+		}
+	}
+	r.dropped = d.id
+	result, err := a.applyAndNote(ctx, r)
+	return result, err == nil, err
+}
+
+// readDropped lists the drop directories. A directory that does not exist is empty. It fails with
+// [imagepin.InvalidRequest] for a file that others than its owner can write, or that root or this user does not own.
+func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
+	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
+		return d, err
+	}
+	if d.bundles, err = listDir(bundlesDir, ".tar", ".tar.zst"); err != nil {
+		return d, err
+	}
+	id := digest.Canonical.Digester()
+	for _, path := range d.locks {
+		text, err := readBounded(path)
+		if err != nil {
+			return d, err
+		}
+		fmt.Fprintf(id.Hash(), "lock %q %s\n", filepath.Base(path), digest.FromBytes(text))
+	}
+	for _, path := range d.bundles {
+		info, err := os.Stat(path)
+		if err != nil {
+			return d, err
+		}
+		fmt.Fprintf(id.Hash(), "bundle %q %d %d\n", filepath.Base(path), info.Size(), info.ModTime().UnixNano())
+	}
+	d.id = id.Digest()
+	return d, nil
+}
+
+func readBounded(path string) ([]byte, error) {
+	f, err := bundle.OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, lock.MaxSize+1))
+}
+
+// listDir returns the files of a directory whose names have one of some ends, sorted. Files whose names begin with a dot are
+// ignored, so that a file can be written there and then renamed.
+func listDir(dir string, ends ...string) (paths []string, _ error) {
+	if dir == "" {
+		return nil, nil
+	}
+	files, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), ".") || !slices.ContainsFunc(ends, func(end string) bool { return strings.HasSuffix(f.Name(), end) }) {
+			continue
+		}
+		path := filepath.Join(dir, f.Name())
+		if err := checkOwner(path); err != nil {
+			return nil, err
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
+func openBundles(paths []string) (all []*bundle.Bundle, _ error) {
+	for _, path := range paths {
+		b, err := bundle.Open(path)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, b)
+	}
+	return all, nil
+}
+
+// lock returns the lock of the drop directories, and its name. opened are the bundles, in their order.
+func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
+	if len(d.locks) == 0 {
+		last := len(opened) - 1
+		return opened[last].Lock(), filepath.Base(d.bundles[last]), nil
+	}
+	var images []lock.Image
+	for _, path := range d.locks {
+		l, err := readLock(path)
+		if err != nil {
+			return nil, "", err
+		}
+		images = append(images, l.Images...)
+	}
+	l, err := lock.New(images)
+	if err != nil {
+		var known *imagepin.Error
+		if errors.As(err, &known) {
+			known.Message = filepath.Dir(d.locks[0]) + ": " + known.Message
+		}
+		return nil, "", err
+	}
+	if len(d.locks) == 1 {
+		return l, filepath.Base(d.locks[0]), nil
+	}
+	return l, fmt.Sprintf("%d files in %s", len(d.locks), filepath.Dir(d.locks[0])), nil
+}
+
+// noteFailure notes a failure for the status, and returns it.
+func (a *Applier) noteFailure(name string, err error) error {
+	a.note(name, err)
+	return err
+}

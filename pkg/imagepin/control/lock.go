@@ -1,0 +1,287 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/apply"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+// Locks applies locks. [apply.Applier] implements it.
+type Locks interface {
+	Apply(ctx context.Context, r apply.Request) (apply.Result, error)
+	ApplyDropped(ctx context.Context, r apply.Request, again bool) (_ apply.Result, applied bool, _ error)
+	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
+	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
+	// Detach runs a function that goes on when the caller has gone.
+	Detach(ctx context.Context, run func(context.Context)) error
+	Status() apply.Status
+	Usage(ctx context.Context) (apply.Usage, error)
+}
+
+// Apply implements the API.
+func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
+	return s.applying(stream, "Apply", func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
+		q := apply.Request{
+			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
+			DryRun: r.GetDryRun(), Progress: progress,
+		}
+		run, err := s.applyFunc(r, q)
+		if err != nil {
+			return nil, err
+		}
+		if !r.GetDetach() {
+			result, err := run(ctx)
+			return &result, err
+		}
+		return nil, s.config.Locks.Detach(ctx, func(ctx context.Context) {
+			_, _ = run(ctx) // LockStatus has the error
+		})
+	})
+}
+
+// applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
+// a lock or a bundle. The function closes it.
+func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+	given := 0
+	for _, has := range []bool{len(r.GetLock()) > 0, r.GetPath() != "", r.GetDropped()} {
+		if has {
+			given++
+		}
+	}
+	if given != 1 {
+		return nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
+	}
+	if r.GetDetach() {
+		q.Progress = nil
+	}
+	switch {
+	case r.GetDropped():
+		return func(ctx context.Context) (apply.Result, error) {
+			result, applied, err := s.config.Locks.ApplyDropped(ctx, q, true)
+			if err == nil && !applied && !q.DryRun {
+				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
+			}
+			return result, err
+		}, nil
+	case r.GetPath() != "":
+		return s.applyFile(r.GetPath(), q)
+	}
+	l, err := lock.Parse(r.GetLock())
+	if err != nil {
+		return nil, err
+	}
+	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, nil
+}
+
+// maxName is the maximum length of the name of a file, in bytes.
+const maxName = 255
+
+func (s *Server) applyFile(path string, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+	if !filepath.IsAbs(path) {
+		return nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
+	}
+	f, err := apply.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	from := f.Request()
+	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
+	return func(ctx context.Context) (apply.Result, error) {
+		defer f.Close() // it was only read
+		return s.config.Locks.Apply(ctx, q)
+	}, nil
+}
+
+// Rollback implements the API.
+func (s *Server) Rollback(r *api.RollbackRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
+	return s.applying(stream, "Rollback", func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
+		result, err := s.config.Locks.Rollback(ctx, apply.Request{
+			Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(), Progress: progress,
+		})
+		return &result, err
+	})
+}
+
+// applyEvery is how often the progress of an apply is sent.
+const applyEvery = 100 * time.Millisecond
+
+// applying runs a call that applies a lock, and sends its progress and its result.
+func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], method string, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
+	_, err := guarded(stream.Context(), s, method, func(ctx context.Context) (struct{}, error) {
+		p := &applyProgress{stream: stream}
+		result, err := run(ctx, p.report)
+		if err != nil || result == nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, p.stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
+	})
+	return err
+}
+
+// applyProgress sends progress at intervals, and each new phase.
+type applyProgress struct {
+	stream grpc.ServerStreamingServer[api.ApplyResponse]
+
+	mu   sync.Mutex
+	sent time.Time
+	last apply.Phase
+}
+
+func (p *applyProgress) report(now apply.Progress) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Phase == p.last && time.Since(p.sent) < applyEvery {
+		return
+	}
+	p.sent, p.last = time.Now(), now.Phase
+	_ = p.stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+}
+
+func progressOf(p apply.Progress) *api.ApplyProgress {
+	return &api.ApplyProgress{Phase: string(p.Phase), Lock: p.Lock.String(), Done: p.Done, Total: p.Total, Ref: p.Ref}
+}
+
+func applyResult(r apply.Result) *api.ApplyResult {
+	return &api.ApplyResult{Lock: r.Lock.String(), Previous: r.Previous.String(), Images: int64(r.Images), Changes: lockChanges(r.Changes)}
+}
+
+func lockChanges(all []apply.Change) (changes []*api.LockChange) {
+	for _, c := range all {
+		changes = append(changes, &api.LockChange{Ref: c.Ref, Before: c.Before.String(), After: c.After.String()})
+	}
+	return changes
+}
+
+// maxEventChanges is the maximum number of changes in the event of a lock.
+const maxEventChanges = 100
+
+// LockEvent returns the event that the lock of the node has changed.
+func LockEvent(r apply.Result) *api.LockEvent {
+	return &api.LockEvent{
+		Lock: r.Lock.String(), Previous: r.Previous.String(), Changed: int64(len(r.Changes)),
+		Changes: lockChanges(r.Changes[:min(len(r.Changes), maxEventChanges)]),
+	}
+}
+
+// RemoveLock implements the API.
+func (s *Server) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*api.RemoveLockResponse, error) {
+	return guarded(ctx, s, "RemoveLock", func(ctx context.Context) (*api.RemoveLockResponse, error) {
+		result, err := s.config.Locks.Remove(ctx, r.GetPrevious())
+		if err != nil {
+			return nil, err
+		}
+		return &api.RemoveLockResponse{Result: applyResult(result)}, nil
+	})
+}
+
+// LockStatus implements the API.
+func (s *Server) LockStatus(ctx context.Context, _ *api.LockStatusRequest) (*api.LockStatusResponse, error) {
+	return guarded(ctx, s, "LockStatus", func(ctx context.Context) (*api.LockStatusResponse, error) {
+		st := s.config.Locks.Status()
+		used, err := s.config.Locks.Usage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return lockStatus(st, used), nil
+	})
+}
+
+func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
+	resp := &api.LockStatusResponse{Lock: lockOf(st.Current), Previous: lockOf(st.Previous), Counts: &api.LockCounts{}}
+	if st.Applying != nil {
+		resp.Applying = progressOf(*st.Applying)
+	}
+	if f := st.Failed; f != nil {
+		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: resolve.RedactError(f.Err).Error()}
+	}
+	if st.Unreadable != nil {
+		resp.Unreadable = st.Unreadable.Error()
+	}
+	for _, i := range st.Images {
+		resp.Images = append(resp.Images, lockedImage(i, used.Running[i.Ref.String()], resp.Counts))
+	}
+	for _, e := range used.Extra {
+		resp.Extra = append(resp.Extra, &api.ExtraImage{ImageId: e.ImageID.String(), Refs: e.Refs, Containers: int64(e.Containers)})
+	}
+	for _, d := range used.Drifted {
+		resp.Drifted = append(resp.Drifted, &api.DriftedContainer{
+			Namespace: d.Namespace, Pod: d.Pod, Container: d.Name, Ref: d.Ref, Locked: d.Locked.String(), ImageId: d.ImageID.String(),
+		})
+	}
+	resp.Counts.Extra, resp.Counts.Drifted = int64(len(resp.Extra)), int64(len(resp.Drifted))
+	return resp
+}
+
+func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.LockedImage {
+	a := &api.LockedImage{
+		Ref: i.Name.String(), Digest: i.Ref.Digest().String(), Id: i.ID, State: "ready", Containers: int64(containers),
+		Ready: targets(i.Ready), Missing: targets(i.Missing),
+	}
+	c.Locked++
+	if containers > 0 {
+		a.State = "running"
+		c.Running++
+	}
+	if len(i.Missing) > 0 {
+		a.State = "missing"
+		c.Missing++
+	} else {
+		c.Ready++
+	}
+	return a
+}
+
+func targets(all []runtimeplatform.Target) (converted []*api.Target) {
+	for _, t := range all {
+		converted = append(converted, target(t))
+	}
+	return converted
+}
+
+func lockOf(a *applied.Applied) *api.Lock {
+	if a == nil {
+		return nil
+	}
+	return &api.Lock{
+		Digest: a.Digest.String(), Name: a.Name, Bundle: a.Bundle, AppliedAt: timestamppb.New(a.At), Images: int64(len(a.Lock.Images)),
+		Handlers: slices.Clone(a.Handlers),
+	}
+}
+
+// LockSummary returns the state of a lock in numbers. It is nil if the node has no lock and no apply has failed.
+func LockSummary(st apply.Status) *api.LockSummary {
+	sum := &api.LockSummary{Images: int64(len(st.Images)), DriftedContainers: st.DriftedContainers}
+	switch {
+	case st.Unreadable != nil:
+		sum.Failed = st.Unreadable.Error()
+	case st.Failed != nil:
+		sum.Failed = resolve.RedactError(st.Failed.Err).Error()
+	case st.Current == nil:
+		return nil
+	}
+	if st.Current != nil {
+		sum.Digest, sum.AppliedAt = digest.Digest(st.Current.Digest).String(), timestamppb.New(st.Current.At)
+	}
+	for _, i := range st.Images {
+		if len(i.Missing) == 0 {
+			sum.Ready++
+		}
+	}
+	return sum
+}

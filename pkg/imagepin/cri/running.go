@@ -1,0 +1,52 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/apply"
+)
+
+// RunningContainers returns the running containers of the node, with their images.
+func (s *Service) RunningContainers(ctx context.Context) ([]apply.Container, error) {
+	return s.containers.running(ctx)
+}
+
+func (s *containers) running(ctx context.Context) ([]apply.Container, error) {
+	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list running containers: %w", err)
+	}
+	containers, err := s.runtimes.ListContainers(ctx, &runtime.ListContainersRequest{
+		Filter: &runtime.ContainerFilter{State: &runtime.ContainerStateValue{State: runtime.ContainerState_CONTAINER_RUNNING}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list running containers: %w", err)
+	}
+	pods := make(map[string]*runtime.PodSandboxMetadata)
+	for _, sb := range sandboxes.GetItems() {
+		pods[sb.GetId()] = sb.GetMetadata()
+	}
+	var all []apply.Container
+	for _, c := range containers.GetContainers() {
+		pod := pods[c.GetPodSandboxId()]
+		running := apply.Container{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Name: c.GetMetadata().GetName()}
+		for _, name := range []string{c.GetImageId(), c.GetImageRef()} {
+			if id, err := digest.Parse(name); err == nil {
+				running.ImageID = id
+			} else if found := s.Store.Find(name); len(found) > 0 {
+				running.ImageID = found[0].ImageID
+			}
+		}
+		for _, name := range []string{c.GetImage().GetUserSpecifiedImage(), c.GetImage().GetImage()} {
+			if _, err := digest.Parse(name); name != "" && err != nil && running.Ref == "" {
+				running.Ref = normalized(name)
+			}
+		}
+		all = append(all, running)
+	}
+	return all, nil
+}
