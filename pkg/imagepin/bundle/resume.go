@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"os"
 
@@ -51,6 +52,12 @@ func (w *writer) resume(ctx context.Context) error {
 	if err := w.file.Truncate(end(w.at)); err != nil {
 		return err
 	}
+	if w.compress {
+		w.sum = crc32.New(castagnoli)
+		if _, err := io.Copy(w.sum, io.NewSectionReader(w.file, 0, end(w.at))); err != nil {
+			return err
+		}
+	}
 	_, err = w.file.Seek(end(w.at), io.SeekStart)
 	return err
 }
@@ -63,7 +70,7 @@ func (w *writer) content(size int64) (io.Reader, func(), error) {
 	if !w.compress {
 		return file, func() {}, nil
 	}
-	decoder, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+	decoder, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return nil, nil, err
 	}

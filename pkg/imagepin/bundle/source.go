@@ -23,8 +23,8 @@ import (
 
 // Source is where [Write] gets content from, usually a registry. Several goroutines call it.
 type Source interface {
-	// Resolve returns the media type and the size of the index or manifest of an image.
-	Resolve(ctx context.Context, ref reference.Canonical) (ocispec.Descriptor, error)
+	// Resolve returns the media type and the size of the index or manifest of an image. ref has its digest.
+	Resolve(ctx context.Context, ref reference.Named) (ocispec.Descriptor, error)
 	// Fetch returns the content of a blob from an offset in bytes to its end.
 	Fetch(ctx context.Context, repo reference.Named, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"path/filepath"
@@ -137,6 +138,7 @@ type writer struct {
 
 	at       int64           // in the archive, where to continue
 	verifier digest.Verifier // of the blob at this offset; nil if it is at its start
+	sum      hash.Hash32     // of the file before this offset; nil without compression
 }
 
 // readaheadBuffers are the buffers of the reader of a large blob, each of readaheadSize bytes.
@@ -148,7 +150,7 @@ const (
 // write writes the archive from w.at to its end. Reading, hashing, compression and writing are concurrent.
 func (w *writer) write(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	frames, err := newFramePipe(ctx, group, w.file, w.compress)
+	frames, err := newFramePipe(ctx, group, w.file, w.sum)
 	if err != nil {
 		return err
 	}
