@@ -63,11 +63,8 @@ func newFramePipe(ctx context.Context, group *errgroup.Group, file *os.File, sum
 		})
 	}
 	group.Go(func() error {
-		for f := range p.order {
+		for f := range p.order { // also after a failure, so that the next write continues after it
 			<-f.done
-			if err := ctx.Err(); err != nil {
-				return err
-			}
 			if _, err := file.Write(f.out); err != nil {
 				return err
 			}

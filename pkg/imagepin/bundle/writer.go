@@ -27,8 +27,8 @@ type Options struct {
 	Platforms []ocispec.Platform
 	// Since is an earlier lock. The bundle omits layers that its images have.
 	Since *lock.Lock
-	// Progress is called with the number of bytes of a blob that are done. resumed is true if they were in the partial file.
-	// One goroutine calls it. It can be nil.
+	// Progress is called with the number of bytes of a blob that are done, first with 0 for each blob that has to be fetched.
+	// resumed is true if the bytes were in the partial file. It is called by one goroutine at a time. It can be nil.
 	Progress func(desc ocispec.Descriptor, offset int64, resumed bool)
 }
 
@@ -39,6 +39,7 @@ type Result struct {
 	Since     digest.Digest
 	Images    int   // distinct digests
 	Blobs     int   // of images
+	BlobsSize int64 // in bytes
 	Size      int64 // of the archive in bytes, before compression
 	FileSize  int64 // in bytes
 	// Absent are the manifests of other platforms.
@@ -70,7 +71,7 @@ func compressed(path string) (bool, error) {
 
 // Write writes a bundle. It writes to path and [PartialSuffix] and renames the file at the end. If that file exists, Write checks
 // what is in it, and continues after it. Equal options give equal bytes. The memory that it needs does not depend on the size
-// of layers. It fails with [imagepin.ContentCorrupt] (ErrDataLoss), with [imagepin.NoMatchingPlatform] (ErrNotFound) if no image
+// of layers. It fails with [imagepin.ContentCorrupt] (ErrFailedPrecondition), with [imagepin.NoMatchingPlatform] (ErrNotFound) if no image
 // is for the platforms, and with the errors of the source and of the file system.
 func Write(ctx context.Context, path string, o Options, source Source) (_ *Result, err error) {
 	compress, err := compressed(path)
@@ -90,6 +91,11 @@ func Write(ctx context.Context, path string, o Options, source Source) (_ *Resul
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	for _, s := range p.segments {
+		if s.blob != nil {
+			o.Progress(s.blob.desc, 0, false)
+		}
+	}
 	w := &writer{plan: p, file: f, compress: compress, source: source, progress: o.Progress}
 	if err := w.resume(ctx); err != nil {
 		return nil, err
