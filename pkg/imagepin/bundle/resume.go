@@ -12,16 +12,16 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// resume determines how much of the file is right, and truncates it after that.
-func (w *writer) resume(ctx context.Context) error {
+// resume determines how much of the file is right, at most to an offset in the archive, and truncates it after that.
+func (w *writer) resume(ctx context.Context, to int64) error {
 	info, err := w.file.Stat()
 	if err != nil {
 		return err
 	}
-	limit, ends := min(info.Size(), w.plan.size), []int64(nil)
+	limit, ends := min(info.Size(), to), []int64(nil)
 	if w.compress {
 		ends = completeFrames(w.file, info.Size())
-		limit = min(int64(len(ends))*FrameSize, w.plan.size/FrameSize*FrameSize)
+		limit = min(int64(len(ends))*FrameSize, to/FrameSize*FrameSize)
 	}
 	end := func(at int64) int64 { // in the file
 		if w.compress && at > 0 {

@@ -166,6 +166,26 @@ func TestContentThatIsWrongInTheRegistryIsRefused(t *testing.T) {
 	}
 }
 
+func TestDamagedStartOfALayerIsFetchedAgain(t *testing.T) {
+	f := newFleet(t, 11<<20)
+	path := filepath.Join(t.TempDir(), "bundle.tar")
+	write(t, path, bundle.Options{Lock: f.lock}, f)
+	whole := readFile(t, path)
+	damaged := slices.Clone(whole[:9<<20])
+	damaged[1<<20] ^= 1 // the digest shows it only after the end of the layer
+	if err := os.WriteFile(path+bundle.PartialSuffix, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.requests()
+	result := write(t, path, bundle.Options{Lock: f.lock}, f)
+	if offsets := f.requests()[digest.FromBytes(f.large)]; len(offsets) != 2 || offsets[0] == 0 || offsets[1] != 0 {
+		t.Errorf("requests for the large layer from %v, want one from the middle and one from the start", offsets)
+	}
+	if !result.Discarded || !bytes.Equal(readFile(t, path), whole) {
+		t.Errorf("the bundle differs, or the result: %+v", result)
+	}
+}
+
 func TestCanceledWriteReturns(t *testing.T) {
 	f := newFleet(t, 60<<20)
 	ctx, cancel := context.WithCancel(t.Context())

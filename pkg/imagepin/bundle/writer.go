@@ -97,10 +97,10 @@ func Write(ctx context.Context, path string, o Options, source Source) (_ *Resul
 		}
 	}
 	w := &writer{plan: p, file: f, compress: compress, source: source, progress: o.Progress}
-	if err := w.resume(ctx); err != nil {
+	if err := w.resume(ctx, p.size); err != nil {
 		return nil, err
 	}
-	if err := w.write(ctx); err != nil {
+	if err := w.writeOrRepair(ctx); err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
@@ -145,6 +145,33 @@ type writer struct {
 	at       int64           // in the archive, where to continue
 	verifier digest.Verifier // of the blob at this offset; nil if it is at its start
 	sum      hash.Hash32     // of the file before this offset; nil without compression
+
+	corrupt *corruption // set by write
+}
+
+// corruption is a large blob whose content does not match its digest.
+type corruption struct {
+	at      int64 // in the archive
+	resumed bool  // its first bytes were in the partial file
+}
+
+// writeOrRepair is write. If a blob does not match its digest, it removes it from the file, and writes it again if a part of it
+// was there before: that part may be wrong.
+func (w *writer) writeOrRepair(ctx context.Context) error {
+	err := w.write(ctx)
+	if w.corrupt == nil {
+		return err
+	}
+	bad := *w.corrupt
+	w.corrupt = nil
+	if resumeErr := w.resume(ctx, bad.at); resumeErr != nil {
+		return errors.Join(err, resumeErr)
+	}
+	if !bad.resumed {
+		return err
+	}
+	w.plan.result.Discarded = true
+	return w.writeOrRepair(ctx)
 }
 
 // readaheadBuffers are the buffers of the reader of a large blob, each of readaheadSize bytes.
@@ -201,7 +228,7 @@ func (w *writer) blob(ctx context.Context, to io.Writer, s segment, offset int64
 		w.progress(desc, desc.Size, false)
 		return nil
 	}
-	verifier := w.verifier
+	verifier, resumed := w.verifier, offset > 0
 	if offset == 0 || verifier == nil {
 		verifier = desc.Digest.Verifier()
 	}
@@ -236,6 +263,7 @@ func (w *writer) blob(ctx context.Context, to io.Writer, s segment, offset int64
 		return fmt.Errorf("%s@%s: the registry sent %d of %d bytes: %w", s.blob.repo.Name(), desc.Digest, offset, desc.Size, io.ErrUnexpectedEOF)
 	}
 	if !verifier.Verified() {
+		w.corrupt = &corruption{s.at, resumed}
 		return corrupt(s.blob)
 	}
 	return nil
