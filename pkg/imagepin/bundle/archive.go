@@ -28,12 +28,13 @@ const readSize = 1 << 20
 // openArchive starts to read a file of size bytes at its first byte. It decides by the content whether it is compressed.
 func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 	file := io.NewSectionReader(f, 0, size)
+	buffer := int(min(size, readSize))
 	magic := make([]byte, len(zstdMagic))
 	if n, err := io.ReadFull(io.NewSectionReader(f, 0, size), magic); err != nil {
 		return nil, fmt.Errorf("it has only %d bytes: %w", n, err)
 	}
 	if !bytes.Equal(magic, zstdMagic) {
-		a := &archive{r: bufio.NewReaderSize(file, readSize), close: func() {}}
+		a := &archive{r: bufio.NewReaderSize(file, buffer), close: func() {}}
 		a.skip = func(n int64) error {
 			buffered := min(n, int64(a.r.Buffered()))
 			if _, err := a.r.Discard(int(buffered)); err != nil {
@@ -50,13 +51,13 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 		}
 		return a, nil
 	}
-	decoder, err := zstd.NewReader(newFrames(bufio.NewReaderSize(file, readSize)), zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+	decoder, err := zstd.NewReader(newFrames(bufio.NewReaderSize(file, buffer)), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return nil, err
 	}
 	limited := &limitedExpansion{r: decoder, left: limitOf(size)}
-	return &archive{r: bufio.NewReaderSize(limited, readSize), close: decoder.Close}, nil
+	return &archive{r: bufio.NewReaderSize(limited, readSize/4), close: decoder.Close}, nil
 }
 
 // limitOf returns the maximum size of an archive that is compressed to size bytes.

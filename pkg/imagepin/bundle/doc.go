@@ -21,5 +21,5 @@
 // omitted.
 //
 // In a compressed bundle each zstd frame has [FrameSize] bytes of the archive, the last one has the rest. So the end of each
-// frame is a point from which an interrupted write continues.
+// frame is a point from which an interrupted write continues. A skippable frame with a checksum of the file is at its end.
 package bundle

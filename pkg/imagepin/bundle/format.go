@@ -38,7 +38,6 @@ const (
 	maxDepth         = 4        // of an index in an index, the root has depth 1
 	maxBlobs         = 1 << 20  // number of entries
 	maxSize          = 1 << 60  // bytes of all blobs
-	maxWindow        = 8 << 20  // bytes of a zstd window
 	expansion        = 200      // bytes of the archive for each compressed byte
 	expansionMinimum = 64 << 20 // bytes of the archive beside that
 )

@@ -3,6 +3,7 @@ package bundle
 import (
 	"context"
 	"fmt"
+	"hash"
 	"os"
 	"runtime"
 
@@ -27,10 +28,13 @@ type framePipe struct {
 	jobs  chan *frame // to compress
 	order chan *frame // to write
 	now   *frame
+
+	complete bool // set before order is closed
 }
 
-// newFramePipe starts the goroutines of a framePipe in group. The first frame starts at the end of the file.
-func newFramePipe(ctx context.Context, group *errgroup.Group, file *os.File, compress bool) (*framePipe, error) {
+// newFramePipe starts the goroutines of a framePipe in group. The first frame starts at the end of the file. sum is the checksum
+// of what is in the file. If it is nil, the file is not compressed.
+func newFramePipe(ctx context.Context, group *errgroup.Group, file *os.File, sum hash.Hash32) (*framePipe, error) {
 	p := &framePipe{
 		ctx: ctx, free: make(chan *frame, framesInFlight),
 		jobs: make(chan *frame, framesInFlight), order: make(chan *frame, framesInFlight),
@@ -39,7 +43,7 @@ func newFramePipe(ctx context.Context, group *errgroup.Group, file *os.File, com
 		p.free <- &frame{raw: make([]byte, 0, FrameSize)}
 	}
 	encode := func(f *frame) { f.out = f.raw }
-	if compress {
+	if sum != nil {
 		// The encoder is only used for whole frames, so equal frames have equal bytes.
 		encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithSingleSegment(true),
 			zstd.WithWindowSize(FrameSize), zstd.WithEncoderCRC(true), zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)),
@@ -59,18 +63,22 @@ func newFramePipe(ctx context.Context, group *errgroup.Group, file *os.File, com
 		})
 	}
 	group.Go(func() error {
-		for f := range p.order {
+		for f := range p.order { // also after a failure, so that the next write continues after it
 			<-f.done
-			if err := ctx.Err(); err != nil {
-				return err
-			}
 			if _, err := file.Write(f.out); err != nil {
 				return err
+			}
+			if sum != nil {
+				_, _ = sum.Write(f.out) // a hash accepts all writes
 			}
 			f.raw = f.raw[:0]
 			p.free <- f
 		}
-		return nil
+		if sum == nil || !p.complete {
+			return nil
+		}
+		_, err := file.Write(checksumFrame(sum.Sum32()))
+		return err
 	})
 	return p, nil
 }
@@ -103,8 +111,9 @@ func (p *framePipe) send() {
 	p.now = nil
 }
 
-// flush sends the last frame.
+// flush sends the last frame. The archive is complete.
 func (p *framePipe) flush() {
+	p.complete = true
 	if p.now != nil && len(p.now.raw) > 0 {
 		p.send()
 	}

@@ -4,22 +4,49 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
+	"hash/crc32"
 	"io"
 )
 
-// frames passes zstd frames through (RFC 8878), and fails at what the zstd decoder would ignore: skippable frames, dictionaries
-// and reserved bits. It fails if the last frame is incomplete, or something else follows it.
+// A compressed bundle is a sequence of zstd frames (RFC 8878), each with the size of its content in its header: FrameSize, or
+// less in the last one. After them comes a skippable frame with the CRC-32C of all bytes before it. zstd ignores it. Without
+// it, a changed bit could be undetected, because several compressed forms can have the same content.
+
+// The frame with the checksum: magic, size of the rest, checksum.
+const (
+	checksumMagic     = 0x184d2a5b
+	checksumFrameSize = 12
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// checksumFrame returns the last frame of a file with this checksum.
+func checksumFrame(sum uint32) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, checksumMagic)
+	b = binary.LittleEndian.AppendUint32(b, 4)
+	return binary.LittleEndian.AppendUint32(b, sum)
+}
+
+// errFrameTruncated is not io.ErrUnexpectedEOF, which the zstd decoder takes for the end at some places.
+var errFrameTruncated = errors.New("the file is truncated in a zstd frame")
+
+// frames passes zstd frames through to a decoder, and fails at what it would ignore: other frames, dictionaries, reserved bits,
+// an incomplete frame, and data after the frame with the checksum.
 type frames struct {
 	r        io.Reader
-	buffer   [18]byte
+	sum      hash.Hash32
+	buffer   [maxFrameHeader]byte
 	out      []byte // of buffer, to be returned
 	body     int64  // bytes of the block, to be returned
 	in       bool   // in a frame
 	last     bool   // the block is the last one of the frame
 	checksum bool
+	short    bool // a frame had less than FrameSize bytes
+	err      error
 }
 
-func newFrames(r io.Reader) *frames { return &frames{r: r} }
+func newFrames(r io.Reader) *frames { return &frames{r: r, sum: crc32.New(castagnoli)} }
 
 const (
 	frameMagicSize   = 4
@@ -34,10 +61,11 @@ func (f *frames) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	for len(f.out) == 0 && f.body == 0 {
-		if err := f.next(); err != nil {
-			return 0, err
-		}
+	for len(f.out) == 0 && f.body == 0 && f.err == nil {
+		f.err = f.next()
+	}
+	if f.err != nil {
+		return 0, f.err
 	}
 	if len(f.out) > 0 {
 		n := copy(p, f.out)
@@ -45,11 +73,19 @@ func (f *frames) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	n, err := f.r.Read(p[:min(int64(len(p)), f.body)])
+	_, _ = f.sum.Write(p[:n]) // a hash accepts all writes
 	f.body -= int64(n)
-	if errors.Is(err, io.EOF) && f.body > 0 {
-		err = io.ErrUnexpectedEOF
+	if err != nil && f.body > 0 {
+		f.err = truncatedFrame(err)
 	}
-	return n, err
+	return n, f.err
+}
+
+func truncatedFrame(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errFrameTruncated
+	}
+	return err
 }
 
 // next reads the next header of a frame or a block.
@@ -75,21 +111,20 @@ func (f *frames) next() error {
 // fill reads n bytes that are to be returned too.
 func (f *frames) fill(at, n int) error {
 	if _, err := io.ReadFull(f.r, f.buffer[at:at+n]); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return err
+		return truncatedFrame(err)
 	}
+	_, _ = f.sum.Write(f.buffer[at : at+n])
 	f.out = f.buffer[:at+n]
 	return nil
 }
 
 func (f *frames) header() error {
-	if _, err := io.ReadFull(f.r, f.buffer[:1]); err != nil {
-		return err // io.EOF at the end of a frame is the end
-	}
-	if err := f.fill(1, frameMagicSize); err != nil {
+	sum := f.sum.Sum32()
+	if err := f.fill(0, frameMagicSize+1); err != nil {
 		return err
+	}
+	if binary.LittleEndian.Uint32(f.buffer[:]) == checksumMagic {
+		return f.end(sum)
 	}
 	size, err := frameHeaderSize(f.buffer[:])
 	if err != nil {
@@ -98,8 +133,31 @@ func (f *frames) header() error {
 	if err := f.fill(frameMagicSize+1, size-frameMagicSize-1); err != nil {
 		return err
 	}
+	content := frameContentSize(f.buffer[:])
+	if f.short || content < 1 || content > FrameSize {
+		return fmt.Errorf("a zstd frame is not as imagepin writes it: its content has %d bytes, or it follows a short one", content)
+	}
+	f.short = content < FrameSize
 	f.in, f.last, f.checksum = true, false, f.buffer[frameMagicSize]&4 != 0
 	return nil
+}
+
+// end reads the rest of the frame with the checksum. It returns io.EOF at a valid end.
+func (f *frames) end(sum uint32) error {
+	f.out = nil
+	rest := f.buffer[frameMagicSize+1 : checksumFrameSize]
+	if _, err := io.ReadFull(f.r, rest); err != nil {
+		return truncatedFrame(err)
+	}
+	if [checksumFrameSize]byte(f.buffer[:]) != [checksumFrameSize]byte(checksumFrame(sum)) {
+		return errors.New("the compressed data does not match its checksum")
+	}
+	switch n, err := io.ReadFull(f.r, f.buffer[:1]); {
+	case n > 0:
+		return errors.New("there is data after the last zstd frame")
+	default:
+		return err
+	}
 }
 
 // frameHeaderSize returns the size of the header of a frame from its first five bytes.
@@ -108,48 +166,27 @@ func frameHeaderSize(b []byte) (int, error) {
 		return 0, errors.New("there is data after a zstd frame that is not a zstd frame")
 	}
 	descriptor := b[frameMagicSize]
-	if descriptor&0b11011 != 0 { // unused, reserved, dictionary
-		return 0, fmt.Errorf("a zstd frame has the descriptor %#02x, which a bundle does not have", descriptor)
+	if descriptor&0b11011 != 0 || descriptor&0b100000 == 0 { // unused, reserved, dictionary; no content size
+		return 0, fmt.Errorf("a zstd frame is not as imagepin writes it, its descriptor is %#02x: decompress the file with zstd -d", descriptor)
 	}
-	size := frameMagicSize + 1
-	single := descriptor&0x20 != 0
-	if !single {
-		size++ // window
-	}
-	switch descriptor >> 6 {
-	case 0:
-		if single {
-			size++
-		}
-	case 1:
-		size += 2
-	case 2:
-		size += 4
-	case 3:
-		size += 8
-	}
-	return size, nil
+	return frameMagicSize + 1 + contentSizeBytes(descriptor), nil
 }
 
-// frameContentSize returns the size of the content of a frame, or -1 if its header does not have it.
+// contentSizeBytes returns the size of the field with the size of the content.
+func contentSizeBytes(descriptor byte) int { return 1 << (descriptor >> 6) }
+
+// frameContentSize returns the size of the content of a frame.
 func frameContentSize(b []byte) int64 {
-	single := b[frameMagicSize]&0x20 != 0
-	at := frameMagicSize + 1
-	if !single {
-		at++
-	}
-	switch b[frameMagicSize] >> 6 {
-	case 1:
-		return int64(binary.LittleEndian.Uint16(b[at:])) + 256
+	field := b[frameMagicSize+1:]
+	switch contentSizeBytes(b[frameMagicSize]) {
 	case 2:
-		return int64(binary.LittleEndian.Uint32(b[at:]))
-	case 3:
-		return int64(min(binary.LittleEndian.Uint64(b[at:]), maxSize))
+		return int64(binary.LittleEndian.Uint16(field)) + 256
+	case 4:
+		return int64(binary.LittleEndian.Uint32(field))
+	case 8:
+		return int64(min(binary.LittleEndian.Uint64(field), maxSize))
 	}
-	if single {
-		return int64(b[at])
-	}
-	return -1
+	return int64(field[0])
 }
 
 // blockHeader returns the number of bytes that follow the header of a block, and whether it is the last one of its frame.

@@ -69,7 +69,7 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 		return nil, err
 	}
 	p.result = Result{
-		Lock: description.Lock, Images: len(c.roots), Blobs: len(c.known), Size: p.size, Absent: absentOf(c),
+		Lock: description.Lock, Images: len(c.roots), Blobs: len(c.known), BlobsSize: c.size, Size: p.size, Absent: absentOf(c),
 		Omitted: len(description.Omitted), Platforms: description.Platforms, Since: description.Since,
 	}
 	for _, d := range description.Omitted {

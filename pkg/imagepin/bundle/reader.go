@@ -433,8 +433,8 @@ func (b *Bundle) Verify(ctx context.Context, progress func(done, total int64)) e
 		progress = func(int64, int64) {}
 	}
 	var done int64
+	buffer := make([]byte, readSize)
 	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
-		buffer := make([]byte, readSize)
 		for {
 			n, err := content.Read(buffer)
 			done += int64(n)

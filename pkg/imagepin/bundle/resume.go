@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"os"
 
@@ -11,16 +12,16 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// resume determines how much of the file is right, and truncates it after that.
-func (w *writer) resume(ctx context.Context) error {
+// resume determines how much of the file is right, at most to an offset in the archive, and truncates it after that.
+func (w *writer) resume(ctx context.Context, to int64) error {
 	info, err := w.file.Stat()
 	if err != nil {
 		return err
 	}
-	limit, ends := min(info.Size(), w.plan.size), []int64(nil)
+	limit, ends := min(info.Size(), to), []int64(nil)
 	if w.compress {
 		ends = completeFrames(w.file, info.Size())
-		limit = min(int64(len(ends))*FrameSize, w.plan.size/FrameSize*FrameSize)
+		limit = min(int64(len(ends))*FrameSize, to/FrameSize*FrameSize)
 	}
 	end := func(at int64) int64 { // in the file
 		if w.compress && at > 0 {
@@ -51,6 +52,12 @@ func (w *writer) resume(ctx context.Context) error {
 	if err := w.file.Truncate(end(w.at)); err != nil {
 		return err
 	}
+	if w.compress {
+		w.sum = crc32.New(castagnoli)
+		if _, err := io.Copy(w.sum, io.NewSectionReader(w.file, 0, end(w.at))); err != nil {
+			return err
+		}
+	}
 	_, err = w.file.Seek(end(w.at), io.SeekStart)
 	return err
 }
@@ -63,7 +70,7 @@ func (w *writer) content(size int64) (io.Reader, func(), error) {
 	if !w.compress {
 		return file, func() {}, nil
 	}
-	decoder, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+	decoder, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -23,8 +23,8 @@ import (
 
 // Source is where [Write] gets content from, usually a registry. Several goroutines call it.
 type Source interface {
-	// Resolve returns the media type and the size of the index or manifest of an image.
-	Resolve(ctx context.Context, ref reference.Canonical) (ocispec.Descriptor, error)
+	// Resolve returns the media type and the size of the index or manifest of an image. ref has its digest.
+	Resolve(ctx context.Context, ref reference.Named) (ocispec.Descriptor, error)
 	// Fetch returns the content of a blob from an offset in bytes to its end.
 	Fetch(ctx context.Context, repo reference.Named, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error)
 }
@@ -179,6 +179,12 @@ func (g *gatherer) fetch(ctx context.Context, i *item) error {
 
 // fetchAll fetches a blob, and checks its size and digest.
 func fetchAll(ctx context.Context, source Source, i *item) (_ []byte, err error) {
+	if i.desc.Size == 0 { // a registry sends nothing
+		if i.desc.Digest.Algorithm().FromBytes(nil) != i.desc.Digest {
+			return nil, corrupt(i)
+		}
+		return nil, nil
+	}
 	r, err := source.Fetch(ctx, i.repo, i.desc, 0)
 	if err != nil {
 		return nil, err
@@ -194,10 +200,10 @@ func fetchAll(ctx context.Context, source Source, i *item) (_ []byte, err error)
 	return data, nil
 }
 
-// corrupt returns an [imagepin.ContentCorrupt] error (ErrDataLoss).
+// corrupt returns an [imagepin.ContentCorrupt] error (ErrFailedPrecondition).
 func corrupt(i *item) error {
 	return &imagepin.Error{
-		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrDataLoss, Ref: i.repo.Name() + "@" + i.desc.Digest.String(),
+		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition, Ref: i.repo.Name() + "@" + i.desc.Digest.String(),
 		Message: "the content from the registry does not match this digest",
 	}
 }

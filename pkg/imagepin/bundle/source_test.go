@@ -35,12 +35,13 @@ func newMemory() *memory {
 	return &memory{blobs: map[digest.Digest][]byte{}, types: map[digest.Digest]string{}, fetched: map[digest.Digest][]int64{}}
 }
 
-func (m *memory) Resolve(_ context.Context, ref reference.Canonical) (ocispec.Descriptor, error) {
-	data, ok := m.blobs[ref.Digest()]
+func (m *memory) Resolve(_ context.Context, ref reference.Named) (ocispec.Descriptor, error) {
+	d := ref.(reference.Canonical).Digest()
+	data, ok := m.blobs[d]
 	if !ok {
 		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", ref, errdefs.ErrNotFound)
 	}
-	return ocispec.Descriptor{MediaType: m.types[ref.Digest()], Digest: ref.Digest(), Size: int64(len(data))}, nil
+	return ocispec.Descriptor{MediaType: m.types[d], Digest: d, Size: int64(len(data))}, nil
 }
 
 func (m *memory) Fetch(_ context.Context, repo reference.Named, d ocispec.Descriptor, offset int64) (io.ReadCloser, error) {

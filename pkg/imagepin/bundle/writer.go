@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"path/filepath"
@@ -26,8 +27,8 @@ type Options struct {
 	Platforms []ocispec.Platform
 	// Since is an earlier lock. The bundle omits layers that its images have.
 	Since *lock.Lock
-	// Progress is called with the number of bytes of a blob that are done. resumed is true if they were in the partial file.
-	// One goroutine calls it. It can be nil.
+	// Progress is called with the number of bytes of a blob that are done, first with 0 for each blob that has to be fetched.
+	// resumed is true if the bytes were in the partial file. It is called by one goroutine at a time. It can be nil.
 	Progress func(desc ocispec.Descriptor, offset int64, resumed bool)
 }
 
@@ -38,6 +39,7 @@ type Result struct {
 	Since     digest.Digest
 	Images    int   // distinct digests
 	Blobs     int   // of images
+	BlobsSize int64 // in bytes
 	Size      int64 // of the archive in bytes, before compression
 	FileSize  int64 // in bytes
 	// Absent are the manifests of other platforms.
@@ -69,7 +71,7 @@ func compressed(path string) (bool, error) {
 
 // Write writes a bundle. It writes to path and [PartialSuffix] and renames the file at the end. If that file exists, Write checks
 // what is in it, and continues after it. Equal options give equal bytes. The memory that it needs does not depend on the size
-// of layers. It fails with [imagepin.ContentCorrupt] (ErrDataLoss), with [imagepin.NoMatchingPlatform] (ErrNotFound) if no image
+// of layers. It fails with [imagepin.ContentCorrupt] (ErrFailedPrecondition), with [imagepin.NoMatchingPlatform] (ErrNotFound) if no image
 // is for the platforms, and with the errors of the source and of the file system.
 func Write(ctx context.Context, path string, o Options, source Source) (_ *Result, err error) {
 	compress, err := compressed(path)
@@ -89,11 +91,16 @@ func Write(ctx context.Context, path string, o Options, source Source) (_ *Resul
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	for _, s := range p.segments {
+		if s.blob != nil {
+			o.Progress(s.blob.desc, 0, false)
+		}
+	}
 	w := &writer{plan: p, file: f, compress: compress, source: source, progress: o.Progress}
-	if err := w.resume(ctx); err != nil {
+	if err := w.resume(ctx, p.size); err != nil {
 		return nil, err
 	}
-	if err := w.write(ctx); err != nil {
+	if err := w.writeOrRepair(ctx); err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
@@ -137,6 +144,34 @@ type writer struct {
 
 	at       int64           // in the archive, where to continue
 	verifier digest.Verifier // of the blob at this offset; nil if it is at its start
+	sum      hash.Hash32     // of the file before this offset; nil without compression
+
+	corrupt *corruption // set by write
+}
+
+// corruption is a large blob whose content does not match its digest.
+type corruption struct {
+	at      int64 // in the archive
+	resumed bool  // its first bytes were in the partial file
+}
+
+// writeOrRepair is write. If a blob does not match its digest, it removes it from the file, and writes it again if a part of it
+// was there before: that part may be wrong.
+func (w *writer) writeOrRepair(ctx context.Context) error {
+	err := w.write(ctx)
+	if w.corrupt == nil {
+		return err
+	}
+	bad := *w.corrupt
+	w.corrupt = nil
+	if resumeErr := w.resume(ctx, bad.at); resumeErr != nil {
+		return errors.Join(err, resumeErr)
+	}
+	if !bad.resumed {
+		return err
+	}
+	w.plan.result.Discarded = true
+	return w.writeOrRepair(ctx)
 }
 
 // readaheadBuffers are the buffers of the reader of a large blob, each of readaheadSize bytes.
@@ -148,7 +183,7 @@ const (
 // write writes the archive from w.at to its end. Reading, hashing, compression and writing are concurrent.
 func (w *writer) write(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	frames, err := newFramePipe(ctx, group, w.file, w.compress)
+	frames, err := newFramePipe(ctx, group, w.file, w.sum)
 	if err != nil {
 		return err
 	}
@@ -193,7 +228,7 @@ func (w *writer) blob(ctx context.Context, to io.Writer, s segment, offset int64
 		w.progress(desc, desc.Size, false)
 		return nil
 	}
-	verifier := w.verifier
+	verifier, resumed := w.verifier, offset > 0
 	if offset == 0 || verifier == nil {
 		verifier = desc.Digest.Verifier()
 	}
@@ -228,6 +263,7 @@ func (w *writer) blob(ctx context.Context, to io.Writer, s segment, offset int64
 		return fmt.Errorf("%s@%s: the registry sent %d of %d bytes: %w", s.blob.repo.Name(), desc.Digest, offset, desc.Size, io.ErrUnexpectedEOF)
 	}
 	if !verifier.Verified() {
+		w.corrupt = &corruption{s.at, resumed}
 		return corrupt(s.blob)
 	}
 	return nil

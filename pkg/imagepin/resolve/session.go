@@ -39,6 +39,11 @@ type Config struct {
 	Prover *Prover
 	// Transport sends the requests to all hosts. nil means containerd's own transport.
 	Transport http.RoundTripper
+	// Wrap, if set, returns a transport that sends requests with the given one. It is called for each host of a session.
+	Wrap func(http.RoundTripper) http.RoundTripper
+	// Credentials, if set, returns the credential for a registry host if neither the caller nor Registry.Auths has one. It
+	// is called only if the host asks for a credential. Its errors must not contain secrets.
+	Credentials func(host string) (Credential, error)
 	// Observer is notified of digest lookups. It may be nil.
 	Observer Observer
 }
@@ -143,6 +148,9 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 		if r.config.Transport != nil {
 			transport = r.config.Transport
 		}
+		if r.config.Wrap != nil {
+			transport = r.config.Wrap(transport)
+		}
 		client, tokens := *h.Client, *h.Client
 		client.Transport = spans(t.watch(h.Host, h.Path, transport))
 		tokens.Transport = t.watchTokens(h.Host, h.Path, transport)
@@ -156,7 +164,13 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 		h.Client = &client
 		h.Authorizer = docker.NewDockerAuthorizer(
 			docker.WithAuthClient(&tokens),
-			docker.WithAuthCreds(func(host string) (string, string, error) { return r.effective(c, host).For(host) }),
+			docker.WithAuthCreds(func(host string) (string, string, error) {
+				effective, err := r.effective(c, host)
+				if err != nil {
+					return "", "", err
+				}
+				return effective.For(host)
+			}),
 			docker.WithAuthHeader(headers),
 		)
 		hosts[i] = h
@@ -165,11 +179,14 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 }
 
 // effective returns the credential for a host: the caller's, or the node's if the caller has none.
-func (r *Resolver) effective(c Credential, host string) Credential {
+func (r *Resolver) effective(c Credential, host string) (Credential, error) {
 	if c.Empty() {
-		return r.config.Registry.Auths[host]
+		c = r.config.Registry.Auths[host]
 	}
-	return c
+	if c.Empty() && r.config.Credentials != nil {
+		return r.config.Credentials(host)
+	}
+	return c, nil
 }
 
 // Proof returns the proof that c has been accepted for a digest of ref's repository. For a caller without a credential,

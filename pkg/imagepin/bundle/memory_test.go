@@ -1,0 +1,83 @@
+package bundle_test
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
+)
+
+// generated is a source with one layer that is generated while it is read.
+type generated struct {
+	*memory
+	layer ocispec.Descriptor
+}
+
+// content returns size bytes.
+func content(size int64) io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{1}), size) }
+
+func (g *generated) Fetch(ctx context.Context, repo reference.Named, d ocispec.Descriptor, offset int64) (io.ReadCloser, error) {
+	if d.Digest == g.layer.Digest {
+		return io.NopCloser(content(d.Size)), nil
+	}
+	return g.memory.Fetch(ctx, repo, d, offset)
+}
+
+// heap records the maximum of the heap.
+type heap struct{ max uint64 }
+
+func (h *heap) sample() {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	h.max = max(h.max, m.HeapInuse)
+}
+
+// peak returns the maximum of the heap while a bundle with a layer of size bytes is written and verified.
+func peak(t *testing.T, size int64) uint64 {
+	t.Helper()
+	g := &generated{memory: newMemory()}
+	d, err := digest.FromReader(content(size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.layer = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: d, Size: size}
+	config := g.put(ocispec.MediaTypeImageConfig, []byte(`{"os":"linux","architecture":"amd64"}`))
+	root := g.putJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: config, Layers: []ocispec.Descriptor{g.layer}})
+	path := filepath.Join(t.TempDir(), "bundle.tar.zst")
+	runtime.GC()
+	var h heap
+	calls := 0
+	sample := func() {
+		if calls++; calls%16 == 0 {
+			h.sample()
+		}
+	}
+	write(t, path, bundle.Options{
+		Lock:     locked(t, map[string]ocispec.Descriptor{"registry.example/app:v1": root}),
+		Progress: func(ocispec.Descriptor, int64, bool) { sample() },
+	}, g)
+	b := open(t, path)
+	if err := b.Verify(t.Context(), func(int64, int64) { sample() }); err != nil {
+		t.Fatal(err)
+	}
+	if h.max == 0 {
+		t.Fatal("the heap was not measured")
+	}
+	return h.max
+}
+
+func TestMemoryDoesNotGrowWithTheSizeOfALayer(t *testing.T) {
+	small, large := peak(t, 200<<20), peak(t, 1<<30)
+	t.Logf("peak of the heap: %d MiB for 200 MiB, %d MiB for 1 GiB", small>>20, large>>20)
+	if large > small*3/2+32<<20 {
+		t.Errorf("peak of the heap: %d MiB for 200 MiB, but %d MiB for 1 GiB", small>>20, large>>20)
+	}
+}
