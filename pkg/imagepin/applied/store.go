@@ -201,6 +201,31 @@ func (s *Store) Write(ctx context.Context, next State) error {
 	return s.config.Retain(ctx, unique(roots)...)
 }
 
+// Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It writes nothing
+// otherwise.
+func (s *Store) Repair(ctx context.Context) error {
+	now := s.Get()
+	if s.Err() != nil || now.Current == nil && now.Previous == nil {
+		return nil
+	}
+	data, err := now.marshal()
+	if err != nil {
+		return err
+	}
+	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("read the record of the lock: %w", err)
+	}
+	if err == nil && img.Target.Digest == digest.FromBytes(data) {
+		_, err = s.config.Content.Info(namespaced(ctx), img.Target.Digest)
+		if err == nil {
+			return nil
+		}
+	}
+	log.G(ctx).Warn("the record of the lock has been removed or changed, writing it again")
+	return s.Write(ctx, now)
+}
+
 func unique(roots []digest.Digest) []digest.Digest {
 	slices.Sort(roots)
 	return slices.Compact(roots)

@@ -64,6 +64,8 @@ type State interface {
 	Err() error
 	// Keep retains digests until the next Keep or Write.
 	Keep(ctx context.Context, roots []digest.Digest) error
+	// Repair writes the lock again if another tool has changed it.
+	Repair(ctx context.Context) error
 	// Write replaces the lock in one step.
 	Write(ctx context.Context, next applied.State) error
 }

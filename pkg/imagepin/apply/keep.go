@@ -96,18 +96,21 @@ func (a *Applier) Detach(ctx context.Context, run func(context.Context)) error {
 	}
 }
 
-// complete makes the images of the current lock ready that are not, and records its tags. It writes nothing if there is nothing
+// complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing if there is nothing
 // to do, and while another lock is applied.
 func (a *Applier) complete(ctx context.Context) (again bool, _ error) {
-	now := a.config.State.Get().Current
-	if now == nil {
-		return true, nil
-	}
 	end, err := a.begin()
 	if err != nil {
 		return true, nil // it is what another apply does
 	}
 	defer end()
+	if err := a.config.State.Repair(ctx); err != nil {
+		return true, err
+	}
+	now := a.config.State.Get().Current
+	if now == nil {
+		return true, nil
+	}
 	return true, a.makeComplete(ctx, now)
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // Finding is a pin with a wrong or missing record.
@@ -39,9 +41,12 @@ func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ e
 	if err != nil {
 		return 0, nil, fmt.Errorf("list pins: %w", err)
 	}
+	all = slices.DeleteFunc(all, func(img images.Image) bool { return img.Name == LockRecord })
 	names := make(map[string]ID)
 	for _, p := range s.List() {
-		names[p.ID.String()] = p.ID
+		if p.Scope != policy.LockScope {
+			names[p.ID.String()] = p.ID
+		}
 	}
 	unrecorded := maps.Clone(names)
 	var suspect []string
