@@ -79,7 +79,7 @@ func TestApplyFromRegistry(t *testing.T) {
 	imagepinWants(r, 10, []string{"lock", "status"}, "2 run another digest than the lock")
 	r.WantVersion(node.KubeletPod{Image: ref}, "moved")
 
-	r.Reg.Close()
+	r.Reg.Down()
 	imagepinWants(r, 0, []string{"rollback"}, "Applied lock", old[7:19])
 	r.WantVersion(node.KubeletPod{Image: ref}, "old")
 	r.KillAndRestart(nil)

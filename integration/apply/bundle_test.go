@@ -18,8 +18,8 @@ func makeBundle(r *testkit.Rig, name, lock string, args ...string) string {
 	return path
 }
 
-// withoutRegistry closes the registry of a rig.
-func withoutRegistry(r *testkit.Rig) { r.Reg.Close() }
+// withoutRegistry makes the registry of a rig unreachable.
+func withoutRegistry(r *testkit.Rig) { r.Reg.Down() }
 
 // TestBundleWithoutRegistry applies a bundle on a node that reaches no registry. Pods start, also with the pull policy Always,
 // for each handler whose platform the image has.

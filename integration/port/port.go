@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 )
 
@@ -15,6 +16,7 @@ import (
 type Reservation struct {
 	addr   netip.AddrPort
 	socket int
+	close  sync.Once
 }
 
 // Reserve reserves a free port. Close the reservation when no server needs the port any more.
@@ -55,5 +57,6 @@ func (r *Reservation) Addr() string { return r.addr.String() }
 // Port returns the port, for example "36251".
 func (r *Reservation) Port() string { return fmt.Sprint(r.addr.Port()) }
 
-// Close ends the reservation. A server that listens on the port is not affected.
-func (r *Reservation) Close() { syscall.Close(r.socket) }
+// Close ends the reservation. A server that listens on the port is not affected. Further calls do nothing: the number of the
+// socket may belong to another file.
+func (r *Reservation) Close() { r.close.Do(func() { syscall.Close(r.socket) }) }
