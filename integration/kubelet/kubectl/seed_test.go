@@ -1,11 +1,20 @@
 package kubectl
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -217,8 +226,8 @@ func TestSeedConflict(t *testing.T) {
 	wantTable(t, kubectl.must(t, ns, "seed", file, "deployment/web", "--force", "--no-headers"), row("unchanged"))
 }
 
-// TestSeedAtOneTime seeds one set twice at one time, while nodes claim other digests. Each ImagePin is created once, and
-// each seed reports those of nodes as conflicts.
+// TestSeedAtOneTime seeds one set twice at one time, while a node claims half of the images with another digest. Each ImagePin
+// is created once, and both seeds report those of the node as conflicts.
 func TestSeedAtOneTime(t *testing.T) {
 	t.Parallel()
 	ns := api.namespace(t)
@@ -255,7 +264,7 @@ func TestSeedAtOneTime(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		for i := n - 1; i >= 0; i-- {
+		for i := range n / 2 {
 			image := fmt.Sprintf("docker.io/shop/c%d:v1", i)
 			err := api.Do(testkit.Context(t), "POST", pinPath(ns, ""), nodePin(pod, image, digestB), nil)
 			if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -269,12 +278,15 @@ func TestSeedAtOneTime(t *testing.T) {
 	if len(pins) != n {
 		t.Errorf("got %d ImagePins, want %d", len(pins), n)
 	}
+	if len(reports[0].Items) != n || len(reports[1].Items) != n {
+		t.Fatalf("got %d and %d items, want %d", len(reports[0].Items), len(reports[1].Items), n)
+	}
 	conflicts := 0
 	for i := range reports[0].Items {
 		a, b := reports[0].Items[i], reports[1].Items[i]
 		first, _ := byNode.Load(a.Image)
 		digest, want := digestA, []string{"Created Unchanged", "Unchanged Created"}
-		if first.(bool) {
+		if first == true {
 			digest, want = digestB, []string{"Conflict Conflict"}
 			conflicts++
 		}
@@ -332,6 +344,90 @@ func TestSeedTwoClusters(t *testing.T) {
 	}
 	if len(names) == 4 && (names[0] == names[2] || names[0] == names[3]) {
 		t.Errorf("got %v, want other ImagePins in each cluster", names)
+	}
+}
+
+// late is a proxy of an API server that shows a StatefulSet as it is before its controller has observed it, in the first
+// responses.
+type late struct {
+	path   string
+	hidden int // the number of responses
+
+	mu   sync.Mutex
+	seen int
+}
+
+func (l *late) start(t *testing.T) string {
+	t.Helper()
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: api.Server()})
+	proxy.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableCompression: true}
+	proxy.ModifyResponse = l.hide
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Del("Accept-Encoding")
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// responses returns how many responses had the StatefulSet.
+func (l *late) responses() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seen
+}
+
+func (l *late) hide(r *http.Response) error {
+	if r.Request.URL.Path != l.path || r.StatusCode != http.StatusOK {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.seen++; l.seen > l.hidden {
+		return nil
+	}
+	var s apps.StatefulSet
+	if err := json.NewDecoder(r.Body).Decode(&s); err != nil {
+		return err
+	}
+	s.Status = apps.StatefulSetStatus{}
+	if err := r.Body.Close(); err != nil {
+		return err
+	}
+	text, err := json.Marshal(&s)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	r.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	return err
+}
+
+// TestSeedWait seeds a StatefulSet that its controller has not observed at first.
+func TestSeedWait(t *testing.T) {
+	t.Parallel()
+	ns := api.namespace(t)
+	statefulSet(t, ns, "db", image, 0)
+	deployment(t, ns, "web", image, 0)
+	rs := replicaSet(t, ns)
+	file := lockFile(t, image, digestA)
+	start := func(hidden int) (*late, []string) {
+		l := &late{path: appsPath(ns, "statefulsets", "db"), hidden: hidden}
+		return l, []string{"seed", file, "statefulset/db", "deployment/web", "--no-headers", "--server=" + l.start(t)}
+	}
+	l, seed := start(math.MaxInt)
+	const notObserved = "statefulset/db: its controller has not observed its latest change yet"
+	r := kubectl.in(t, ns, append(seed, "--dry-run=server")...)
+	if r.code != 1 || r.err != "error: "+notObserved+": use --wait\n" || !strings.HasPrefix(r.out, "ReplicaSet/"+rs.Name) || l.responses() != 1 {
+		t.Errorf("exit code %d, %q, %q after %d requests", r.code, r.out, r.err, l.responses())
+	}
+	// The other workload is seeded at once.
+	r = kubectl.in(t, ns, append(seed, "--wait", "--timeout=1s")...)
+	if r.code != 1 || r.err != "error: timed out waiting: "+notObserved+"\n" || !strings.HasPrefix(r.out, "ReplicaSet/"+rs.Name) || l.responses() < 3 {
+		t.Errorf("exit code %d, %q, %q after %d requests", r.code, r.out, r.err, l.responses())
+	}
+	l, seed = start(3)
+	wantTable(t, kubectl.must(t, ns, append(seed, "--wait")...),
+		"ReplicaSet/"+rs.Name+" "+image+" aaaaaaaaaaaa unchanged\nStatefulSet/db "+image+" aaaaaaaaaaaa created")
+	if l.responses() != 4 {
+		t.Errorf("got %d requests, want 4", l.responses())
 	}
 }
 
