@@ -123,6 +123,7 @@ func (o *seedOptions) run(ctx context.Context, file string, args []string) error
 	if err != nil {
 		return err
 	}
+	o.flags.WrapConfigFn = unlimited
 	objects, err := o.objects(args)
 	if len(objects) == 0 && err == nil {
 		fmt.Fprintln(o.ErrOut, "No workloads found.")

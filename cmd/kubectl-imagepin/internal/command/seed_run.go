@@ -20,12 +20,15 @@ import (
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/seed"
 )
 
-const (
-	// seedQPS and seedBurst limit the requests for each second. A namespace can have thousands of workloads.
-	seedQPS, seedBurst = 50, 300
-	// waitInterval is how often seed --wait reads workloads that their controllers have not observed.
-	waitInterval = 100 * time.Millisecond
-)
+// waitInterval is how often seed --wait reads workloads that their controllers have not observed.
+const waitInterval = 100 * time.Millisecond
+
+// unlimited returns a configuration without a limit of requests for each second. seed sends one at a time, and a namespace can
+// have thousands of workloads.
+func unlimited(config *rest.Config) *rest.Config {
+	config.QPS = -1
+	return config
+}
 
 // seedRun is one run of the command seed.
 type seedRun struct {
@@ -44,8 +47,6 @@ func (o *seedOptions) newRun(set seed.Set) (*seedRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = seedQPS, seedBurst
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
