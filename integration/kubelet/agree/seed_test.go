@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -68,8 +69,9 @@ func TestSeedRollout(t *testing.T) {
 	lock := r.lock(locked)
 	r.push("3")
 
-	quota := &core.ResourceQuota{ObjectMeta: meta.ObjectMeta{Name: "seed"}, Spec: core.ResourceQuotaSpec{Hard: core.ResourceList{core.ResourcePods: {}}}}
-	r.do("POST", r.core("resourcequotas"), quota, nil)
+	// As docs/kubectl.md says.
+	r.run(cluster.Bin("kubectl"), "create", "quota", "seed", "--hard=pods=0")
+	r.run(cluster.Bin("kubectl"), "wait", "resourcequota/seed", "--for=jsonpath={.status.hard.pods}=0", "--timeout="+patience.String())
 	testkit.EventuallyIn(t, patience, "the quota permits no new pods", func(ctx context.Context) (bool, error) {
 		probe := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "probe"}, Spec: r.template("probe").Spec}
 		err := kube.Do(ctx, "POST", r.core("pods")+"?dryRun=All", probe, nil)
@@ -85,7 +87,7 @@ func TestSeedRollout(t *testing.T) {
 	r.seed(lock, "deployment/web", "daemonset/agent", "--wait")
 	// The old pods run.
 	r.wantDigest(r.running("web", 3, rollout, "1"), first)
-	r.do("DELETE", r.core("resourcequotas", "seed"), nil, nil)
+	r.run(cluster.Bin("kubectl"), "delete", "quota", "seed")
 	r.wantDigest(r.running("web", 3, rollout, "2"), locked)
 	r.wantDigest(r.running("agent", 3, rollout, "1"), locked)
 }
@@ -105,10 +107,15 @@ func (r *rig) lock(digest string) string {
 // seed runs kubectl imagepin seed in the namespace.
 func (r *rig) seed(args ...string) {
 	r.t.Helper()
-	cmd := exec.CommandContext(r.ctx, filepath.Join(node.BinDir(), "kubectl-imagepin"), append([]string{"seed"}, args...)...)
-	cmd.Args = append(cmd.Args, "--namespace="+r.ns, "--kubeconfig="+kube.Kubeconfig())
+	r.run(filepath.Join(node.BinDir(), "kubectl-imagepin"), append([]string{"seed"}, args...)...)
+}
+
+// run runs a command in the namespace.
+func (r *rig) run(name string, args ...string) {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.ctx, name, append(args, "--namespace="+r.ns, "--kubeconfig="+kube.Kubeconfig())...)
 	cmd.Env = []string{"HOME=" + r.t.TempDir()}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		r.t.Fatalf("kubectl imagepin seed: %v: %s; run make kubectl-imagepin", err, out)
+		r.t.Fatalf("%s: %v: %s; run make kubectl-imagepin and hack/kubernetes-binaries.sh", name, err, out)
 	}
 }

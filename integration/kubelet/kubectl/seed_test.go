@@ -30,9 +30,14 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// lockFile writes a lock with the digests of tags, each a pair of a reference as in a manifest and a digest.
+// lockFile writes a lock, see lockOf.
 func lockFile(t *testing.T, pairs ...string) string {
 	t.Helper()
+	return file(t, "images.lock", lockOf(pairs...))
+}
+
+// lockOf returns a lock with the digests of tags, each a pair of a reference as in a manifest and a digest.
+func lockOf(pairs ...string) string {
 	text := "apiVersion: imgpkg.carvel.dev/v1alpha1\nkind: ImagesLock\nimages:\n"
 	for i := 0; i < len(pairs); i += 2 {
 		repository := pairs[i]
@@ -41,7 +46,7 @@ func lockFile(t *testing.T, pairs ...string) string {
 		}
 		text += fmt.Sprintf("- image: %s@%s\n  annotations: {kbld.carvel.dev/id: %q}\n", repository, pairs[i+1], pairs[i])
 	}
-	return file(t, "images.lock", text)
+	return text
 }
 
 func file(t *testing.T, name, text string) string {
