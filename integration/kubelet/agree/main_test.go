@@ -21,7 +21,7 @@ var manifests = []string{"crd.yaml", "admission-policy.yaml", "flowschema.yaml",
 var controllers = []string{
 	"deployment-controller", "replicaset-controller", "statefulset-controller", "daemonset-controller", "job-controller",
 	"cronjob-controller", "garbage-collector-controller", "namespace-controller", "node-lifecycle-controller",
-	"clusterrole-aggregation-controller",
+	"clusterrole-aggregation-controller", "resourcequota-controller",
 }
 
 var (

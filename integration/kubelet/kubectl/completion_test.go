@@ -28,6 +28,8 @@ func TestCompletion(t *testing.T) {
 		{"refresh dep", []string{"deployment/"}},
 		{"set dae", []string{"daemonset/"}},
 		{"set things/", nil},
+		{"seed images.lock dep", []string{"deployment/"}},
+		{"seed images.lock deployment/web deployment/wo", []string{"deployment/worker"}},
 	} {
 		r, err := kubectl.run(testkit.Context(t), append([]string{"__complete", "--namespace=" + ns}, strings.Fields(tc.words)...)...)
 		if err != nil {

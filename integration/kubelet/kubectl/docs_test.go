@@ -3,6 +3,7 @@ package kubectl
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand"
 	"os"
@@ -17,6 +18,7 @@ import (
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
+	"sigs.k8s.io/yaml"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/docs/transcript"
@@ -67,6 +69,7 @@ type shop struct {
 	ctx context.Context
 	transcript.Shell
 	images  *tlsRegistry
+	before  string // the first digest of the Deployment's tag
 	current string // the digest of the Deployment's tag
 	rs      string // the first ReplicaSet of the Deployment
 }
@@ -85,7 +88,7 @@ func newShop(t *testing.T) *shop {
 		Spec:       apps.StatefulSetSpec{Replicas: new(int32(1)), Selector: labeled("db"), Template: shopTemplate("db", postgres)},
 	}, nil)
 	awaitRevision(t, shopNamespace, "db")
-	before := s.push(1)
+	s.before = s.push(1)
 	s.current = s.push(2)
 	pods := await(t, shopNamespace, 4)
 	web := slices.DeleteFunc(slices.Clone(pods), func(p *core.Pod) bool { return p.Labels["app"] != "web" })
@@ -94,12 +97,12 @@ func newShop(t *testing.T) *shop {
 		// The names that the page shows.
 		s.Replace(ownerOf(p).Name+"-"+[]string{"9g4l6", "k2xwq", "tz7bn"}[i], p.Name)
 		bind(t, p, "n"+strconv.Itoa(i+1))
-		report(t, p, []string{before, before, s.current}[i])
+		report(t, p, []string{s.before, s.before, s.current}[i])
 	}
 	bind(t, db[0], "n1")
 	report(t, db[0], digestA)
 	s.rs = ownerOf(web[0]).Name
-	s.claim(web[0], image, before)
+	s.claim(web[0], image, s.before)
 	s.claim(db[0], postgres, digestA)
 	s.See(digestA + " " + digestB)
 	return s
@@ -155,6 +158,7 @@ func (s *shop) push(build int64) string {
 //
 //	push BUILD                the Deployment's tag moves to a build
 //	registry serves|denies    the registry does not require, or requires, a credential
+//	lock                      there is a lock with the first digests, and the manifest of a Deployment without pods
 //	next                      the first pod of the Deployment's next revision starts, and its node creates the ImagePin
 //	sh COMMAND...             a shell command
 func (s *shop) step(name string, args []string) (string, error) {
@@ -169,6 +173,8 @@ func (s *shop) step(name string, args []string) (string, error) {
 	case "registry":
 		s.images.denies.Store(args[0] == "denies")
 		return "", nil
+	case "lock":
+		return "", s.lock()
 	case "next":
 		s.next()
 		return "", nil
@@ -176,6 +182,21 @@ func (s *shop) step(name string, args []string) (string, error) {
 		return s.Must(s.ctx, strings.Join(args, " "))
 	}
 	return "", fmt.Errorf("there is no step %q", name)
+}
+
+// lock writes the files images.lock and worker.yaml.
+func (s *shop) lock() error {
+	manifest, err := yaml.Marshal(&apps.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: metav1.ObjectMeta{Name: "worker"},
+		Spec:       apps.DeploymentSpec{Replicas: new(int32), Selector: labeled("worker"), Template: shopTemplate("worker", image)},
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(s.Dir, "images.lock"), []byte(lockOf(image, s.before, postgres, digestA)), 0o600),
+		os.WriteFile(filepath.Join(s.Dir, "worker.yaml"), manifest, 0o600))
 }
 
 func (s *shop) next() {

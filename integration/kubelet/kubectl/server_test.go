@@ -92,8 +92,15 @@ func (s *server) pins(t *testing.T, ns string) map[string]v1alpha1.ImagePin {
 // claim creates the ImagePin of an image as a node would, for a pod.
 func (s *server) claim(t *testing.T, p *core.Pod, image, digest string) *v1alpha1.ImagePin {
 	t.Helper()
+	pin := nodePin(p, image, digest)
+	s.must(t, "POST", pinPath(p.Namespace, ""), pin, pin)
+	return pin
+}
+
+// nodePin returns the ImagePin of an image that a node creates for a pod.
+func nodePin(p *core.Pod, image, digest string) *v1alpha1.ImagePin {
 	owner := ownerOf(p)
-	pin := &v1alpha1.ImagePin{
+	return &v1alpha1.ImagePin{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ImagePin"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:            v1alpha1.Name(owner, image),
@@ -101,8 +108,6 @@ func (s *server) claim(t *testing.T, p *core.Pod, image, digest string) *v1alpha
 		},
 		Spec: v1alpha1.ImagePinSpec{Image: image, Digest: digest, Owner: owner, By: &v1alpha1.Claimer{Node: cmp.Or(p.Spec.NodeName, "n1"), Pod: p.Name, PodUID: p.UID}},
 	}
-	s.must(t, "POST", pinPath(p.Namespace, ""), pin, pin)
-	return pin
 }
 
 // allow permits a user something in a namespace, by a Role or a ClusterRole.

@@ -107,7 +107,7 @@ func TestDriftNames(t *testing.T) {
 // A change applies to containers that are created after recheck, not to pods.
 func TestHelpOfChanges(t *testing.T) {
 	root := New(genericiooptions.NewTestIOStreamsDiscard())
-	for _, command := range []string{"refresh", "set", "rm"} {
+	for _, command := range []string{"refresh", "set", "seed", "rm"} {
 		cmd, _, err := root.Find([]string{command})
 		if err != nil {
 			t.Fatal(err)

@@ -40,6 +40,14 @@ func (e *env) completeWorkloads(cmd *cobra.Command, args []string, prefix string
 	return e.completeObjects(cmd, "", prefix)
 }
 
+// completeSeed completes a file as the first argument, then KIND/NAME.
+func (e *env) completeSeed(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return e.completeObjects(cmd, "", prefix)
+}
+
 // completeObjects completes the name of an object of a default resource, or KIND/NAME.
 func (e *env) completeObjects(cmd *cobra.Command, defaultResource, prefix string) ([]string, cobra.ShellCompDirective) {
 	if kind, _, ok := strings.Cut(prefix, "/"); ok {

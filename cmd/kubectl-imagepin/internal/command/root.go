@@ -14,8 +14,13 @@ import (
 	"k8s.io/kubectl/pkg/util/templates"
 )
 
-// exitDrift is the exit code of a command that found drift.
-const exitDrift = 10
+// Exit codes beside 0, and 1 for an error.
+const (
+	// exitDrift: there is drift.
+	exitDrift = 10
+	// exitIncomplete: an image is not pinned to the digest of the lock.
+	exitIncomplete = 10
+)
 
 // env is what all commands share.
 type env struct {
@@ -49,7 +54,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 	addVerbosity(root)
 	groups := templates.CommandGroups{
 		{Message: "Commands That Show What Runs:", Commands: []*cobra.Command{e.drift(), e.get(), e.explain()}},
-		{Message: "Commands That Change ImagePins:", Commands: []*cobra.Command{e.refresh(), e.set(), e.rm()}},
+		{Message: "Commands That Change ImagePins:", Commands: []*cobra.Command{e.refresh(), e.set(), e.seed(), e.rm()}},
 	}
 	groups.Add(root)
 	root.AddCommand(e.install(), e.version(), options(streams.Out))

@@ -96,17 +96,19 @@ func (o *setOptions) run(ctx context.Context, arg, image string, d digest.Digest
 	if err != nil {
 		return err
 	}
-	pin := &v1alpha1.ImagePin{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: t.revision.Namespace, Name: v1alpha1.Name(t.revision.Owner, image), OwnerReferences: []metav1.OwnerReference{ref},
-		},
-		Spec: v1alpha1.ImagePinSpec{Image: image, Digest: d.String(), Owner: t.revision.Owner},
-	}
 	pins, err := o.pins()
 	if err != nil {
 		return err
 	}
-	return o.apply(ctx, pins, pin)
+	return o.apply(ctx, pins, newPin(t.revision, ref, image, d))
+}
+
+// newPin returns the ImagePin of an image of a revision, with its owner reference.
+func newPin(r *kube.Revision, ref metav1.OwnerReference, image string, d digest.Digest) *v1alpha1.ImagePin {
+	return &v1alpha1.ImagePin{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: v1alpha1.Name(r.Owner, image), OwnerReferences: []metav1.OwnerReference{ref}},
+		Spec:       v1alpha1.ImagePinSpec{Image: image, Digest: d.String(), Owner: r.Owner},
+	}
 }
 
 // apply creates an ImagePin, or moves the one that is there.

@@ -39,17 +39,22 @@ func each(ctx context.Context, args []string, fn func(arg string) error) error {
 
 // withArgument returns the errors of an argument, of which an aggregate has several, each with the argument.
 func withArgument(arg string, err error) []error {
-	if err == nil {
-		return nil
-	}
-	all := []error{err}
-	if several, ok := err.(utilerrors.Aggregate); ok {
-		all = utilerrors.Flatten(several).Errors()
-	}
+	all := flatten(err)
 	for i := range all {
 		all[i] = fmt.Errorf("%s: %w", arg, all[i])
 	}
 	return all
+}
+
+// flatten returns the errors of an error, of which an aggregate has several.
+func flatten(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if several, ok := err.(utilerrors.Aggregate); ok {
+		return utilerrors.Flatten(several).Errors()
+	}
+	return []error{err}
 }
 
 // pinName returns the name of the ImagePin that an argument names: NAME or imagepin/NAME. It reports false for an object

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -21,6 +22,19 @@ import (
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
+
+// ErrNotObserved is the error for a workload whose controller has not observed its latest change yet.
+var ErrNotObserved = errors.New("its controller has not observed its latest change yet")
+
+// ErrNoRevision is the error for an object without a revision: a CronJob, or a pod without a controller.
+var ErrNoRevision = errors.New("no revision")
+
+// noRevision is an ErrNoRevision with a message that says why.
+type noRevision string
+
+func (e noRevision) Error() string { return string(e) }
+
+func (noRevision) Is(target error) bool { return target == ErrNoRevision }
 
 // Revision is a revision of a workload.
 type Revision struct {
@@ -62,7 +76,8 @@ func NewFinder(client kubernetes.Interface) *Finder {
 //	ReplicaSet, Job       the object
 //	another kind          the object, if it has no ControllerRevisions, and controls a pod or no workload that is built in
 //
-// It fails if a controller has not observed the latest change of the workload yet.
+// It fails with [ErrNotObserved] if a controller has not observed the latest change of the workload yet, and with
+// [ErrNoRevision] for a CronJob and for a pod without a controller.
 func (f *Finder) Current(ctx context.Context, obj *unstructured.Unstructured) (*Revision, error) {
 	find := f.object
 	switch obj.GroupVersionKind().GroupKind() {
@@ -77,7 +92,7 @@ func (f *Finder) Current(ctx context.Context, obj *unstructured.Unstructured) (*
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
 		find = f.job
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}:
-		return nil, fmt.Errorf("%s has no revision: each of its Jobs has its own ImagePins, name a job", name(obj))
+		return nil, noRevision(name(obj) + " has no revision: each of its Jobs has its own ImagePins, name a job")
 	case schema.GroupKind{Kind: "Pod"}:
 		find = f.pod
 	}
@@ -94,8 +109,11 @@ func (f *Finder) deployment(ctx context.Context, obj *unstructured.Unstructured)
 		return nil, err
 	}
 	rs := currentReplicaSet(&d, all)
+	if rs == nil && d.Spec.Paused {
+		return nil, fmt.Errorf("%s has no ReplicaSet of its current template, because it is paused: Kubernetes creates it after kubectl rollout resume", name(obj))
+	}
 	if rs == nil {
-		return nil, fmt.Errorf("%s has no ReplicaSet of its current template: it is paused, or the change is not observed yet", name(obj))
+		return nil, notObserved(obj)
 	}
 	return newRevision(appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), rs, "", rs.Spec.Selector, &rs.Spec.Template)
 }
@@ -152,7 +170,7 @@ func (f *Finder) pod(_ context.Context, obj *unstructured.Unstructured) (*Revisi
 	}
 	owner, ok := workload.OwnerOf(&p)
 	if !ok {
-		return nil, fmt.Errorf("pod/%s has no controller, thus no ImagePins", p.Name)
+		return nil, noRevision("pod/" + p.Name + " has no controller, thus no ImagePins")
 	}
 	return &Revision{Namespace: p.Namespace, Owner: owner, Template: &p.Spec, Selector: labels.Everything()}, nil
 }
@@ -196,6 +214,18 @@ func selected(s *metav1.LabelSelector) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(s)}
 }
 
+// Template returns the pod template of a CronJob, or what a pod runs: objects without a revision.
+func Template(obj *unstructured.Unstructured) (*corev1.PodSpec, error) {
+	if obj.GetKind() == "CronJob" {
+		var c batchv1.CronJob
+		err := decode(obj, &c)
+		return &c.Spec.JobTemplate.Spec.Template.Spec, err
+	}
+	var p corev1.Pod
+	err := decode(obj, &p)
+	return &p.Spec, err
+}
+
 func decode(obj *unstructured.Unstructured, into any) error {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, into); err != nil {
 		return fmt.Errorf("%s: %w", name(obj), err)
@@ -204,7 +234,7 @@ func decode(obj *unstructured.Unstructured, into any) error {
 }
 
 func notObserved(obj *unstructured.Unstructured) error {
-	return fmt.Errorf("%s: its controller has not observed its latest change yet", name(obj))
+	return fmt.Errorf("%s: %w", name(obj), ErrNotObserved)
 }
 
 // name returns how kubectl names an object, for example statefulset/db.
