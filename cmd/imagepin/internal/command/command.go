@@ -81,7 +81,7 @@ func (a *app) root() *cli.Command {
 		Flags:           globalFlags(),
 		Commands: append([]*cli.Command{
 			a.statusCommand(), a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.diffCommand(), a.pullCommand(),
-			a.pinCommand(), a.refreshCommand(), a.removeCommand(), a.pruneCommand(), a.duCommand(), a.eventsCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
+			a.pinCommand(), a.refreshCommand(), a.removeCommand(), a.pruneCommand(), a.duCommand(), a.eventsCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(), a.lockCommand(),
 		}, append(append(a.serveCommands(), a.installCommands()...), a.completionCommand(), a.versionCommand(), a.helpCommand(), a.completeCommand())...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run prints it

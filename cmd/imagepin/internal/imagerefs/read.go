@@ -59,7 +59,7 @@ func (r *reader) fail(err error) {
 }
 
 func (r *reader) add(text string, place Place) {
-	ref, err := parse(text, place)
+	ref, err := Parse(text, place)
 	if err != nil {
 		r.fail(err)
 		return

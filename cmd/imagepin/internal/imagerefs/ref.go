@@ -25,7 +25,8 @@ type Place struct {
 	File string // "-" is standard input
 	// Document is the number of the document in the file, from 1 on; 0 for a plain list.
 	Document int
-	// Path is the path in the document, such as spec.containers[0].image; in a plain list it is the line.
+	// Path is the path in the document, such as spec.containers[0].image; in a plain list it is the line. It
+	// may be empty.
 	Path string
 }
 
@@ -35,14 +36,17 @@ func (p Place) String() string {
 	if file == Stdin {
 		file = "standard input"
 	}
-	if p.Document == 0 {
+	switch {
+	case p.Path == "":
+		return file
+	case p.Document == 0:
 		return file + ", " + p.Path
 	}
 	return fmt.Sprintf("%s, document %d, %s", file, p.Document, p.Path)
 }
 
-// parse returns the reference in text. It fails with [imagepin.InvalidReference] (ErrInvalidArgument).
-func parse(text string, place Place) (Ref, error) {
+// Parse returns the reference in text. It fails with [imagepin.InvalidReference] (ErrInvalidArgument).
+func Parse(text string, place Place) (Ref, error) {
 	hint := ""
 	switch {
 	case text == "":
