@@ -141,7 +141,7 @@ func TestTag(t *testing.T) {
 const head = "apiVersion: imgpkg.carvel.dev/v1alpha1\nkind: ImagesLock\nimages:\n"
 
 func TestParse(t *testing.T) {
-	// The output of kbld 0.46.0: kbld -f deployment.yaml --lock-output lock.yml
+	// In the form that kbld 0.46.0 writes with --imgpkg-lock-output.
 	kbld := "---\n" + head + "- annotations:\n    kbld.carvel.dev/id: nginx:1.29\n    kbld.carvel.dev/origins: |\n      - resolved:\n          tag: \"1.29\"\n          url: nginx:1.29\n  image: index.docker.io/library/nginx@" + d1.String() + "\n"
 	l, err := lock.Parse([]byte(kbld))
 	if err != nil {
