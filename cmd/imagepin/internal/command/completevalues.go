@@ -28,6 +28,8 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"address": (*commandLine).files,
 	"config":  (*commandLine).files,
 
+	"update":            (*commandLine).references,
+	"sandbox-image":     (*commandLine).references,
 	"filename":          (*commandLine).files,
 	"check":             (*commandLine).files,
 	"lock":              (*commandLine).files,
