@@ -51,7 +51,7 @@ func (a *app) bundleCommand() *cli.Command {
 		ArgsUsage:   "LOCK",
 		Description: bundleDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Local: true, TakesFile: true, Usage: "write to `FILE`, whose name ends in .tar or .tar.zst"},
+			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Local: true, TakesFile: true, Usage: "write to `FILE`, whose name ends in .tar or .tar.zst"},
 			&cli.StringSliceFlag{Name: "platform", Local: true, Usage: "only for `PLATFORM`, for example linux/arm64; can be repeated; without it, for all"},
 			&cli.StringFlag{Name: "since", Local: true, TakesFile: true, Usage: "omit the layers that the images of the earlier lock in `FILE` have"},
 			&cli.StringFlag{Name: "hosts-dir", Local: true, TakesFile: true, Usage: "read hosts.toml files in `DIR` instead of " + strings.Join(registry.DefaultHostsDirs, " and ")},
@@ -66,7 +66,7 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	path := cmd.String("output")
+	path := cmd.String("out")
 	if path == "" {
 		return fmt.Errorf("%s needs -o FILE, see %s --help", cmd.FullName(), cmd.FullName())
 	}
