@@ -6,7 +6,7 @@ LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
-               integration/kubelet/schemas packaging integration/packages integration/versions/2.2/plugin \
+               integration/kubelet/schemas integration/lock/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin

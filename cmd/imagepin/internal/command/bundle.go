@@ -54,7 +54,7 @@ func (a *app) bundleCommand() *cli.Command {
 			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Local: true, TakesFile: true, Usage: "write to `FILE`, whose name ends in .tar or .tar.zst"},
 			&cli.StringSliceFlag{Name: "platform", Local: true, Usage: "only for `PLATFORM`, for example linux/arm64; can be repeated; without it, for all"},
 			&cli.StringFlag{Name: "since", Local: true, TakesFile: true, Usage: "omit the layers that the images of the earlier lock in `FILE` have"},
-			&cli.StringFlag{Name: "hosts-dir", Local: true, TakesFile: true, Usage: "read hosts.toml files in `DIR` instead of " + strings.Join(registry.DefaultHostsDirs, " and ")},
+			&cli.StringSliceFlag{Name: "hosts-dir", Local: true, Value: registry.DefaultHostsDirs, Usage: "directory `DIR` with HOST/hosts.toml; can be repeated"},
 		},
 		Action:   a.bundle,
 		Commands: []*cli.Command{a.bundleVerifyCommand()},
@@ -86,11 +86,7 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 		}
 		o.Platforms = append(o.Platforms, platforms.Normalize(platform))
 	}
-	config := registry.Config{}
-	if dir := cmd.String("hosts-dir"); dir != "" {
-		config.HostsDirs = []string{dir}
-	}
-	client, err := registry.New(config)
+	client, err := registry.New(registry.Config{HostsDirs: cmd.StringSlice("hosts-dir")})
 	if err != nil {
 		return err
 	}

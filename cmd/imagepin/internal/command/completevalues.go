@@ -27,6 +27,14 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"ref":     (*commandLine).references,
 	"address": (*commandLine).files,
 	"config":  (*commandLine).files,
+
+	"filename":          (*commandLine).files,
+	"check":             (*commandLine).files,
+	"lock":              (*commandLine).files,
+	"containerd-config": (*commandLine).files,
+	"hosts-dir":         (*commandLine).files,
+	"out":               (*commandLine).files,
+	"since":             (*commandLine).files,
 }
 
 // argumentValues return the values of arguments, by their name in the usage of a command.
@@ -34,6 +42,7 @@ var argumentValues = map[string]func(*commandLine, context.Context) []candidate{
 	"REF":     (*commandLine).references,
 	"DIGEST":  (*commandLine).digests,
 	"FILE":    (*commandLine).files,
+	"LOCK":    (*commandLine).files,
 	"COMMAND": (*commandLine).helpTopics,
 }
 
@@ -66,7 +75,12 @@ func (l *commandLine) argumentValues(ctx context.Context) []candidate {
 
 func (l *commandLine) files(context.Context) []candidate { return []candidate{{value: filesCandidate}} }
 
-func (l *commandLine) outputs(context.Context) []candidate { return plain(outputs) }
+func (l *commandLine) outputs(ctx context.Context) []candidate {
+	if l.command().Name == "lock" { // its --output is a file
+		return l.files(ctx)
+	}
+	return plain(outputs)
+}
 
 // helpTopics returns the commands below those that are arguments already.
 func (l *commandLine) helpTopics(context.Context) []candidate {

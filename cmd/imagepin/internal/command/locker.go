@@ -1,0 +1,210 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/imagepin/imagepin/cmd/imagepin/internal/imagerefs"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// maxUnavailable is the number of failures after which a registry that has not answered at all gets no more requests.
+const maxUnavailable = 8
+
+// imageReader reads images from registries.
+type imageReader interface {
+	Resolve(context.Context, reference.Named) (ocispec.Descriptor, error)
+	Platforms(context.Context, reference.Named, ocispec.Descriptor) (map[string]digest.Digest, error)
+}
+
+// locker resolves references.
+type locker struct {
+	images      imageReader
+	concurrency int // per registry
+	progress    *lockProgress
+
+	mu         sync.Mutex
+	registries map[string]*registryState
+	made       int // entries
+	resolved   int // distinct references
+}
+
+// registryState is what is known of a registry.
+type registryState struct {
+	answered    bool
+	unavailable int // failures
+}
+
+func newLocker(images imageReader, concurrency int, stderr io.Writer) *locker {
+	return &locker{images: images, concurrency: concurrency, progress: newLockProgress(stderr), registries: make(map[string]*registryState)}
+}
+
+// lock resolves references, each normalized reference once, and returns a lock with one image for each text. It fails with
+// all errors together.
+func (l *locker) lock(ctx context.Context, refs []imagerefs.Ref) (*lock.Lock, error) {
+	if len(refs) > lock.MaxImages {
+		return nil, fmt.Errorf("%d references, a lock has at most %d", len(refs), lock.MaxImages)
+	}
+	spellings := make(map[string][]imagerefs.Ref) // by normalized reference
+	var order []string
+	for _, r := range refs {
+		name := r.Named.String()
+		if spellings[name] == nil {
+			order = append(order, name)
+		}
+		spellings[name] = append(spellings[name], r)
+	}
+	l.resolved = len(order)
+	l.progress.start(len(order))
+	images := make([]lock.Image, len(order))
+	errs := make([]error, len(order))
+	byRegistry := make(map[string][]int) // indexes in order
+	for i, name := range order {
+		registry := reference.Domain(spellings[name][0].Named)
+		byRegistry[registry] = append(byRegistry[registry], i)
+	}
+	var registries sync.WaitGroup
+	for _, indexes := range byRegistry {
+		registries.Go(func() {
+			var group errgroup.Group
+			group.SetLimit(l.concurrency)
+			for _, i := range indexes {
+				group.Go(func() error {
+					images[i], errs[i] = l.image(ctx, spellings[order[i]][0].Named)
+					l.progress.done()
+					return nil
+				})
+			}
+			_ = group.Wait() // the errors are in errs
+		})
+	}
+	registries.Wait()
+	l.progress.end()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	var all []lock.Image
+	for i, name := range order {
+		for _, r := range spellings[name] {
+			image := images[i]
+			image.ID = r.Text
+			all = append(all, image)
+		}
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("%s: %w", places(spellings[name]), errs[i])
+		}
+	}
+	if err := failures(errs); err != nil {
+		return nil, err
+	}
+	made, err := lock.New(all)
+	if err != nil {
+		return nil, err
+	}
+	l.made = len(made.Images)
+	return made, nil
+}
+
+// places lists where a reference was found.
+func places(refs []imagerefs.Ref) string {
+	var all []string
+	for _, r := range refs {
+		all = append(all, r.Place.String())
+	}
+	return strings.Join(all, " and ")
+}
+
+// failures combines errors in one, each on lines of its own.
+func failures(errs []error) error {
+	total := len(errs)
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %s cannot be locked, nothing is written:\n%w", len(errs), count(int64(total), "reference"), errors.Join(errs...))
+}
+
+// image resolves a reference. Only its ID is missing in the result.
+func (l *locker) image(ctx context.Context, ref reference.Named) (lock.Image, error) {
+	if !l.mayAsk(ref) {
+		return lock.Image{}, fmt.Errorf("%s: not resolved, because %s does not answer", ref, reference.Domain(ref))
+	}
+	root, err := l.images.Resolve(ctx, ref)
+	l.note(ref, err)
+	if err != nil {
+		return lock.Image{}, err
+	}
+	if c, ok := ref.(reference.Canonical); ok && c.Digest() != root.Digest {
+		return lock.Image{}, fmt.Errorf("%s: the registry answered with another digest: %s", ref, root.Digest)
+	}
+	canonical, err := reference.WithDigest(reference.TrimNamed(ref), root.Digest)
+	if err != nil {
+		return lock.Image{}, err
+	}
+	platforms, err := l.images.Platforms(ctx, ref, root)
+	if err != nil {
+		return lock.Image{}, inReference(ref, err)
+	}
+	return lock.Image{Ref: canonical, Platforms: platforms}, nil
+}
+
+// inReference adds the reference to an error that has none.
+func inReference(ref reference.Named, err error) error {
+	var e *imagepin.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", ref, err)
+}
+
+func (l *locker) state(ref reference.Named) *registryState {
+	name := reference.Domain(ref)
+	s, ok := l.registries[name]
+	if !ok {
+		s = &registryState{}
+		l.registries[name] = s
+	}
+	return s
+}
+
+func (l *locker) mayAsk(ref reference.Named) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.state(ref)
+	return s.answered || s.unavailable < maxUnavailable
+}
+
+func (l *locker) note(ref reference.Named, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.state(ref); resolve.Unavailable(err) {
+		s.unavailable++
+	} else {
+		s.answered = true
+	}
+}
+
+// summary describes what was resolved.
+func (l *locker) summary() string {
+	return fmt.Sprintf("Locked %s (%s, %s)", count(int64(l.made), "reference"),
+		count(int64(l.resolved), "image"), countRegistries(len(l.registries)))
+}
+
+func countRegistries(n int) string {
+	if n == 1 {
+		return "1 registry"
+	}
+	return fmt.Sprintf("%d registries", n)
+}

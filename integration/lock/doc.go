@@ -1,0 +1,2 @@
+// Package lock tests imagepin lock with a registry, kustomize and kbld.
+package lock

@@ -1,0 +1,2 @@
+// Package tools is for go.mod: the tests of locks run kbld and kustomize with go tool.
+package tools
