@@ -55,6 +55,9 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatal(err)
 	}
 	s.Dir = t.TempDir()
+	if err := os.Symlink(s.Path(s.Options().HostsDirs[0]), filepath.Join(s.Dir, "certs.d")); err != nil {
+		t.Fatal(err)
+	}
 	s.Env = append(os.Environ(), "PATH="+bin+":/usr/bin:/bin:/usr/sbin:/sbin", "CONTAINERD_ADDRESS="+s.Address(), "CONTAINERD_NAMESPACE=k8s.io")
 	return s
 }

@@ -194,6 +194,17 @@ match = ["busybox"]
 pull_behaviour = "once"
 max_concurrent_unpacks = 0
 `,
+	"deployment": `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: cart}
+spec:
+  selector: {matchLabels: {app: cart}}
+  template:
+    metadata: {labels: {app: cart}}
+    spec:
+      initContainers: [{name: setup, image: registry.example.com/shop/setup}]
+      containers: [{name: cart, image: "registry.example.com/shop/cart:v7"}]
+`,
 	"serve":             "version = 3\naddress = \"/run/imagepin/imagepin.sock\"\n",
 	"serve-unknown-key": "version = 3\n[metric]\naddress = \"127.0.0.1:9099\"\n",
 	"valid":             "version = 3\n",

@@ -195,7 +195,7 @@ func TestKustomize(t *testing.T) {
 	}
 
 	moved := s.image("shop/cart:v8", "cart 2")
-	stdout, stderr, code := s.lock(rendered, "-f", "-", "--check", made)
+	stdout, stderr, code := s.lock(rendered, "-f", "-", "--check", made, "--no-trunc")
 	if want := fmt.Sprintf("%s  %s  %s\n", s.Ref("shop/cart:v8"), old, moved); code != 10 || !strings.HasSuffix(stdout, want) {
 		t.Errorf("exit code %d, got %q and %q, want 10 and %q", code, stdout, stderr, want)
 	}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/containerd/errdefs"
 	"github.com/urfave/cli/v3"
 
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/imagerefs"
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/registry"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
@@ -57,6 +59,7 @@ func (a *app) lockCommand() *cli.Command {
 			&cli.StringFlag{Name: "containerd-config", Local: true, Usage: "also lock the sandbox image that is configured in `FILE`, such as /etc/containerd/config.toml"},
 			&cli.StringSliceFlag{Name: "hosts-dir", Local: true, Value: registry.DefaultHostsDirs, Usage: "directory `DIR` with HOST/hosts.toml; can be repeated"},
 			&cli.IntFlag{Name: "concurrency", Local: true, Value: registry.DefaultConcurrency, Usage: "at most `N` requests to a registry at one time"},
+			&cli.BoolFlag{Name: "no-trunc", Local: true, Usage: "do not truncate digests"},
 		},
 		Action: a.lock,
 	}
@@ -88,7 +91,7 @@ func (a *app) lock(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if path := cmd.String("check"); path != "" {
-		return a.lockCheck(path, made)
+		return a.lockCheck(a.style(cmd), path, made)
 	}
 	return a.writeLock(cmd.String("output"), made, l.summary())
 }
@@ -121,7 +124,7 @@ func (a *app) lockInput(cmd *cli.Command) ([]imagerefs.Ref, error) {
 		return nil, err
 	}
 	if len(refs) == 0 && len(names) > 0 {
-		return nil, fmt.Errorf("no images in %q\nName manifests, compose files, or lists with one reference in each line.", names)
+		return nil, invalidLockInput(fmt.Sprintf("no images in %q", names), "Name manifests, compose files, or lists with one reference in each line.")
 	}
 	if text := cmd.String("sandbox-image"); text != "" {
 		ref, err := imagerefs.Parse(text, imagerefs.Place{File: "--sandbox-image"})
@@ -141,7 +144,7 @@ func (a *app) lockInput(cmd *cli.Command) ([]imagerefs.Ref, error) {
 }
 
 // lockCheck compares a lock with a file and prints the changes.
-func (a *app) lockCheck(path string, now *lock.Lock) error {
+func (a *app) lockCheck(s style, path string, now *lock.Lock) error {
 	old, err := readLock(path)
 	if err != nil {
 		return err
@@ -153,7 +156,7 @@ func (a *app) lockCheck(path string, now *lock.Lock) error {
 	}
 	rows := make([][]string, len(changes))
 	for i, c := range changes {
-		rows[i] = []string{c.Name, orNone(c.Old.String()), orNone(c.New.String())}
+		rows[i] = []string{s.ref(c.Name), s.digest(c.Old.String()), s.digest(c.New.String())}
 	}
 	if err := table(a.Out, []string{"REFERENCE", "LOCKED", "NOW"}, rows); err != nil {
 		return err
@@ -172,4 +175,9 @@ func readLock(path string) (*lock.Lock, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return l, nil
+}
+
+// invalidLockInput returns an [imagepin.InvalidRequest] error.
+func invalidLockInput(message, hint string) error {
+	return &imagepin.Error{Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: message, Hint: hint}
 }

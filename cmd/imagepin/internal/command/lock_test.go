@@ -215,7 +215,10 @@ func TestLockCheck(t *testing.T) {
 	}
 	moved := r.Image("shop/cart:v7", "cart 2", "linux/amd64")
 	d.write("m.yaml", pod(cart, r.Host()+"/shop/web:1"))
-	got := d.run("", "-f", d.file("m.yaml"), "--check", d.file("lock.yaml"))
+	if got := d.run("", "-f", d.file("m.yaml"), "--check", d.file("lock.yaml")); !strings.Contains(got.out, "  "+short(old.Digest.String())+"  "+short(moved.Digest.String())+"\n") {
+		t.Errorf("got\n%s", got.out)
+	}
+	got := d.run("", "-f", d.file("m.yaml"), "--check", d.file("lock.yaml"), "--no-trunc")
 	var want bytes.Buffer
 	_ = table(&want, []string{"REFERENCE", "LOCKED", "NOW"}, [][]string{
 		{cart, old.Digest.String(), moved.Digest.String()},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -55,7 +56,7 @@ func newLocker(images imageReader, concurrency int, stderr io.Writer) *locker {
 // all errors together.
 func (l *locker) lock(ctx context.Context, refs []imagerefs.Ref) (*lock.Lock, error) {
 	if len(refs) > lock.MaxImages {
-		return nil, fmt.Errorf("%d references, a lock has at most %d", len(refs), lock.MaxImages)
+		return nil, invalidLockInput(fmt.Sprintf("%d references, a lock has at most %d", len(refs), lock.MaxImages), "Write several locks.")
 	}
 	spellings := make(map[string][]imagerefs.Ref) // by normalized reference
 	var order []string
@@ -139,7 +140,10 @@ func failures(errs []error) error {
 // image resolves a reference. Only its ID is missing in the result.
 func (l *locker) image(ctx context.Context, ref reference.Named) (lock.Image, error) {
 	if !l.mayAsk(ref) {
-		return lock.Image{}, fmt.Errorf("%s: not resolved, because %s does not answer", ref, reference.Domain(ref))
+		return lock.Image{}, &imagepin.Error{
+			Reason: imagepin.CannotPullImageManifest, Ref: ref.String(), Class: errdefs.ErrUnavailable,
+			Message: fmt.Sprintf("not resolved, because %s does not answer", reference.Domain(ref)),
+		}
 	}
 	root, err := l.images.Resolve(ctx, ref)
 	l.note(ref, err)
@@ -147,7 +151,10 @@ func (l *locker) image(ctx context.Context, ref reference.Named) (lock.Image, er
 		return lock.Image{}, err
 	}
 	if c, ok := ref.(reference.Canonical); ok && c.Digest() != root.Digest {
-		return lock.Image{}, fmt.Errorf("%s: the registry answered with another digest: %s", ref, root.Digest)
+		return lock.Image{}, &imagepin.Error{
+			Reason: imagepin.ContentCorrupt, Ref: ref.String(), Class: errdefs.ErrFailedPrecondition,
+			Message: fmt.Sprintf("the registry answered with another digest: %s", root.Digest), Hint: "Check the registry and its mirrors.",
+		}
 	}
 	canonical, err := reference.WithDigest(reference.TrimNamed(ref), root.Digest)
 	if err != nil {

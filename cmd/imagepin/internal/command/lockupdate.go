@@ -75,7 +75,8 @@ func selectImages(path string, l *lock.Lock, names []string) (selection, []image
 	for _, name := range names {
 		ref, err := imagerefs.Parse(name, imagerefs.Place{File: "--update"})
 		if err == nil && !found[ref.Named.String()] {
-			return s, nil, fmt.Errorf("%s has no reference %s\nAdd it to a manifest, and write the lock again: imagepin lock -f FILE", path, ref.Named)
+			return s, nil, invalidLockInput(fmt.Sprintf("%s has no reference %s", path, ref.Named),
+				"Add it to a manifest, and write the lock again: imagepin lock -f FILE")
 		}
 	}
 	return s, refs, nil

@@ -3,12 +3,15 @@ package registry
 import (
 	"context"
 	"crypto/rand"
+	"io"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -46,6 +49,8 @@ type Config struct {
 // Client reads images from registries. It is safe for concurrent use.
 //
 // If a registry answers 429, all calls for its host wait for the time in Retry-After, and then continue.
+//
+// It logs nothing: its errors have what containerd's resolver logs.
 //
 // Errors are those of [resolve.Resolver.Resolve] and [resolve.Session.Fetcher], with hints for users of docker's
 // configuration. In addition they are [imagepin.Error] with ContentCorrupt (ErrFailedPrecondition) if content does not
@@ -106,6 +111,7 @@ func (c *Client) Resolve(ctx context.Context, ref reference.Named) (ocispec.Desc
 		return ocispec.Descriptor{}, err
 	}
 	defer release()
+	ctx = withoutLog(ctx)
 	var found resolve.Resolved
 	err = c.waitFor(ctx, ref, func() error {
 		found, err = c.resolver.Resolve(ctx, ref, resolve.Credential{})
@@ -146,6 +152,13 @@ func (c *Client) session(repo reference.Named) *resolve.Session {
 		c.sessions[repo.Name()] = s
 	}
 	return s
+}
+
+// withoutLog returns a context for containerd's resolver, which logs each failure of each host.
+func withoutLog(ctx context.Context) context.Context {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return log.WithLogger(ctx, logrus.NewEntry(l))
 }
 
 func corrupt(ref reference.Named, message string) error {

@@ -36,11 +36,20 @@ func named(t *testing.T, s string) reference.Named {
 	return n
 }
 
+// quiet returns a context whose logger fails the test: a client logs nothing.
 func quiet(t *testing.T) context.Context {
 	l := logrus.New()
-	l.SetOutput(io.Discard)
+	l.SetLevel(logrus.TraceLevel)
+	l.SetOutput(writerFunc(func(p []byte) (int, error) {
+		t.Errorf("logged %s", p)
+		return len(p), nil
+	}))
 	return log.WithLogger(t.Context(), logrus.NewEntry(l))
 }
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func client(t *testing.T, c Config) *Client {
 	t.Helper()

@@ -75,7 +75,7 @@ func (c *Client) Fetch(ctx context.Context, repo reference.Named, desc ocispec.D
 
 // open sends the request.
 func (c *Client) open(ctx context.Context, repo reference.Named, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(withoutLog(ctx))
 	f, err := c.session(repo).Fetcher(ctx)
 	if err != nil {
 		cancel(nil)
