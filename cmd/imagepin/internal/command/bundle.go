@@ -124,9 +124,7 @@ func (a *app) readLockFile(path string) (_ *lock.Lock, err error) {
 // writeBundle writes a bundle and shows the progress.
 func (a *app) writeBundle(ctx context.Context, path string, o bundle.Options, source bundle.Source) (*bundle.Result, error) {
 	changes := bundleChanges{}
-	if _, onTerminal := animated(a.Out); onTerminal {
-		changes.waiting = true
-	}
+	_, changes.all = animated(a.Out)
 	o.Progress = changes.add
 	type end struct {
 		result *bundle.Result
@@ -162,7 +160,7 @@ func (a *app) writeBundle(ctx context.Context, path string, o bundle.Options, so
 
 // bundleChanges has the progress of blobs since it was last shown. It is safe for concurrent use.
 type bundleChanges struct {
-	waiting bool // also blobs that wait
+	all bool // also of blobs that are not complete
 
 	mu      sync.Mutex
 	changes map[string]*api.Progress
@@ -176,7 +174,7 @@ func (c *bundleChanges) add(d ocispec.Descriptor, offset int64, resumed bool) {
 		event = eventExists
 	case offset == d.Size:
 		event = "complete"
-	case offset == 0 && !c.waiting:
+	case !c.all:
 		return
 	case offset == 0:
 		event = eventWaiting
