@@ -6,8 +6,9 @@ LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
-               integration/kubelet/schemas integration/lock/tools packaging integration/packages integration/versions/2.2/plugin \
+               integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
+SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
@@ -184,6 +185,7 @@ test-integration: build test-binaries crash-binaries ## Tests with a real contai
 	hack/erofs-utils.sh
 	hack/prometheus.sh
 	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
+	cd integration/bundle/tools && $(GO) test -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
 docs-output: build kubectl-imagepin test-binaries ## Run the commands in the documents and write their output into them
@@ -273,6 +275,7 @@ check-vet:
 	cd cmd/kubectl-imagepin && $(GO) vet ./...
 	cd integration && $(GO) vet ./...
 	cd integration/lazy && $(GO) vet ./...
+	cd integration/bundle/tools && $(GO) vet -tags $(SKOPEO_TAGS) ./...
 	cd integration/kubelet && $(GO) vet ./...
 	cd integration/kubelet/schemas && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...

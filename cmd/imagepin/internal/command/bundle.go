@@ -51,10 +51,10 @@ func (a *app) bundleCommand() *cli.Command {
 		ArgsUsage:   "LOCK",
 		Description: bundleDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Local: true, TakesFile: true, Usage: "write to `FILE`, whose name ends in .tar or .tar.zst"},
+			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Local: true, TakesFile: true, Usage: "write to `FILE`, whose name ends in .tar or .tar.zst"},
 			&cli.StringSliceFlag{Name: "platform", Local: true, Usage: "only for `PLATFORM`, for example linux/arm64; can be repeated; without it, for all"},
 			&cli.StringFlag{Name: "since", Local: true, TakesFile: true, Usage: "omit the layers that the images of the earlier lock in `FILE` have"},
-			&cli.StringFlag{Name: "hosts-dir", Local: true, TakesFile: true, Usage: "read hosts.toml files in `DIR` instead of " + strings.Join(registry.DefaultHostsDirs, " and ")},
+			&cli.StringSliceFlag{Name: "hosts-dir", Local: true, Value: registry.DefaultHostsDirs, Usage: "directory `DIR` with HOST/hosts.toml; can be repeated"},
 		},
 		Action:   a.bundle,
 		Commands: []*cli.Command{a.bundleVerifyCommand()},
@@ -66,7 +66,7 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	path := cmd.String("output")
+	path := cmd.String("out")
 	if path == "" {
 		return fmt.Errorf("%s needs -o FILE, see %s --help", cmd.FullName(), cmd.FullName())
 	}
@@ -86,11 +86,7 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 		}
 		o.Platforms = append(o.Platforms, platforms.Normalize(platform))
 	}
-	config := registry.Config{}
-	if dir := cmd.String("hosts-dir"); dir != "" {
-		config.HostsDirs = []string{dir}
-	}
-	client, err := registry.New(config)
+	client, err := registry.New(registry.Config{HostsDirs: cmd.StringSlice("hosts-dir")})
 	if err != nil {
 		return err
 	}
@@ -128,9 +124,7 @@ func (a *app) readLockFile(path string) (_ *lock.Lock, err error) {
 // writeBundle writes a bundle and shows the progress.
 func (a *app) writeBundle(ctx context.Context, path string, o bundle.Options, source bundle.Source) (*bundle.Result, error) {
 	changes := bundleChanges{}
-	if _, onTerminal := animated(a.Out); onTerminal {
-		changes.waiting = true
-	}
+	_, changes.all = animated(a.Out)
 	o.Progress = changes.add
 	type end struct {
 		result *bundle.Result
@@ -166,7 +160,7 @@ func (a *app) writeBundle(ctx context.Context, path string, o bundle.Options, so
 
 // bundleChanges has the progress of blobs since it was last shown. It is safe for concurrent use.
 type bundleChanges struct {
-	waiting bool // also blobs that wait
+	all bool // also of blobs that are not complete
 
 	mu      sync.Mutex
 	changes map[string]*api.Progress
@@ -180,7 +174,7 @@ func (c *bundleChanges) add(d ocispec.Descriptor, offset int64, resumed bool) {
 		event = eventExists
 	case offset == d.Size:
 		event = "complete"
-	case offset == 0 && !c.waiting:
+	case !c.all:
 		return
 	case offset == 0:
 		event = eventWaiting

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,12 +40,26 @@ func Run(ctx context.Context, stdio Stdio, args []string) int {
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
-	err := a.root().Run(ctx, args)
+	err := a.root().Run(ctx, dashLast(args))
 	var exit exitError
 	if err != nil && !errors.As(err, &exit) {
 		fmt.Fprintln(a.Err, "imagepin:", err)
 	}
 	return exitCode(err)
+}
+
+// dashLast moves the argument "-", for standard input, after the flags: the parser drops what follows it. It leaves the "-" that
+// is the value of a flag, and what completion passes.
+func dashLast(args []string) []string {
+	if slices.Contains(args, "--") || slices.Contains(args, completeName) {
+		return args
+	}
+	for n := 1; n < len(args)-1; n++ {
+		if before := args[n-1]; args[n] == "-" && (!strings.HasPrefix(before, "-") || strings.Contains(before, "=")) {
+			return append(slices.Concat(args[:n], args[n+1:]), "--", "-")
+		}
+	}
+	return args
 }
 
 const rootDescription = `imagepin pins image references to digests on this node, and keeps one image for

@@ -35,6 +35,8 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"lock":              (*commandLine).files,
 	"containerd-config": (*commandLine).files,
 	"hosts-dir":         (*commandLine).files,
+	"out":               (*commandLine).files,
+	"since":             (*commandLine).files,
 }
 
 // argumentValues return the values of arguments, by their name in the usage of a command.
@@ -42,6 +44,7 @@ var argumentValues = map[string]func(*commandLine, context.Context) []candidate{
 	"REF":     (*commandLine).references,
 	"DIGEST":  (*commandLine).digests,
 	"FILE":    (*commandLine).files,
+	"LOCK":    (*commandLine).files,
 	"COMMAND": (*commandLine).helpTopics,
 }
 

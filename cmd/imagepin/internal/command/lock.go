@@ -61,7 +61,8 @@ func (a *app) lockCommand() *cli.Command {
 			&cli.IntFlag{Name: "concurrency", Local: true, Value: registry.DefaultConcurrency, Usage: "at most `N` requests to a registry at one time"},
 			&cli.BoolFlag{Name: "no-trunc", Local: true, Usage: "do not truncate digests"},
 		},
-		Action: a.lock,
+		Action:   a.lock,
+		Commands: []*cli.Command{a.lockStatusCommand(), a.lockRemoveCommand()},
 	}
 }
 

@@ -36,6 +36,7 @@ func (a *app) lockStatusCommand() *cli.Command {
 		Usage:       "Compare the lock of the node with what it has and runs",
 		Description: lockStatusDescription,
 		Flags: []cli.Flag{
+			outputFlag(),
 			&cli.StringFlag{Name: "expect", Usage: "`LOCK` that the node must have: a file, or the digest of a lock"},
 			noTruncFlag(),
 		},
@@ -191,6 +192,7 @@ func (a *app) lockRemoveCommand() *cli.Command {
 		Usage:       "Remove the lock of the node",
 		Description: lockRemoveDescription,
 		Flags: []cli.Flag{
+			outputFlag(),
 			&cli.BoolFlag{Name: "previous", Usage: "remove only the lock before the current one"},
 			noTruncFlag(),
 		},
