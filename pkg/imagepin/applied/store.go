@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -51,15 +52,20 @@ type Config struct {
 	Retained func(ctx context.Context) ([]digest.Digest, error)
 }
 
-// Store has the lock of a node. It is safe for concurrent use, with one Load or Write at a time.
+// Store has the lock of a node. It is safe for concurrent use.
 type Store struct {
 	config Config
 
-	mu      sync.RWMutex
-	state   State
-	pending []digest.Digest
-	named   map[string]bool // images of the current lock, as repository@digest
-	err     error           // why the record cannot be read
+	record sync.Mutex // held while the record is read or written, and the state is replaced
+
+	mu       sync.RWMutex
+	state    State
+	pending  []digest.Digest // of the last Keep
+	retained []digest.Digest // while the record cannot be read
+	named    map[string]bool // images of the current lock, as repository@digest
+	err      error           // why the record cannot be read
+	unsynced bool            // what the pins retain was not updated after the last Write
+	loaded   bool
 }
 
 // New returns a store without a lock. [Store.Load] reads it.
@@ -70,8 +76,16 @@ func namespaced(ctx context.Context) context.Context {
 }
 
 // Load reads the lock of the node. If it cannot be read, the node has no lock, everything that is retained stays so, and
-// [Store.Err] returns the reason. Load fails if containerd does not answer.
+// [Store.Err] returns the reason. Load fails if containerd does not answer. It keeps what [Store.Keep] retains.
 func (s *Store) Load(ctx context.Context) error {
+	s.record.Lock()
+	defer s.record.Unlock()
+	if !s.loaded {
+		if err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
+			return err
+		}
+		s.loaded = true
+	}
 	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
 	if errdefs.IsNotFound(err) {
 		s.set(State{}, nil, nil)
@@ -84,6 +98,9 @@ func (s *Store) Load(ctx context.Context) error {
 	if rerr == nil {
 		s.set(state, nil, nil)
 		return nil
+	}
+	if errdefs.IsUnavailable(rerr) || errdefs.IsCanceled(rerr) || errdefs.IsDeadlineExceeded(rerr) || ctx.Err() != nil {
+		return rerr
 	}
 	log.G(ctx).WithError(rerr).Error("the lock of this node cannot be read")
 	retained, err := s.config.Retained(ctx)
@@ -108,8 +125,8 @@ func (s *Store) read(ctx context.Context, d ocispec.Descriptor) (State, error) {
 	return unmarshal(b)
 }
 
-// set replaces the state in memory. kept are digests that are retained although no lock has them.
-func (s *Store) set(state State, kept []digest.Digest, err error) {
+// set replaces the state in memory. retained are digests that stay retained although no lock has them.
+func (s *Store) set(state State, retained []digest.Digest, err error) {
 	named := make(map[string]bool)
 	if state.Current != nil {
 		for _, i := range state.Current.Lock.Images {
@@ -121,8 +138,13 @@ func (s *Store) set(state State, kept []digest.Digest, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state, s.named, s.pending, s.err = state, named, kept, err
-	s.config.Pins.SetLock(state.Current.pins(), append(state.Previous.RootDigests(), kept...))
+	s.state, s.named, s.retained, s.err = state, named, retained, err
+	s.setPins()
+}
+
+// setPins replaces the pins of the lock by those of the state. Its caller holds mu.
+func (s *Store) setPins() {
+	s.config.Pins.SetLock(s.state.Current.pins(), slices.Concat(s.state.Previous.RootDigests(), s.retained, s.pending))
 }
 
 // Get returns the lock of the node.
@@ -160,13 +182,62 @@ func (s *Store) Keep(ctx context.Context, roots []digest.Digest) error {
 	s.mu.Lock()
 	before := s.pending
 	s.pending = slices.Clone(roots)
-	s.config.Pins.SetLock(s.state.Current.pins(), append(s.state.Previous.RootDigests(), roots...))
+	s.setPins()
 	s.mu.Unlock()
-	return s.config.Retain(ctx, append(before, roots...)...)
+	return s.config.Retain(ctx, unique(slices.Concat(before, roots))...)
 }
 
-// Write replaces the lock of the node. A kill leaves the old or the new one. Both are durable before Write returns.
+// writeTimeout bounds a Write, which does not stop when its caller has gone.
+const writeTimeout = 30 * time.Second
+
+// Write replaces the lock of the node. A kill, or the end of ctx, leaves the old or the new one. If Write succeeds, the new one
+// is durable.
 func (s *Store) Write(ctx context.Context, next State) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s.record.Lock()
+	defer s.record.Unlock()
+	return s.write(ctx, next)
+}
+
+// write is Write for a caller that holds record.
+func (s *Store) write(ctx context.Context, next State) error {
+	// If it stopped here, the state in memory and the record could differ.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	if err := s.writeRecord(ctx, next); err != nil {
+		return err
+	}
+	failpoint.Reach("lock.switched")
+	last := s.Get()
+	s.mu.Lock()
+	roots := slices.Concat(s.pending, s.retained)
+	s.pending = nil
+	s.mu.Unlock()
+	s.set(next, nil, nil)
+	for _, a := range []*Applied{last.Current, last.Previous, next.Current, next.Previous} {
+		roots = append(roots, a.RootDigests()...)
+	}
+	err := s.config.Retain(ctx, unique(roots)...)
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("what the lock retains is not updated yet")
+	}
+	s.mu.Lock()
+	s.unsynced = err != nil
+	s.mu.Unlock()
+	return nil
+}
+
+// writeRecord replaces the record of the lock and its blob. It removes them if there is no state.
+func (s *Store) writeRecord(ctx context.Context, next State) error {
+	if next.Current == nil && next.Previous == nil && next.Dropped == "" {
+		err := s.config.Images.Delete(namespaced(ctx), pin.LockRecord, images.SynchronousDelete())
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove the record of the lock: %w", err)
+		}
+		return nil
+	}
 	data, err := next.marshal()
 	if err != nil {
 		return err
@@ -179,34 +250,28 @@ func (s *Store) Write(ctx context.Context, next State) error {
 		return fmt.Errorf("create the namespace of pins: %w", err)
 	}
 	desc := ocispec.Descriptor{MediaType: MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	err = lease.With(namespaced(ctx), s.config.Leases, lease.Pull, func(ctx context.Context) error {
+	return lease.With(namespaced(ctx), s.config.Leases, lease.Pull, func(ctx context.Context) error {
 		if err := content.WriteBlob(ctx, s.config.Content, ingest, bytes.NewReader(data), desc); err != nil {
 			return fmt.Errorf("write the lock: %w", err)
 		}
 		failpoint.Reach("lock.stored")
 		return s.point(ctx, desc, next)
 	})
-	if err != nil {
-		return err
-	}
-	failpoint.Reach("lock.switched")
-	last := s.Get()
-	s.mu.RLock()
-	roots := slices.Clone(s.pending)
-	s.mu.RUnlock()
-	s.set(next, nil, nil)
-	for _, a := range []*Applied{last.Current, last.Previous, next.Current, next.Previous} {
-		roots = append(roots, a.RootDigests()...)
-	}
-	return s.config.Retain(ctx, unique(roots)...)
 }
 
-// Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It writes nothing
-// otherwise.
+// Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It also updates
+// what the lock retains if the last Write could not. It writes nothing otherwise.
 func (s *Store) Repair(ctx context.Context) error {
-	now := s.Get()
-	if s.Err() != nil || now.Current == nil && now.Previous == nil {
+	s.record.Lock()
+	defer s.record.Unlock()
+	s.mu.RLock()
+	now, unread, unsynced := s.state, s.err != nil, s.unsynced
+	s.mu.RUnlock()
+	if unread || now.Current == nil && now.Previous == nil && !unsynced {
 		return nil
+	}
+	if unsynced {
+		return s.write(ctx, now)
 	}
 	data, err := now.marshal()
 	if err != nil {
@@ -223,7 +288,7 @@ func (s *Store) Repair(ctx context.Context) error {
 		}
 	}
 	log.G(ctx).Warn("the record of the lock has been removed or changed, writing it again")
-	return s.Write(ctx, now)
+	return s.write(ctx, now)
 }
 
 func unique(roots []digest.Digest) []digest.Digest {
