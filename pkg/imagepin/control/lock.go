@@ -81,12 +81,22 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.C
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
+	q.Name = imagepin.Bound(filepath.Base(r.GetName()), maxName)
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, err
+		return nil, named(err, q.Name)
 	}
-	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
+	q.Lock = l
 	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, nil
+}
+
+// named returns an error with the name of the file that it is about.
+func named(err error, file string) error {
+	var known *imagepin.Error
+	if errors.As(err, &known) {
+		known.Message = file + ": " + known.Message
+	}
+	return err
 }
 
 // maxName is the maximum length of the name of a file, in bytes.
