@@ -344,7 +344,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 
 // Remove removes the lock of the node, and the one before it: tags follow their registries again, and content is not retained
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
-// is none.
+// is none. A failure of the last apply is not reported any more, unless onlyPrevious is set.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
 	end, err := a.begin(ctx)
 	if err != nil {
@@ -366,6 +366,7 @@ func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error)
 	}
 	result := Result{Lock: digestOf(next.Current)}
 	if !onlyPrevious {
+		a.failed.Store(nil)
 		result.Changes = changes(last.Current, nil)
 		log.G(ctx).WithField("lock", digestOf(last.Current)).Info("lock is removed")
 		a.config.Notify(ctx, result)

@@ -87,16 +87,26 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc,
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
+	q.Name = imagepin.Bound(filepath.Base(r.GetName()), maxName)
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, named(err, q.Name)
 	}
-	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
+	q.Lock = l
 	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, func() {}, nil
 }
 
 // applyFunc applies a lock.
 type applyFunc func(context.Context) (apply.Result, error)
+
+// named returns an error with the name of the file that it is about.
+func named(err error, file string) error {
+	var known *imagepin.Error
+	if errors.As(err, &known) {
+		known.Message = file + ": " + known.Message
+	}
+	return err
+}
 
 // maxName is the maximum length of the name of a file, in bytes.
 const maxName = 255
