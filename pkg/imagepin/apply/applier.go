@@ -338,7 +338,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 	if previous == nil {
 		return Result{}, unknownLock("this node has no lock before the current one")
 	}
-	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	r.Lock, r.Bundle, r.Name, r.Handlers, r.onNode = previous.Lock, nil, previous.Name, previous.Handlers, previous.Bundle
 	return a.applyAndNote(ctx, r)
 }
 
