@@ -3,7 +3,6 @@ package apply
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -93,7 +92,7 @@ type Remover interface {
 // Applier applies locks to a node, one at a time. It is safe for concurrent use.
 type Applier struct {
 	config   Config
-	busy     chan struct{} // has an element while a lock is applied
+	turns    turns
 	progress atomic.Pointer[Progress]
 	failed   atomic.Pointer[Failure]
 	drifted  atomic.Int64 // containers that run another digest than the lock, at the last look
@@ -109,28 +108,7 @@ type Failure struct {
 
 // New returns an Applier. [Applier.Run] must run.
 func New(c Config) *Applier {
-	return &Applier{config: c, busy: make(chan struct{}, 1), detached: make(chan func(context.Context))}
-}
-
-// begin makes the caller the only one that applies a lock, until it calls end. It fails with [imagepin.ApplyInProgress]
-// (ErrFailedPrecondition).
-func (a *Applier) begin() (end func(), _ error) {
-	select {
-	case a.busy <- struct{}{}:
-		return func() {
-			a.progress.Store(nil)
-			<-a.busy
-		}, nil
-	default:
-	}
-	e := &imagepin.Error{
-		Reason: imagepin.ApplyInProgress, Class: errdefs.ErrFailedPrecondition, Message: "another lock is being applied",
-		Hint: "Wait until it is applied. To see how far it is, run: imagepin lock status",
-	}
-	if p := a.progress.Load(); p != nil {
-		e.Message = fmt.Sprintf("lock %s is being applied (%s)", p.Lock, p.Phase)
-	}
-	return nil, e
+	return &Applier{config: c, detached: make(chan func(context.Context))}
 }
 
 // Apply applies a lock: it verifies the lock and its bundle, makes its images ready, and switches all pins of the lock in one
@@ -140,7 +118,7 @@ func (a *Applier) begin() (end func(), _ error) {
 // It fails with ApplyInProgress, InvalidBundle, NotInBundle, NotEnoughSpace, NoMatchingPlatform, ImageVerificationFailed, and
 // as [pull.Puller.MakeLocked] does.
 func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -151,13 +129,13 @@ func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
 // applyAndNote is apply for the caller of begin. It notes a failure for the status.
 func (a *Applier) applyAndNote(ctx context.Context, r Request) (Result, error) {
 	result, err := a.apply(ctx, r)
-	switch {
-	case err == nil && !r.DryRun:
-		a.failed.Store(nil)
-	case err != nil && !r.DryRun:
-		a.note(r.Name, err)
+	if err != nil {
+		return result, a.noteFailure(r, err)
 	}
-	return result, err
+	if !r.DryRun {
+		a.failed.Store(nil)
+	}
+	return result, nil
 }
 
 func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
@@ -190,20 +168,28 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	}
 	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
 	if err := a.prepare(ctx, r, p, report); err != nil {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		return Result{}, errors.Join(err, a.config.State.Keep(cleanup, nil))
+		return Result{}, a.notKept(ctx, err)
 	}
 	failpoint.Reach("apply.ready")
 	report(Progress{Phase: Switching, Done: int64(len(p.jobs)), Total: int64(len(p.jobs))})
 	next := nextState(last, r, p.applied(r, id))
 	if err := a.config.State.Write(ctx, next); err != nil {
-		return Result{}, err
+		return Result{}, a.notKept(ctx, err)
 	}
 	result.Lock, result.Previous = id, digestOf(next.Previous)
 	log.G(ctx).WithField("lock", id).WithField("previous", digestOf(last.Current)).Info("lock is applied")
 	a.config.Notify(ctx, result)
-	return result, a.tag(ctx, next.Current)
+	if err := a.tag(ctx, next.Current); err != nil { // the pins decide, and Run tries again
+		log.G(ctx).WithError(err).WithField("lock", id).Warn("a tag of the lock is not recorded, trying again later")
+	}
+	return result, nil
+}
+
+// notKept ends the retention of what a failed apply has made ready. It returns the error of the apply.
+func (a *Applier) notKept(ctx context.Context, err error) error {
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return errors.Join(err, a.config.State.Keep(cleanup, nil))
 }
 
 // cleanupTimeout bounds cleanup after the caller has gone.
@@ -292,7 +278,7 @@ func changes(current *applied.Applied, next *lock.Lock) []Change {
 // Rollback applies the lock before the current one. The current one becomes the previous one. It fails with
 // [imagepin.UnknownLock] (ErrNotFound) if there is none, and as [Applier.Apply] does.
 func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -301,7 +287,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 	if previous == nil {
 		return Result{}, unknownLock("this node has no lock before the current one")
 	}
-	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	r.Lock, r.Bundle, r.Name, r.Handlers, r.stored = previous.Lock, nil, previous.Name, previous.Handlers, previous
 	return a.applyAndNote(ctx, r)
 }
 
@@ -309,7 +295,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
 // is none.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -330,6 +316,7 @@ func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error)
 	result := Result{Lock: digestOf(next.Current)}
 	if !onlyPrevious {
 		result.Changes = changes(last.Current, nil)
+		a.failed.Store(nil)
 		log.G(ctx).WithField("lock", digestOf(last.Current)).Info("lock is removed")
 		a.config.Notify(ctx, result)
 	}

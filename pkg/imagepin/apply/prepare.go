@@ -32,7 +32,11 @@ func (a *Applier) prepare(ctx context.Context, r Request, p *plan, report func(P
 			}
 			failpoint.Reach("apply.imported")
 		}
-		return a.makeReady(ctx, r, p, report)
+		made, err := a.makeReady(ctx, r, p, report)
+		if err != nil && isNoSpace(err) {
+			return a.undo(ctx, made, err)
+		}
+		return err
 	}
 	var roots []digest.Digest
 	for _, i := range r.Lock.Images {
@@ -68,9 +72,9 @@ type making struct {
 	found   map[string]bool
 }
 
-// makeReady makes the images of a plan ready. An image of which the platforms are not known must be published for at least one
+// makeReady makes the images of a plan ready, and returns those that it has made. An image of which the platforms are not known must be published for at least one
 // target.
-func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func(Progress)) error {
+func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func(Progress)) (made []imagepin.Key, _ error) {
 	m := &making{missing: make(map[string]error), found: make(map[string]bool)}
 	total := int64(len(p.jobs))
 	report(Progress{Phase: Preparing, Total: total})
@@ -103,10 +107,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 			err = none
 		}
 	}
-	if err != nil && isNoSpace(err) {
-		return a.undo(ctx, m.made, err)
-	}
-	return err
+	return m.made, err
 }
 
 // readyForSome reports whether an image was ready for a target before the apply.
@@ -145,10 +146,7 @@ func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
 // tag records the digest of each tag of a lock for the targets of the node, which the pins of the lock already decide. Other
 // tools then see it too.
 func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
-	runtimes, err := a.runtimes(now.Handlers)
-	if err != nil {
-		return err
-	}
+	runtimes := a.storedRuntimes(now)
 	done := make(map[string]bool)
 	for _, i := range now.Lock.Images {
 		tag, ok := i.Tag()

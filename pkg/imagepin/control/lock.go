@@ -27,8 +27,8 @@ type Locks interface {
 	ApplyDropped(ctx context.Context, r apply.Request, again bool) (_ apply.Result, applied bool, _ error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
 	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
-	// Detach runs a function that goes on when the caller has gone.
-	Detach(ctx context.Context, run func(context.Context)) error
+	// Detach runs a function that goes on when the caller has gone. Status has its error.
+	Detach(ctx context.Context, run func(context.Context) error) error
 	Status() apply.Status
 	Usage(ctx context.Context) (apply.Usage, error)
 }
@@ -40,23 +40,31 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
-		run, err := s.applyFunc(r, q)
+		run, closeFile, err := s.applyFunc(r, q)
 		if err != nil {
 			return nil, err
 		}
 		if !r.GetDetach() {
+			defer closeFile()
 			result, err := run(ctx)
 			return &result, err
 		}
-		return nil, s.config.Locks.Detach(ctx, func(ctx context.Context) {
-			_, _ = run(ctx) // LockStatus has the error
+		err = s.config.Locks.Detach(ctx, func(ctx context.Context) error {
+			defer closeFile()
+			_, err := run(ctx)
+			return err
 		})
+		if err != nil {
+			closeFile()
+		}
+		return nil, err
 	})
 }
 
 // applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
-// a lock or a bundle. The function closes it.
-func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+// a lock or a bundle. closeFile closes it.
+func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
+	closeFile = func() {}
 	given := 0
 	for _, has := range []bool{len(r.GetLock()) > 0, r.GetPath() != "", r.GetDropped()} {
 		if has {
@@ -64,7 +72,7 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.C
 		}
 	}
 	if given != 1 {
-		return nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
+		return nil, nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
 	}
 	if r.GetDetach() {
 		q.Progress = nil
@@ -77,35 +85,33 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.C
 				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
 			}
 			return result, err
-		}, nil
+		}, closeFile, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, nil
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, closeFile, nil
 }
 
 // maxName is the maximum length of the name of a file, in bytes.
 const maxName = 255
 
-func (s *Server) applyFile(path string, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+func (s *Server) applyFile(path string, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
 	if !filepath.IsAbs(path) {
-		return nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
+		return nil, nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
 	}
 	f, err := apply.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	from := f.Request()
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
-	return func(ctx context.Context) (apply.Result, error) {
-		defer f.Close() // it was only read
-		return s.config.Locks.Apply(ctx, q)
-	}, nil
+	run = func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }
+	return run, func() { _ = f.Close() }, nil // it was only read
 }
 
 // Rollback implements the API.
