@@ -49,16 +49,21 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 			result, err := run(ctx)
 			return &result, err
 		}
-		err = s.config.Locks.Detach(ctx, func(ctx context.Context) error {
-			defer closeFile()
-			_, err := run(ctx)
-			return err
-		})
-		if err != nil {
-			closeFile()
-		}
-		return nil, err
+		return nil, s.detach(ctx, run, closeFile)
 	})
+}
+
+// detach runs an apply that goes on when the caller has gone. LockStatus has its error.
+func (s *Server) detach(ctx context.Context, run func(context.Context) (apply.Result, error), closeFile func()) error {
+	err := s.config.Locks.Detach(ctx, func(ctx context.Context) error {
+		defer closeFile()
+		_, err := run(ctx)
+		return err
+	})
+	if err != nil {
+		closeFile() // it does not run
+	}
+	return err
 }
 
 // applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
