@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -215,10 +216,10 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 		resp.Applying = progressOf(*st.Applying)
 	}
 	if f := st.Failed; f != nil {
-		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: resolve.RedactError(f.Err).Error()}
+		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: errorText(f.Err)}
 	}
 	if st.Unreadable != nil {
-		resp.Unreadable = st.Unreadable.Error()
+		resp.Unreadable = errorText(st.Unreadable)
 	}
 	for _, i := range st.Images {
 		resp.Images = append(resp.Images, lockedImage(i, used.Running[i.Ref.String()], resp.Counts))
@@ -233,6 +234,11 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 	}
 	resp.Counts.Extra, resp.Counts.Drifted = int64(len(resp.Extra)), int64(len(resp.Drifted))
 	return resp
+}
+
+// errorText returns the text of an error without secrets, as valid UTF-8: it can name a file.
+func errorText(err error) string {
+	return strings.ToValidUTF8(resolve.RedactError(err).Error(), "\uFFFD")
 }
 
 func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.LockedImage {
@@ -276,9 +282,9 @@ func LockSummary(st apply.Status) *api.LockSummary {
 	sum := &api.LockSummary{Images: int64(len(st.Images)), DriftedContainers: st.DriftedContainers}
 	switch {
 	case st.Unreadable != nil:
-		sum.Failed = st.Unreadable.Error()
+		sum.Failed = errorText(st.Unreadable)
 	case st.Failed != nil:
-		sum.Failed = resolve.RedactError(st.Failed.Err).Error()
+		sum.Failed = errorText(st.Failed.Err)
 	case st.Current == nil:
 		return nil
 	}
