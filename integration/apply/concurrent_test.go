@@ -119,11 +119,13 @@ func TestInterruptedApply(t *testing.T) {
 	r := testkit.NewRig(t, node.Options{})
 	ref := r.Reg.Ref("shop/app:v1")
 	push := func(version string) string {
-		_, d := r.Push("shop/app:v1", images.Options{Version: version, Random: []images.Random{{Files: 1, Size: 16 << 20}, {Files: 1, Size: 16 << 20}}}, images.HostPlatform())
+		seed := uint64(len(version))
+		random := []images.Random{{Size: 16 << 20, Seed: seed}, {Size: 16 << 20, Seed: seed + 1}}
+		_, d := r.Push("shop/app:v1", images.Options{Version: version, Random: random}, images.HostPlatform())
 		return testkit.DigestIn(d)
 	}
 	imagepinWants(r, 0, []string{"apply", writeLock(r, "old.yaml", map[string]string{ref: push("old")})})
-	bundle := makeBundle(r, "b.tar", writeLock(r, "new.yaml", map[string]string{ref: push("new")}))
+	bundle := makeBundle(r, "b.tar", writeLock(r, "new.yaml", map[string]string{ref: push("newer")}))
 	r.MustRemovePod(r.MustPod(""))
 	r.Reg.Down()
 	before := r.MustState()
