@@ -67,7 +67,8 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Re
 }
 
 // readDropped lists the drop directories. A directory that does not exist is empty. It fails with
-// [imagepin.InvalidRequest] for a file that others than its owner can write, or that root or this user does not own.
+// [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that neither root nor this user
+// owns.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
 		return d, err
@@ -114,6 +115,9 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := checkOwner(dir); err != nil {
 		return nil, err
 	}
 	for _, f := range files {

@@ -11,7 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// checkOwner fails for a file of the drop directories that somebody else than root and this user can write: it decides what
+// checkOwner fails for a drop directory, or a file in it, that somebody else than root and this user can write: it decides what
 // the node runs.
 func checkOwner(path string) error {
 	info, err := os.Stat(path)
