@@ -301,7 +301,8 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 	if previous == nil {
 		return Result{}, unknownLock("this node has no lock before the current one")
 	}
-	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	r.Lock, r.Bundle, r.fromBundle = previous.Lock, nil, previous.Bundle
+	r.Name, r.Handlers = previous.Name, previous.Handlers
 	return a.applyAndNote(ctx, r)
 }
 

@@ -115,13 +115,10 @@ func (a *Applier) complete(ctx context.Context) (again bool, _ error) {
 }
 
 func (a *Applier) makeComplete(ctx context.Context, now *applied.Applied) error {
-	r := Request{Lock: now.Lock, Name: now.Name, Handlers: now.Handlers}
+	r := Request{Lock: now.Lock, Name: now.Name, Handlers: now.Handlers, fromBundle: now.Bundle}
 	p, err := a.plan(ctx, r)
 	if err != nil {
 		return err
-	}
-	for n := range p.jobs {
-		p.jobs[n].onNode = now.Bundle
 	}
 	if len(p.jobs) > 0 {
 		if err := a.makeReady(ctx, r, p, func(Progress) {}); err != nil {

@@ -65,7 +65,7 @@ func (p *plan) setRoot(root ocispec.Descriptor) {
 // applied returns the lock of a plan whose images are ready.
 func (p *plan) applied(r Request, id digest.Digest) *applied.Applied {
 	return &applied.Applied{
-		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.Bundle != nil, Handlers: r.Handlers, At: time.Now().UTC(),
+		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.bundled(), Handlers: r.Handlers, At: time.Now().UTC(),
 	}
 }
 
@@ -80,7 +80,6 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	previous := a.config.State.Get().Previous
 	planned := make(map[string]bool)
 	for _, i := range r.Lock.Images {
 		if planned[i.Ref.String()] {
@@ -93,8 +92,7 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		fromBundle := r.Bundle != nil || r.rollback && previous.Bundle
-		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, fromBundle); err != nil {
+		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p); err != nil {
 			return nil, err
 		}
 	}
@@ -165,11 +163,11 @@ func (a *Applier) root(r Request, d digest.Digest) (ocispec.Descriptor, bool) {
 }
 
 // planImage adds the jobs of one image. The image must be published for at least one target.
-func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, onNode bool) error {
+func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan) error {
 	var none error
 	found := false
 	for _, rt := range runtimes {
-		j := job{image: i, runtime: rt, onNode: onNode}
+		j := job{image: i, runtime: rt, onNode: r.bundled()}
 		if e, ok := a.config.Images.Get(j.key()); ok && e.Root.Digest == i.Ref.Digest() {
 			found = true
 			continue

@@ -43,9 +43,13 @@ type Request struct {
 	// Progress is called when something has been done, one call at a time. It may be nil.
 	Progress func(Progress)
 
-	dropped  digest.Digest
-	rollback bool
+	dropped digest.Digest
+	// fromBundle reports that an earlier apply has imported the content of the images from a bundle.
+	fromBundle bool
 }
+
+// bundled reports whether the content of the images is that of a bundle. Registries are not asked for it.
+func (r Request) bundled() bool { return r.Bundle != nil || r.fromBundle }
 
 // Phase is what an apply does.
 type Phase string
