@@ -13,11 +13,12 @@ import (
 
 const dropDirectories = `
 [plugins."io.containerd.imagepin.v1.images"]
+locked = "strict"
 locks_directory = "{root}/locks.d"
 bundles_directory = "{root}/bundles"
 `
 
-// TestBoot boots a node for the first time, without a registry. A bundle is in the drop directory. kubelet starts as soon as the
+// TestBoot boots a node for the first time, without a registry. A bundle is in the drop directory, and no other image may run. kubelet starts as soon as the
 // CRI answers, while the bundle is applied. A static pod and the pods of a Deployment start.
 func TestBoot(t *testing.T) {
 	t.Parallel()

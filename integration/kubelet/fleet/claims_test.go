@@ -37,7 +37,8 @@ func TestClaims(t *testing.T) {
 	if n := r.pinRequests(); n != before {
 		t.Errorf("got %d requests for ImagePins, want none", n-before)
 	}
-	r.kubectl("apply", "-f", r.manifest("other.yaml"))
+	manifest = r.manifest("other.yaml")
+	r.kubectl("apply", "-f", manifest)
 	r.running("other", 1, other)
 	if n := r.pinRequests(); n == before {
 		t.Error("got no request for an ImagePin of the image that is not locked")
@@ -46,6 +47,19 @@ func TestClaims(t *testing.T) {
 		t.Errorf("got ImagePins %v, want one for %s", pins, r.Reg.Ref("shop/other:v1"))
 	}
 	r.imagepin(0, []string{"lock", "status"}, "0 run another digest than the lock")
+
+	// A lock also precedes an ImagePin, which applies again without the lock.
+	moved := r.push("shop/other:v1", "moved")
+	r.imagepin(0, []string{"apply", r.lock("other.lock.yaml", manifest)}, "Applied lock")
+	before = r.pinRequests()
+	r.kubectl("delete", "pods", "-l", "app=other")
+	r.running("other", 1, moved)
+	if n := r.pinRequests(); n != before {
+		t.Errorf("got %d requests for ImagePins while the lock decides, want none", n-before)
+	}
+	r.imagepin(0, []string{"lock", "rm"}, "Removed the lock")
+	r.kubectl("delete", "pods", "-l", "app=other")
+	r.running("other", 1, other)
 }
 
 // pinRequests returns the number of requests for single ImagePins. Only the node of TestClaims makes such requests.

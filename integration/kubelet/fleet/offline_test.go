@@ -13,7 +13,7 @@ import (
 
 // TestOffline starts workloads on a node that has never reached a registry and has a bundle, all with the pull policy Always:
 // a Deployment with an init container and an image volume, a DaemonSet on another snapshotter, a Deployment with another
-// platform, and a Job. They also start after containerd and kubelet have restarted. The pod whose rule has
+// platform and a pull secret, and a Job. They also start after containerd and kubelet have restarted. The pod whose rule has
 // pull_behavior = "always" does not start, although the lock names its image.
 func TestOffline(t *testing.T) {
 	t.Parallel()
