@@ -33,6 +33,8 @@ type plan struct {
 	// metadata are the indexes, manifests and configurations to import, and layers the layers.
 	metadata map[digest.Digest]ocispec.Descriptor
 	layers   map[digest.Digest]ocispec.Descriptor
+
+	made []imagepin.Key // set when the jobs have ended
 }
 
 // job is an image to make ready for one target.
@@ -92,7 +94,7 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p); err != nil {
+		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, r.bundled()); err != nil {
 			return nil, err
 		}
 	}
@@ -163,11 +165,11 @@ func (a *Applier) root(r Request, d digest.Digest) (ocispec.Descriptor, bool) {
 }
 
 // planImage adds the jobs of one image. The image must be published for at least one target.
-func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan) error {
+func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, onNode bool) error {
 	var none error
 	found := false
 	for _, rt := range runtimes {
-		j := job{image: i, runtime: rt, onNode: r.bundled()}
+		j := job{image: i, runtime: rt, onNode: onNode}
 		if e, ok := a.config.Images.Get(j.key()); ok && e.Root.Digest == i.Ref.Digest() {
 			found = true
 			continue
@@ -179,8 +181,7 @@ func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtim
 		default:
 			err = offers(i, &j)
 		}
-		var known *imagepin.Error
-		if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+		if isNoPlatform(err) {
 			none = err
 			continue
 		}

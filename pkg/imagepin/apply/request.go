@@ -44,12 +44,11 @@ type Request struct {
 	Progress func(Progress)
 
 	dropped digest.Digest
-	// fromBundle reports that an earlier apply has imported the content of the images from a bundle.
-	fromBundle bool
+	onNode  bool // the content of the images came from a bundle before, and is on the node
 }
 
-// bundled reports whether the content of the images is that of a bundle. Registries are not asked for it.
-func (r Request) bundled() bool { return r.Bundle != nil || r.fromBundle }
+// bundled reports that the content of the images does not come from their registries.
+func (r Request) bundled() bool { return r.Bundle != nil || r.onNode }
 
 // Phase is what an apply does.
 type Phase string
