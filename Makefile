@@ -192,7 +192,7 @@ test-integration: build test-binaries crash-binaries ## Tests with a real contai
 	cd integration/bundle/tools && $(GO) test -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
-docs-output: build kubectl-imagepin test-binaries ## Run the commands in the documents and write their output into them
+docs-output: build kubectl-imagepin test-binaries crash-binaries ## Run the commands in the documents and write their output into them
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
 	GO=$(GO) hack/kubernetes-binaries.sh controllers

@@ -37,6 +37,7 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatalf("there is no session %q", name)
 	}
 	opts.NoPods, opts.LogLevel = true, "info"
+	opts.Extra = withDropDirectories(opts.Extra)
 	metrics := testkit.Address(t)
 	opts.Extra = strings.ReplaceAll(opts.Extra, metricsAddress, metrics)
 	s := &session{Rig: testkit.NewRig(t, opts)}
@@ -46,6 +47,12 @@ func newSession(t *testing.T, name string) *session {
 	s.Replace("/run/containerd/containerd.sock", s.ContainerdAddress())
 	s.Replace("/etc/imagepin/config.toml", s.ServeConfig())
 	s.Replace("/var/lib/containerd", s.Path("containerd"))
+	for shown, dir := range map[string]string{"/etc/imagepin/locks.d": "locks.d", "/var/lib/imagepin/bundles": "bundles"} {
+		if err := os.Mkdir(s.Path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		s.Replace(shown, s.Path(dir))
+	}
 	s.Replace(metricsAddress, metrics)
 	if opts.Mode == node.Serve {
 		s.Replace("/run/imagepin/imagepin.sock", s.Address())
@@ -60,6 +67,15 @@ func newSession(t *testing.T, name string) *session {
 	}
 	s.Env = append(os.Environ(), "PATH="+bin+":/usr/bin:/bin:/usr/sbin:/sbin", "CONTAINERD_ADDRESS="+s.Address(), "CONTAINERD_NAMESPACE=k8s.io")
 	return s
+}
+
+// withDropDirectories adds drop directories below the node's root to a configuration.
+func withDropDirectories(config string) string {
+	const section = "[plugins.\"io.containerd.imagepin.v1.images\"]\n"
+	if !strings.Contains(config, section) {
+		config = section + config
+	}
+	return strings.Replace(config, section, section+"locks_directory = \"{root}/locks.d\"\nbundles_directory = \"{root}/bundles\"\n", 1)
 }
 
 // command runs a command in a shell, and returns what it prints.
