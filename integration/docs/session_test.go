@@ -81,8 +81,11 @@ func withDropDirectories(config string) string {
 // command runs a command in a shell, and returns what it prints.
 func (s *session) command(text string) (string, error) {
 	out, err := s.Run(s.Ctx, text)
-	return deprecated.ReplaceAllString(out, ""), err
+	return progress.ReplaceAllString(deprecated.ReplaceAllString(out, ""), ""), err
 }
+
+// progress are the lines that imagepin apply and rollback print while they run. They differ in each run.
+var progress = regexp.MustCompile(`(?m)^(verifying|importing|preparing|switching)(: .+ of .+)?\n`)
 
 // deprecated are warnings of ctr about the machine that runs the tests.
 var deprecated = regexp.MustCompile(`(?m)^time=\S+ level=warning msg="DEPRECATION: .*\n`)

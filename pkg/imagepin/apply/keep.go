@@ -76,7 +76,7 @@ func (s *step) try(ctx context.Context) {
 // applyNew applies the drop directories once. It tries again after a failure that is not in their content, such as a registry
 // that cannot be reached.
 func (a *Applier) applyNew(ctx context.Context) (again bool, _ error) {
-	_, _, err := a.ApplyDropped(ctx, Request{}, false)
+	_, err := a.ApplyDropped(ctx, Request{}, false)
 	return err != nil && !errdefs.IsInvalidArgument(err), err
 }
 
