@@ -82,19 +82,6 @@ func TestHintOfImagepinServe(t *testing.T) {
 		"containerd at "+stock+" does not serve imagepin: the plugin io.containerd.imagepin.v1.images is missing or disabled\nThis node has a socket of imagepin serve: add --address "+serveSocket)
 }
 
-// TestLostConnection loses the connection during a call.
-func TestLostConnection(t *testing.T) {
-	l, address := listen(t)
-	var server *grpc.Server
-	server = grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		go server.Stop()
-		<-stream.Context().Done()
-		return nil
-	}))
-	go func() { _ = server.Serve(l) }() // it ends with the test
-	failed(t, runAt(t, address, nil, "images"), "containerd exited, or was restarted, before the command was complete")
-}
-
 // TestHintOfPermission names who may connect to a socket.
 func TestHintOfPermission(t *testing.T) {
 	l, address := listen(t)
