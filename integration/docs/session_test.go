@@ -46,6 +46,8 @@ func newSession(t *testing.T, name string) *session {
 	}
 	s.Replace("/run/containerd/containerd.sock", s.ContainerdAddress())
 	s.Replace("/etc/imagepin/config.toml", s.ServeConfig())
+	s.Replace("/etc/imagepin/locks.d", s.Path("locks.d"))
+	s.Replace("/var/lib/imagepin/bundles", s.Path("bundles"))
 	s.Replace("/var/lib/containerd", s.Path("containerd"))
 	for shown, dir := range map[string]string{"/etc/imagepin/locks.d": "locks.d", "/var/lib/imagepin/bundles": "bundles"} {
 		if err := os.Mkdir(s.Path(dir), 0o755); err != nil {
@@ -62,6 +64,7 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatal(err)
 	}
 	s.Dir = t.TempDir()
+	s.Replace("/srv/shop", s.Dir)
 	if err := os.Symlink(s.Path(s.Options().HostsDirs[0]), filepath.Join(s.Dir, "certs.d")); err != nil {
 		t.Fatal(err)
 	}

@@ -253,7 +253,11 @@ retain = true
 		Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}},
 		Extra:    "[plugins.\"io.containerd.server.v1.metrics\"]\naddress = \"" + metricsAddress + "\"\n" + testkit.PinRules,
 	},
-	"fleet":          {SandboxImage: exampleHost + "/pause:3.10", Extra: behavior("shop", "prefer-cached") + "locked = \"strict\"\n"},
+	"fleet": {SandboxImage: exampleHost + "/pause:3.10", Extra: behavior("shop", "prefer-cached") + "locked = \"strict\"\n"},
+	"locks": {Handlers: kata, Extra: `[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["registry.example.com/**"]
+locked = "strict"
+`},
 	"pull behaviors": {Handlers: kata, Extra: behavior("default", "default") + behavior("always", "always") + behavior("once", "once") + behavior("prefer-cached", "prefer-cached")},
 }
 

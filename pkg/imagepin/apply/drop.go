@@ -33,7 +33,7 @@ type dropped struct {
 // It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
 // (ErrNotFound) if the directories are empty and again is true.
 func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}

@@ -33,6 +33,8 @@ type plan struct {
 	// metadata are the indexes, manifests and configurations to import, and layers the layers.
 	metadata map[digest.Digest]ocispec.Descriptor
 	layers   map[digest.Digest]ocispec.Descriptor
+
+	made []imagepin.Key // set when the jobs have ended
 }
 
 // job is an image to make ready for one target.
@@ -179,8 +181,7 @@ func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtim
 		default:
 			err = offers(i, &j)
 		}
-		var known *imagepin.Error
-		if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+		if isNoPlatform(err) {
 			none = err
 			continue
 		}

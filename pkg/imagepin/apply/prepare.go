@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -78,17 +79,16 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 	group.SetLimit(parallel)
 	for _, j := range p.jobs {
 		group.Go(func() error {
-			pulled, err := a.makeJob(gctx, r, p, j)
+			pulled, err := recovered(func() (pull.Pulled, error) { return a.makeJob(gctx, r, p, j) })
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			ref := j.image.Ref.String()
-			var known *imagepin.Error
 			switch {
 			case err == nil:
 				failpoint.Reach("apply.made")
 				m.made, m.found[ref] = append(m.made, j.key()), true
 				p.setRoot(pulled.Root)
-			case errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform && !j.offered:
+			case isNoPlatform(err) && !j.offered:
 				m.missing[ref] = err
 			default:
 				return err
@@ -103,9 +103,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 			err = none
 		}
 	}
-	if err != nil && isNoSpace(err) {
-		return a.undo(ctx, m.made, err)
-	}
+	p.made = m.made
 	return err
 }
 
@@ -119,6 +117,16 @@ func (a *Applier) readyForSome(p *plan, ref string) bool {
 	return false
 }
 
+// recovered runs a function in a goroutine of this package. A panic becomes an error: it must not end containerd.
+func recovered[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return run()
+}
+
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
 	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Credential: r.Credential}
@@ -126,11 +134,17 @@ func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
+	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) && !isNoPlatform(err) {
 		l.OnNode = false // another tool removed it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
+}
+
+// isNoPlatform reports whether an image is not published for a platform.
+func isNoPlatform(err error) bool {
+	var known *imagepin.Error
+	return errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform
 }
 
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
