@@ -111,6 +111,10 @@ demo: build test-binaries ## Run the demo with its own registry and containerd
 demo-stock: build test-binaries ## Run the demo on stock containerd: shows where it fails
 	@cd integration && $(GO) build -o ../bin/demo ./demo && exec ../bin/demo -stock
 
+.PHONY: demo-edge
+demo-edge: build test-binaries crash-binaries ## Run the demo of bundles: a node without a registry, a power loss in an update, and a rollback
+	@cd integration && $(GO) build -o ../bin/demo-edge ./demo/edge && exec ../bin/demo-edge
+
 .PHONY: pictures
 pictures: build test-binaries ## Record both demos and draw docs/pictures/
 	@cd integration && $(GO) build -o ../bin/demo ./demo && $(GO) run ./pictures
@@ -188,7 +192,7 @@ test-integration: build test-binaries crash-binaries ## Tests with a real contai
 	cd integration/bundle/tools && $(GO) test -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
-docs-output: build kubectl-imagepin test-binaries ## Run the commands in the documents and write their output into them
+docs-output: build kubectl-imagepin test-binaries crash-binaries ## Run the commands in the documents and write their output into them
 	hack/erofs-utils.sh
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
 	GO=$(GO) hack/kubernetes-binaries.sh controllers

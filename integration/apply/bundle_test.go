@@ -71,6 +71,8 @@ bundles_directory = "{root}/bundles"
 	if err := os.Mkdir(r.Path("bundles"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	imagepinWants(r, 1, []string{"apply"}, "UnknownLock", "neither a lock nor a bundle", r.Path("locks.d"), r.Path("bundles"))
+	imagepinWants(r, 1, []string{"apply", "--dry-run"}, "UnknownLock")
 	drop := func(name, lock string, args ...string) {
 		t.Helper()
 		if err := os.Rename(makeBundle(r, name, lock, args...), filepath.Join(r.Path("bundles"), name)); err != nil {
@@ -95,7 +97,7 @@ bundles_directory = "{root}/bundles"
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")
 	imagepinWants(r, 0, []string{"rollback"}, "Applied lock")
 	imagepinWants(r, 10, []string{"lock", "status"}, "from 1.tar.zst, images from a bundle") // the pods run the other digest
-	r.KillAndRestart(nil) // what was rolled back is not applied again
+	r.KillAndRestart(nil)                                                                    // what was rolled back is not applied again
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
 	imagepinWants(r, 0, []string{"apply"}, "Applied lock", moved[7:19])
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")

@@ -37,6 +37,7 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatalf("there is no session %q", name)
 	}
 	opts.NoPods, opts.LogLevel = true, "info"
+	opts.Extra = withDropDirectories(opts.Extra)
 	metrics := testkit.Address(t)
 	opts.Extra = strings.ReplaceAll(opts.Extra, metricsAddress, metrics)
 	s := &session{Rig: testkit.NewRig(t, opts)}
@@ -48,6 +49,12 @@ func newSession(t *testing.T, name string) *session {
 	s.Replace("/etc/imagepin/locks.d", s.Path("locks.d"))
 	s.Replace("/var/lib/imagepin/bundles", s.Path("bundles"))
 	s.Replace("/var/lib/containerd", s.Path("containerd"))
+	for shown, dir := range map[string]string{"/etc/imagepin/locks.d": "locks.d", "/var/lib/imagepin/bundles": "bundles"} {
+		if err := os.Mkdir(s.Path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		s.Replace(shown, s.Path(dir))
+	}
 	s.Replace(metricsAddress, metrics)
 	if opts.Mode == node.Serve {
 		s.Replace("/run/imagepin/imagepin.sock", s.Address())
@@ -65,11 +72,23 @@ func newSession(t *testing.T, name string) *session {
 	return s
 }
 
+// withDropDirectories adds drop directories below the node's root to a configuration.
+func withDropDirectories(config string) string {
+	const section = "[plugins.\"io.containerd.imagepin.v1.images\"]\n"
+	if !strings.Contains(config, section) {
+		config = section + config
+	}
+	return strings.Replace(config, section, section+"locks_directory = \"{root}/locks.d\"\nbundles_directory = \"{root}/bundles\"\n", 1)
+}
+
 // command runs a command in a shell, and returns what it prints.
 func (s *session) command(text string) (string, error) {
 	out, err := s.Run(s.Ctx, text)
-	return deprecated.ReplaceAllString(out, ""), err
+	return progress.ReplaceAllString(deprecated.ReplaceAllString(out, ""), ""), err
 }
+
+// progress are the lines that imagepin apply and rollback print while they run. They differ in each run.
+var progress = regexp.MustCompile(`(?m)^(verifying|importing|preparing|switching)(: .+ of .+)?\n`)
 
 // deprecated are warnings of ctr about the machine that runs the tests.
 var deprecated = regexp.MustCompile(`(?m)^time=\S+ level=warning msg="DEPRECATION: .*\n`)

@@ -28,6 +28,8 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"remove":   (*session).remove,
 	"collect":  (*session).collect,
 	"restart":  (*session).restart,
+	"die":      (*session).die,
+	"boot":     (*session).boot,
 	"stop":     (*session).stop,
 	"write":    (*session).write,
 	"sh":       (*session).sh,
@@ -133,6 +135,30 @@ func (s *session) restart(args []string) (string, error) {
 	})
 }
 
+// die starts the node's daemons again, so that they die at a failpoint, as in a power loss: die FAILPOINT. [session.boot] starts
+// them after that.
+func (s *session) die(args []string) (string, error) {
+	return "", s.Restart(s.Ctx, func(o *node.Options) {
+		o.Binary, o.Env = node.Ours+"-failpoints", []string{"IMAGEPIN_FAILPOINT=" + args[0]}
+	})
+}
+
+// boot starts the node after a power loss, and waits until it has applied its drop directories: boot LOCK. LOCK is the file
+// of the lock that the node has to have then.
+func (s *session) boot(args []string) (string, error) {
+	if err := s.PowerLoss(); err != nil {
+		return "", err
+	}
+	if err := s.Restart(s.Ctx, func(o *node.Options) { o.Binary, o.Env = node.Ours, nil }); err != nil {
+		return "", err
+	}
+	s.Eventually(args[0]+" is applied", func() bool {
+		_, err := s.Must(s.Ctx, "imagepin lock status --expect "+args[0])
+		return err == nil
+	})
+	return "", nil
+}
+
 // stop stops the node's daemons.
 func (s *session) stop([]string) (string, error) { return "", s.Stop() }
 
@@ -205,6 +231,7 @@ spec:
       initContainers: [{name: setup, image: registry.example.com/shop/setup}]
       containers: [{name: cart, image: "registry.example.com/shop/cart:v7"}]
 `,
+	"shop":              workload("web") + "---\n" + workload("agent"),
 	"serve":             "version = 3\naddress = \"/run/imagepin/imagepin.sock\"\n",
 	"serve-unknown-key": "version = 3\n[metric]\naddress = \"127.0.0.1:9099\"\n",
 	"valid":             "version = 3\n",
@@ -226,22 +253,34 @@ retain = true
 		Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}},
 		Extra:    "[plugins.\"io.containerd.server.v1.metrics\"]\naddress = \"" + metricsAddress + "\"\n" + testkit.PinRules,
 	},
-	"locks": {Handlers: kata, Extra: `[plugins."io.containerd.imagepin.v1.images"]
-locks_directory = "{root}/locks.d"
-bundles_directory = "{root}/bundles"
-[[plugins."io.containerd.imagepin.v1.images".rules]]
+	"fleet": {SandboxImage: exampleHost + "/pause:3.10", Extra: behavior("shop", "prefer-cached") + "locked = \"strict\"\n"},
+	"locks": {Handlers: kata, Extra: `[[plugins."io.containerd.imagepin.v1.images".rules]]
 match = ["registry.example.com/**"]
 locked = "strict"
 `},
-	"pull behaviors": {Handlers: kata, Extra: behavior("default") + behavior("always") + behavior("once") + behavior("prefer-cached")},
+	"pull behaviors": {Handlers: kata, Extra: behavior("default", "default") + behavior("always", "always") + behavior("once", "once") + behavior("prefer-cached", "prefer-cached")},
 }
 
 // kata is a handler with another snapshotter than the default one.
 var kata = []node.Handler{{Name: "kata", Snapshotter: "native"}}
 
-// behavior is a rule that sets a pull behavior for the repositories below its name.
-func behavior(b string) string {
-	return "[[plugins.\"io.containerd.imagepin.v1.images\".rules]]\nmatch = [\"registry.example.com/" + b + "/**\"]\npull_behavior = \"" + b + "\"\n"
+// behavior is a rule that sets a pull behavior for the repositories below a path.
+func behavior(path, b string) string {
+	return "[[plugins.\"io.containerd.imagepin.v1.images\".rules]]\nmatch = [\"registry.example.com/" + path + "/**\"]\npull_behavior = \"" + b + "\"\n"
+}
+
+// workload is the manifest of a Deployment.
+func workload(name string) string {
+	return `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: ` + name + `}
+spec:
+  selector: {matchLabels: {app: ` + name + `}}
+  template:
+    metadata: {labels: {app: ` + name + `}}
+    spec:
+      containers: [{name: ` + name + `, image: "registry.example.com/shop/` + name + `:stable", imagePullPolicy: Always}]
+`
 }
 
 func consistency(c string) string {

@@ -9,19 +9,15 @@ import (
 	"github.com/imagepin/imagepin/integration/docs/transcript"
 )
 
-// The directories that the commands show. They are below the root of the node.
-const (
-	bundlesDirectory = "/var/lib/imagepin/bundles"
-	locksDirectory   = "/etc/imagepin/locks.d"
-)
+// bundlesDirectory is the drop directory that the commands show. It is below the root of the node.
+const bundlesDirectory = "/var/lib/imagepin/bundles"
 
 // prepareShell makes the shell run the commands in a directory of the node, with the binaries of this repository.
 func (d *demo) prepareShell() error {
 	d.shell.Dir = d.node.Path("work")
-	for shown, real := range map[string]string{bundlesDirectory: d.node.Path("bundles"), locksDirectory: d.node.Path("locks.d")} {
-		d.shell.Replace(shown, real)
-	}
-	for _, dir := range []string{"work", "bundles", "locks.d"} {
+	d.shell.Replace(bundlesDirectory, d.node.Path("bundles"))
+	d.shell.Replace("/run/containerd/containerd.sock", d.node.Address())
+	for _, dir := range []string{"work", "bundles"} {
 		if err := os.Mkdir(d.node.Path(dir), 0o755); err != nil {
 			return err
 		}

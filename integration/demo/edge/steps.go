@@ -35,7 +35,7 @@ func (d *demo) bundle(ctx context.Context) (err error) {
 		return err
 	}
 	d.say("   registry   %s: edge/web, edge/agent and the sandbox image, for two platforms", d.reg.Host())
-	d.say("   root       %s, which has all files, also those in /etc and /var below\n", d.node.Root())
+	d.say("   root       %s, which has all files of the node, also those in /var and /run below\n", d.node.Root())
 	if err := d.writeManifests(); err != nil {
 		return err
 	}
@@ -182,7 +182,11 @@ func (d *demo) powerReturns(ctx context.Context) error {
 	if err := d.node.Prepare(func(o *node.Options) { o.Binary = node.Ours }); err != nil {
 		return err
 	}
-	return d.reboot(ctx, "v1")
+	if err := d.reboot(ctx, "v1"); err != nil {
+		return err
+	}
+	d.say("   The images of the update that were ready stay, so the next apply has less to do.")
+	return nil
 }
 
 // reboot starts the node after a power loss, without the pods that ran before, and runs pods of a version.

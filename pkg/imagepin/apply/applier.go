@@ -315,7 +315,7 @@ func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error)
 	return result, nil
 }
 
-func unknownLock(message string) error {
+func unknownLock(message string) *imagepin.Error {
 	return &imagepin.Error{
 		Reason: imagepin.UnknownLock, Class: errdefs.ErrNotFound, Message: message,
 		Hint: "To see the locks of this node, run: imagepin lock status",

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,24 +27,28 @@ type dropped struct {
 }
 
 // ApplyDropped applies the content of the drop directories: all locks of the one together, or, if it has none, the lock of the
-// bundle whose name is the last. The bundles supply content. applied is false if the directories are empty, or their content
-// was applied before and again is false.
+// bundle whose name is the last. The bundles supply content. Without again, it does nothing if the directories are empty, or their
+// content was applied before.
 //
-// It fails as [Applier.Apply] does, and with InvalidLock if two locks have different digests of a reference.
-func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Result, applied bool, _ error) {
+// It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
+// (ErrNotFound) if the directories are empty and again is true.
+func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
 	end, err := a.begin(ctx)
 	if err != nil {
-		return Result{}, false, err
+		return Result{}, err
 	}
 	defer end()
 	s := a.config.Settings()
 	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
 	if err != nil {
-		return Result{}, false, a.noteFailure(r, err)
+		return Result{}, a.noteFailure(r, err)
+	}
+	if len(d.locks)+len(d.bundles) == 0 && again {
+		return Result{}, nothingDropped(s)
 	}
 	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
-		return Result{}, false, nil
+		return Result{}, nil
 	}
 	opened, err := openBundles(d.bundles)
 	defer func() {
@@ -52,20 +57,27 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Re
 		}
 	}()
 	if err != nil {
-		return Result{}, false, a.noteFailure(r, err)
+		return Result{}, a.noteFailure(r, err)
 	}
 	l, name, err := d.lock(opened)
 	if err != nil {
-		return Result{}, false, a.noteFailure(r, err)
+		return Result{}, a.noteFailure(r, err)
 	}
 	r.Lock, r.Name, r.dropped = l, name, d.id
 	if len(opened) > 0 {
 		if r.Bundle, err = joinBundles(l, opened); err != nil {
-			return Result{}, false, a.noteFailure(r, err)
+			return Result{}, a.noteFailure(r, err)
 		}
 	}
-	result, err := a.applyAndNote(ctx, r)
-	return result, err == nil, err
+	return a.applyAndNote(ctx, r)
+}
+
+// nothingDropped returns the error for drop directories without files.
+func nothingDropped(s Settings) error {
+	e := unknownLock("the drop directories have neither a lock nor a bundle")
+	e.Hint = fmt.Sprintf("Put a lock into locks_directory (%s), or a bundle into bundles_directory (%s), or name a file: imagepin apply FILE",
+		cmp.Or(s.LocksDirectory, "not set"), cmp.Or(s.BundlesDirectory, "not set"))
+	return e
 }
 
 // readDropped lists the drop directories. A directory that does not exist is empty. It fails with

@@ -87,12 +87,15 @@ func TestDropDirectories(t *testing.T) {
 	e := newDropped(t)
 	apply := func(again bool) bool {
 		t.Helper()
-		_, applied, err := e.ApplyDropped(e.ctx, Request{}, again)
+		result, err := e.ApplyDropped(e.ctx, Request{}, again)
 		noError(t, err)
-		return applied
+		return result.Lock != ""
 	}
-	if apply(true) {
+	if apply(false) {
 		t.Error("empty directories were applied")
+	}
+	if _, err := e.ApplyDropped(e.ctx, Request{}, true); !hasReason(err, imagepin.UnknownLock) {
+		t.Errorf("empty directories, which were asked for: got %v", err)
 	}
 	drop(t, e.locks, "b.yaml", image(t, "app:1", "one", "linux/amd64"))
 	drop(t, e.locks, "a.json", image(t, "tool:1", "two", "linux/amd64"), image(t, "app:1", "one", "linux/amd64"))
@@ -166,12 +169,12 @@ func TestDropRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newDropped(t)
 			c.prepare(t, e)
-			_, applied, err := e.ApplyDropped(e.ctx, Request{DryRun: true}, false)
-			if !c.want(err) || applied || e.Status().Failed != nil {
+			result, err := e.ApplyDropped(e.ctx, Request{DryRun: true}, false)
+			if applied := result.Lock; !c.want(err) || applied != "" || e.Status().Failed != nil {
 				t.Fatalf("dry run: got %v, %v, status %+v", applied, err, e.Status().Failed)
 			}
-			if _, applied, err = e.ApplyDropped(e.ctx, Request{}, false); !c.want(err) || applied || e.Status().Failed == nil {
-				t.Errorf("got %v, %v, status %+v", applied, err, e.Status().Failed)
+			if result, err = e.ApplyDropped(e.ctx, Request{}, false); !c.want(err) || result.Lock != "" || e.Status().Failed == nil {
+				t.Errorf("got %v, %v, status %+v", result, err, e.Status().Failed)
 			}
 		})
 	}
@@ -190,7 +193,7 @@ func TestDroppedBundles(t *testing.T) {
 	e.dropBundle(t, "2026-01.tar", "app:1", "january")
 	march := e.dropBundle(t, "2026-03.tar.zst", "app:1", "march")
 	e.dropBundle(t, "2026-02.tar", "app:1", "february")
-	_, _, err := e.ApplyDropped(e.ctx, Request{}, false)
+	_, err := e.ApplyDropped(e.ctx, Request{}, false)
 	noError(t, err)
 	if e.locked("app:1") != "march" || !e.Status().Current.Bundle || e.Status().Current.Name != "2026-03.tar.zst" {
 		t.Errorf("lock %+v", e.Status().Current)
@@ -205,7 +208,7 @@ func TestDroppedBundles(t *testing.T) {
 	}
 	// A lock in the other directory decides, and bundles that have none of its images are ignored.
 	drop(t, e.locks, "a.yaml", image(t, "tool:1", "two", "linux/amd64"))
-	_, _, err = e.ApplyDropped(e.ctx, Request{}, false)
+	_, err = e.ApplyDropped(e.ctx, Request{}, false)
 	if noError(t, err); e.locked("tool:1") != "two" || e.Status().Current.Bundle || e.locked("app:1") != "" {
 		t.Errorf("lock %+v", e.Status().Current)
 	}

@@ -25,7 +25,9 @@ const ingestPrefix = "imagepin-apply-"
 func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report func(Progress)) error {
 	var done, total int64
 	for _, d := range p.layers {
-		total += d.Size
+		if b.Has(d.Digest) {
+			total += d.Size
+		}
 	}
 	report(Progress{Phase: Importing, Total: total})
 	for _, d := range p.metadata {
@@ -45,7 +47,6 @@ func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report fu
 			if err := a.hold(ctx, d.Digest); err != nil {
 				return err
 			}
-			done += d.Size
 		}
 	}
 	want := func(d ocispec.Descriptor) bool { _, ok := p.layers[d.Digest]; return ok }

@@ -89,7 +89,7 @@ func (n *newDirectories) apply(ctx context.Context) error {
 	if n.done[directories] {
 		return nil
 	}
-	_, _, err := n.applier.ApplyDropped(ctx, Request{}, false)
+	_, err := n.applier.ApplyDropped(ctx, Request{}, false)
 	if err != nil && !errdefs.IsInvalidArgument(err) {
 		return err
 	}

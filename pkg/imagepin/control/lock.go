@@ -25,7 +25,7 @@ import (
 // Locks applies locks. [apply.Applier] implements it.
 type Locks interface {
 	Apply(ctx context.Context, r apply.Request) (apply.Result, error)
-	ApplyDropped(ctx context.Context, r apply.Request, again bool) (_ apply.Result, applied bool, _ error)
+	ApplyDropped(ctx context.Context, r apply.Request, again bool) (apply.Result, error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
 	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
 	// Detach runs a function that goes on when the caller has gone. Status has its error.
@@ -86,11 +86,7 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(conte
 	switch {
 	case r.GetDropped():
 		return func(ctx context.Context) (apply.Result, error) {
-			result, applied, err := s.config.Locks.ApplyDropped(ctx, q, true)
-			if err == nil && !applied && !q.DryRun {
-				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
-			}
-			return result, err
+			return s.config.Locks.ApplyDropped(ctx, q, true)
 		}, closeFile, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)

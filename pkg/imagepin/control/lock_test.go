@@ -128,7 +128,6 @@ type fakeLocks struct {
 	applied  []apply.Request
 	detached func(context.Context) error
 	refuse   error
-	empty    bool
 }
 
 func (l *fakeLocks) Apply(_ context.Context, r apply.Request) (apply.Result, error) {
@@ -142,12 +141,12 @@ func (l *fakeLocks) Apply(_ context.Context, r apply.Request) (apply.Result, err
 	return apply.Result{Lock: "sha256:new", Images: 7}, nil
 }
 
-func (l *fakeLocks) ApplyDropped(_ context.Context, r apply.Request, again bool) (apply.Result, bool, error) {
+func (l *fakeLocks) ApplyDropped(_ context.Context, r apply.Request, again bool) (apply.Result, error) {
 	if !again {
-		return apply.Result{}, false, errors.New("not again")
+		return apply.Result{}, errors.New("not again")
 	}
 	l.applied = append(l.applied, r)
-	return apply.Result{}, !l.empty, nil
+	return apply.Result{Lock: "sha256:new"}, nil
 }
 
 func (l *fakeLocks) Detach(_ context.Context, run func(context.Context) error) error {
@@ -187,22 +186,18 @@ func TestApplyRequest(t *testing.T) {
 		request *api.ApplyRequest
 		name    string
 		fails   bool
-		empty   bool
 	}{
-		"lock":                         {request: &api.ApplyRequest{Lock: []byte(lockText), Name: "/tmp/dir/b.yaml"}, name: "b.yaml"},
-		"long name":                    {request: &api.ApplyRequest{Lock: []byte(lockText), Name: strings.Repeat("x", 10_000)}, name: imagepin.Bound(strings.Repeat("x", 10_000), maxName)},
-		"path":                         {request: &api.ApplyRequest{Path: path}, name: "a.yaml"},
-		"drop directories":             {request: &api.ApplyRequest{Dropped: true}},
-		"dry run of empty directories": {request: &api.ApplyRequest{Dropped: true, DryRun: true}, empty: true},
-		"empty directories":            {request: &api.ApplyRequest{Dropped: true}, empty: true, fails: true},
-		"nothing":                      {request: &api.ApplyRequest{}, fails: true},
-		"two of them":                  {request: &api.ApplyRequest{Lock: []byte(lockText), Path: path}, fails: true},
-		"relative path":                {request: &api.ApplyRequest{Path: "a.yaml"}, fails: true},
-		"no lock":                      {request: &api.ApplyRequest{Lock: []byte("kind: List")}, fails: true},
+		"lock":             {request: &api.ApplyRequest{Lock: []byte(lockText), Name: "/tmp/dir/b.yaml"}, name: "b.yaml"},
+		"long name":        {request: &api.ApplyRequest{Lock: []byte(lockText), Name: strings.Repeat("x", 10_000)}, name: imagepin.Bound(strings.Repeat("x", 10_000), maxName)},
+		"path":             {request: &api.ApplyRequest{Path: path}, name: "a.yaml"},
+		"drop directories": {request: &api.ApplyRequest{Dropped: true}},
+		"nothing":          {request: &api.ApplyRequest{}, fails: true},
+		"two of them":      {request: &api.ApplyRequest{Lock: []byte(lockText), Path: path}, fails: true},
+		"relative path":    {request: &api.ApplyRequest{Path: "a.yaml"}, fails: true},
+		"no lock":          {request: &api.ApplyRequest{Lock: []byte("kind: List")}, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, locks, stream := newLockServer(t)
-			locks.empty = c.empty
 			c.request.Handlers, c.request.BytesPerSecond = []string{"kata"}, 5
 			err := s.Apply(c.request, stream)
 			if c.fails {

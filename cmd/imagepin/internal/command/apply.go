@@ -191,15 +191,13 @@ func applyProgressText(p *api.ApplyProgress) string {
 }
 
 func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
-	verb := "Applied"
-	if dry {
-		verb = "Would apply"
-	}
 	switch {
 	case r.GetLock() == "":
 		fmt.Fprintln(a.Out, "Removed the lock.")
+	case dry:
+		fmt.Fprintf(a.Out, "Would apply lock %s, and make %s ready.\n", s.digest(r.GetLock()), count(r.GetImages(), "image"))
 	default:
-		fmt.Fprintf(a.Out, "%s lock %s, %s made ready.\n", verb, s.digest(r.GetLock()), count(r.GetImages(), "image"))
+		fmt.Fprintf(a.Out, "Applied lock %s, %s made ready.\n", s.digest(r.GetLock()), count(r.GetImages(), "image"))
 	}
 	if len(r.GetChanges()) == 0 {
 		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")

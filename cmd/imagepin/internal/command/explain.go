@@ -21,6 +21,9 @@ import (
 // explainTimeout bounds each call that finds the reason of an error.
 const explainTimeout = 5 * time.Second
 
+// lostMessage begins gRPC's message for a connection that was lost during a call.
+const lostMessage = "error reading from server: "
+
 // explain converts a gRPC status to a message for users.
 func (a *app) explain(ctx context.Context, conn grpc.ClientConnInterface, err error, address string) error {
 	s, ok := status.FromError(err)
@@ -29,6 +32,9 @@ func (a *app) explain(ctx context.Context, conn grpc.ClientConnInterface, err er
 	}
 	switch s.Code() {
 	case codes.Unavailable: // containerd, or a registry that it called
+		if strings.HasPrefix(s.Message(), lostMessage) {
+			return errors.New("containerd exited, or was restarted, before the command was complete")
+		}
 		if err := checkReachable(ctx, address); err != nil {
 			return fmt.Errorf("cannot connect to containerd: %w%s", err, a.connectHint(err, address))
 		}

@@ -86,7 +86,7 @@ func expectedLock(given string) (digest.Digest, error) {
 	}
 	text, err := os.ReadFile(given)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("--expect %q is neither a file nor a digest", given)
+		return "", fmt.Errorf("--expect %q is neither a file nor the whole digest of a lock", given)
 	}
 	if err != nil {
 		return "", err
@@ -178,8 +178,8 @@ func (a *app) printDriftedContainers(s style, containers []*api.DriftedContainer
 const lockRemoveDescription = `Removes the lock of the node, and the lock before it. Tags then follow their
 registries and other pins again, and the content of the locks is not retained
 any more. Running pods are not affected. With --previous, only the lock before
-the current one is removed, which frees its disk space, and rollback is not
-possible any more.
+the current one is removed, and rollback is not possible any more. In both cases,
+kubelet's garbage collection or "imagepin prune" removes the images.
 
 Examples:
   imagepin lock rm
@@ -214,7 +214,7 @@ func (a *app) lockRemove(ctx context.Context, cmd *cli.Command) error {
 	}
 	return a.print(cmd, response.GetResult(), func() error {
 		if cmd.Bool("previous") {
-			_, err := fmt.Fprintln(a.Out, "Removed the lock before the current one.")
+			_, err := fmt.Fprintln(a.Out, "Removed the lock before the current one. To remove images that only it had, run: imagepin prune")
 			return err
 		}
 		return a.printApplied(a.style(cmd), response.GetResult(), false)
