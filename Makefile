@@ -9,7 +9,7 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
                integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
-SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
+SUBJECTS     = ./apply ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
 export CGO_ENABLED = 0

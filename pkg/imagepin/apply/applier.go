@@ -2,10 +2,10 @@ package apply
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -93,7 +93,8 @@ type Remover interface {
 // Applier applies locks to a node, one at a time. It is safe for concurrent use.
 type Applier struct {
 	config   Config
-	busy     chan struct{} // has an element while a lock is applied
+	mu       sync.Mutex
+	running  *run // nil if no lock is applied
 	progress atomic.Pointer[Progress]
 	failed   atomic.Pointer[Failure]
 	drifted  atomic.Int64 // containers that run another digest than the lock, at the last look
@@ -109,20 +110,55 @@ type Failure struct {
 
 // New returns an Applier. [Applier.Run] must run.
 func New(c Config) *Applier {
-	return &Applier{config: c, busy: make(chan struct{}, 1), detached: make(chan func(context.Context))}
+	return &Applier{config: c, detached: make(chan func(context.Context))}
 }
 
-// begin makes the caller the only one that applies a lock, until it calls end. It fails with [imagepin.ApplyInProgress]
-// (ErrFailedPrecondition).
-func (a *Applier) begin() (end func(), _ error) {
-	select {
-	case a.busy <- struct{}{}:
-		return func() {
-			a.progress.Store(nil)
-			<-a.busy
-		}, nil
-	default:
+// run is an apply, or a repair of the images of the lock.
+type run struct {
+	done chan struct{}
+	// stop ends a repair, so that an apply can begin. It is nil for an apply.
+	stop context.CancelFunc
+}
+
+// begin makes the caller the only one that applies a lock, until it calls end. It ends a running repair and waits for it. It
+// fails with [imagepin.ApplyInProgress] (ErrFailedPrecondition), and if ctx ends.
+func (a *Applier) begin(ctx context.Context) (end func(), _ error) {
+	for {
+		end, now := a.tryBegin(nil)
+		if now == nil {
+			return end, nil
+		}
+		if now.stop == nil {
+			return nil, a.inProgress()
+		}
+		now.stop()
+		select {
+		case <-now.done:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
+}
+
+// tryBegin is begin without waiting: it returns what runs, if something does. stop is nil for an apply.
+func (a *Applier) tryBegin(stop context.CancelFunc) (end func(), now *run) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.running != nil {
+		return nil, a.running
+	}
+	r := &run{done: make(chan struct{}), stop: stop}
+	a.running = r
+	return func() {
+		a.progress.Store(nil)
+		a.mu.Lock()
+		a.running = nil
+		a.mu.Unlock()
+		close(r.done)
+	}, nil
+}
+
+func (a *Applier) inProgress() error {
 	e := &imagepin.Error{
 		Reason: imagepin.ApplyInProgress, Class: errdefs.ErrFailedPrecondition, Message: "another lock is being applied",
 		Hint: "Wait until it is applied. To see how far it is, run: imagepin lock status",
@@ -130,7 +166,7 @@ func (a *Applier) begin() (end func(), _ error) {
 	if p := a.progress.Load(); p != nil {
 		e.Message = fmt.Sprintf("lock %s is being applied (%s)", p.Lock, p.Phase)
 	}
-	return nil, e
+	return e
 }
 
 // Apply applies a lock: it verifies the lock and its bundle, makes its images ready, and switches all pins of the lock in one
@@ -140,7 +176,7 @@ func (a *Applier) begin() (end func(), _ error) {
 // It fails with ApplyInProgress, InvalidBundle, NotInBundle, NotEnoughSpace, NoMatchingPlatform, ImageVerificationFailed, and
 // as [pull.Puller.MakeLocked] does.
 func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -190,20 +226,21 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	}
 	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
 	if err := a.prepare(ctx, r, p, report); err != nil {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		return Result{}, errors.Join(err, a.config.State.Keep(cleanup, nil))
+		return Result{}, a.undo(ctx, p, err)
 	}
 	failpoint.Reach("apply.ready")
 	report(Progress{Phase: Switching, Done: int64(len(p.jobs)), Total: int64(len(p.jobs))})
 	next := nextState(last, r, p.applied(r, id))
 	if err := a.config.State.Write(ctx, next); err != nil {
-		return Result{}, err
+		return Result{}, a.undo(ctx, p, err)
 	}
 	result.Lock, result.Previous = id, digestOf(next.Previous)
 	log.G(ctx).WithField("lock", id).WithField("previous", digestOf(last.Current)).Info("lock is applied")
 	a.config.Notify(ctx, result)
-	return result, a.tag(ctx, next.Current)
+	if err := a.tag(ctx, next.Current); err != nil { // the lock decides all tags already
+		log.G(ctx).WithError(err).Warn("a tag of the lock is not recorded yet")
+	}
+	return result, nil
 }
 
 // cleanupTimeout bounds cleanup after the caller has gone.
@@ -292,7 +329,7 @@ func changes(current *applied.Applied, next *lock.Lock) []Change {
 // Rollback applies the lock before the current one. The current one becomes the previous one. It fails with
 // [imagepin.UnknownLock] (ErrNotFound) if there is none, and as [Applier.Apply] does.
 func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -301,7 +338,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 	if previous == nil {
 		return Result{}, unknownLock("this node has no lock before the current one")
 	}
-	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	r.Lock, r.Bundle, r.Name, r.Handlers, r.onNode = previous.Lock, nil, previous.Name, previous.Handlers, previous.Bundle
 	return a.applyAndNote(ctx, r)
 }
 
@@ -309,7 +346,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
 // is none. A failure of the last apply is not reported any more, unless onlyPrevious is set.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}

@@ -31,7 +31,7 @@ type dropped struct {
 //
 // It fails as [Applier.Apply] does, and with InvalidLock if two locks have different digests of a reference.
 func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Result, applied bool, _ error) {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return Result{}, false, err
 	}

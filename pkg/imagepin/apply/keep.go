@@ -83,7 +83,7 @@ func (a *Applier) applyNew(ctx context.Context) (again bool, _ error) {
 // Detach runs a function in [Applier.Run], which goes on when the caller has gone. It fails with ApplyInProgress
 // (ErrFailedPrecondition) if another lock is being applied.
 func (a *Applier) Detach(ctx context.Context, run func(context.Context)) error {
-	end, err := a.begin()
+	end, err := a.begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -96,12 +96,14 @@ func (a *Applier) Detach(ctx context.Context, run func(context.Context)) error {
 	}
 }
 
-// complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing if there is nothing
-// to do, and while another lock is applied.
+// complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing
+// if there is nothing to do, and while a lock is applied. It stops when an apply begins.
 func (a *Applier) complete(ctx context.Context) (again bool, _ error) {
-	end, err := a.begin()
-	if err != nil {
-		return true, nil // it is what another apply does
+	repair, stop := context.WithCancel(ctx)
+	defer stop()
+	end, busy := a.tryBegin(stop)
+	if busy != nil {
+		return true, nil // it is what the apply does
 	}
 	defer end()
 	if err := a.config.State.Repair(ctx); err != nil {
@@ -111,7 +113,11 @@ func (a *Applier) complete(ctx context.Context) (again bool, _ error) {
 	if now == nil {
 		return true, nil
 	}
-	return true, a.makeComplete(ctx, now)
+	err := a.makeComplete(repair, now)
+	if repair.Err() != nil && ctx.Err() == nil {
+		return true, nil // for an apply
+	}
+	return true, err
 }
 
 func (a *Applier) makeComplete(ctx context.Context, now *applied.Applied) error {

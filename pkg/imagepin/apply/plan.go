@@ -33,6 +33,8 @@ type plan struct {
 	// metadata are the indexes, manifests and configurations to import, and layers the layers.
 	metadata map[digest.Digest]ocispec.Descriptor
 	layers   map[digest.Digest]ocispec.Descriptor
+
+	made []imagepin.Key // set when the jobs have ended
 }
 
 // job is an image to make ready for one target.
@@ -65,7 +67,7 @@ func (p *plan) setRoot(root ocispec.Descriptor) {
 // applied returns the lock of a plan whose images are ready.
 func (p *plan) applied(r Request, id digest.Digest) *applied.Applied {
 	return &applied.Applied{
-		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.Bundle != nil, Handlers: r.Handlers, At: time.Now().UTC(),
+		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.bundled(), Handlers: r.Handlers, At: time.Now().UTC(),
 	}
 }
 
@@ -80,7 +82,6 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	previous := a.config.State.Get().Previous
 	planned := make(map[string]bool)
 	for _, i := range r.Lock.Images {
 		if planned[i.Ref.String()] {
@@ -93,8 +94,7 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		fromBundle := r.Bundle != nil || r.rollback && previous.Bundle
-		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, fromBundle); err != nil {
+		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, r.bundled()); err != nil {
 			return nil, err
 		}
 	}
@@ -181,8 +181,7 @@ func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtim
 		default:
 			err = offers(i, &j)
 		}
-		var known *imagepin.Error
-		if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+		if isNoPlatform(err) {
 			none = err
 			continue
 		}

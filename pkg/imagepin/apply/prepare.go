@@ -82,13 +82,12 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			ref := j.image.Ref.String()
-			var known *imagepin.Error
 			switch {
 			case err == nil:
 				failpoint.Reach("apply.made")
 				m.made, m.found[ref] = append(m.made, j.key()), true
 				p.setRoot(pulled.Root)
-			case errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform && !j.offered:
+			case isNoPlatform(err) && !j.offered:
 				m.missing[ref] = err
 			default:
 				return err
@@ -103,9 +102,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 			err = none
 		}
 	}
-	if err != nil && isNoSpace(err) {
-		return a.undo(ctx, m.made, err)
-	}
+	p.made = m.made
 	return err
 }
 
@@ -126,11 +123,17 @@ func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
+	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) && !isNoPlatform(err) {
 		l.OnNode = false // another tool removed it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
+}
+
+// isNoPlatform reports whether an image is not published for a platform.
+func isNoPlatform(err error) bool {
+	var known *imagepin.Error
+	return errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform
 }
 
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {

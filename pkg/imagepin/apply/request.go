@@ -43,9 +43,12 @@ type Request struct {
 	// Progress is called when something has been done, one call at a time. It may be nil.
 	Progress func(Progress)
 
-	dropped  digest.Digest
-	rollback bool
+	dropped digest.Digest
+	onNode  bool // the content of the images came from a bundle before, and is on the node
 }
+
+// bundled reports that the content of the images does not come from their registries.
+func (r Request) bundled() bool { return r.Bundle != nil || r.onNode }
 
 // Phase is what an apply does.
 type Phase string

@@ -40,23 +40,29 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
-		run, err := s.applyFunc(r, q)
+		run, done, err := s.applyFunc(r, q)
 		if err != nil {
 			return nil, err
 		}
 		if !r.GetDetach() {
+			defer done()
 			result, err := run(ctx)
 			return &result, err
 		}
-		return nil, s.config.Locks.Detach(ctx, func(ctx context.Context) {
+		err = s.config.Locks.Detach(ctx, func(ctx context.Context) {
+			defer done()
 			_, _ = run(ctx) // LockStatus has the error
 		})
+		if err != nil {
+			done()
+		}
+		return nil, err
 	})
 }
 
 // applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
-// a lock or a bundle. The function closes it.
-func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+// a lock or a bundle. The caller calls done to close it.
+func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc, done func(), _ error) {
 	given := 0
 	for _, has := range []bool{len(r.GetLock()) > 0, r.GetPath() != "", r.GetDropped()} {
 		if has {
@@ -64,7 +70,7 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.C
 		}
 	}
 	if given != 1 {
-		return nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
+		return nil, nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
 	}
 	if r.GetDetach() {
 		q.Progress = nil
@@ -77,18 +83,21 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (func(context.C
 				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
 			}
 			return result, err
-		}, nil
+		}, func() {}, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
 	q.Name = imagepin.Bound(filepath.Base(r.GetName()), maxName)
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, named(err, q.Name)
+		return nil, nil, named(err, q.Name)
 	}
 	q.Lock = l
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, nil
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, func() {}, nil
 }
+
+// applyFunc applies a lock.
+type applyFunc func(context.Context) (apply.Result, error)
 
 // named returns an error with the name of the file that it is about.
 func named(err error, file string) error {
@@ -102,20 +111,18 @@ func named(err error, file string) error {
 // maxName is the maximum length of the name of a file, in bytes.
 const maxName = 255
 
-func (s *Server) applyFile(path string, q apply.Request) (func(context.Context) (apply.Result, error), error) {
+func (s *Server) applyFile(path string, q apply.Request) (run applyFunc, done func(), _ error) {
 	if !filepath.IsAbs(path) {
-		return nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
+		return nil, nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
 	}
 	f, err := apply.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	from := f.Request()
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
-	return func(ctx context.Context) (apply.Result, error) {
-		defer f.Close() // it was only read
-		return s.config.Locks.Apply(ctx, q)
-	}, nil
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) },
+		func() { _ = f.Close() }, nil // it was only read
 }
 
 // Rollback implements the API.
