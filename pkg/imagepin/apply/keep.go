@@ -37,7 +37,9 @@ func (a *Applier) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case run := <-a.detached:
-			run(ctx)
+			if _, err := recovered(func() (struct{}, error) { run(ctx); return struct{}{}, nil }); err != nil {
+				log.G(ctx).WithError(err).Error("the lock was not applied")
+			}
 		case <-tick.C:
 		}
 	}
@@ -58,7 +60,7 @@ func (s *step) try(ctx context.Context) {
 	if s.done || time.Now().Before(s.next) {
 		return
 	}
-	again, err := s.run(ctx)
+	again, err := recovered(func() (bool, error) { return s.run(ctx) })
 	s.done = !again
 	if err == nil || ctx.Err() != nil {
 		s.pause = 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -78,7 +79,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 	group.SetLimit(parallel)
 	for _, j := range p.jobs {
 		group.Go(func() error {
-			pulled, err := a.makeJob(gctx, r, p, j)
+			pulled, err := recovered(func() (pull.Pulled, error) { return a.makeJob(gctx, r, p, j) })
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			ref := j.image.Ref.String()
@@ -114,6 +115,16 @@ func (a *Applier) readyForSome(p *plan, ref string) bool {
 		}
 	}
 	return false
+}
+
+// recovered runs a function in a goroutine of this package. A panic becomes an error: it must not end containerd.
+func recovered[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return run()
 }
 
 // makeJob makes one image ready for one target.
