@@ -1,46 +1,20 @@
 package apply
 
 import (
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/distribution/reference"
-
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
-	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
-// writeLock writes a lock of references, each at a digest, and returns its path. A reference without a digest in front of "="
-// is locked by digest only.
+// writeLock is [testkit.Rig.WriteLock].
 func writeLock(r *testkit.Rig, name string, locked map[string]string) string {
 	r.T.Helper()
-	var all []lock.Image
-	for id, digest := range locked {
-		ref, err := imagepin.ParseReference(id[:strings.LastIndex(id, ":")] + "@" + digest)
-		if err != nil {
-			r.T.Fatal(err)
-		}
-		all = append(all, lock.Image{ID: id, Ref: ref.(reference.Canonical)})
-	}
-	l, err := lock.New(all)
-	if err != nil {
-		r.T.Fatal(err)
-	}
-	text, err := l.Marshal()
-	if err != nil {
-		r.T.Fatal(err)
-	}
-	path := r.Path(name)
-	if err := os.WriteFile(path, text, 0o644); err != nil {
-		r.T.Fatal(err)
-	}
-	return path
+	return r.WriteLock(name, locked)
 }
 
-// apply runs imagepin and fails the test unless it ends with a code and prints all words.
+// imagepinWants runs imagepin and fails the test unless it ends with a code and prints all words.
 func imagepinWants(r *testkit.Rig, code int, args []string, words ...string) string {
 	r.T.Helper()
 	out, got := r.Operator(args...)

@@ -33,6 +33,9 @@ max_pins_per_namespace = 2
 [[plugins."io.containerd.imagepin.v1.images".rules]]
 match = ["**/workload/*"]
 version_consistency = "workload"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/strict/*"]
+locked = "strict"
 [plugins."io.containerd.imagepin.v1.images".cluster]
 kubeconfig = %q
 `, l.target, l.server.kubeconfig)
@@ -46,7 +49,7 @@ kubeconfig = %q
 // run does everything once.
 func (l *load) run() {
 	l.T.Helper()
-	for _, step := range []func(){l.pulls, l.failedPulls, l.pins, l.outage, l.claims} {
+	for _, step := range []func(){l.pulls, l.failedPulls, l.pins, l.outage, l.claims, l.locks} {
 		step()
 	}
 	l.prometheus.awaitScrape()
@@ -134,6 +137,30 @@ func (l *load) claims() {
 	if _, err := l.PullWith(l.Ctx, tag, opts); err != nil {
 		l.T.Fatal(err)
 	}
+}
+
+// locks applies a lock with another digest than a container runs, pulls an image that the lock does not name, and fails to apply
+// another lock. An image of the lock cannot be made ready again: it is removed and has lost a layer, and the registry is down.
+func (l *load) locks() {
+	l.T.Helper()
+	app, other := l.Reg.Ref("locked/app:1"), l.Reg.Ref("locked/other:1")
+	l.Version("locked/app:1", "before")
+	l.WantVersion(node.KubeletPod{Image: app}, "before")
+	locked := map[string]string{app: l.Version("locked/app:1", "after"), other: l.Version("locked/other:1", "other")}
+	l.MustApply(l.WriteLock("lock.yaml", locked), "--detach") // containers are compared after a detached apply
+	l.prometheus.await(`imagepin_lock_drifted_containers == 1 and on() imagepin_lock_images{state="ready"} == 2`)
+
+	strict, _ := l.Push("strict/app:1", images.Options{Version: "strict"}, images.HostPlatform())
+	l.mustFail(strict, node.PullOptions{})
+
+	l.Damage("gone", l.Blobs(other)["layer"])
+	l.Reg.Down()
+	l.MustRemove(other, "")
+	absent := l.WriteLock("absent.yaml", map[string]string{l.Reg.Ref("locked/absent:1"): locked[other]})
+	if out, code := l.Operator("apply", absent); code != 1 {
+		l.T.Fatalf("imagepin apply: %d: %s", code, out)
+	}
+	l.prometheus.await(`imagepin_lock_images{state="missing"} == 1 and on() imagepin_lock_apply_failed == 1`)
 }
 
 // mustFail pulls an image and fails the test if it can be pulled.

@@ -133,10 +133,11 @@ func TestAlertsAreComplete(t *testing.T) {
 }
 
 // TestDashboardMatchesMetrics checks that every metric, label and label value in the dashboard and in the alerts exists on a
-// node, and that the dashboard shows every metric.
+// node with a lock, and that the dashboard shows every metric.
 func TestDashboardMatchesMetrics(t *testing.T) {
 	address, config := metricsAddress(t)
-	testkit.Node(t, node.Options{NoPods: true, Extra: config})
+	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: config})
+	r.MustApply(r.WriteLock("lock.yaml", map[string]string{r.Reg.Ref("shop/app:v1"): r.Version("shop/app:v1", "locked")}))
 	existing := labelsOf(scrape(t, address))
 	shown := make(map[string]bool)
 

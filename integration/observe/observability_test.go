@@ -18,7 +18,8 @@ func TestObservabilityIsDocumented(t *testing.T) {
 	}
 	doc := string(b)
 	address, config := metricsAddress(t)
-	testkit.Node(t, node.Options{NoPods: true, Extra: config})
+	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: config})
+	r.MustApply(r.WriteLock("lock.yaml", map[string]string{r.Reg.Ref("shop/app:v1"): r.Version("shop/app:v1", "locked")}))
 	for metric, labels := range labelsOf(scrape(t, address)) {
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 			metric = strings.TrimSuffix(metric, suffix)
@@ -33,7 +34,7 @@ func TestObservabilityIsDocumented(t *testing.T) {
 			if !strings.Contains(doc, "`"+name+"`") {
 				t.Errorf("docs/observability.md does not document label %s of %s", name, metric)
 			}
-			open := []string{"platform", "snapshotter"} // their values depend on the node
+			open := []string{"platform", "snapshotter", "digest"} // their values depend on the node
 			for _, v := range values {
 				if !slices.Contains(open, name) && !strings.Contains(doc, "`"+v+"`") {
 					t.Errorf("docs/observability.md does not document %s=%q of %s", name, v, metric)

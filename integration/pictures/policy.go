@@ -97,7 +97,7 @@ func (s situation) answered() string {
 var digestPolicy = []step{
 	{
 		name: "start", kind: process, col: 0, row: 0,
-		text: "A container starts with a tag. D is the pinned digest if the pod's scope has a pin; else that of the tag's image on the node, if there is one.",
+		text: "A container starts with a tag. D is the digest of the node's lock, or else of the pin of the pod's scope, or else of the tag's image on the node, if there is one.",
 		next: map[string]string{"": "pulls"},
 	},
 	{
@@ -185,6 +185,6 @@ var digestPolicy = []step{
 	},
 	{
 		name: "note", kind: note, col: 1, row: 6, wide: true,
-		text: "Where a container runs a digest: with version_consistency node or workload, and no pin in the scope, that digest becomes the pin. An existing pin does not change. If a pin is the copy of an ImagePin and the registry answers 404 for the tag, its answer for the digest decides.",
+		text: "Where a container runs a digest: with version_consistency node or workload, and no pin in the scope, that digest becomes the pin. An existing pin does not change. If a pin is of the lock or the copy of an ImagePin and the registry answers 404 for the tag, its answer for the digest decides.",
 	},
 }

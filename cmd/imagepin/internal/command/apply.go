@@ -152,8 +152,15 @@ func (a *app) applyStream(ctx context.Context, cmd *cli.Command, call func(conte
 	if err != nil {
 		return err
 	}
+	if result == nil && !cmd.Bool("detach") {
+		return errors.New("containerd ended the call without a result")
+	}
 	if result == nil {
-		_, err := fmt.Fprintln(a.Out, "Started. To see the progress, run: imagepin lock status")
+		out := a.Out
+		if !printsText(cmd) {
+			out = a.Err
+		}
+		_, err := fmt.Fprintln(out, "Started. To see the progress, run: imagepin lock status")
 		return err
 	}
 	return a.print(cmd, result, func() error { return a.printApplied(a.style(cmd), result, dry) })

@@ -100,6 +100,22 @@ func TestOutput(t *testing.T) {
 		{"check-deep", recorded(), 1, "check --deep"},
 		{"uninstall-dry", recorded(), 1, "uninstall"},
 		{"uninstall", recorded(), 0, "uninstall --yes"},
+		{"apply", recorded(), 0, "apply"},
+		{"apply-dry", ok(func(c *control) { c.apply = c.apply[len(c.apply)-1:] }), 0, "apply --dry-run"},
+		{"apply-unchanged", ok(func(c *control) {
+			c.apply = []*api.ApplyResponse{{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld}}}
+		}), 0, "apply --no-trunc"},
+		{"rollback", recorded(), 0, "rollback"},
+		{"lock-status", recorded(), 10, "lock status"},
+		{"lock-status-no-trunc", recorded(), 10, "lock status --no-trunc"},
+		{"lock-status-none", ok(func(c *control) { c.lock = &api.LockStatusResponse{Counts: &api.LockCounts{}} }), 0, "lock status"},
+		{"lock-status-clean", ok(func(c *control) { c.lock = cleanNode() }), 0, "lock status"},
+		{"lock-status-applying", ok(func(c *control) {
+			c.lock = &api.LockStatusResponse{Applying: c.apply[1].GetProgress()}
+		}), 0, "lock status"},
+		{"lock-status-unreadable", ok(func(c *control) { c.lock = &api.LockStatusResponse{Unreadable: "version 2 is newer than 1"} }), 10, "lock status"},
+		{"lock-rm", recorded(), 0, "lock rm"},
+		{"lock-rm-previous", ok(func(c *control) { c.unlock.Result = &api.ApplyResult{Lock: digestOld} }), 0, "lock rm --previous"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputWide, outputJSON} {
@@ -142,12 +158,20 @@ func TestRequests(t *testing.T) {
 		{"check --deep", &api.DeepCheckRequest{BytesPerSecond: 100 << 20}},
 		{"check --deep --repair --rate 20MiB", &api.DeepCheckRequest{Repair: true, BytesPerSecond: 20 << 20}},
 		{"check --deep --rate 0", &api.DeepCheckRequest{BytesPerSecond: -1}},
+		{"apply", &api.ApplyRequest{Dropped: true}},
+		{"apply --handler kata --handler runc --limit-rate 10MiB --dry-run", &api.ApplyRequest{
+			Dropped: true, Handlers: []string{"kata", "runc"}, BytesPerSecond: 10 << 20, DryRun: true,
+		}},
+		{"apply -u bob:secret", &api.ApplyRequest{Dropped: true, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
+		{"apply -d", &api.ApplyRequest{Dropped: true, Detach: true}},
+		{"rollback --limit-rate 1k -u bob:secret", &api.RollbackRequest{BytesPerSecond: 1 << 10, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
+		{"lock rm --previous", &api.RemoveLockRequest{Previous: true}},
 		{"uninstall", &api.UninstallRequest{DryRun: true}},
 		{"uninstall --yes", &api.UninstallRequest{}},
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			c := recorded()
-			c.deep = nil
+			c.deep, c.apply = nil, c.apply[len(c.apply)-1:]
 			if got := run(t, c, strings.Fields(test.args)...); got.err != "" {
 				t.Error(got.err)
 			}
@@ -177,7 +201,7 @@ func TestEnvironment(t *testing.T) {
 // everyCall has one call of each command that uses the control service.
 var everyCall = []string{
 	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "diff app", "du", "events", "check", "check --deep",
-	"uninstall",
+	"uninstall", "apply", "rollback", "lock status", "lock rm",
 }
 
 // failed checks that a command failed and printed only this message.
@@ -329,7 +353,7 @@ func TestPasswordFromStandardInput(t *testing.T) {
 }
 
 func TestPasswordIsNotEchoed(t *testing.T) {
-	for _, args := range []string{"resolve app", "pull app", "pin set app sha256:1", "refresh app"} {
+	for _, args := range []string{"resolve app", "pull app", "pin set app sha256:1", "refresh app", "apply", "rollback"} {
 		c := &control{err: status.Error(codes.Unauthenticated, "denied: bob hunter2")}
 		failed(t, run(t, c, append(strings.Fields(args), "--user", "bob:hunter2")...), "denied: bob [password]")
 	}

@@ -37,15 +37,18 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"hosts-dir":         (*commandLine).files,
 	"out":               (*commandLine).files,
 	"since":             (*commandLine).files,
+	"expect":            (*commandLine).files,
 }
 
 // argumentValues return the values of arguments, by their name in the usage of a command.
 var argumentValues = map[string]func(*commandLine, context.Context) []candidate{
-	"REF":     (*commandLine).references,
-	"DIGEST":  (*commandLine).digests,
-	"FILE":    (*commandLine).files,
-	"LOCK":    (*commandLine).files,
-	"COMMAND": (*commandLine).helpTopics,
+	"REF":    (*commandLine).references,
+	"DIGEST": (*commandLine).digests,
+	"FILE":   (*commandLine).files,
+	"LOCK":   (*commandLine).files,
+
+	"LOCK|BUNDLE|-": (*commandLine).files,
+	"COMMAND":       (*commandLine).helpTopics,
 }
 
 func (l *commandLine) valuesOf(ctx context.Context, f cli.Flag) []candidate {

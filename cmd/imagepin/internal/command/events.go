@@ -101,7 +101,11 @@ var eventNames = map[string]string{
 	"/images/create": "image created", "/images/update": "image updated", "/images/delete": "image deleted",
 	"/content/create": "content created", "/content/delete": "content deleted",
 	"/snapshot/prepare": "snapshot prepared", "/snapshot/commit": "snapshot committed", "/snapshot/remove": "snapshot removed",
+	lockTopic: "lock applied",
 }
+
+// lockTopic is the topic of the event that the lock of the node has changed. Its digest is empty if the lock was removed.
+const lockTopic = "/imagepin/lock/applied"
 
 // pinTopic is the prefix of the topics of pins. What happened follows.
 const pinTopic = "/imagepin/pin/"
@@ -113,6 +117,8 @@ func eventLine(s style, e *api.Event) string {
 		name = "pin " + what
 	} else if name == "" {
 		name = e.GetTopic()
+	} else if e.GetTopic() == lockTopic && e.GetDigest() == "" {
+		name = "lock removed"
 	}
 	words := []string{stamp(e.GetAt()), fmt.Sprintf("%-18s", name)}
 	if e.GetRef() != "" {
@@ -127,7 +133,7 @@ func eventLine(s style, e *api.Event) string {
 	if detail := eventDetail(s, e); detail != "" {
 		words = append(words, detail)
 	}
-	return strings.Join(words, "  ")
+	return strings.TrimRight(strings.Join(words, "  "), " ")
 }
 
 // name truncates the digests in the name of an image record or a snapshot.

@@ -26,6 +26,8 @@ func allEvents() []*api.Event {
 		{Topic: "/imagepin/pin/made", Ref: appRef, Digest: digestOld, Scope: "node"},
 		{Topic: "/imagepin/pin/moved", Ref: appRef, Digest: digestNew, Scope: workload, Previous: digestOld, Drift: digestNew},
 		{Topic: "/imagepin/pin/drifted", Ref: appRef, Digest: digestOld, Scope: "node", Drift: digestNew},
+		{Topic: "/imagepin/lock/applied", Digest: digestNew, Previous: digestOld},
+		{Topic: "/imagepin/lock/applied"},
 		{Topic: "/snapshot/remove", Snapshot: "container", Snapshotter: "native"},
 		{Topic: "/content/delete", Digest: layerD, Lost: 2},
 		{Topic: "/content/newer", Digest: layerD},

@@ -157,7 +157,7 @@ func (a *app) printExtra(s style, images []*api.ExtraImage) error {
 	}
 	rows := make([][]string, len(images))
 	for i, image := range images {
-		rows[i] = []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], ""))}
+		rows[i] = []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
 	}
 	fmt.Fprintln(a.Out)
 	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, rows)

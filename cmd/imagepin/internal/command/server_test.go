@@ -57,6 +57,9 @@ type control struct {
 	usage     *api.DiskUsageResponse
 	events    []*api.Event
 	diff      *api.DiffResponse
+	apply     []*api.ApplyResponse // of Apply and Rollback
+	lock      *api.LockStatusResponse
+	unlock    *api.RemoveLockResponse
 	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
@@ -164,6 +167,31 @@ func (c *control) Events(r *api.EventsRequest, stream grpc.ServerStreamingServer
 
 func (c *control) Diff(ctx context.Context, r *api.DiffRequest) (*api.DiffResponse, error) {
 	return c.diff, c.answer(ctx, r)
+}
+
+func (c *control) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
+	return c.applying(r, stream)
+}
+
+func (c *control) Rollback(r *api.RollbackRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
+	return c.applying(r, stream)
+}
+
+func (c *control) applying(r proto.Message, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
+	for _, message := range c.apply {
+		if err := stream.Send(message); err != nil {
+			return err
+		}
+	}
+	return c.answer(stream.Context(), r)
+}
+
+func (c *control) LockStatus(ctx context.Context, r *api.LockStatusRequest) (*api.LockStatusResponse, error) {
+	return c.lock, c.answer(ctx, r)
+}
+
+func (c *control) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*api.RemoveLockResponse, error) {
+	return c.unlock, c.answer(ctx, r)
 }
 
 func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
@@ -337,6 +365,9 @@ func recorded() *control {
 		usage:     diskUsage(),
 		diff:      digestDiff(),
 		events:    allEvents()[:1],
+		apply:     applyMessages(),
+		lock:      lockedNode(),
+		unlock:    &api.RemoveLockResponse{Result: &api.ApplyResult{Changes: []*api.LockChange{{Ref: appRef, Before: digestOld}}}},
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
 }

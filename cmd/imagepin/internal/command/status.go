@@ -84,6 +84,7 @@ func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *
 		field{"Index", indexText(st.GetIndex())},
 		field{"Images", fmt.Sprint(st.GetImages())},
 		field{"Pins", pinsText(st.GetPins())},
+		field{"Lock", lockText(st.GetLock(), now)},
 		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
 		field{"Cluster", clusterText(st)},
 	)
@@ -103,6 +104,15 @@ func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *
 	}
 	problemsText(out, st.GetProblems())
 	return out
+}
+
+// lockText returns the state of the node's lock, or "" if it has none.
+func lockText(l *api.LockSummary, now time.Time) string {
+	if l.GetDigest() == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s, applied %s ago, %d of %s ready", short(l.GetDigest()), units.HumanDuration(now.Sub(l.GetAppliedAt().AsTime())),
+		l.GetReady(), count(l.GetImages(), "image"))
 }
 
 func indexText(i *api.IndexStatus) string {

@@ -49,6 +49,7 @@ func unhealthy() *api.StatusResponse {
 	st := healthy()
 	st.Mode, st.Cluster, st.RegistryFallbacks, st.Pins.Provisional = "serve", true, 2, 1
 	st.Index.Lost, st.Index.PendingRepairs = 2, 1
+	st.Lock = &api.LockSummary{Digest: digestOld, AppliedAt: ago(50 * time.Hour), Images: 3, Ready: 2, DriftedContainers: 1}
 	st.Targets[0].Error = "no answer within 2s"
 	st.Pulls = []*api.RunningPull{
 		{Ref: appRef, Target: st.Targets[1].Target, Since: ago(20 * time.Second), Received: 100 << 20, Total: 240 << 20},
