@@ -3,17 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/integration/measure"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
@@ -54,26 +53,39 @@ func writeLock(path string, images []locked) error {
 type program struct {
 	wall time.Duration
 	peak float64 // maximum RSS in bytes
-	out  string  // standard output
 }
 
-// runProgram runs a program of the bin directory until it ends.
-func runProgram(ctx context.Context, name string, args ...string) (program, error) {
+// peakPeriod is how often the maximum RSS of a program is read. What it uses in the last period can be missed.
+const peakPeriod = 5 * time.Millisecond
+
+// runProgram runs a program of the bin directory until it ends. The memory is not that of getrusage(2), which has that of this
+// process at the start of the program.
+func runProgram(ctx context.Context, name string, args ...string) (p program, _ error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(node.BinDir(), name), args...)
-	var out, errOut bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errOut
+	var errOut bytes.Buffer
+	cmd.Stderr = &errOut
 	start := time.Now()
-	err := cmd.Run()
-	p := program{wall: time.Since(start), out: out.String()}
-	if err != nil {
-		return p, fmt.Errorf("%s %q: %w: %s", name, args, err, bytes.TrimSpace(errOut.Bytes()))
+	if err := cmd.Start(); err != nil {
+		return p, err
 	}
-	usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	if !ok {
-		return p, errors.New("the system does not report the memory of a process")
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	tick := time.NewTicker(peakPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-ended:
+			p.wall = time.Since(start)
+			if err != nil {
+				err = fmt.Errorf("%s %q: %w: %s", name, args, err, bytes.TrimSpace(errOut.Bytes()))
+			}
+			return p, err
+		case <-tick.C:
+			if peak, err := measure.PeakRSS(cmd.Process.Pid); err == nil { // it may have ended
+				p.peak = max(p.peak, peak)
+			}
+		}
 	}
-	p.peak = float64(usage.Maxrss) * 1024
-	return p, nil
 }
 
 // imagepin runs the imagepin command on a node.

@@ -165,7 +165,7 @@ func New(c Config) (*Node, error) {
 		},
 	})
 	n.retainer = retain.New(retain.Config{
-		Leases: n.containerd.Leases, Content: n.containerd.Content, Pins: n.pins, Images: n.store,
+		Leases: n.containerd.Leases, Transactions: n.containerd.Records, Content: n.containerd.Content, Pins: n.pins, Images: n.store,
 		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectAsync,
 		Unpacks: func(snapshotter string) bool { return slices.Contains(n.runtimes().Snapshotters(), snapshotter) },
 	})

@@ -108,7 +108,7 @@ func newPuller(db *metadata.DB, handlers *runtimeplatform.Set) (*pull.Puller, er
 		Records: records{metadata.NewImageStore(db)}, Content: db.ContentStore(), Leases: leases, Snapshotter: db.Snapshotter, Runtimes: runtimes,
 	})
 	retained := retain.New(retain.Config{
-		Leases: leases, Content: db.ContentStore(), Pins: pins, Images: ready, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: leases, Transactions: records{metadata.NewImageStore(db)}, Content: db.ContentStore(), Pins: pins, Images: ready, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	proofs := decide.NodeProofs{Prover: resolver, Stores: []decide.ProofStore{ready, pins}}
 	decider := decide.New(decide.Config{

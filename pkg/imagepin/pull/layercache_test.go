@@ -108,7 +108,7 @@ func TestLayerCache(t *testing.T) {
 	c := store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)}
 	s := store.New(c)
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	locks := &Locks{}
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}}

@@ -37,7 +37,7 @@ func newMakerNode(t *testing.T, pins retain.Pins, limit int64) *makerNode {
 	})
 	n.recording = &beforeRecording{Store: n.store}
 	n.retainer = retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: pins, Images: n.store, MaxBytes: ctdtest.Always(limit), Released: func() {},
+		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pins, Images: n.store, MaxBytes: ctdtest.Always(limit), Released: func() {},
 	})
 	locks := &Locks{}
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}

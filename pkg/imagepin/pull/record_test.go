@@ -72,7 +72,7 @@ func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 		Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: pins, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pins, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
 
@@ -122,7 +122,7 @@ func TestRecordWithHangingSnapshotter(t *testing.T) {
 		},
 	})
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
 	e := imagepin.Entry{

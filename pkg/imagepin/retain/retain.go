@@ -55,10 +55,12 @@ type Images interface {
 
 // Config configures a Retainer. All fields but Unpacks are required.
 type Config struct {
-	Leases  leases.Manager
-	Content content.Store
-	Pins    Pins
-	Images  Images
+	Leases leases.Manager
+	// Transactions are those of the database of Leases.
+	Transactions lease.Transactions
+	Content      content.Store
+	Pins         Pins
+	Images       Images
 	// MaxBytes returns how many bytes may be retained, without those of the node's lock. The size of an image is that of its
 	// content in the registry. Zero means no limit.
 	MaxBytes func() int64
@@ -131,39 +133,6 @@ func (r *Retainer) load(ctx context.Context) error {
 	return nil
 }
 
-// retain adds the image of an entry to its lease, unless no pin retains it any more. A lease of the caller must hold
-// the content and the snapshot. retain returns [imagepin.RetainLimitReached] (ErrResourceExhausted) if there is no room,
-// ErrNotFound if content is gone, and errUnreadable.
-func (r *Retainer) retain(ctx context.Context, e imagepin.Entry) error {
-	resources, err := r.resources(ctx, e)
-	if err != nil {
-		return err
-	}
-	unlock, err := r.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if !r.config.Pins.Retains(e.Root.Digest) {
-		return nil // the pin was removed
-	}
-	l := leases.Lease{ID: leaseID(e)}
-	if err := r.create(ctx, l.ID, e); err != nil {
-		return err
-	}
-	for _, res := range resources {
-		failpoint.Reach("retain.add")
-		if err := r.config.Leases.AddResource(ctx, l, res); err != nil {
-			return fmt.Errorf("add %s to the retain lease of %s: %w", res.ID, e.Root.Digest, err)
-		}
-		r.mu.Lock()
-		r.held[l.ID].holds[res] = true
-		r.mu.Unlock()
-	}
-	failpoint.Reach("retain.done")
-	return nil
-}
-
 // leaseID returns the ID of an entry's lease. Each pair of root and manifest has a lease of its own, because several
 // indexes can have the same manifest, and each of them can have a pin.
 func leaseID(e imagepin.Entry) string {
@@ -173,10 +142,10 @@ func leaseID(e imagepin.Entry) string {
 	return retainPrefix + digest.FromString(e.Root.Digest.String()+" "+e.Manifest.String()).Encoded()
 }
 
-// create creates the lease of an entry if it does not exist.
-func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) error {
+// create creates the lease of an entry if it does not exist. known reports that it did.
+func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) (known bool, _ error) {
 	if known, err := r.claim(id, e); known || err != nil {
-		return err
+		return known, err
 	}
 	_, err := r.config.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{
 		imagepin.LeaseLabel:   string(lease.Retain),
@@ -185,10 +154,10 @@ func (r *Retainer) create(ctx context.Context, id string, e imagepin.Entry) erro
 	}))
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		r.forget(id)
-		return fmt.Errorf("retain %s: %w", e.Root.Digest, err)
+		return false, fmt.Errorf("retain %s: %w", e.Root.Digest, err)
 	}
 	failpoint.Reach("retain.leased")
-	return nil
+	return false, nil
 }
 
 // claim notes that a lease is about to be created. known reports whether it exists.

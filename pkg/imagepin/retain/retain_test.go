@@ -23,6 +23,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/retain"
@@ -52,6 +53,8 @@ type env struct {
 	killed   bool   // simulates a kill before pins are synced
 	removed  bool   // all images are removed during a sync
 	hangs    string // the snapshotter that does not respond
+
+	transactions lease.Transactions
 }
 
 // hanging is a snapshotter that does not respond. Its calls end at once, as after their timeout.
@@ -85,7 +88,7 @@ func (r records) Atomically(ctx context.Context, fn func(context.Context, images
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
-	e := &env{t: t, ctx: n.Context(t), node: n, leases: n.Leases}
+	e := &env{t: t, ctx: n.Context(t), node: n, leases: n.Leases, transactions: records{n.Images}}
 	e.restart()
 	return e
 }
@@ -116,7 +119,7 @@ func (e *env) restart() {
 		images = removedImages{e.images}
 	}
 	e.Retainer = retain.New(retain.Config{
-		Leases: e.leases, Content: e.node.Content, Pins: e.pins, Images: images,
+		Leases: e.leases, Transactions: e.transactions, Content: e.node.Content, Pins: e.pins, Images: images,
 		MaxBytes: func() int64 { return e.maxBytes }, Released: func() { e.released++ }, Unpacks: e.unpacks,
 	})
 	if err := e.pins.Load(e.ctx); err != nil {

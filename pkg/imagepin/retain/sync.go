@@ -5,17 +5,16 @@ import (
 	"errors"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
-// syncTimeout limits a Sync, which goes on after its caller's context has ended, because pins and records stay changed.
+// syncTimeout limits each step of a Sync, which goes on after its caller's context has ended, because pins and records stay
+// changed. A lock has so many digests that no limit for all of them is right.
 const syncTimeout = 30 * time.Second
 
 // SyncAll reads the existing leases, and updates those of all digests.
@@ -44,22 +43,28 @@ func (r *Retainer) Retry(ctx context.Context) error {
 // while they are added. Sync goes on after ctx has ended. It does not fail for an image that cannot be read, because it
 // may not be the caller's image. It logs the image, and [Retainer.Retry] retains it later.
 func (r *Retainer) Sync(ctx context.Context, roots ...digest.Digest) error {
-	ctx, cancel := detached(ctx)
-	defer cancel()
+	r.holdBatches(ctx, roots)
 	released := false
 	for _, root := range roots {
-		if r.config.Pins.Retains(root) {
-			if err := r.syncRetained(ctx, root); err != nil {
-				return err
+		sync := func(ctx context.Context) error { return r.syncRetained(ctx, root) }
+		if !r.config.Pins.Retains(root) {
+			if released {
+				continue
 			}
-		} else if !released {
-			released = true
-			if err := r.release(ctx); err != nil {
-				return err
-			}
+			sync, released = r.release, true
+		}
+		if err := step(ctx, sync); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// step is a part of a Sync.
+func step(ctx context.Context, run func(context.Context) error) error {
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	return run(ctx)
 }
 
 // SyncImage updates the lease of one image after it has been recorded, as [Retainer.Sync] does. It fails if the image
@@ -121,18 +126,12 @@ func (r *Retainer) hold(ctx context.Context, e imagepin.Entry) error {
 	if r.Holds(e) {
 		return nil
 	}
-	retain := func(ctx context.Context) error {
+	err := r.leased(ctx, func(ctx context.Context) error {
 		if err := r.config.Images.AddReadyToLease(ctx, e); err != nil {
 			return err
 		}
 		return r.retain(ctx, e)
-	}
-	var err error
-	if _, leased := leases.FromContext(ctx); leased {
-		err = retain(ctx)
-	} else {
-		err = lease.With(ctx, r.config.Leases, lease.Pull, retain)
-	}
+	})
 	var full *imagepin.Error
 	switch {
 	case errdefs.IsNotFound(err):
