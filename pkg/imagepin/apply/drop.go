@@ -27,27 +27,28 @@ type dropped struct {
 }
 
 // ApplyDropped applies the content of the drop directories: all locks of the one together, or, if it has none, the lock of the
-// bundle whose name is the last. The bundles supply content. Without again, it does nothing if the directories are empty, or their
-// content was applied before.
+// bundle whose name is the last. The bundles supply content. applied is false if the directories are empty, or their content
+// was applied before and again is false.
 //
 // It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
 // (ErrNotFound) if the directories are empty and again is true.
-func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
+func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Result, applied bool, _ error) {
 	end, err := a.begin(ctx)
 	if err != nil {
-		return Result{}, err
+		return Result{}, false, err
 	}
 	defer end()
 	s := a.config.Settings()
+	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
 	if err != nil {
-		return Result{}, a.noteFailure("drop directories", err)
+		return Result{}, false, a.noteFailure(r, err)
 	}
 	if len(d.locks)+len(d.bundles) == 0 && again {
-		return Result{}, nothingDropped(s)
+		return Result{}, false, nothingDropped(s)
 	}
 	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
-		return Result{}, nil
+		return Result{}, false, nil
 	}
 	opened, err := openBundles(d.bundles)
 	defer func() {
@@ -56,18 +57,20 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Resu
 		}
 	}()
 	if err != nil {
-		return Result{}, a.noteFailure("drop directories", err)
+		return Result{}, false, a.noteFailure(r, err)
 	}
-	if r.Lock, r.Name, err = d.lock(opened); err != nil {
-		return Result{}, a.noteFailure("drop directories", err)
+	l, name, err := d.lock(opened)
+	if err != nil {
+		return Result{}, false, a.noteFailure(r, err)
 	}
+	r.Lock, r.Name, r.dropped = l, name, d.id
 	if len(opened) > 0 {
-		if r.Bundle, err = joinBundles(r.Lock, opened); err != nil {
-			return Result{}, a.noteFailure(r.Name, err)
+		if r.Bundle, err = joinBundles(l, opened); err != nil {
+			return Result{}, false, a.noteFailure(r, err)
 		}
 	}
-	r.dropped = d.id
-	return a.applyAndNote(ctx, r)
+	result, err := a.applyAndNote(ctx, r)
+	return result, err == nil, err
 }
 
 // nothingDropped returns the error for drop directories without files.
@@ -79,7 +82,7 @@ func nothingDropped(s Settings) error {
 }
 
 // readDropped lists the drop directories. A directory that does not exist is empty. It fails with
-// [imagepin.InvalidRequest] for a file that others than its owner can write, or that root or this user does not own.
+// [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root or this user does not own.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
 		return d, err
@@ -125,6 +128,9 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err == nil {
+		err = checkOwner("directory", dir)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +139,7 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 			continue
 		}
 		path := filepath.Join(dir, f.Name())
-		if err := checkOwner(path); err != nil {
+		if err := checkOwner("file", path); err != nil {
 			return nil, err
 		}
 		paths = append(paths, path)
@@ -180,8 +186,10 @@ func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 	return l, fmt.Sprintf("%d files in %s", len(d.locks), filepath.Dir(d.locks[0])), nil
 }
 
-// noteFailure notes a failure for the status, and returns it.
-func (a *Applier) noteFailure(name string, err error) error {
-	a.note(name, err)
+// noteFailure notes the failure of a request for the status, and returns it.
+func (a *Applier) noteFailure(r Request, err error) error {
+	if !r.DryRun {
+		a.note(r.Name, err)
+	}
 	return err
 }

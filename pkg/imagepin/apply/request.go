@@ -7,6 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -44,11 +45,9 @@ type Request struct {
 	Progress func(Progress)
 
 	dropped digest.Digest
-	onNode  bool // the content of the images came from a bundle before, and is on the node
+	// stored is the lock of the state that is applied or repaired, and nil for a lock from outside.
+	stored *applied.Applied
 }
-
-// bundled reports that the content of the images does not come from their registries.
-func (r Request) bundled() bool { return r.Bundle != nil || r.onNode }
 
 // Phase is what an apply does.
 type Phase string

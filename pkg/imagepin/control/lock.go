@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,11 +25,11 @@ import (
 // Locks applies locks. [apply.Applier] implements it.
 type Locks interface {
 	Apply(ctx context.Context, r apply.Request) (apply.Result, error)
-	ApplyDropped(ctx context.Context, r apply.Request, again bool) (apply.Result, error)
+	ApplyDropped(ctx context.Context, r apply.Request, again bool) (_ apply.Result, applied bool, _ error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
 	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
-	// Detach runs a function that goes on when the caller has gone.
-	Detach(ctx context.Context, run func(context.Context)) error
+	// Detach runs a function that goes on when the caller has gone. Status has its error.
+	Detach(ctx context.Context, run func(context.Context) error) error
 	Status() apply.Status
 	Usage(ctx context.Context) (apply.Usage, error)
 }
@@ -40,29 +41,36 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
-		run, done, err := s.applyFunc(r, q)
+		run, closeFile, err := s.applyFunc(r, q)
 		if err != nil {
 			return nil, err
 		}
 		if !r.GetDetach() {
-			defer done()
+			defer closeFile()
 			result, err := run(ctx)
 			return &result, err
 		}
-		err = s.config.Locks.Detach(ctx, func(ctx context.Context) {
-			defer done()
-			_, _ = run(ctx) // LockStatus has the error
-		})
-		if err != nil {
-			done()
-		}
-		return nil, err
+		return nil, s.detach(ctx, run, closeFile)
 	})
 }
 
+// detach runs an apply that goes on when the caller has gone. LockStatus has its error.
+func (s *Server) detach(ctx context.Context, run func(context.Context) (apply.Result, error), closeFile func()) error {
+	err := s.config.Locks.Detach(ctx, func(ctx context.Context) error {
+		defer closeFile()
+		_, err := run(ctx)
+		return err
+	})
+	if err != nil {
+		closeFile() // it does not run
+	}
+	return err
+}
+
 // applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
-// a lock or a bundle. The caller calls done to close it.
-func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc, done func(), _ error) {
+// a lock or a bundle. closeFile closes it.
+func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
+	closeFile = func() {}
 	given := 0
 	for _, has := range []bool{len(r.GetLock()) > 0, r.GetPath() != "", r.GetDropped()} {
 		if has {
@@ -78,8 +86,12 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc,
 	switch {
 	case r.GetDropped():
 		return func(ctx context.Context) (apply.Result, error) {
-			return s.config.Locks.ApplyDropped(ctx, q, true)
-		}, func() {}, nil
+			result, applied, err := s.config.Locks.ApplyDropped(ctx, q, true)
+			if err == nil && !applied && !q.DryRun {
+				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
+			}
+			return result, err
+		}, closeFile, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
@@ -89,11 +101,8 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc,
 		return nil, nil, named(err, q.Name)
 	}
 	q.Lock = l
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, func() {}, nil
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, closeFile, nil
 }
-
-// applyFunc applies a lock.
-type applyFunc func(context.Context) (apply.Result, error)
 
 // named returns an error with the name of the file that it is about.
 func named(err error, file string) error {
@@ -107,7 +116,7 @@ func named(err error, file string) error {
 // maxName is the maximum length of the name of a file, in bytes.
 const maxName = 255
 
-func (s *Server) applyFile(path string, q apply.Request) (run applyFunc, done func(), _ error) {
+func (s *Server) applyFile(path string, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
 	if !filepath.IsAbs(path) {
 		return nil, nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
 	}
@@ -117,8 +126,8 @@ func (s *Server) applyFile(path string, q apply.Request) (run applyFunc, done fu
 	}
 	from := f.Request()
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) },
-		func() { _ = f.Close() }, nil // it was only read
+	run = func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }
+	return run, func() { _ = f.Close() }, nil // it was only read
 }
 
 // Rollback implements the API.
@@ -137,33 +146,58 @@ const applyEvery = 100 * time.Millisecond
 // applying runs a call that applies a lock, and sends its progress and its result.
 func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], method string, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
 	_, err := guarded(stream.Context(), s, method, func(ctx context.Context) (struct{}, error) {
-		p := &applyProgress{stream: stream}
+		p := sendProgress(stream)
 		result, err := run(ctx, p.report)
+		p.close()
 		if err != nil || result == nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, p.stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
+		return struct{}{}, stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
 	})
 	return err
 }
 
-// applyProgress sends progress at intervals, and each new phase.
+// applyProgress sends progress at intervals, and each new phase. An apply does not wait for a caller that does not receive.
 type applyProgress struct {
-	stream grpc.ServerStreamingServer[api.ApplyResponse]
+	queue chan apply.Progress
+	sent  chan struct{} // closed when all of the queue is sent
 
 	mu   sync.Mutex
-	sent time.Time
+	at   time.Time
 	last apply.Phase
+}
+
+// maxQueued is the maximum number of messages that wait until the caller receives them.
+const maxQueued = 16
+
+func sendProgress(stream grpc.ServerStreamingServer[api.ApplyResponse]) *applyProgress {
+	p := &applyProgress{queue: make(chan apply.Progress, maxQueued), sent: make(chan struct{})}
+	go func() {
+		defer close(p.sent)
+		for now := range p.queue {
+			_ = stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+		}
+	}()
+	return p
 }
 
 func (p *applyProgress) report(now apply.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Phase == p.last && time.Since(p.sent) < applyEvery {
+	if now.Phase == p.last && time.Since(p.at) < applyEvery {
 		return
 	}
-	p.sent, p.last = time.Now(), now.Phase
-	_ = p.stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+	p.at, p.last = time.Now(), now.Phase
+	select {
+	case p.queue <- now:
+	default:
+	}
+}
+
+// close waits until all is sent. report must not be called any more.
+func (p *applyProgress) close() {
+	close(p.queue)
+	<-p.sent
 }
 
 func progressOf(p apply.Progress) *api.ApplyProgress {
@@ -221,10 +255,10 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 		resp.Applying = progressOf(*st.Applying)
 	}
 	if f := st.Failed; f != nil {
-		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: resolve.RedactError(f.Err).Error()}
+		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: errorText(f.Err)}
 	}
 	if st.Unreadable != nil {
-		resp.Unreadable = st.Unreadable.Error()
+		resp.Unreadable = errorText(st.Unreadable)
 	}
 	for _, i := range st.Images {
 		resp.Images = append(resp.Images, lockedImage(i, used.Running[i.Ref.String()], resp.Counts))
@@ -239,6 +273,11 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 	}
 	resp.Counts.Extra, resp.Counts.Drifted = int64(len(resp.Extra)), int64(len(resp.Drifted))
 	return resp
+}
+
+// errorText returns the text of an error without secrets, as valid UTF-8: it can name a file.
+func errorText(err error) string {
+	return strings.ToValidUTF8(resolve.RedactError(err).Error(), "\uFFFD")
 }
 
 func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.LockedImage {
@@ -282,9 +321,9 @@ func LockSummary(st apply.Status) *api.LockSummary {
 	sum := &api.LockSummary{Images: int64(len(st.Images)), DriftedContainers: st.DriftedContainers}
 	switch {
 	case st.Unreadable != nil:
-		sum.Failed = st.Unreadable.Error()
+		sum.Failed = errorText(st.Unreadable)
 	case st.Failed != nil:
-		sum.Failed = resolve.RedactError(st.Failed.Err).Error()
+		sum.Failed = errorText(st.Failed.Err)
 	case st.Current == nil:
 		return nil
 	}
