@@ -49,12 +49,6 @@ func newSession(t *testing.T, name string) *session {
 	s.Replace("/etc/imagepin/locks.d", s.Path("locks.d"))
 	s.Replace("/var/lib/imagepin/bundles", s.Path("bundles"))
 	s.Replace("/var/lib/containerd", s.Path("containerd"))
-	for shown, dir := range map[string]string{"/etc/imagepin/locks.d": "locks.d", "/var/lib/imagepin/bundles": "bundles"} {
-		if err := os.Mkdir(s.Path(dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		s.Replace(shown, s.Path(dir))
-	}
 	s.Replace(metricsAddress, metrics)
 	if opts.Mode == node.Serve {
 		s.Replace("/run/imagepin/imagepin.sock", s.Address())
