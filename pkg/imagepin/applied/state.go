@@ -123,9 +123,14 @@ func (a *Applied) blob() (*appliedBlob, error) {
 	b := &appliedBlob{Lock: string(text), Name: a.Name, Bundle: a.Bundle, Handlers: a.Handlers, At: a.At.UTC().Truncate(time.Second)}
 	written := make(map[digest.Digest]bool)
 	for _, i := range a.Lock.Images {
-		if d := i.Ref.Digest(); !written[d] {
+		d := i.Ref.Digest()
+		root, ok := a.Roots[d]
+		if !ok {
+			return nil, fmt.Errorf("the lock has no descriptor of %s: %w", i.Ref, errdefs.ErrInvalidArgument)
+		}
+		if !written[d] {
 			written[d] = true
-			b.Roots = append(b.Roots, a.Roots[d])
+			b.Roots = append(b.Roots, root)
 		}
 	}
 	return b, nil

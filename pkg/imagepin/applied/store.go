@@ -28,7 +28,9 @@ import (
 const (
 	labelLock     = imagepin.LabelPrefix + "lock"
 	labelPrevious = imagepin.LabelPrefix + "lock.previous"
-	ingest        = "imagepin-applied-lock"
+	// ingestPrefix begins the names of what is written to the content store. The digest follows: a write that was killed must
+	// not continue with other content.
+	ingestPrefix = "imagepin-applied-lock-"
 	// maxBlob is the maximum size of a State on disk in bytes: two locks, with their descriptors, as JSON.
 	maxBlob = 64 << 20
 )
@@ -52,20 +54,20 @@ type Config struct {
 	Retained func(ctx context.Context) ([]digest.Digest, error)
 }
 
-// Store has the lock of a node. It is safe for concurrent use.
+// Store has the lock of a node. It is the only one that writes it. It is safe for concurrent use.
 type Store struct {
 	config Config
+	write  sync.Mutex // held by Load, Keep, Write and Repair, also during calls to containerd
 
-	record sync.Mutex // held while the record is read or written, and the state is replaced
-
-	mu       sync.RWMutex
-	state    State
-	pending  []digest.Digest // of the last Keep
-	retained []digest.Digest // while the record cannot be read
-	named    map[string]bool // images of the current lock, as repository@digest
-	err      error           // why the record cannot be read
-	unsynced bool            // what the pins retain was not updated after the last Write
-	loaded   bool
+	mu      sync.RWMutex
+	loaded  bool
+	state   State
+	pending []digest.Digest // of the last Keep
+	rescued []digest.Digest // what was retained when the record could not be read
+	named   map[string]bool // images of the current lock, as repository@digest
+	err     error           // why the record cannot be read
+	// unsynced reports that what the lock retains was not updated after the last write.
+	unsynced bool
 }
 
 // New returns a store without a lock. [Store.Load] reads it.
@@ -76,15 +78,16 @@ func namespaced(ctx context.Context) context.Context {
 }
 
 // Load reads the lock of the node. If it cannot be read, the node has no lock, everything that is retained stays so, and
-// [Store.Err] returns the reason. Load fails if containerd does not answer. It keeps what [Store.Keep] retains.
+// [Store.Err] returns the reason. Load fails if containerd does not answer. It reads nothing if it has read the lock before,
+// because no other process writes it.
 func (s *Store) Load(ctx context.Context) error {
-	s.record.Lock()
-	defer s.record.Unlock()
-	if !s.loaded {
-		if err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
-			return err
-		}
-		s.loaded = true
+	s.write.Lock()
+	defer s.write.Unlock()
+	if s.isLoaded() {
+		return nil
+	}
+	if err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
+		return err
 	}
 	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
 	if errdefs.IsNotFound(err) {
@@ -99,8 +102,8 @@ func (s *Store) Load(ctx context.Context) error {
 		s.set(state, nil, nil)
 		return nil
 	}
-	if errdefs.IsUnavailable(rerr) || errdefs.IsCanceled(rerr) || errdefs.IsDeadlineExceeded(rerr) || ctx.Err() != nil {
-		return rerr
+	if ctx.Err() != nil || errdefs.IsUnavailable(rerr) || errdefs.IsCanceled(rerr) || errdefs.IsDeadlineExceeded(rerr) {
+		return rerr // the lock may be readable
 	}
 	log.G(ctx).WithError(rerr).Error("the lock of this node cannot be read")
 	retained, err := s.config.Retained(ctx)
@@ -109,6 +112,12 @@ func (s *Store) Load(ctx context.Context) error {
 	}
 	s.set(State{}, retained, rerr)
 	return nil
+}
+
+func (s *Store) isLoaded() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.loaded && s.err == nil
 }
 
 func (s *Store) read(ctx context.Context, d ocispec.Descriptor) (State, error) {
@@ -125,8 +134,8 @@ func (s *Store) read(ctx context.Context, d ocispec.Descriptor) (State, error) {
 	return unmarshal(b)
 }
 
-// set replaces the state in memory. retained are digests that stay retained although no lock has them.
-func (s *Store) set(state State, retained []digest.Digest, err error) {
+// set replaces the state in memory. rescued are digests that are retained although no lock has them.
+func (s *Store) set(state State, rescued []digest.Digest, err error) {
 	named := make(map[string]bool)
 	if state.Current != nil {
 		for _, i := range state.Current.Lock.Images {
@@ -138,13 +147,14 @@ func (s *Store) set(state State, retained []digest.Digest, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state, s.named, s.retained, s.err = state, named, retained, err
+	s.loaded, s.state, s.named, s.rescued, s.err = true, state, named, rescued, err
 	s.setPins()
 }
 
-// setPins replaces the pins of the lock by those of the state. Its caller holds mu.
+// setPins sets the pins of the lock and what is retained for it. The caller holds mu, so that the pins and the state change in
+// the same order.
 func (s *Store) setPins() {
-	s.config.Pins.SetLock(s.state.Current.pins(), slices.Concat(s.state.Previous.RootDigests(), s.retained, s.pending))
+	s.config.Pins.SetLock(s.state.Current.pins(), slices.Concat(s.state.Previous.RootDigests(), s.pending, s.rescued))
 }
 
 // Get returns the lock of the node.
@@ -179,6 +189,8 @@ func (s *Store) Digest() digest.Digest {
 // Keep retains digests in addition to those of the locks, until the next Keep or Write, or a restart. It replaces those of the
 // last Keep.
 func (s *Store) Keep(ctx context.Context, roots []digest.Digest) error {
+	s.write.Lock()
+	defer s.write.Unlock()
 	s.mu.Lock()
 	before := s.pending
 	s.pending = slices.Clone(roots)
@@ -187,57 +199,19 @@ func (s *Store) Keep(ctx context.Context, roots []digest.Digest) error {
 	return s.config.Retain(ctx, unique(slices.Concat(before, roots))...)
 }
 
-// writeTimeout bounds a Write, which does not stop when its caller has gone.
-const writeTimeout = 30 * time.Second
+// switchTimeout bounds the write of a lock, which goes on when its caller has gone.
+const switchTimeout = 30 * time.Second
 
-// Write replaces the lock of the node. A kill, or the end of ctx, leaves the old or the new one. If Write succeeds, the new one
-// is durable.
+// Write replaces the lock of the node. A kill leaves the old or the new one. Both are durable before Write returns. If it fails,
+// the node has the old one.
 func (s *Store) Write(ctx context.Context, next State) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	s.record.Lock()
-	defer s.record.Unlock()
-	return s.write(ctx, next)
+	s.write.Lock()
+	defer s.write.Unlock()
+	return s.replace(ctx, next)
 }
 
-// write is Write for a caller that holds record.
-func (s *Store) write(ctx context.Context, next State) error {
-	// If it stopped here, the state in memory and the record could differ.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
-	defer cancel()
-	if err := s.writeRecord(ctx, next); err != nil {
-		return err
-	}
-	failpoint.Reach("lock.switched")
-	last := s.Get()
-	s.mu.Lock()
-	roots := slices.Concat(s.pending, s.retained)
-	s.pending = nil
-	s.mu.Unlock()
-	s.set(next, nil, nil)
-	for _, a := range []*Applied{last.Current, last.Previous, next.Current, next.Previous} {
-		roots = append(roots, a.RootDigests()...)
-	}
-	err := s.config.Retain(ctx, unique(roots)...)
-	if err != nil {
-		log.G(ctx).WithError(err).Warn("what the lock retains is not updated yet")
-	}
-	s.mu.Lock()
-	s.unsynced = err != nil
-	s.mu.Unlock()
-	return nil
-}
-
-// writeRecord replaces the record of the lock and its blob. It removes them if there is no state.
-func (s *Store) writeRecord(ctx context.Context, next State) error {
-	if next.Current == nil && next.Previous == nil && next.Dropped == "" {
-		err := s.config.Images.Delete(namespaced(ctx), pin.LockRecord, images.SynchronousDelete())
-		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("remove the record of the lock: %w", err)
-		}
-		return nil
-	}
+// replace is Write for a caller that holds write.
+func (s *Store) replace(ctx context.Context, next State) error {
 	data, err := next.marshal()
 	if err != nil {
 		return err
@@ -245,13 +219,55 @@ func (s *Store) writeRecord(ctx context.Context, next State) error {
 	if len(data) > maxBlob {
 		return fmt.Errorf("the applied lock has %d bytes, the maximum is %d: %w", len(data), maxBlob, errdefs.ErrInvalidArgument)
 	}
-	err = s.config.Namespaces.Create(ctx, pin.Namespace, nil)
+	if _, err := unmarshal(data); err != nil {
+		return err // the next start could not read it
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), switchTimeout)
+	defer cancel()
+	if err := s.writeRecord(writing, data, next); err != nil {
+		return err
+	}
+	failpoint.Reach("lock.switched")
+	s.mu.RLock()
+	roots := slices.Concat(s.pending, s.rescued)
+	for _, a := range []*Applied{s.state.Current, s.state.Previous, next.Current, next.Previous} {
+		roots = append(roots, a.RootDigests()...)
+	}
+	s.mu.RUnlock()
+	s.mu.Lock()
+	s.pending = nil
+	s.mu.Unlock()
+	s.set(next, nil, nil)
+	err = s.config.Retain(ctx, unique(roots)...)
+	if err != nil {
+		// The lock is replaced. What it retains was retained before, and a later attempt releases the rest.
+		log.G(ctx).WithError(err).Warn("what the lock retains is not updated, trying again later")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unsynced = err != nil
+	return nil
+}
+
+// writeRecord writes the blob of a state, and makes the record of the lock target it. It removes both if the state is empty.
+func (s *Store) writeRecord(ctx context.Context, data []byte, next State) error {
+	if next.Current == nil && next.Previous == nil && next.Dropped == "" {
+		err := s.config.Images.Delete(namespaced(ctx), pin.LockRecord)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove the record of the lock: %w", err)
+		}
+		return nil
+	}
+	err := s.config.Namespaces.Create(ctx, pin.Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("create the namespace of pins: %w", err)
 	}
 	desc := ocispec.Descriptor{MediaType: MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
 	return lease.With(namespaced(ctx), s.config.Leases, lease.Pull, func(ctx context.Context) error {
-		if err := content.WriteBlob(ctx, s.config.Content, ingest, bytes.NewReader(data), desc); err != nil {
+		if err := content.WriteBlob(ctx, s.config.Content, ingestPrefix+desc.Digest.String(), bytes.NewReader(data), desc); err != nil {
 			return fmt.Errorf("write the lock: %w", err)
 		}
 		failpoint.Reach("lock.stored")
@@ -260,18 +276,20 @@ func (s *Store) writeRecord(ctx context.Context, next State) error {
 }
 
 // Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It also updates
-// what the lock retains if the last Write could not. It writes nothing otherwise.
+// what the lock retains if the last write could not. It writes nothing otherwise.
 func (s *Store) Repair(ctx context.Context) error {
-	s.record.Lock()
-	defer s.record.Unlock()
+	s.write.Lock()
+	defer s.write.Unlock()
 	s.mu.RLock()
 	now, unread, unsynced := s.state, s.err != nil, s.unsynced
 	s.mu.RUnlock()
-	if unread || now.Current == nil && now.Previous == nil && !unsynced {
+	switch {
+	case unread:
 		return nil
-	}
-	if unsynced {
-		return s.write(ctx, now)
+	case unsynced:
+		return s.replace(ctx, now)
+	case now.Current == nil && now.Previous == nil:
+		return nil
 	}
 	data, err := now.marshal()
 	if err != nil {
@@ -288,7 +306,7 @@ func (s *Store) Repair(ctx context.Context) error {
 		}
 	}
 	log.G(ctx).Warn("the record of the lock has been removed or changed, writing it again")
-	return s.write(ctx, now)
+	return s.replace(ctx, now)
 }
 
 func unique(roots []digest.Digest) []digest.Digest {

@@ -2,10 +2,8 @@ package apply
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -93,8 +91,7 @@ type Remover interface {
 // Applier applies locks to a node, one at a time. It is safe for concurrent use.
 type Applier struct {
 	config   Config
-	mu       sync.Mutex
-	running  *run // nil if no lock is applied
+	turns    turns
 	progress atomic.Pointer[Progress]
 	failed   atomic.Pointer[Failure]
 	drifted  atomic.Int64 // containers that run another digest than the lock, at the last look
@@ -111,62 +108,6 @@ type Failure struct {
 // New returns an Applier. [Applier.Run] must run.
 func New(c Config) *Applier {
 	return &Applier{config: c, detached: make(chan func(context.Context))}
-}
-
-// run is an apply, or a repair of the images of the lock.
-type run struct {
-	done chan struct{}
-	// stop ends a repair, so that an apply can begin. It is nil for an apply.
-	stop context.CancelFunc
-}
-
-// begin makes the caller the only one that applies a lock, until it calls end. It ends a running repair and waits for it. It
-// fails with [imagepin.ApplyInProgress] (ErrFailedPrecondition), and if ctx ends.
-func (a *Applier) begin(ctx context.Context) (end func(), _ error) {
-	for {
-		end, now := a.tryBegin(nil)
-		if now == nil {
-			return end, nil
-		}
-		if now.stop == nil {
-			return nil, a.inProgress()
-		}
-		now.stop()
-		select {
-		case <-now.done:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// tryBegin is begin without waiting: it returns what runs, if something does. stop is nil for an apply.
-func (a *Applier) tryBegin(stop context.CancelFunc) (end func(), now *run) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.running != nil {
-		return nil, a.running
-	}
-	r := &run{done: make(chan struct{}), stop: stop}
-	a.running = r
-	return func() {
-		a.progress.Store(nil)
-		a.mu.Lock()
-		a.running = nil
-		a.mu.Unlock()
-		close(r.done)
-	}, nil
-}
-
-func (a *Applier) inProgress() error {
-	e := &imagepin.Error{
-		Reason: imagepin.ApplyInProgress, Class: errdefs.ErrFailedPrecondition, Message: "another lock is being applied",
-		Hint: "Wait until it is applied. To see how far it is, run: imagepin lock status",
-	}
-	if p := a.progress.Load(); p != nil {
-		e.Message = fmt.Sprintf("lock %s is being applied (%s)", p.Lock, p.Phase)
-	}
-	return e
 }
 
 // Apply applies a lock: it verifies the lock and its bundle, makes its images ready, and switches all pins of the lock in one
@@ -187,13 +128,13 @@ func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
 // applyAndNote is apply for the caller of begin. It notes a failure for the status.
 func (a *Applier) applyAndNote(ctx context.Context, r Request) (Result, error) {
 	result, err := a.apply(ctx, r)
-	switch {
-	case err == nil && !r.DryRun:
-		a.failed.Store(nil)
-	case err != nil && !r.DryRun:
-		a.note(r.Name, err)
+	if err != nil {
+		return result, a.noteFailure(r, err)
 	}
-	return result, err
+	if !r.DryRun {
+		a.failed.Store(nil)
+	}
+	return result, nil
 }
 
 func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
@@ -237,8 +178,8 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	result.Lock, result.Previous = id, digestOf(next.Previous)
 	log.G(ctx).WithField("lock", id).WithField("previous", digestOf(last.Current)).Info("lock is applied")
 	a.config.Notify(ctx, result)
-	if err := a.tag(ctx, next.Current); err != nil { // the lock decides all tags already
-		log.G(ctx).WithError(err).Warn("a tag of the lock is not recorded yet")
+	if err := a.tag(ctx, next.Current); err != nil { // the pins decide, and Run tries again
+		log.G(ctx).WithError(err).WithField("lock", id).Warn("a tag of the lock is not recorded, trying again later")
 	}
 	return result, nil
 }
@@ -338,13 +279,13 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 	if previous == nil {
 		return Result{}, unknownLock("this node has no lock before the current one")
 	}
-	r.Lock, r.Bundle, r.Name, r.Handlers, r.rollback = previous.Lock, nil, previous.Name, previous.Handlers, true
+	r.Lock, r.Bundle, r.Name, r.Handlers, r.stored = previous.Lock, nil, previous.Name, previous.Handlers, previous
 	return a.applyAndNote(ctx, r)
 }
 
 // Remove removes the lock of the node, and the one before it: tags follow their registries again, and content is not retained
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
-// is none.
+// is none. A failure of the last apply is not reported any more, unless onlyPrevious is set.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
 	end, err := a.begin(ctx)
 	if err != nil {
@@ -367,6 +308,7 @@ func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error)
 	result := Result{Lock: digestOf(next.Current)}
 	if !onlyPrevious {
 		result.Changes = changes(last.Current, nil)
+		a.failed.Store(nil)
 		log.G(ctx).WithField("lock", digestOf(last.Current)).Info("lock is removed")
 		a.config.Notify(ctx, result)
 	}

@@ -37,9 +37,10 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Re
 	}
 	defer end()
 	s := a.config.Settings()
+	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
 	if err != nil {
-		return Result{}, false, a.noteFailure("drop directories", err)
+		return Result{}, false, a.noteFailure(r, err)
 	}
 	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
 		return Result{}, false, nil
@@ -51,24 +52,24 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (_ Re
 		}
 	}()
 	if err != nil {
-		return Result{}, false, a.noteFailure("drop directories", err)
+		return Result{}, false, a.noteFailure(r, err)
 	}
-	if r.Lock, r.Name, err = d.lock(opened); err != nil {
-		return Result{}, false, a.noteFailure("drop directories", err)
+	l, name, err := d.lock(opened)
+	if err != nil {
+		return Result{}, false, a.noteFailure(r, err)
 	}
+	r.Lock, r.Name, r.dropped = l, name, d.id
 	if len(opened) > 0 {
-		if r.Bundle, err = joinBundles(r.Lock, opened); err != nil {
-			return Result{}, false, a.noteFailure(r.Name, err)
+		if r.Bundle, err = joinBundles(l, opened); err != nil {
+			return Result{}, false, a.noteFailure(r, err)
 		}
 	}
-	r.dropped = d.id
 	result, err := a.applyAndNote(ctx, r)
 	return result, err == nil, err
 }
 
 // readDropped lists the drop directories. A directory that does not exist is empty. It fails with
-// [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that neither root nor this user
-// owns.
+// [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root or this user does not own.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
 		return d, err
@@ -114,10 +115,10 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = checkOwner("directory", dir)
 	}
-	if err := checkOwner(dir); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	for _, f := range files {
@@ -125,7 +126,7 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 			continue
 		}
 		path := filepath.Join(dir, f.Name())
-		if err := checkOwner(path); err != nil {
+		if err := checkOwner("file", path); err != nil {
 			return nil, err
 		}
 		paths = append(paths, path)
@@ -148,7 +149,7 @@ func openBundles(paths []string) (all []*bundle.Bundle, _ error) {
 func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 	if len(d.locks) == 0 {
 		last := len(opened) - 1
-		return opened[last].Lock(), fileName(d.bundles[last]), nil
+		return opened[last].Lock(), filepath.Base(d.bundles[last]), nil
 	}
 	var images []lock.Image
 	for _, path := range d.locks {
@@ -167,13 +168,15 @@ func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 		return nil, "", err
 	}
 	if len(d.locks) == 1 {
-		return l, fileName(d.locks[0]), nil
+		return l, filepath.Base(d.locks[0]), nil
 	}
 	return l, fmt.Sprintf("%d files in %s", len(d.locks), filepath.Dir(d.locks[0])), nil
 }
 
-// noteFailure notes a failure for the status, and returns it.
-func (a *Applier) noteFailure(name string, err error) error {
-	a.note(name, err)
+// noteFailure notes the failure of a request for the status, and returns it.
+func (a *Applier) noteFailure(r Request, err error) error {
+	if !r.DryRun {
+		a.note(r.Name, err)
+	}
 	return err
 }

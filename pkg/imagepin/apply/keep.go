@@ -2,12 +2,16 @@ package apply
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 const (
@@ -20,10 +24,11 @@ const (
 
 // Run keeps the images of the node's lock ready until ctx ends: at the start, where it also completes what a killed apply has
 // switched, and then periodically. Before that, it applies the drop directories if their content is new, again after a failure
-// that is not in their content. It runs what [Applier.Detach] accepts.
+// that is not in their content, and again if a reload names other directories. It runs what [Applier.Detach] accepts.
 func (a *Applier) Run(ctx context.Context) {
+	fresh := newDirectories{applier: a}
 	steps := []*step{
-		{run: a.applyNew, message: "the drop directories were not applied, the lock of this node is unchanged"},
+		{run: fresh.apply, message: "the drop directories were not applied, the lock of this node is unchanged"},
 		{run: a.complete, message: "an image of the lock is not ready"},
 		{run: a.countDrift, message: "the running containers cannot be compared with the lock"},
 	}
@@ -37,7 +42,9 @@ func (a *Applier) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case run := <-a.detached:
-			run(ctx)
+			if _, err := recovered(func() (struct{}, error) { run(ctx); return struct{}{}, nil }); err != nil {
+				a.note("detached apply", err)
+			}
 		case <-tick.C:
 		}
 	}
@@ -45,94 +52,101 @@ func (a *Applier) Run(ctx context.Context) {
 
 // step is a part of what Run does periodically.
 type step struct {
-	run     func(context.Context) (again bool, _ error)
+	run     func(context.Context) error
 	message string
 
-	done  bool // it does not run again
 	pause time.Duration
 	next  time.Time
 }
 
 // try runs a step, unless it pauses after a failure.
 func (s *step) try(ctx context.Context) {
-	if s.done || time.Now().Before(s.next) {
+	if time.Now().Before(s.next) {
 		return
 	}
-	again, err := s.run(ctx)
-	s.done = !again
+	_, err := recovered(func() (struct{}, error) { return struct{}{}, s.run(ctx) })
 	if err == nil || ctx.Err() != nil {
 		s.pause = 0
 		return
 	}
 	s.pause = min(max(2*s.pause, checkPeriod), maxPause)
 	s.next = time.Now().Add(s.pause)
-	entry := log.G(ctx).WithError(err)
-	if again {
-		entry = entry.WithField("retry", s.pause)
+	log.G(ctx).WithError(err).WithField("retry", s.pause).Warn(s.message)
+}
+
+// newDirectories applies the content of the drop directories once after a start, and once after a reload that changes which they
+// are.
+type newDirectories struct {
+	applier *Applier
+	done    map[[2]string]bool // for the directory of locks and that of bundles
+}
+
+// apply applies the directories if that is not done. It fails for what a later attempt can change, such as a registry that cannot
+// be reached.
+func (n *newDirectories) apply(ctx context.Context) error {
+	s := n.applier.config.Settings()
+	directories := [2]string{s.LocksDirectory, s.BundlesDirectory}
+	if n.done[directories] {
+		return nil
 	}
-	entry.Warn(s.message)
-}
-
-// applyNew applies the drop directories once. It tries again after a failure that is not in their content, such as a registry
-// that cannot be reached.
-func (a *Applier) applyNew(ctx context.Context) (again bool, _ error) {
-	_, _, err := a.ApplyDropped(ctx, Request{}, false)
-	return err != nil && !errdefs.IsInvalidArgument(err), err
-}
-
-// Detach runs a function in [Applier.Run], which goes on when the caller has gone. It fails with ApplyInProgress
-// (ErrFailedPrecondition) if another lock is being applied.
-func (a *Applier) Detach(ctx context.Context, run func(context.Context)) error {
-	end, err := a.begin(ctx)
-	if err != nil {
+	_, _, err := n.applier.ApplyDropped(ctx, Request{}, false)
+	if err != nil && !errdefs.IsInvalidArgument(err) {
 		return err
 	}
-	end()
-	select {
-	case a.detached <- run:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	n.done = map[[2]string]bool{directories: true}
+	return nil // an error in their content is in the log and in the status
 }
 
 // complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing
-// if there is nothing to do, and while a lock is applied. It stops when an apply begins.
-func (a *Applier) complete(ctx context.Context) (again bool, _ error) {
-	repair, stop := context.WithCancel(ctx)
-	defer stop()
-	end, busy := a.tryBegin(stop)
-	if busy != nil {
-		return true, nil // it is what the apply does
+// if there is nothing to do, and while a lock is applied. An apply that begins meanwhile cancels it.
+func (a *Applier) complete(ctx context.Context) error {
+	repairing, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end, running := a.turns.take(cancel)
+	if running != nil {
+		return nil // it is what another apply does
 	}
 	defer end()
+	err := a.repair(repairing)
+	if repairing.Err() != nil {
+		return nil // for an apply
+	}
+	return err
+}
+
+func (a *Applier) repair(ctx context.Context) error {
 	if err := a.config.State.Repair(ctx); err != nil {
-		return true, err
+		return err
 	}
 	now := a.config.State.Get().Current
 	if now == nil {
-		return true, nil
+		return nil
 	}
-	err := a.makeComplete(repair, now)
-	if repair.Err() != nil && ctx.Err() == nil {
-		return true, nil // for an apply
-	}
-	return true, err
+	return a.makeComplete(ctx, now)
 }
 
 func (a *Applier) makeComplete(ctx context.Context, now *applied.Applied) error {
-	r := Request{Lock: now.Lock, Name: now.Name, Handlers: now.Handlers}
+	r := Request{Lock: now.Lock, Name: now.Name, Handlers: now.Handlers, stored: now}
 	p, err := a.plan(ctx, r)
 	if err != nil {
 		return err
 	}
-	for n := range p.jobs {
-		p.jobs[n].onNode = now.Bundle
-	}
+	p.jobs = slices.DeleteFunc(p.jobs, func(j job) bool { return a.isUnpublished(ctx, p, j) })
 	if len(p.jobs) > 0 {
 		if err := a.makeReady(ctx, r, p, func(Progress) {}); err != nil {
 			return err
 		}
 	}
 	return a.tag(ctx, now)
+}
+
+// isUnpublished reports whether the image of a job is not published for its target, according to the image's content on the
+// node. A repair does not try such a job: it would fail each time.
+func (a *Applier) isUnpublished(ctx context.Context, p *plan, j job) bool {
+	if j.offered {
+		return false
+	}
+	_, err := pull.ChooseLocal(ctx, a.config.Content, p.rootOf(j), j.runtime)
+	var known *imagepin.Error
+	return errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform
 }

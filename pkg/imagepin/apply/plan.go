@@ -26,6 +26,7 @@ import (
 // plan is what has to be done for a lock.
 type plan struct {
 	jobs []job
+	made []imagepin.Key // the jobs that are done
 
 	mu sync.Mutex // guards roots while the jobs run
 	// roots has the descriptors of the images that are known.
@@ -33,8 +34,6 @@ type plan struct {
 	// metadata are the indexes, manifests and configurations to import, and layers the layers.
 	metadata map[digest.Digest]ocispec.Descriptor
 	layers   map[digest.Digest]ocispec.Descriptor
-
-	made []imagepin.Key // set when the jobs have ended
 }
 
 // job is an image to make ready for one target.
@@ -67,9 +66,12 @@ func (p *plan) setRoot(root ocispec.Descriptor) {
 // applied returns the lock of a plan whose images are ready.
 func (p *plan) applied(r Request, id digest.Digest) *applied.Applied {
 	return &applied.Applied{
-		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.Bundle != nil, Handlers: r.Handlers, At: time.Now().UTC(),
+		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.onNode(), Handlers: r.Handlers, At: time.Now().UTC(),
 	}
 }
+
+// onNode reports whether the content of the images is in the bundle or, from an earlier one, on the node.
+func (r Request) onNode() bool { return r.Bundle != nil || r.stored != nil && r.stored.Bundle }
 
 // plan returns what has to be done for a lock. It fails with NotInBundle (ErrNotFound), NoMatchingPlatform (ErrNotFound) and
 // UnknownRuntimeHandler (ErrInvalidArgument).
@@ -78,29 +80,41 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		roots: make(map[digest.Digest]ocispec.Descriptor), metadata: make(map[digest.Digest]ocispec.Descriptor),
 		layers: make(map[digest.Digest]ocispec.Descriptor),
 	}
-	runtimes, err := a.runtimes(r.Handlers)
+	runtimes, err := a.runtimesOf(r)
 	if err != nil {
 		return nil, err
 	}
-	previous := a.config.State.Get().Previous
-	planned := make(map[string]bool)
+	planned := make(map[imagepin.Key]bool) // an image can have several tags
 	for _, i := range r.Lock.Images {
-		if planned[i.Ref.String()] {
-			continue
-		}
-		planned[i.Ref.String()] = true
 		root, ok := a.root(r, i.Ref.Digest())
 		if ok {
 			p.roots[root.Digest] = root
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		fromBundle := r.Bundle != nil || r.rollback && previous.Bundle
-		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, fromBundle); err != nil {
+		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, planned); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
+}
+
+// runtimesOf returns the runtimes to make the images of a request ready for.
+func (a *Applier) runtimesOf(r Request) ([]runtimeplatform.Runtime, error) {
+	if r.stored != nil {
+		return a.storedRuntimes(r.stored), nil
+	}
+	return a.runtimes(r.Handlers)
+}
+
+// storedRuntimes returns the runtimes of an applied lock: those of its handlers that are still configured, or all if none is.
+func (a *Applier) storedRuntimes(of *applied.Applied) []runtimeplatform.Runtime {
+	configured := slices.DeleteFunc(slices.Clone(of.Handlers), func(handler string) bool {
+		_, err := a.config.Runtimes().Lookup(handler)
+		return err != nil
+	})
+	all, _ := a.runtimes(configured)
+	return all
 }
 
 // runtimes returns a runtime for each target of some handlers, or of all.
@@ -167,12 +181,12 @@ func (a *Applier) root(r Request, d digest.Digest) (ocispec.Descriptor, bool) {
 }
 
 // planImage adds the jobs of one image. The image must be published for at least one target.
-func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, onNode bool) error {
+func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, planned map[imagepin.Key]bool) error {
 	var none error
 	found := false
 	for _, rt := range runtimes {
-		j := job{image: i, runtime: rt, onNode: onNode}
-		if e, ok := a.config.Images.Get(j.key()); ok && e.Root.Digest == i.Ref.Digest() {
+		j := job{image: i, runtime: rt, onNode: r.onNode()}
+		if e, ok := a.config.Images.Get(j.key()); planned[j.key()] || ok && e.Root.Digest == i.Ref.Digest() {
 			found = true
 			continue
 		}
@@ -183,14 +197,15 @@ func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtim
 		default:
 			err = offers(i, &j)
 		}
-		if isNoPlatform(err) {
+		var known *imagepin.Error
+		if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
 			none = err
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		found = true
+		found, planned[j.key()] = true, true
 		p.jobs = append(p.jobs, j)
 	}
 	if !found {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -68,8 +69,8 @@ type making struct {
 	found   map[string]bool
 }
 
-// makeReady makes the images of a plan ready. An image of which the platforms are not known must be published for at least one
-// target.
+// makeReady makes the images of a plan ready, and notes in the plan which it has made. An image of which the platforms are not
+// known must be published for at least one target.
 func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func(Progress)) error {
 	m := &making{missing: make(map[string]error), found: make(map[string]bool)}
 	total := int64(len(p.jobs))
@@ -78,16 +79,17 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 	group.SetLimit(parallel)
 	for _, j := range p.jobs {
 		group.Go(func() error {
-			pulled, err := a.makeJob(gctx, r, p, j)
+			pulled, err := recovered(func() (pull.Pulled, error) { return a.makeJob(gctx, r, p, j) })
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			ref := j.image.Ref.String()
+			var known *imagepin.Error
 			switch {
 			case err == nil:
 				failpoint.Reach("apply.made")
 				m.made, m.found[ref] = append(m.made, j.key()), true
 				p.setRoot(pulled.Root)
-			case isNoPlatform(err) && !j.offered:
+			case errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform && !j.offered:
 				m.missing[ref] = err
 			default:
 				return err
@@ -116,6 +118,16 @@ func (a *Applier) readyForSome(p *plan, ref string) bool {
 	return false
 }
 
+// recovered runs a function in a goroutine of this package. A panic becomes an error: it must not end containerd.
+func recovered[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return run()
+}
+
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
 	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Credential: r.Credential}
@@ -123,17 +135,11 @@ func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) && !isNoPlatform(err) {
+	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
 		l.OnNode = false // another tool removed it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
-}
-
-// isNoPlatform reports whether an image is not published for a platform.
-func isNoPlatform(err error) bool {
-	var known *imagepin.Error
-	return errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform
 }
 
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
@@ -148,10 +154,7 @@ func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
 // tag records the digest of each tag of a lock for the targets of the node, which the pins of the lock already decide. Other
 // tools then see it too.
 func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
-	runtimes, err := a.runtimes(now.Handlers)
-	if err != nil {
-		return err
-	}
+	runtimes := a.storedRuntimes(now)
 	done := make(map[string]bool)
 	for _, i := range now.Lock.Images {
 		tag, ok := i.Tag()

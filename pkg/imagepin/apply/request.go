@@ -7,6 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -43,8 +44,9 @@ type Request struct {
 	// Progress is called when something has been done, one call at a time. It may be nil.
 	Progress func(Progress)
 
-	dropped  digest.Digest
-	rollback bool
+	dropped digest.Digest
+	// stored is the lock of the state that is applied or repaired, and nil for a lock from outside.
+	stored *applied.Applied
 }
 
 // Phase is what an apply does.

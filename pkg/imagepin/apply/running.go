@@ -115,15 +115,15 @@ func refsOf(img store.Image) (refs []string) {
 }
 
 // countDrift notes how many containers run another digest than the lock, for the metrics. It logs a change.
-func (a *Applier) countDrift(ctx context.Context) (again bool, _ error) {
+func (a *Applier) countDrift(ctx context.Context) error {
 	u, err := a.Usage(ctx)
 	if err != nil {
-		return true, err
+		return err
 	}
 	if n := int64(len(u.Drifted)); a.drifted.Swap(n) != n && n > 0 {
 		c := u.Drifted[0]
 		log.G(ctx).WithFields(log.Fields{"containers": n, "pod": c.Namespace + "/" + c.Pod, "container": c.Name, "ref": c.Ref, "locked": c.Locked}).
 			Warn("containers run another digest than the lock has")
 	}
-	return true, nil
+	return nil
 }

@@ -46,10 +46,7 @@ func (a *Applier) Status() Status {
 	if st.Current == nil {
 		return st
 	}
-	runtimes, err := a.runtimes(st.Current.Handlers)
-	if err != nil { // a handler was removed from the configuration
-		runtimes, _ = a.runtimes(nil)
-	}
+	runtimes := a.storedRuntimes(st.Current)
 	for _, i := range st.Current.Lock.Images {
 		s := ImageStatus{Image: i, Name: named(i)}
 		var without []runtimeplatform.Target

@@ -28,8 +28,8 @@ type Locks interface {
 	ApplyDropped(ctx context.Context, r apply.Request, again bool) (_ apply.Result, applied bool, _ error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
 	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
-	// Detach runs a function that goes on when the caller has gone.
-	Detach(ctx context.Context, run func(context.Context)) error
+	// Detach runs a function that goes on when the caller has gone. Status has its error.
+	Detach(ctx context.Context, run func(context.Context) error) error
 	Status() apply.Status
 	Usage(ctx context.Context) (apply.Usage, error)
 }
@@ -41,29 +41,36 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
-		run, done, err := s.applyFunc(r, q)
+		run, closeFile, err := s.applyFunc(r, q)
 		if err != nil {
 			return nil, err
 		}
 		if !r.GetDetach() {
-			defer done()
+			defer closeFile()
 			result, err := run(ctx)
 			return &result, err
 		}
-		err = s.config.Locks.Detach(ctx, func(ctx context.Context) {
-			defer done()
-			_, _ = run(ctx) // LockStatus has the error
-		})
-		if err != nil {
-			done()
-		}
-		return nil, err
+		return nil, s.detach(ctx, run, closeFile)
 	})
 }
 
+// detach runs an apply that goes on when the caller has gone. LockStatus has its error.
+func (s *Server) detach(ctx context.Context, run func(context.Context) (apply.Result, error), closeFile func()) error {
+	err := s.config.Locks.Detach(ctx, func(ctx context.Context) error {
+		defer closeFile()
+		_, err := run(ctx)
+		return err
+	})
+	if err != nil {
+		closeFile() // it does not run
+	}
+	return err
+}
+
 // applyFunc returns the function that applies what a request names. It opens the file, so that the caller learns whether it is
-// a lock or a bundle. The caller calls done to close it.
-func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc, done func(), _ error) {
+// a lock or a bundle. closeFile closes it.
+func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
+	closeFile = func() {}
 	given := 0
 	for _, has := range []bool{len(r.GetLock()) > 0, r.GetPath() != "", r.GetDropped()} {
 		if has {
@@ -84,25 +91,32 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run applyFunc,
 				err = imagepin.Invalid("request", "Apply", errors.New("the drop directories have neither a lock nor a bundle"))
 			}
 			return result, err
-		}, func() {}, nil
+		}, closeFile, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
+	q.Name = imagepin.Bound(filepath.Base(r.GetName()), maxName)
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, named(err, q.Name)
 	}
-	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, func() {}, nil
+	q.Lock = l
+	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, closeFile, nil
 }
 
-// applyFunc applies a lock.
-type applyFunc func(context.Context) (apply.Result, error)
+// named returns an error with the name of the file that it is about.
+func named(err error, file string) error {
+	var known *imagepin.Error
+	if errors.As(err, &known) {
+		known.Message = file + ": " + known.Message
+	}
+	return err
+}
 
 // maxName is the maximum length of the name of a file, in bytes.
 const maxName = 255
 
-func (s *Server) applyFile(path string, q apply.Request) (run applyFunc, done func(), _ error) {
+func (s *Server) applyFile(path string, q apply.Request) (run func(context.Context) (apply.Result, error), closeFile func(), _ error) {
 	if !filepath.IsAbs(path) {
 		return nil, nil, imagepin.Invalid("path", path, errors.New("is not absolute"))
 	}
@@ -112,8 +126,8 @@ func (s *Server) applyFile(path string, q apply.Request) (run applyFunc, done fu
 	}
 	from := f.Request()
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) },
-		func() { _ = f.Close() }, nil // it was only read
+	run = func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }
+	return run, func() { _ = f.Close() }, nil // it was only read
 }
 
 // Rollback implements the API.

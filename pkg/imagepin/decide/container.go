@@ -83,5 +83,8 @@ func (d *Decider) PinUse(ctx context.Context, u Use) (*pin.Pin, error) {
 	if err != nil {
 		return nil, err
 	}
+	if now, locked := d.pins.OfLock(u.Ref.String()); locked {
+		return &now, nil // a lock was applied meanwhile
+	}
 	return &held, d.pins.Touch(ctx, held.ID)
 }

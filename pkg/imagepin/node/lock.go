@@ -43,5 +43,13 @@ func (s *Service) state() metrics.State {
 	return st
 }
 
-// lockStatus returns the state of the lock in numbers.
-func (s *Service) lockStatus() *api.LockSummary { return control.LockSummary(s.applier.Status()) }
+// lockStatus returns the state of the lock in numbers. It is nil until the index is built, because it is not known before which
+// images are ready.
+func (s *Service) lockStatus() *api.LockSummary {
+	select {
+	case <-s.Ready():
+		return control.LockSummary(s.applier.Status())
+	default:
+		return nil
+	}
+}

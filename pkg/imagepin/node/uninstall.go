@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -98,16 +100,31 @@ func (n *Node) dropPins(ctx context.Context, dry bool, resp *api.UninstallRespon
 		if err := n.containerd.Pins.Delete(ctx, p.Name); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove pin %s: %w", p.Name, err)
 		}
-		if p.Name != pin.LockRecord {
-			continue
-		}
-		// The namespace has to be empty.
-		if err := n.containerd.Content.Delete(ctx, p.Target.Digest); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("remove the lock: %w", err)
-		}
+	}
+	if err := n.dropLocks(ctx); err != nil {
+		return fmt.Errorf("remove the lock: %w", err)
 	}
 	if err := n.containerd.Namespaces.Delete(ctx, pin.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove namespace %s: %w", pin.Namespace, err)
+	}
+	return nil
+}
+
+// dropLocks removes the blobs of the node's locks, also those that are not collected yet: the namespace in ctx has to be empty
+// before it is removed.
+func (n *Node) dropLocks(ctx context.Context) error {
+	var all []digest.Digest
+	err := n.containerd.Content.Walk(ctx, func(info content.Info) error {
+		all = append(all, info.Digest)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range all {
+		if err := n.containerd.Content.Delete(ctx, d); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
 	}
 	return nil
 }

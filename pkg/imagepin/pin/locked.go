@@ -58,7 +58,7 @@ func (s *table) HasRoot(root digest.Digest) bool {
 func (s *Store) changeOfLock(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
 	was, want, event, err := s.decideOfLock(id, decide)
 	if err != nil || want == nil {
-		return &Pin{}, Pin{}, err
+		return &Pin{}, Pin{}, err // as in changeLocked
 	}
 	if event != "" {
 		s.config.Notify(ctx, event, *want, "")
@@ -77,7 +77,7 @@ func (s *table) decideOfLock(id ID, decide func(old *Pin) (*Pin, Event, error)) 
 	if err != nil || want == nil || want == was {
 		return was, want, "", err
 	}
-	if was == nil || want.Root.Digest != was.Root.Digest {
+	if was == nil || want.Root.Digest != was.Root.Digest || want.By != was.By || want.Retain != was.Retain {
 		return nil, nil, "", Locked(id.Ref) // only SetLock decides the digests
 	}
 	s.drop(*was)
