@@ -217,8 +217,9 @@ test-race: build test-binaries crash-binaries ## Tests of concurrency and of ima
 soak: build test-binaries crash-binaries ## Thousands of random kills and histories (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
 	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
-	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) \
-		$(GO) test -timeout 24h -count 1 -v -run TestRandomKills ./crash || exit 1; done
+	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) IMAGEPIN_APPLY_KILLS=20 \
+		$(GO) test -timeout 24h -count 1 -v -run 'TestRandomKills|TestApplyKills' ./crash || exit 1; \
+		IMAGEPIN_MODE=$$mode IMAGEPIN_LOCK_IMAGES=2000 $(GO) test -timeout 24h -count 1 -v -run TestLargeLock ./apply || exit 1; done
 
 .PHONY: soak-cluster
 soak-cluster: build test-binaries crash-binaries ## 20 rollouts of three workloads while their tag moves (ROUNDS=20), and ten minutes without the API server

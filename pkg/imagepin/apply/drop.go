@@ -161,7 +161,7 @@ func openBundles(paths []string) (all []*bundle.Bundle, _ error) {
 func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 	if len(d.locks) == 0 {
 		last := len(opened) - 1
-		return opened[last].Lock(), filepath.Base(d.bundles[last]), nil
+		return opened[last].Lock(), fileName(d.bundles[last]), nil
 	}
 	var images []lock.Image
 	for _, path := range d.locks {
@@ -180,7 +180,7 @@ func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 		return nil, "", err
 	}
 	if len(d.locks) == 1 {
-		return l, filepath.Base(d.locks[0]), nil
+		return l, fileName(d.locks[0]), nil
 	}
 	return l, fmt.Sprintf("%d files in %s", len(d.locks), filepath.Dir(d.locks[0])), nil
 }
