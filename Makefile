@@ -9,7 +9,7 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
                integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
-SUBJECTS     = ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
+SUBJECTS     = ./apply ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
 BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
 export CGO_ENABLED = 0
@@ -234,16 +234,16 @@ test-kubelet: build test-binaries ## Tests with a real kubelet, API server and e
 	GO=$(GO) hack/lazy-binaries.sh
 	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 .
 
-# These tests take about four minutes. A kernel does not let their nodes run beside those of test-kubelet with its default
+# These tests take about five minutes. A kernel does not let their nodes run beside those of test-kubelet with its default
 # for fs.inotify.max_user_instances. Nor do the packages run at the same time. Six cases at a time keep two processors busy:
 # with more, each rollout of a case takes longer, and all of them do not end earlier.
 .PHONY: test-cluster
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
 test-cluster: | test-kubelet
 endif
-test-cluster: build kubectl-imagepin test-binaries crash-binaries image ## Tests of pins in the Kubernetes API, with three nodes, and of the DaemonSets
+test-cluster: build kubectl-imagepin test-binaries crash-binaries image ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
 	GO=$(GO) hack/kubernetes-binaries.sh controllers
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./install ./kubectl ./manifests ./scale
+	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
 
 # The first run installs a Debian with systemd, and dnf, into the user's cache, which takes minutes.
 .PHONY: test-packages

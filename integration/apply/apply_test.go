@@ -85,6 +85,13 @@ func TestApplyFromRegistry(t *testing.T) {
 	r.KillAndRestart(nil)
 	r.WantVersion(node.KubeletPod{Image: ref}, "old")
 	imagepinWants(r, 1, []string{"pin", "set", ref, moved}, "LockedReference")
+	absent := writeLock(r, "absent.yaml", map[string]string{ref: "sha256:" + strings.Repeat("0", 64)})
+	imagepinWants(r, 1, []string{"apply", absent}, "CannotPullImage")
+	imagepinWants(r, 10, []string{"lock", "status"}, "Failed:", "absent.yaml")
+	imagepinWants(r, 1, []string{"apply", r.Path("config.toml")}, "InvalidLock: config.toml: ")
 	imagepinWants(r, 0, []string{"lock", "rm"}, "Removed the lock")
+	if out := imagepinWants(r, 0, []string{"lock", "status"}); strings.Contains(out, "Failed") {
+		t.Errorf("a failed apply is reported after the lock was removed:\n%s", out)
+	}
 	imagepinWants(r, 1, []string{"rollback"}, "UnknownLock")
 }

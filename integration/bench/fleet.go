@@ -32,6 +32,8 @@ type fleet struct {
 	both bool
 	// images is the number of synthetic images in the roots.
 	images int
+	// bundles is set for the daemons of bundles.
+	bundles bool
 	// serve runs imagepin as imagepin serve in front of a stock containerd.
 	serve bool
 }

@@ -55,17 +55,20 @@ type scenario struct {
 
 // sizes are the sizes of the scenarios.
 type sizes struct {
-	images    []int // numbers of images on a node
-	layerSize int64 // bytes of each of the eight layers
-	layerN    int   // files in each of them
-	piece     int64 // bytes that the files of the large layer repeat, 16 times in total
-	warm      int   // calls for each sample, which is their median
-	small     int   // cold pulls of a small image for each sample, which is their median
-	equal     int   // concurrent pulls of one image
-	different int   // pulls of different images, four at a time
-	tags      int   // tags of one digest
-	list      int   // containers to list
-	churn     int   // pulls and removals of the leak check
+	images      []int // numbers of images on a node
+	layerSize   int64 // bytes of each of the eight layers
+	layerN      int   // files in each of them
+	piece       int64 // bytes that the files of the large layer repeat, 16 times in total
+	warm        int   // calls for each sample, which is their median
+	small       int   // cold pulls of a small image for each sample, which is their median
+	equal       int   // concurrent pulls of one image
+	different   int   // pulls of different images, four at a time
+	tags        int   // tags of one digest
+	list        int   // containers to list
+	churn       int   // pulls and removals of the leak check
+	bundles     []bundleSize
+	bundleLayer int64 // bytes of each of the four layers of an image in a bundle
+	bundleFiles int   // files in each of them
 	// idle is how long a daemon is idle before its memory and its goroutines are measured.
 	idle time.Duration
 	// exact is set if counts are checked, and not only compared.
@@ -73,6 +76,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, idle: 2 * time.Second}
-	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, idle: 500 * time.Millisecond, exact: true}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, idle: 2 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, idle: 500 * time.Millisecond, exact: true}
 )

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ import (
 
 const (
 	pinNamespace = "imagepin"
+	lockRecord   = "lock"
 	keyPrefix    = "io.imagepin.key."
 	leaseLabel   = "io.imagepin.lease"
 	retainRoot   = "io.imagepin.retain.root"
@@ -74,6 +76,8 @@ type check struct {
 	records   map[string]bool            // records, blobs and snapshots that are not leaked
 	blobs     map[digest.Digest]bool
 	snapshots map[string]bool // snapshotter/name
+	lock      digest.Digest   // the blob of the node's locks
+	locked    map[string]bool // images of the node's locks, as repository@digest
 }
 
 // Check collects garbage and returns what is wrong: keys that lack something, and what belongs to no key, pin or pod.
@@ -89,7 +93,7 @@ func Check(ctx context.Context, n *node.Node, opts Options) ([]string, error) {
 	c := &check{
 		Options: opts, ctx: namespaces.WithNamespace(ctx, node.Namespace), node: n, state: state,
 		keys: map[string]string{}, tags: map[string][]digest.Digest{}, images: map[string]bool{}, records: map[string]bool{},
-		blobs: map[digest.Digest]bool{}, snapshots: map[string]bool{},
+		blobs: map[digest.Digest]bool{}, snapshots: map[string]bool{}, locked: map[string]bool{},
 	}
 	for name, img := range state.Images {
 		ns, name, _ := strings.Cut(name, "/")
@@ -97,7 +101,11 @@ func Check(ctx context.Context, n *node.Node, opts Options) ([]string, error) {
 		case node.Namespace:
 			c.record(name, img)
 		case pinNamespace:
-			c.pin(name, img)
+			if name == lockRecord {
+				c.locks(img)
+			} else {
+				c.pin(name, img)
+			}
 		}
 	}
 	c.named()
@@ -256,6 +264,41 @@ func (c *check) pin(name string, img images.Image) {
 	}
 }
 
+// imageOfLock matches an image of a lock.
+var imageOfLock = regexp.MustCompile(`(?m)^ *image: (\S+)$`)
+
+// locks checks the record of the node's lock and reads the images of that lock and the one before it.
+func (c *check) locks(img images.Image) {
+	b, err := content.ReadBlob(namespaces.WithNamespace(c.ctx, pinNamespace), c.node.Client().ContentStore(), img.Target)
+	if err != nil || digest.FromBytes(b) != img.Target.Digest {
+		c.wrong("the lock %s cannot be read: %v", img.Target.Digest, err)
+		return
+	}
+	type lock struct {
+		Lock string `json:"lock"`
+	}
+	var state struct {
+		Version           int `json:"version"`
+		Current, Previous *lock
+	}
+	if err := json.Unmarshal(b, &state); err != nil || state.Version != 1 {
+		c.wrong("the lock %s is invalid: %v", img.Target.Digest, err)
+	}
+	c.lock = img.Target.Digest
+	for label, l := range map[string]*lock{"io.imagepin.lock": state.Current, "io.imagepin.lock.previous": state.Previous} {
+		want := ""
+		if l != nil {
+			want = digest.FromString(l.Lock).String()
+			for _, m := range imageOfLock.FindAllStringSubmatch(l.Lock, -1) {
+				c.locked[m[1]] = true
+			}
+		}
+		if img.Labels[label] != want {
+			c.wrong("the record of the lock: got label %s %q, want %q", label, img.Labels[label], want)
+		}
+	}
+}
+
 // leases checks the leases of imagepin and the retained content.
 func (c *check) leases() {
 	held := make(map[string][]string) // root → retained resources
@@ -332,7 +375,7 @@ func (c *check) retainsKey(k key) bool {
 			return true
 		}
 	}
-	return false
+	return c.locked[repository(k.Ref)+"@"+k.Digest.String()]
 }
 
 // repository returns a reference without its tag or digest.
@@ -348,6 +391,11 @@ func repository(ref string) string {
 func (c *check) retains(root string) bool {
 	for name, img := range c.state.Images {
 		if strings.HasPrefix(name, pinNamespace+"/") && img.Labels["io.imagepin.pin.retain"] == "true" && img.Target.Digest.String() == root {
+			return true
+		}
+	}
+	for image := range c.locked {
+		if strings.HasSuffix(image, "@"+root) {
 			return true
 		}
 	}
@@ -369,7 +417,7 @@ func (c *check) leaks() {
 		}
 	}
 	for name := range c.state.Content {
-		if ns, d, _ := strings.Cut(name, "/"); ns != node.Namespace || !c.blobs[digest.Digest(d)] {
+		if ns, d, _ := strings.Cut(name, "/"); !(ns == pinNamespace && digest.Digest(d) == c.lock) && (ns != node.Namespace || !c.blobs[digest.Digest(d)]) {
 			c.wrong("content %s: leaked", name)
 		}
 	}

@@ -34,6 +34,8 @@ type scenario struct {
 	// sometimes lists the failpoints that not every run reaches, depending on containerd's garbage collection, or on when a
 	// repair begins.
 	sometimes []string
+	// only lists the beginnings of the failpoints to kill at, if not at all of them.
+	only []string
 }
 
 // allHandlers has one handler for each target.
@@ -249,6 +251,35 @@ var crashScenarios = map[string]scenario{
 		// What is released is collected in the background, sometimes once for several keys.
 		sometimes: []string{"collect.leased", "collect.done"},
 	},
+	"apply of a bundle": {
+		options: node.Options{DiscardUnpackedLayers: true},
+		only:    []string{"apply.", "lock."},
+		setup: func(c *killRig) {
+			c.writeBundle("old", "1")
+			if err := c.command("apply", c.Path("old.tar.zst")); err != nil {
+				c.T.Fatal(err)
+			}
+			c.writeBundle("new", "2")
+			c.Reg.Down()
+		},
+		op: func(c *killRig) error { return c.command("apply", c.Path("new.tar.zst")) },
+	},
+	"removal of a lock": {
+		only: []string{"lock."},
+		setup: func(c *killRig) {
+			c.writeBundle("old", "1")
+			if err := c.command("apply", c.Path("old.lock.yaml")); err != nil {
+				c.T.Fatal(err)
+			}
+		},
+		op: func(c *killRig) error {
+			err := c.command("lock", "rm")
+			if err != nil && strings.Contains(err.Error(), "UnknownLock") {
+				return nil // the lock is removed
+			}
+			return err
+		},
+	},
 	"RunPodSandbox": {
 		setup: func(*killRig) {},
 		op: func(c *killRig) error {
@@ -256,6 +287,43 @@ var crashScenarios = map[string]scenario{
 			return err
 		},
 	},
+}
+
+// locked are the repositories of the images of a lock.
+var locked = []string{"one", "two", "three"}
+
+// writeBundle pushes a version of each image, and writes a lock and a bundle of them.
+func (c *killRig) writeBundle(name, version string) {
+	c.T.Helper()
+	if err := c.Reg.Up(); err != nil {
+		c.T.Fatal(err)
+	}
+	var refs []string
+	for _, repo := range locked {
+		refs = append(refs, c.pushData(repo+":1", repo+version))
+	}
+	text := c.lockText(refs)
+	lock := c.Path(name + ".lock.yaml")
+	if err := os.WriteFile(lock, []byte(text), 0o600); err != nil {
+		c.T.Fatal(err)
+	}
+	bundle := c.Path(name + ".tar.zst")
+	if err := os.RemoveAll(bundle); err != nil {
+		c.T.Fatal(err)
+	}
+	if err := c.command("bundle", lock, "-o", bundle); err != nil {
+		c.T.Fatal(err)
+	}
+}
+
+// lockText returns a lock of the last pushes of tags.
+func (c *killRig) lockText(refs []string) string {
+	text := "apiVersion: imgpkg.carvel.dev/v1alpha1\nkind: ImagesLock\nimages:\n"
+	for _, ref := range refs {
+		repo := ref[:strings.LastIndex(ref, ":")]
+		text += fmt.Sprintf("- image: %s@%s\n  annotations:\n    kbld.carvel.dev/id: %s\n", repo, c.digests[repo[strings.LastIndex(repo, "/")+1:]+":1"], ref)
+	}
+	return text
 }
 
 // killAndStart kills containerd, if it runs, and starts it.

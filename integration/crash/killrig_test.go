@@ -134,6 +134,12 @@ func (c *killRig) removeAll(when string) {
 		c.MustRemove(img.Id, "")
 	}
 	for name := range c.MustState().Images {
+		if name == "imagepin/lock" {
+			if err := c.command("lock", "rm"); err != nil {
+				c.T.Fatal(err)
+			}
+			continue
+		}
 		scope, ref, _ := strings.Cut(strings.TrimPrefix(name, "imagepin/"), "/")
 		if !strings.HasPrefix(name, "imagepin/") {
 			continue

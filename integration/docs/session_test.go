@@ -45,6 +45,8 @@ func newSession(t *testing.T, name string) *session {
 	}
 	s.Replace("/run/containerd/containerd.sock", s.ContainerdAddress())
 	s.Replace("/etc/imagepin/config.toml", s.ServeConfig())
+	s.Replace("/etc/imagepin/locks.d", s.Path("locks.d"))
+	s.Replace("/var/lib/imagepin/bundles", s.Path("bundles"))
 	s.Replace("/var/lib/containerd", s.Path("containerd"))
 	s.Replace(metricsAddress, metrics)
 	if opts.Mode == node.Serve {
@@ -55,6 +57,7 @@ func newSession(t *testing.T, name string) *session {
 		t.Fatal(err)
 	}
 	s.Dir = t.TempDir()
+	s.Replace("/srv/shop", s.Dir)
 	if err := os.Symlink(s.Path(s.Options().HostsDirs[0]), filepath.Join(s.Dir, "certs.d")); err != nil {
 		t.Fatal(err)
 	}

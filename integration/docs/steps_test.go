@@ -226,6 +226,13 @@ retain = true
 		Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}},
 		Extra:    "[plugins.\"io.containerd.server.v1.metrics\"]\naddress = \"" + metricsAddress + "\"\n" + testkit.PinRules,
 	},
+	"locks": {Handlers: kata, Extra: `[plugins."io.containerd.imagepin.v1.images"]
+locks_directory = "{root}/locks.d"
+bundles_directory = "{root}/bundles"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["registry.example.com/**"]
+locked = "strict"
+`},
 	"pull behaviors": {Handlers: kata, Extra: behavior("default") + behavior("always") + behavior("once") + behavior("prefer-cached")},
 }
 

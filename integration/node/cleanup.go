@@ -23,6 +23,17 @@ func (n *Node) Close() error {
 	return errors.Join(n.Kill9(), cleanup(n.root, n.ownsRoot))
 }
 
+// PowerLoss ends everything that runs on the node, as a power loss does: containerd, its shims and its containers. It removes
+// what is not on a disk: mounts, cgroups, and the state directories of containerd and runc. Unlike a real power loss, it does
+// not lose writes that are not synchronized. [Node.Start] starts the node again.
+func (n *Node) PowerLoss() error {
+	errs := []error{n.Kill9(), cleanup(n.root, false)}
+	for _, dir := range []string{"state", "runc"} {
+		errs = append(errs, os.RemoveAll(n.Path(dir)))
+	}
+	return errors.Join(append(errs, os.Mkdir(n.Path("state"), 0o711))...)
+}
+
 // Cgroup returns the cgroup of the node. [Node.Close] kills all processes below it and removes it.
 func (n *Node) Cgroup() string { return cgroupParent(n.root) }
 
@@ -56,6 +67,10 @@ func cleanup(root string, removeRoot bool) error {
 		errs = append(errs, err)
 	}
 	if removeRoot {
+		// A test may have mounted a filesystem of its own there. EINVAL: it is no mount point.
+		if err := syscall.Unmount(root, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", root, err))
+		}
 		if err := os.RemoveAll(root); err != nil {
 			errs = append(errs, err)
 		}

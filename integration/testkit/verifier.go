@@ -19,6 +19,7 @@ func NewVerifier(t *testing.T, n *node.Node) Verifier {
 	t.Helper()
 	// Written elsewhere and moved: what is half written cannot be run.
 	script := "#!/bin/sh\necho \"$2 $4\" >> " + n.Path("asked") + "\n" +
+		"while [ -e " + n.Path("pause") + " ]; do touch " + n.Path("paused") + "; sleep 0.02; done\n" +
 		"if [ -e " + n.Path("refuse") + " ]; then echo 'nobody signed it'; exit 1; fi\n"
 	if err := os.WriteFile(n.Path("verifier"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
@@ -39,6 +40,27 @@ func (v Verifier) Refuse(everything bool) {
 	if err != nil {
 		v.T.Fatal(err)
 	}
+}
+
+// Pause makes calls of the verifier wait until they are not paused any more.
+func (v Verifier) Pause(pause bool) {
+	v.T.Helper()
+	if err := os.RemoveAll(v.Node.Path("paused")); err != nil {
+		v.T.Fatal(err)
+	}
+	err := os.RemoveAll(v.Node.Path("pause"))
+	if pause {
+		err = os.WriteFile(v.Node.Path("pause"), nil, 0o644)
+	}
+	if err != nil {
+		v.T.Fatal(err)
+	}
+}
+
+// Paused reports whether a call of the verifier waits.
+func (v Verifier) Paused() bool {
+	_, err := os.Stat(v.Node.Path("paused"))
+	return err == nil
 }
 
 // CheckAsked fails the test unless the verifier got exactly these calls, "reference digest", since the last check.

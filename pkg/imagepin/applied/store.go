@@ -66,6 +66,8 @@ type Store struct {
 	rescued []digest.Digest // what was retained when the record could not be read
 	named   map[string]bool // images of the current lock, as repository@digest
 	err     error           // why the record cannot be read
+	// unsynced reports that what the lock retains was not updated after the last write.
+	unsynced bool
 }
 
 // New returns a store without a lock. [Store.Load] reads it.
@@ -83,6 +85,9 @@ func (s *Store) Load(ctx context.Context) error {
 	defer s.write.Unlock()
 	if s.isLoaded() {
 		return nil
+	}
+	if err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
+		return err
 	}
 	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
 	if errdefs.IsNotFound(err) {
@@ -236,15 +241,26 @@ func (s *Store) replace(ctx context.Context, next State) error {
 	s.pending = nil
 	s.mu.Unlock()
 	s.set(next, nil, nil)
-	if err := s.config.Retain(ctx, unique(roots)...); err != nil {
+	err = s.config.Retain(ctx, unique(roots)...)
+	if err != nil {
 		// The lock is replaced. What it retains was retained before, and a later attempt releases the rest.
 		log.G(ctx).WithError(err).Warn("what the lock retains is not updated, trying again later")
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unsynced = err != nil
 	return nil
 }
 
-// writeRecord writes the blob of a state, and makes the record of the lock target it.
+// writeRecord writes the blob of a state, and makes the record of the lock target it. It removes both if the state is empty.
 func (s *Store) writeRecord(ctx context.Context, data []byte, next State) error {
+	if next.Current == nil && next.Previous == nil && next.Dropped == "" {
+		err := s.config.Images.Delete(namespaced(ctx), pin.LockRecord)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove the record of the lock: %w", err)
+		}
+		return nil
+	}
 	err := s.config.Namespaces.Create(ctx, pin.Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("create the namespace of pins: %w", err)
@@ -259,13 +275,20 @@ func (s *Store) writeRecord(ctx context.Context, data []byte, next State) error 
 	})
 }
 
-// Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It writes nothing
-// otherwise.
+// Repair writes the record of the lock again if another tool has removed or changed it, or removed its blob. It also updates
+// what the lock retains if the last write could not. It writes nothing otherwise.
 func (s *Store) Repair(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
-	now := s.Get()
-	if s.Err() != nil || now.Current == nil && now.Previous == nil {
+	s.mu.RLock()
+	now, unread, unsynced := s.state, s.err != nil, s.unsynced
+	s.mu.RUnlock()
+	switch {
+	case unread:
+		return nil
+	case unsynced:
+		return s.replace(ctx, now)
+	case now.Current == nil && now.Previous == nil:
 		return nil
 	}
 	data, err := now.marshal()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -499,5 +501,44 @@ func TestConcurrentUse(t *testing.T) {
 	all.Wait()
 	if now := e.Get(); e.locked(app) != now.Current.Lock.Images[0].Ref.Digest() || e.record(t).Labels[labelLock] != now.Current.Digest.String() {
 		t.Errorf("state %s, pin %s, record %v", now.Current.Digest, e.locked(app), e.record(t).Labels)
+	}
+}
+
+// TestSwitchedDespiteRetain checks that a Write whose lock is switched succeeds, and that Repair completes it.
+func TestSwitchedDespiteRetain(t *testing.T) {
+	e := newEnv(t)
+	noError(t, e.Load(e.ctx))
+	e.retain = errors.New("containerd restarts")
+	noError(t, e.Write(e.ctx, State{Current: lockOf(t, map[string]string{app: "one"})}))
+	e.retain, e.synced = nil, nil
+	noError(t, e.Repair(e.ctx))
+	if !slices.Contains(e.synced, root("one").Digest) {
+		t.Errorf("the repair has updated %v", e.synced)
+	}
+	e.synced = nil
+	noError(t, e.Repair(e.ctx))
+	if len(e.synced) > 0 {
+		t.Errorf("a repair with nothing to do has updated %v", e.synced)
+	}
+}
+
+// TestRemovedLockLeavesNothing removes a lock, and the lease of a write that was killed.
+func TestRemovedLockLeavesNothing(t *testing.T) {
+	e := newEnv(t)
+	noError(t, e.Load(e.ctx))
+	noError(t, e.Write(e.ctx, State{Current: lockOf(t, map[string]string{app: "one"})}))
+	l, err := e.node.Leases.Create(e.inPins(), leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Pull)))
+	noError(t, err)
+	e.restart(t)
+	noError(t, e.Load(e.ctx))
+	noError(t, e.Write(e.ctx, State{}))
+	if left, err := e.node.Leases.List(e.inPins()); err != nil || len(left) > 0 {
+		t.Errorf("leases %v, %v, want none (%s was left)", left, err, l.ID)
+	}
+	if _, err := e.node.Images.Get(e.inPins(), pin.LockRecord); !errdefs.IsNotFound(err) {
+		t.Errorf("the record: got %v, want none", err)
+	}
+	if got := e.pins.LockPins(); len(got) > 0 {
+		t.Errorf("pins %v, want none", got)
 	}
 }

@@ -2,7 +2,6 @@ package apply
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -168,13 +167,13 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	}
 	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
 	if err := a.prepare(ctx, r, p, report); err != nil {
-		return Result{}, a.notKept(ctx, err)
+		return Result{}, a.undo(ctx, p, err)
 	}
 	failpoint.Reach("apply.ready")
 	report(Progress{Phase: Switching, Done: int64(len(p.jobs)), Total: int64(len(p.jobs))})
 	next := nextState(last, r, p.applied(r, id))
 	if err := a.config.State.Write(ctx, next); err != nil {
-		return Result{}, a.notKept(ctx, err)
+		return Result{}, a.undo(ctx, p, err)
 	}
 	result.Lock, result.Previous = id, digestOf(next.Previous)
 	log.G(ctx).WithField("lock", id).WithField("previous", digestOf(last.Current)).Info("lock is applied")
@@ -183,13 +182,6 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 		log.G(ctx).WithError(err).WithField("lock", id).Warn("a tag of the lock is not recorded, trying again later")
 	}
 	return result, nil
-}
-
-// notKept ends the retention of what a failed apply has made ready. It returns the error of the apply.
-func (a *Applier) notKept(ctx context.Context, err error) error {
-	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	return errors.Join(err, a.config.State.Keep(cleanup, nil))
 }
 
 // cleanupTimeout bounds cleanup after the caller has gone.
@@ -293,7 +285,7 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 
 // Remove removes the lock of the node, and the one before it: tags follow their registries again, and content is not retained
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
-// is none.
+// is none. A failure of the last apply is not reported any more, unless onlyPrevious is set.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
 	end, err := a.begin(ctx)
 	if err != nil {

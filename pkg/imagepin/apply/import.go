@@ -131,13 +131,21 @@ func isNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error())
 }
 
-// undo removes the images that an apply has made before the disk was full.
-func (a *Applier) undo(ctx context.Context, made []imagepin.Key, cause error) error {
+// undo releases what a failed apply retains. If the disk is full, it also removes the images that the apply has made ready. It
+// returns the error of the apply.
+func (a *Applier) undo(ctx context.Context, p *plan, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := a.config.State.Keep(ctx, nil) // they are not retained any more
-	if err == nil {
-		err = a.config.Remover.RemoveKeys(ctx, made)
+	err := a.config.State.Keep(ctx, nil)
+	if !isNoSpace(cause) {
+		return errors.Join(cause, err)
 	}
-	return errors.Join(noSpace(cause), err)
+	var known *imagepin.Error
+	if !errors.As(cause, &known) || known.Reason != imagepin.NotEnoughSpace {
+		cause = noSpace(cause)
+	}
+	if err == nil {
+		err = a.config.Remover.RemoveKeys(ctx, p.made)
+	}
+	return errors.Join(cause, err)
 }

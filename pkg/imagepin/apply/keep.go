@@ -42,7 +42,9 @@ func (a *Applier) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case run := <-a.detached:
-			run(ctx)
+			if _, err := recovered(func() (struct{}, error) { run(ctx); return struct{}{}, nil }); err != nil {
+				a.note("detached apply", err)
+			}
 		case <-tick.C:
 		}
 	}
@@ -62,7 +64,7 @@ func (s *step) try(ctx context.Context) {
 	if time.Now().Before(s.next) {
 		return
 	}
-	err := s.run(ctx)
+	_, err := recovered(func() (struct{}, error) { return struct{}{}, s.run(ctx) })
 	if err == nil || ctx.Err() != nil {
 		s.pause = 0
 		return
@@ -131,7 +133,7 @@ func (a *Applier) makeComplete(ctx context.Context, now *applied.Applied) error 
 	}
 	p.jobs = slices.DeleteFunc(p.jobs, func(j job) bool { return a.isUnpublished(ctx, p, j) })
 	if len(p.jobs) > 0 {
-		if _, err := a.makeReady(ctx, r, p, func(Progress) {}); err != nil {
+		if err := a.makeReady(ctx, r, p, func(Progress) {}); err != nil {
 			return err
 		}
 	}

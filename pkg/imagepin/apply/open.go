@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
@@ -28,11 +29,16 @@ func (f *File) Close() error {
 
 // Request returns the request to apply the file.
 func (f *File) Request() Request {
-	r := Request{Lock: f.Lock, Name: filepath.Base(f.Path)}
+	r := Request{Lock: f.Lock, Name: fileName(f.Path)}
 	if f.Bundle != nil {
 		r.Bundle = f.Bundle
 	}
 	return r
+}
+
+// fileName returns the name of a file as valid UTF-8: messages of the API allow nothing else.
+func fileName(path string) string {
+	return strings.ToValidUTF8(filepath.Base(path), "\uFFFD")
 }
 
 // Open opens a lock or a bundle, which it distinguishes by their content. It fails with InvalidLock and InvalidBundle (both
@@ -69,7 +75,7 @@ func readLock(path string) (*lock.Lock, error) {
 	l, err := lock.Parse(text)
 	var known *imagepin.Error
 	if errors.As(err, &known) {
-		known.Message = filepath.Base(path) + ": " + known.Message
+		known.Message = fileName(path) + ": " + known.Message
 	}
 	return l, err
 }

@@ -26,6 +26,7 @@ import (
 // plan is what has to be done for a lock.
 type plan struct {
 	jobs []job
+	made []imagepin.Key // the jobs that are done
 
 	mu sync.Mutex // guards roots while the jobs run
 	// roots has the descriptors of the images that are known.

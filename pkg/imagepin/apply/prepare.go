@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -32,11 +33,7 @@ func (a *Applier) prepare(ctx context.Context, r Request, p *plan, report func(P
 			}
 			failpoint.Reach("apply.imported")
 		}
-		made, err := a.makeReady(ctx, r, p, report)
-		if err != nil && isNoSpace(err) {
-			return a.undo(ctx, made, err)
-		}
-		return err
+		return a.makeReady(ctx, r, p, report)
 	}
 	var roots []digest.Digest
 	for _, i := range r.Lock.Images {
@@ -72,9 +69,9 @@ type making struct {
 	found   map[string]bool
 }
 
-// makeReady makes the images of a plan ready, and returns those that it has made. An image of which the platforms are not known must be published for at least one
-// target.
-func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func(Progress)) (made []imagepin.Key, _ error) {
+// makeReady makes the images of a plan ready, and notes in the plan which it has made. An image of which the platforms are not
+// known must be published for at least one target.
+func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func(Progress)) error {
 	m := &making{missing: make(map[string]error), found: make(map[string]bool)}
 	total := int64(len(p.jobs))
 	report(Progress{Phase: Preparing, Total: total})
@@ -82,7 +79,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 	group.SetLimit(parallel)
 	for _, j := range p.jobs {
 		group.Go(func() error {
-			pulled, err := a.makeJob(gctx, r, p, j)
+			pulled, err := recovered(func() (pull.Pulled, error) { return a.makeJob(gctx, r, p, j) })
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			ref := j.image.Ref.String()
@@ -107,7 +104,8 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 			err = none
 		}
 	}
-	return m.made, err
+	p.made = m.made
+	return err
 }
 
 // readyForSome reports whether an image was ready for a target before the apply.
@@ -118,6 +116,16 @@ func (a *Applier) readyForSome(p *plan, ref string) bool {
 		}
 	}
 	return false
+}
+
+// recovered runs a function in a goroutine of this package. A panic becomes an error: it must not end containerd.
+func recovered[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return run()
 }
 
 // makeJob makes one image ready for one target.

@@ -92,12 +92,11 @@ func (c *closure) add(group *[]*item, d ocispec.Descriptor, repo reference.Named
 
 // addRoot adds the index or manifest of an image.
 func (c *closure) addRoot(d ocispec.Descriptor, repo reference.Named) error {
-	group := &c.manifests
+	group := &c.indexes
 	switch {
 	case images.IsIndexType(d.MediaType):
-		group = &c.indexes
 	case images.IsManifestType(d.MediaType):
-		group = new([]*item) // readIndexes determines the order
+		group = new([]*item) // collectManifests determines the order
 	default:
 		return fmt.Errorf("%s has the media type %.80q, want an index or a manifest", d.Digest, d.MediaType)
 	}

@@ -425,9 +425,9 @@ func TestContradictionsAreRefused(t *testing.T) {
 			l.description.Platforms, l.description.Absent = []string{"linux/amd64"}, []digest.Digest{digest.FromBytes(good[7].data)}
 			return l
 		}, "in its place"},
-		"absent, but of a chosen platform": {func(l *layout) *layout {
+		"absent, but of a chosen platform": {func(*layout) *layout {
 			index := indexOf(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: image.Digest, Size: image.Size, Platform: &ocispec.Platform{OS: "linux", Architecture: "amd64"}})
-			l = single(t, descriptor(ocispec.MediaTypeImageIndex, index), index)
+			l := single(t, descriptor(ocispec.MediaTypeImageIndex, index), index)
 			l.description.Platforms, l.description.Absent = []string{"linux/amd64"}, []digest.Digest{image.Digest}
 			return l
 		}, "but the bundle is for its platform linux/amd64"},

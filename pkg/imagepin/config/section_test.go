@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -94,6 +96,12 @@ func TestSection(t *testing.T) {
 		"[[rules]]\npull_behavior = 'once'":            "rules[1].match",
 		"[[rules]]\nmatch = ['**']\nbehaviour = 'x'":   `unknown key "rules.behaviour"`,
 		"[[rules]]\nmatch = ['**']\npull_behavior='x'": `"x"`,
+		"locked = 'yes'":                               `locked "yes": must be one of "off", "warn", "strict"`,
+		"locked = true":                                "locked",
+		"[[rules]]\nmatch = ['**']\nlocked = 'Strict'": `rules[1].locked "Strict": must be one of`,
+		"locks_directory = 'locks.d'":                  `locks_directory: "locks.d" is not an absolute path`,
+		"bundles_directory = './bundles'":              `bundles_directory: "./bundles" is not an absolute path`,
+		"lock_directory = '/locks'":                    `unknown key "lock_directory" (did you mean "locks_directory"?)`,
 	} {
 		_, err := parse(t, text).Check()
 		if !errdefs.IsInvalidArgument(err) {
@@ -103,5 +111,58 @@ func TestSection(t *testing.T) {
 		if !strings.Contains(err.Error(), `[plugins."`+Section+`"]`) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v\nwant %q", text, err, want)
 		}
+	}
+}
+
+// TestLocks checks the keys of locks: a rule inherits locked from the section, and an empty path turns a directory off.
+func TestLocks(t *testing.T) {
+	defaults, err := parse(t, "").Check()
+	if err != nil || defaults.LocksDirectory != defaultLocksDirectory || defaults.BundlesDirectory != defaultBundlesDirectory {
+		t.Errorf("default directories: got %q and %q, %v", defaults.LocksDirectory, defaults.BundlesDirectory, err)
+	}
+	s, err := parse(t, `
+locked = "warn"
+locks_directory = ""
+bundles_directory = "/mnt/bundles"
+[[rules]]
+match = ["registry.example.com/**"]
+locked = "strict"
+[[rules]]
+match = ["docker.io/**"]
+retain = true
+`).Check()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.LocksDirectory != "" || s.BundlesDirectory != "/mnt/bundles" {
+		t.Errorf("directories: got %q and %q", s.LocksDirectory, s.BundlesDirectory)
+	}
+	for ref, want := range map[string]policy.Locked{
+		"registry.example.com/a:1": policy.LockedStrict, "docker.io/library/a:1": policy.LockedWarn, "quay.io/a:1": policy.LockedWarn,
+	} {
+		if got := s.Policy.Rule(ref).Locked; got != want {
+			t.Errorf("%s: got locked %q, want %q", ref, got, want)
+		}
+	}
+}
+
+// TestExampleHasEveryKey checks that contrib/config/imagepin.toml has every key, with its default.
+func TestExampleHasEveryKey(t *testing.T) {
+	b, err := os.ReadFile("../../../contrib/config/imagepin.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var example struct {
+		Plugins map[string]map[string]any `toml:"plugins"`
+	}
+	if err := toml.Unmarshal(b, &example); err != nil {
+		t.Fatal(err)
+	}
+	defaults, err := DefaultTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := example.Plugins[Section], map[string]any(*defaults); !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%v\nwant\n%v", got, want)
 	}
 }

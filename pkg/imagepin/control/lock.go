@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -94,12 +95,22 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(conte
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
 	}
+	q.Name = imagepin.Bound(filepath.Base(r.GetName()), maxName)
 	l, err := lock.Parse(r.GetLock())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, named(err, q.Name)
 	}
-	q.Lock, q.Name = l, imagepin.Bound(filepath.Base(r.GetName()), maxName)
+	q.Lock = l
 	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, closeFile, nil
+}
+
+// named returns an error with the name of the file that it is about.
+func named(err error, file string) error {
+	var known *imagepin.Error
+	if errors.As(err, &known) {
+		known.Message = file + ": " + known.Message
+	}
+	return err
 }
 
 // maxName is the maximum length of the name of a file, in bytes.
@@ -135,33 +146,58 @@ const applyEvery = 100 * time.Millisecond
 // applying runs a call that applies a lock, and sends its progress and its result.
 func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], method string, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
 	_, err := guarded(stream.Context(), s, method, func(ctx context.Context) (struct{}, error) {
-		p := &applyProgress{stream: stream}
+		p := sendProgress(stream)
 		result, err := run(ctx, p.report)
+		p.close()
 		if err != nil || result == nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, p.stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
+		return struct{}{}, stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
 	})
 	return err
 }
 
-// applyProgress sends progress at intervals, and each new phase.
+// applyProgress sends progress at intervals, and each new phase. An apply does not wait for a caller that does not receive.
 type applyProgress struct {
-	stream grpc.ServerStreamingServer[api.ApplyResponse]
+	queue chan apply.Progress
+	sent  chan struct{} // closed when all of the queue is sent
 
 	mu   sync.Mutex
-	sent time.Time
+	at   time.Time
 	last apply.Phase
+}
+
+// maxQueued is the maximum number of messages that wait until the caller receives them.
+const maxQueued = 16
+
+func sendProgress(stream grpc.ServerStreamingServer[api.ApplyResponse]) *applyProgress {
+	p := &applyProgress{queue: make(chan apply.Progress, maxQueued), sent: make(chan struct{})}
+	go func() {
+		defer close(p.sent)
+		for now := range p.queue {
+			_ = stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+		}
+	}()
+	return p
 }
 
 func (p *applyProgress) report(now apply.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Phase == p.last && time.Since(p.sent) < applyEvery {
+	if now.Phase == p.last && time.Since(p.at) < applyEvery {
 		return
 	}
-	p.sent, p.last = time.Now(), now.Phase
-	_ = p.stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+	p.at, p.last = time.Now(), now.Phase
+	select {
+	case p.queue <- now:
+	default:
+	}
+}
+
+// close waits until all is sent. report must not be called any more.
+func (p *applyProgress) close() {
+	close(p.queue)
+	<-p.sent
 }
 
 func progressOf(p apply.Progress) *api.ApplyProgress {
@@ -219,10 +255,10 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 		resp.Applying = progressOf(*st.Applying)
 	}
 	if f := st.Failed; f != nil {
-		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: resolve.RedactError(f.Err).Error()}
+		resp.Failed = &api.LockFailure{At: timestamppb.New(f.At), Name: f.Name, Error: errorText(f.Err)}
 	}
 	if st.Unreadable != nil {
-		resp.Unreadable = st.Unreadable.Error()
+		resp.Unreadable = errorText(st.Unreadable)
 	}
 	for _, i := range st.Images {
 		resp.Images = append(resp.Images, lockedImage(i, used.Running[i.Ref.String()], resp.Counts))
@@ -237,6 +273,11 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 	}
 	resp.Counts.Extra, resp.Counts.Drifted = int64(len(resp.Extra)), int64(len(resp.Drifted))
 	return resp
+}
+
+// errorText returns the text of an error without secrets, as valid UTF-8: it can name a file.
+func errorText(err error) string {
+	return strings.ToValidUTF8(resolve.RedactError(err).Error(), "\uFFFD")
 }
 
 func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.LockedImage {
@@ -280,9 +321,9 @@ func LockSummary(st apply.Status) *api.LockSummary {
 	sum := &api.LockSummary{Images: int64(len(st.Images)), DriftedContainers: st.DriftedContainers}
 	switch {
 	case st.Unreadable != nil:
-		sum.Failed = st.Unreadable.Error()
+		sum.Failed = errorText(st.Unreadable)
 	case st.Failed != nil:
-		sum.Failed = resolve.RedactError(st.Failed.Err).Error()
+		sum.Failed = errorText(st.Failed.Err)
 	case st.Current == nil:
 		return nil
 	}

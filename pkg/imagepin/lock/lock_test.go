@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -177,7 +178,7 @@ func TestParseRejects(t *testing.T) {
 		wantInvalid(t, err, want)
 	}
 	_, err := lock.Parse(make([]byte, lock.MaxSize+1))
-	wantInvalid(t, err, "16777217 bytes")
+	wantInvalid(t, err, fmt.Sprintf("%d bytes", lock.MaxSize+1))
 	_, err = lock.Parse([]byte(head + strings.Repeat("- image: a@"+d1.String()+"\n", lock.MaxImages+1)))
 	wantInvalid(t, err, "20001 images")
 }

@@ -22,6 +22,7 @@ import (
 	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -46,6 +47,8 @@ type Config struct {
 	Credentials func(host string) (Credential, error)
 	// Observer is notified of digest lookups. It may be nil.
 	Observer Observer
+	// Log gets what containerd's resolver logs about the configuration of registry hosts. nil means containerd's logger.
+	Log *log.Entry
 }
 
 // Resolver resolves references and opens sessions. It is safe for concurrent use.
@@ -61,6 +64,9 @@ type Resolver struct {
 func New(c Config) *Resolver {
 	if c.Observer == nil {
 		c.Observer = noObserver{}
+	}
+	if c.Log == nil {
+		c.Log = log.L
 	}
 	return &Resolver{
 		config:    c,
@@ -138,7 +144,7 @@ func (s *Session) proves(host string) bool {
 
 // authorizedHosts returns the hosts of a registry with an authorizer for c. t records their traffic.
 func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([]docker.RegistryHost, error) {
-	known, err := r.hosts.lookup(withRedactedLog(context.Background()), registry)
+	known, err := r.hosts.lookup(withRedactedLog(log.WithLogger(context.Background(), r.config.Log)), registry)
 	if err != nil {
 		return nil, err
 	}

@@ -104,9 +104,9 @@ func (a *app) printLockStatus(s style, st *api.LockStatusResponse) error {
 		fields = append(fields, field{"Applying", s.digest(p.GetLock()) + ", " + applyProgressText(p)})
 	}
 	if f := st.GetFailed(); f != nil {
-		fields = append(fields, field{"Failed", fmt.Sprintf("%s (%s): %s", f.GetName(), s.ago(f.GetAt()), firstLine(f.GetError()))})
+		fields = append(fields, field{"Failed", fmt.Sprintf("%s (%s): %s", printable(f.GetName()), s.ago(f.GetAt()), printable(firstLine(f.GetError())))})
 	}
-	fields = append(fields, field{"Unreadable", st.GetUnreadable()})
+	fields = append(fields, field{"Unreadable", printable(st.GetUnreadable())})
 	if st.GetLock() != nil {
 		c := st.GetCounts()
 		fields = append(fields, field{"Images", fmt.Sprintf("%d locked, %d ready, %d running, %d missing, %d extra", c.GetLocked(), c.GetReady(), c.GetRunning(), c.GetMissing(), c.GetExtra())},
@@ -127,7 +127,7 @@ func (s style) lock(l *api.Lock) string {
 	if l.GetBundle() {
 		from = "images from a bundle"
 	}
-	text := fmt.Sprintf("%s, applied %s, from %s, %s", s.digest(l.GetDigest()), s.since(l.GetAppliedAt()), orNone(l.GetName()), from)
+	text := fmt.Sprintf("%s, applied %s, from %s, %s", s.digest(l.GetDigest()), s.since(l.GetAppliedAt()), printable(orNone(l.GetName())), from)
 	if h := l.GetHandlers(); len(h) > 0 {
 		text += ", for " + strings.Join(h, ", ")
 	}

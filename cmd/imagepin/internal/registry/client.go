@@ -97,7 +97,7 @@ func New(c Config) (*Client, error) {
 		config: c, limits: limits,
 		resolver: resolve.New(resolve.Config{
 			Registry: resolve.RegistryConfig{ConfigPath: c.HostsDirs}, Timeout: c.Timeout, Prover: prover,
-			Wrap: limits.wrap, Credentials: once(c.Credentials),
+			Wrap: limits.wrap, Credentials: once(c.Credentials), Log: noLog(),
 		}),
 		slots: make(map[string]*semaphore.Weighted), sessions: make(map[string]*resolve.Session),
 	}, nil
@@ -155,10 +155,13 @@ func (c *Client) session(repo reference.Named) *resolve.Session {
 }
 
 // withoutLog returns a context for containerd's resolver, which logs each failure of each host.
-func withoutLog(ctx context.Context) context.Context {
+func withoutLog(ctx context.Context) context.Context { return log.WithLogger(ctx, noLog()) }
+
+// noLog returns a logger that writes nothing.
+func noLog() *log.Entry {
 	l := logrus.New()
 	l.SetOutput(io.Discard)
-	return log.WithLogger(ctx, logrus.NewEntry(l))
+	return logrus.NewEntry(l)
 }
 
 func corrupt(ref reference.Named, message string) error {
