@@ -95,7 +95,7 @@ bundles_directory = "{root}/bundles"
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")
 	imagepinWants(r, 0, []string{"rollback"}, "Applied lock")
 	imagepinWants(r, 10, []string{"lock", "status"}, "from 1.tar.zst, images from a bundle") // the pods run the other digest
-	r.KillAndRestart(nil) // what was rolled back is not applied again
+	r.KillAndRestart(nil)                                                                    // what was rolled back is not applied again
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
 	imagepinWants(r, 0, []string{"apply"}, "Applied lock", moved[7:19])
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")
