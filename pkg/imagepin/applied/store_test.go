@@ -427,20 +427,36 @@ func TestKillBeforeSwitch(t *testing.T) {
 	noError(t, e.Write(e.ctx, next))
 }
 
+// interrupted is a content store that is killed before the last bytes of a blob.
+type interrupted struct{ content.Store }
+
+// Writer implements content.Ingester.
+func (s interrupted) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	w, err := s.Store.Writer(ctx, opts...)
+	return interruptedWriter{w}, err
+}
+
+type interruptedWriter struct{ content.Writer }
+
+// Write implements io.Writer.
+func (w interruptedWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p[:len(p)-10])
+	return n, errors.Join(err, errKilled)
+}
+
 // TestInterruptedBlob checks that the beginning of a blob, which a kill has left, does not prevent later writes.
 func TestInterruptedBlob(t *testing.T) {
 	e := newEnv(t)
 	noError(t, e.Load(e.ctx))
-	noError(t, e.Write(e.ctx, State{Current: lockOf(t, map[string]string{app: "zero"})}))
 	killed := State{Current: lockOf(t, map[string]string{app: "one"})}
-	data, err := killed.marshal()
-	noError(t, err)
-	desc := ocispec.Descriptor{MediaType: MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	w, err := content.OpenWriter(e.inPins(), e.node.Content, content.WithRef(ingestPrefix+desc.Digest.String()), content.WithDescriptor(desc))
-	noError(t, err)
-	_, err = w.Write(data[:100])
-	noError(t, err)
-	noError(t, w.Close())
+	e.Store.config.Content = interrupted{e.node.Content}
+	if err := e.Write(e.ctx, killed); !errors.Is(err, errKilled) {
+		t.Fatalf("got %v", err)
+	}
+	if left, err := e.node.Content.ListStatuses(e.inPins()); err != nil || len(left) != 1 || left[0].Offset == 0 {
+		t.Fatalf("left %+v, %v", left, err)
+	}
+	e.Store.config.Content = e.node.Content
 	for _, next := range []State{{Current: lockOf(t, map[string]string{app: "two"})}, killed} {
 		if noError(t, e.Write(e.ctx, next)); e.record(t).Labels[labelLock] != next.Current.Digest.String() {
 			t.Errorf("record %+v", e.record(t))

@@ -231,17 +231,20 @@ func TestDropID(t *testing.T) {
 	if id() != last {
 		t.Error("the same content has another ID")
 	}
-	for name, change := range map[string]func() error{
-		"text":        func() error { drop(t, e.locks, "a.yaml", image(t, "app:1", "two")); return nil },
-		"bundle time": func() error { return os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0)) },
-		"bundle name": func() error { return os.Rename(filepath.Join(e.bundles, "b.tar"), filepath.Join(e.bundles, "c.tar")) },
+	for _, c := range []struct {
+		name   string
+		change func() error
+	}{
+		{"text", func() error { drop(t, e.locks, "a.yaml", image(t, "app:1", "two")); return nil }},
+		{"bundle time", func() error { return os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0)) }},
+		{"bundle name", func() error { return os.Rename(filepath.Join(e.bundles, "b.tar"), filepath.Join(e.bundles, "c.tar")) }},
 	} {
-		noError(t, change())
-		if now := id(); now == last {
-			t.Errorf("%s: the ID is the same", name)
-		} else {
-			last = now
+		noError(t, c.change())
+		now := id()
+		if now == last {
+			t.Errorf("%s: the ID is the same", c.name)
 		}
+		last = now
 	}
 	if d, err := readDropped("/does/not/exist", ""); err != nil || len(d.locks)+len(d.bundles) != 0 {
 		t.Errorf("no directories: %+v, %v", d, err)

@@ -1,0 +1,46 @@
+package apply
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// TestRemovedImageComesBack removes an image of a lock, as crictl rmi does, on a node that reaches no registry. It is ready again
+// after the next look at the lock, from the content that the lock retains. Other ways to remove images keep it.
+func TestRemovedImageComesBack(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+	ref := r.Reg.Ref("shop/app:v1")
+	old := r.Version("shop/app:v1", "old")
+	bundle := makeBundle(r, "b.tar", writeLock(r, "lock.yaml", map[string]string{ref: old}))
+	r.MustRemovePod(r.MustPod("")) // the sandbox image
+	withoutRegistry(r)
+	imagepinWants(r, 0, []string{"apply", bundle}, "Applied lock")
+	imagepinWants(r, 0, []string{"prune", "--older-than", "0s", "--pinned", "--yes"})
+	imagepinWants(r, 0, []string{"check"})
+	imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 0 running, 0 missing")
+	r.MustRemove(ref, "")
+	imagepinWants(r, 10, []string{"lock", "status"}, "1 missing")
+	testkit.EventuallyIn(t, 3*time.Minute, "the image is ready again", func(context.Context) (bool, error) {
+		out, _ := r.Operator("lock", "status")
+		return strings.Contains(out, "1 ready, 0 running, 0 missing"), nil
+	})
+	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
+}
+
+// TestUninstallWithLock removes imagepin from a node right after a second lock, when the blob of the first may not be collected.
+func TestUninstallWithLock(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	ref := r.Reg.Ref("shop/app:v1")
+	for _, version := range []string{"old", "new"} {
+		lock := writeLock(r, version+".yaml", map[string]string{ref: r.Version("shop/app:v1", version)})
+		imagepinWants(r, 0, []string{"apply", lock}, "Applied lock")
+	}
+	imagepinWants(r, 0, []string{"uninstall", "--yes"})
+}
