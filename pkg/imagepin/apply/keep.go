@@ -90,11 +90,21 @@ func (n *newDirectories) apply(ctx context.Context) error {
 		return nil
 	}
 	_, err := n.applier.ApplyDropped(ctx, Request{}, false)
-	if err != nil && !errdefs.IsInvalidArgument(err) {
+	if err != nil && !isOfContent(err) {
 		return err
 	}
 	n.done = map[[2]string]bool{directories: true}
 	return nil // an error in their content is in the log and in the status
+}
+
+// isOfContent reports whether an error is in the content of locks and bundles, so that another attempt would read them again for
+// the same error.
+func isOfContent(err error) bool {
+	var known *imagepin.Error
+	if errors.As(err, &known) && (known.Reason == imagepin.NotInBundle || known.Reason == imagepin.NoMatchingPlatform) {
+		return true
+	}
+	return errdefs.IsInvalidArgument(err)
 }
 
 // complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing

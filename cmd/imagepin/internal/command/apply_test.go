@@ -191,7 +191,7 @@ func TestLockStatusExpects(t *testing.T) {
 			t.Errorf("--expect %s: exit code %d, printed %q and %q, want %d and %q", test.expect, got.code, got.out, got.err, test.code, test.err)
 		}
 	}
-	failed(t, runAt(t, "/absent", nil, "lock", "status", "--expect", "sha256:1"), `--expect "sha256:1" is neither a file nor a digest`)
+	failed(t, runAt(t, "/absent", nil, "lock", "status", "--expect", "sha256:1"), `--expect "sha256:1" is neither a file nor the whole digest of a lock`)
 	if err := os.WriteFile(file, []byte("kind: Pod\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
