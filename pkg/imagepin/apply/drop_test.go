@@ -231,14 +231,17 @@ func TestDropID(t *testing.T) {
 	if id() != last {
 		t.Error("the same content has another ID")
 	}
-	for name, change := range map[string]func() error{
-		"text":        func() error { drop(t, e.locks, "a.yaml", image(t, "app:1", "two")); return nil },
-		"bundle time": func() error { return os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0)) },
-		"bundle name": func() error { return os.Rename(filepath.Join(e.bundles, "b.tar"), filepath.Join(e.bundles, "c.tar")) },
+	for _, c := range []struct {
+		name   string
+		change func() error
+	}{
+		{"text", func() error { drop(t, e.locks, "a.yaml", image(t, "app:1", "two")); return nil }},
+		{"bundle time", func() error { return os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0)) }},
+		{"bundle name", func() error { return os.Rename(filepath.Join(e.bundles, "b.tar"), filepath.Join(e.bundles, "c.tar")) }},
 	} {
-		noError(t, change())
+		noError(t, c.change())
 		if now := id(); now == last {
-			t.Errorf("%s: the ID is the same", name)
+			t.Errorf("%s: the ID is the same", c.name)
 		} else {
 			last = now
 		}
