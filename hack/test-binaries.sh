@@ -6,6 +6,7 @@
 #                     only with the argument crash: with failpoints, where tests can kill them
 #   containerd-race, imagepin-race
 #                     only with the argument race: with the race detector
+#   skopeocopy        skopeo's library, for comparison in the benchmark
 #   runc              a current runc, because that of a distribution may be too old for this containerd
 #   crictl            only with the argument crictl, for manual use; not every module proxy has it
 #
@@ -36,6 +37,9 @@ echo "containerd-stock $containerd"
 CGO_ENABLED=0 "$GO" build -trimpath \
     -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$containerd" \
     -o "$bin/containerd-stock" github.com/containerd/containerd/v2/cmd/containerd
+
+(cd integration/bundle/tools && CGO_ENABLED=0 "$GO" build -trimpath -tags containers_image_openpgp,exclude_graphdriver_btrfs \
+    -ldflags '-s -w' -o "$bin/skopeocopy" ./skopeocopy)
 
 ours="-X github.com/containerd/containerd/v2/version.Version=$containerd+imagepin"
 if [ "${1:-}" = crash ]; then

@@ -157,7 +157,7 @@ func (f bundleFleet) applies(suffix string) scenario {
 	name := "apply, " + f.size.name + ", " + strings.TrimPrefix(suffix, ".")
 	wall := row{name: name + ", beside ctr images import", budget: ratio(1)}
 	cpu := row{name: name + ": CPU"}
-	peak := row{name: name + ": peak memory (RSS) of containerd", unit: bytes_, budget: ratio(1.1)}
+	peak := row{name: name + ": peak memory (RSS) of containerd", unit: bytes_}
 	var (
 		file string
 		all  []locked

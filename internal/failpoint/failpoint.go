@@ -70,7 +70,7 @@ var Names = []string{
 	"claim.created", // there is an ImagePin, and the node has no copy of it
 
 	// Retained content.
-	"retain.leased",  // the lease exists and holds nothing
+	"retain.leased",  // the lease exists, or its transaction is not committed
 	"retain.add",     // before each resource is added to the lease
 	"retain.done",    // the lease holds all resources
 	"retain.unused",  // before each snapshot of an old default snapshotter is removed from the lease
