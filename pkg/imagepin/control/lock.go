@@ -143,6 +143,7 @@ const applyEvery = 100 * time.Millisecond
 func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], method string, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
 	_, err := guarded(stream.Context(), s, method, func(ctx context.Context) (struct{}, error) {
 		p := sendProgress(stream)
+		defer p.close() // also after a panic
 		result, err := run(ctx, p.report)
 		p.close()
 		if err != nil || result == nil {
@@ -157,6 +158,7 @@ func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], 
 type applyProgress struct {
 	queue chan apply.Progress
 	sent  chan struct{} // closed when all of the queue is sent
+	end   sync.Once
 
 	mu   sync.Mutex
 	at   time.Time
@@ -192,7 +194,7 @@ func (p *applyProgress) report(now apply.Progress) {
 
 // close waits until all is sent. report must not be called any more.
 func (p *applyProgress) close() {
-	close(p.queue)
+	p.end.Do(func() { close(p.queue) })
 	<-p.sent
 }
 
