@@ -266,10 +266,11 @@ func TestNoBundle(t *testing.T) {
 	}
 	for _, q := range []*api.ApplyRequest{
 		{}, {Lock: text, Path: good}, {Lock: text, Dropped: true}, {Path: good, Dropped: true}, {Lock: text, Path: good, Dropped: true},
-		{Lock: text, Handlers: []string{"none"}}, {Dropped: true},
+		{Lock: text, Handlers: []string{"none"}},
 	} {
 		wantApply(r, q, codes.InvalidArgument)
 	}
+	wantApply(r, &api.ApplyRequest{Dropped: true}, codes.NotFound) // the directories are empty
 	if d := node.Diff(before, r.MustState()); d != "" {
 		t.Errorf("the node has changed:\n%s", d)
 	}
