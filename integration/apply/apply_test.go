@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -69,3 +70,47 @@ func TestApplyFromRegistry(t *testing.T) {
 	}
 	imagepinWants(r, 1, []string{"rollback"}, "UnknownLock")
 }
+
+// TestRelocated applies a lock whose images imgpkg has copied to another repository, and a bundle of it: the tag means the digest,
+// and its content comes from the copy.
+func TestRelocated(t *testing.T) {
+	t.Parallel()
+	for name, file := range map[string]func(r *testkit.Rig, lock string) string{
+		"lock":   func(_ *testkit.Rig, lock string) string { return lock },
+		"bundle": func(r *testkit.Rig, lock string) string { return makeBundle(r, "b.tar.zst", lock) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := testkit.NewRig(t, node.Options{Handlers: testkit.OtherTargets, DiscardUnpackedLayers: true, Extra: relocatedRules})
+			original, copied := r.Reg.Ref("shop/app:v1"), r.Reg.Ref("copies/app:v1")
+			digest := r.Version("copies/app:v1", "copied")
+			path := writeLock(r, "lock.yaml", map[string]string{copied: digest})
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			relocated := strings.Replace(string(text), "kbld.carvel.dev/id: "+copied, "kbld.carvel.dev/id: "+original, 1)
+			if err := os.WriteFile(path, []byte(relocated), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			imagepinWants(r, 0, []string{"apply", file(r, path)}, "Applied lock", original)
+			for _, handler := range []string{"native", "arm", ""} {
+				r.MustRemovePod(r.MustPod(handler)) // the sandbox image
+			}
+			r.Reg.Down()
+			for _, handler := range []string{"", "native", "arm"} {
+				r.WantVersion(node.KubeletPod{Image: original, Always: true, PodOptions: node.PodOptions{Handler: handler}}, "copied")
+			}
+			r.WantVersion(node.KubeletPod{Image: r.Reg.Ref("shop/app@" + digest)}, "copied")
+			imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 1 running, 0 missing")
+			imagepinWants(r, 0, []string{"check", "--deep"})
+		})
+	}
+}
+
+const relocatedRules = `
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/shop/**"]
+pull_behavior = "prefer-cached"
+locked = "strict"
+`

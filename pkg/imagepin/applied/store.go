@@ -22,6 +22,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
@@ -139,9 +140,11 @@ func (s *Store) set(state State, rescued []digest.Digest, err error) {
 	named := make(map[string]bool)
 	if state.Current != nil {
 		for _, i := range state.Current.Lock.Images {
-			named[i.Ref.String()] = true
-			for _, manifest := range i.Platforms {
-				named[i.Ref.Name()+"@"+manifest.String()] = true
+			for _, repository := range repositories(i) {
+				named[repository+"@"+i.Ref.Digest().String()] = true
+				for _, manifest := range i.Platforms {
+					named[repository+"@"+manifest.String()] = true
+				}
 			}
 		}
 	}
@@ -149,6 +152,15 @@ func (s *Store) set(state State, rescued []digest.Digest, err error) {
 	defer s.mu.Unlock()
 	s.loaded, s.state, s.named, s.rescued, s.err = true, state, named, rescued, err
 	s.setPins()
+}
+
+// repositories returns the repository of an image, and that of the tag that it was locked for.
+func repositories(i lock.Image) []string {
+	all := []string{i.Ref.Name()}
+	if tag, ok := i.Tag(); ok && tag.Name() != i.Ref.Name() {
+		all = append(all, tag.Name())
+	}
+	return all
 }
 
 // setPins sets the pins of the lock and what is retained for it. The caller holds mu, so that the pins and the state change in

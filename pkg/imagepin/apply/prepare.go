@@ -168,7 +168,9 @@ func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
 			if !ready || tagged && e.Root.Digest == i.Ref.Digest() {
 				continue
 			}
-			if _, err := a.config.Puller.MakeLocked(ctx, pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: now.Bundle}); err != nil {
+			// The content is on the node. If the image was copied to another repository, that of the tag may not have it.
+			onNode := now.Bundle || tag.Name() != i.Ref.Name()
+			if _, err := a.config.Puller.MakeLocked(ctx, pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode}); err != nil {
 				return err
 			}
 			failpoint.Reach("apply.tagged")

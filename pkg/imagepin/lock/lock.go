@@ -39,7 +39,7 @@ type Lock struct{ Images []Image }
 type Image struct {
 	// ID is the reference as it was written in a manifest, for example "nginx:1.29". It is empty if the lock does not have it.
 	ID string
-	// Ref is the image by digest, normalized.
+	// Ref is the image by digest, normalized. Its repository can differ from that of ID, after imgpkg has copied the image.
 	Ref reference.Canonical
 	// Platforms has the digest of the manifest of each platform, as in platforms.FormatAll. It is nil if the lock does not
 	// have it.
@@ -78,9 +78,6 @@ func New(images []Image) (*Lock, error) {
 		tag, ok := i.Tag()
 		if !ok {
 			continue
-		}
-		if tag.Name() != i.Ref.Name() {
-			return nil, invalid(nil, "%q is locked to another repository: %s", i.ID, i.Ref)
 		}
 		if d, known := digests[tag.String()]; known && d != i.Ref.Digest() {
 			return nil, invalid(nil, "%s has two digests: %s and %s", tag, d, i.Ref.Digest())

@@ -117,11 +117,26 @@ func TestNewDoesNotChangeItsInput(t *testing.T) {
 	}
 }
 
+// TestRelocated checks that a lock is accepted whose images imgpkg has copied to another repository.
+func TestRelocated(t *testing.T) {
+	l := newLock(t, image("nginx:1", "copies.example/nginx@"+d1.String()))
+	text, err := l.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := lock.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := again.Images[0]
+	if tag, ok := i.Tag(); !ok || tag.String() != "docker.io/library/nginx:1" || i.Ref.String() != "copies.example/nginx@"+d1.String() {
+		t.Errorf("got %+v", i)
+	}
+}
+
 func TestNewRejects(t *testing.T) {
 	_, err := lock.New([]lock.Image{nginx("nginx:1", d1), nginx("docker.io/library/nginx:1", d2)})
 	wantInvalid(t, err, "docker.io/library/nginx:1 has two digests: ")
-	_, err = lock.New([]lock.Image{image("nginx:1", "redis@"+d1.String())})
-	wantInvalid(t, err, `"nginx:1" is locked to another repository`)
 	_, err = lock.New(make([]lock.Image, lock.MaxImages+1))
 	wantInvalid(t, err, "20001 images, a lock has at most 20000")
 }
@@ -171,7 +186,6 @@ func TestParseRejects(t *testing.T) {
 		head + item + "  annotations: {kbld.carvel.dev/id: 'not a reference'}\n":                                                                                  "annotation kbld.carvel.dev/id",
 		head + item + "  annotations: {io.imagepin.platforms: '['}\n":                                                                                             "annotation io.imagepin.platforms",
 		head + item + "  annotations: {io.imagepin.platforms: '{\"linux/amd64\": \"sha256:1\"}'}\n":                                                               `"linux/amd64"`,
-		head + item + "  annotations: {kbld.carvel.dev/id: 'redis:1'}\n":                                                                                          "another repository",
 		head + item + "  annotations: {kbld.carvel.dev/id: 'nginx:1'}\n" + "- image: nginx@" + d2.String() + "\n  annotations: {kbld.carvel.dev/id: 'nginx:1'}\n": "two digests",
 	} {
 		_, err := lock.Parse([]byte(text))
