@@ -128,10 +128,13 @@ func (s *containers) verifyNewPins(ctx context.Context, images []containerImage)
 	return nil
 }
 
-// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready, and
-// none was removed meanwhile.
+// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready, none was
+// removed meanwhile, and the node's lock is the one that the images were checked against.
 func (s *containers) pinUses(ctx context.Context, images []containerImage, pod policy.Pod) (decided bool, _ error) {
 	for _, w := range images {
+		if w.lock != s.Decider.LockDigest() {
+			return false, nil
+		}
 		if w.ref == nil {
 			continue
 		}
@@ -160,6 +163,8 @@ type containerImage struct {
 	scope policy.Scope
 	// verified reports whether the image verifiers have accepted ref and root, so that this use may create a pin.
 	verified bool
+	// lock is the lock of the node when the image was checked against it.
+	lock digest.Digest
 }
 
 func (w containerImage) byDigest() reference.Named {
@@ -182,7 +187,7 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 			}
 			continue
 		}
-		w := containerImage{spec: spec, entry: e, root: e.Root}
+		w := containerImage{spec: spec, entry: e, root: e.Root, lock: s.Decider.LockDigest()}
 		if ref, ok := podReference(spec, e); ok {
 			var err error
 			if w.pin, w.scope, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {

@@ -154,6 +154,8 @@ type Decider interface {
 	// image. CheckUnknownInLock is for an image that imagepin does not know.
 	CheckInLock(ctx context.Context, ref reference.Named, root digest.Digest) error
 	CheckUnknownInLock(ctx context.Context, name string) error
+	// LockDigest identifies the node's lock. It is empty if the node has none.
+	LockDigest() digest.Digest
 	// PinUse creates the pin for a container that is created without a pull.
 	PinUse(ctx context.Context, u decide.Use) (*pin.Pin, error)
 }

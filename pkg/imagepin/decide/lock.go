@@ -59,6 +59,9 @@ func (d *Decider) onlyUnlocked(ref reference.Named, scope policy.Scope) error {
 	return nil
 }
 
+// LockDigest identifies the node's lock. It is empty if the node has none.
+func (d *Decider) LockDigest() digest.Digest { return d.lock.Digest() }
+
 // CheckInLock checks that the node's lock names an image, if the rule for its reference requires that. root is the digest of
 // the image if it is known, and otherwise empty: then a tag must have a pin of the lock.
 //

@@ -1,0 +1,52 @@
+package cri
+
+import (
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// lockOf is a lock that names one digest.
+type lockOf struct{ names, id digest.Digest }
+
+func (l *lockOf) Names(_ reference.Named, d digest.Digest) bool { return d == l.names }
+func (l *lockOf) Digest() digest.Digest                         { return l.id }
+
+// TestLockChangesDuringCreateContainer applies another lock between the check of a container's image and its use. The image is
+// checked again, and refused if the new lock does not name it.
+func TestLockChangesDuringCreateContainer(t *testing.T) {
+	p := newPinnedNode(t, policy.Off)
+	v1 := versionOf("one", "0")
+	p.put(v1, "", v1.byDigest)
+	strict, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: policy.Off, Locked: policy.LockedStrict}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := &lockOf{names: v1.root.Digest, id: "sha256:first"}
+	p.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(strict), Pins: p.Pins.(*pin.Store), Images: p.Store.(*store.Store), Lock: now})
+	c, target := &containers{p.base}, p.Runtimes().Default().Target
+	specs := []*runtime.ImageSpec{{Image: v1.byDigest}}
+	images, err := c.resolveImages(p.ctx(), specs, policy.Pod{}, target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if decided, err := c.pinUses(p.ctx(), images, policy.Pod{}); err != nil || !decided {
+		t.Fatalf("with the same lock: %t, %v", decided, err)
+	}
+	*now = lockOf{names: "sha256:other", id: "sha256:second"}
+	if decided, err := c.pinUses(p.ctx(), images, policy.Pod{}); err != nil || decided {
+		t.Errorf("with another lock: %t, %v, want another attempt", decided, err)
+	}
+	if _, err := c.resolveImages(p.ctx(), specs, policy.Pod{}, target); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("the other attempt: %v, want NotInLock", err)
+	}
+}
