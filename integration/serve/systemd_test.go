@@ -56,6 +56,17 @@ func newManager(t *testing.T, path string) *manager {
 	return m
 }
 
+// send sends a notification. The manager receives it after all that were sent before.
+func (m *manager) send(state string) error {
+	conn, err := net.DialUnix("unixgram", nil, m.conn.LocalAddr().(*net.UnixAddr))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Write([]byte(state))
+	return err
+}
+
 // all returns the notifications since the last call of reset.
 func (m *manager) all() []string {
 	m.mu.Lock()
@@ -121,6 +132,9 @@ func TestNotify(t *testing.T) {
 
 	m.reset()
 	r.must(r.EndServe(syscall.SIGTERM))
+	// The process has exited, but its last notification may not have been read from the socket.
+	r.must(m.send("LAST=1"))
+	r.eventually("all notifications are read", m.has("LAST=1"))
 	if !m.has("STOPPING=1")() {
 		t.Errorf("stop: got notifications %q, want STOPPING=1", m.all())
 	}
