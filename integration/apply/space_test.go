@@ -19,19 +19,15 @@ import (
 // smallRoot returns the root of a node on a file system of its own.
 func smallRoot(t *testing.T, size string) string {
 	t.Helper()
-	dir, err := node.TempDir()
+	root, err := node.TempDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := filepath.Join(dir, "r") // not dir itself, so that node.Sweep can unmount it
 	t.Cleanup(func() {
-		if err := errors.Join(node.UnmountBelow(dir), os.RemoveAll(dir)); err != nil {
+		if err := errors.Join(unix.Unmount(root, unix.MNT_DETACH), os.RemoveAll(root)); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Mkdir(root, 0o711); err != nil {
-		t.Fatal(err)
-	}
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "mode=711,size="+size); err != nil {
 		t.Fatal(err)
 	}

@@ -67,6 +67,10 @@ func New(opts Options) (*Node, error) {
 	if len(n.root) > maxRoot {
 		return nil, fmt.Errorf("root %q is longer than %d bytes, so the path of a shim's socket would be too long", n.root, maxRoot)
 	}
+	// The cgroup of the node has the name of the root. Close kills all processes in it.
+	if !strings.HasPrefix(filepath.Base(n.root), rootPrefix) {
+		return nil, fmt.Errorf("root %q is not from TempDir, so another node could have the same cgroup", n.root)
+	}
 	for _, dir := range append([]string{"root", "state", "tmp", "s", "logs", "verifiers", "cni/bin", "cni/conf", "cdi", "opt"}, opts.HostsDirs...) {
 		if err := os.MkdirAll(filepath.Join(n.root, dir), 0o711); err != nil {
 			return nil, err

@@ -80,18 +80,22 @@ func TestSweepTakesDeadOwnersOnly(t *testing.T) {
 	}
 }
 
-func TestLongRootIsRefused(t *testing.T) {
-	root := "/tmp/" + strings.Repeat("x", maxRoot)
+func TestInvalidRoots(t *testing.T) {
 	bin := t.TempDir()
 	for _, name := range []string{Ours, "containerd-shim-runc-v2", "runc", "ctr"} {
 		if err := os.WriteFile(filepath.Join(bin, name), nil, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := New(Options{Root: root, BinDir: bin}); err == nil || !strings.Contains(err.Error(), "longer than") {
-		t.Errorf("got error %v, want one that contains \"longer than\"", err)
-	}
-	if _, err := os.Stat(root); !os.IsNotExist(err) {
-		t.Errorf("%s: got %v, want no such directory", root, err)
+	for root, want := range map[string]string{
+		"/tmp/" + rootPrefix + strings.Repeat("x", maxRoot): "longer than",
+		"/tmp/" + rootPrefix + "1-2/r":                      "not from TempDir",
+	} {
+		if _, err := New(Options{Root: root, BinDir: bin}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want one that contains %q", root, err, want)
+		}
+		if _, err := os.Stat(root); !os.IsNotExist(err) {
+			t.Errorf("%s: got %v, want no such directory", root, err)
+		}
 	}
 }

@@ -66,8 +66,8 @@ type Options struct {
 	Binary string
 	// BinDir is the directory of the binaries. Empty means [BinDir]().
 	BinDir string
-	// Root is the directory of all files that the node writes. Its path has at most 40 bytes. Empty means a new
-	// temporary directory, which Close removes.
+	// Root is the directory of all files that the node writes, from [TempDir]. Its path has at most 40 bytes. Empty means a
+	// new one, which Close removes.
 	Root string
 	// Handlers are the handlers in addition to runc. A handler named runc replaces it.
 	Handlers []Handler
