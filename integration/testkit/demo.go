@@ -12,6 +12,47 @@ import (
 	"testing"
 )
 
+// Build compiles the program in a directory, such as a demo, and returns the path of the binary.
+func Build(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	if out, err := exec.CommandContext(Context(t), "go", "build", "-o", path, dir).CombinedOutput(); err != nil {
+		t.Fatalf("building %s: %v\n%s", dir, err, out)
+	}
+	return path
+}
+
+// RunDemo runs a demo with arguments. It checks that the output, which it returns, matches regular expressions, and that nothing is
+// left.
+func RunDemo(t *testing.T, demo string, want []string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(Context(t), demo, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range want {
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("the output does not match %s:\n%s", want, out)
+		}
+	}
+	NothingLeft(t, string(out))
+	return string(out)
+}
+
+// InterruptDemo interrupts a demo as Interrupt does, and checks that the demo cleans up and fails.
+func InterruptDemo(t *testing.T, demo, at string, signal os.Signal) {
+	t.Helper()
+	out, err := Interrupt(t, demo, at, signal)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("the demo: got %v, want exit code 1\n%s", err, out)
+	}
+	if !strings.Contains(out, "Cleaned up") || strings.Contains(out, "Result") {
+		t.Errorf("the demo was not interrupted:\n%s", out)
+	}
+	NothingLeft(t, out)
+}
+
 // Interrupt runs a demo with arguments, and sends it a signal when it prints a line with a prefix. It returns the whole output and the
 // error.
 func Interrupt(t *testing.T, demo, at string, signal os.Signal, args ...string) (string, error) {

@@ -16,20 +16,10 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// build compiles the benchmark and returns the binary's path.
-func build(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "scale")
-	if out, err := exec.CommandContext(testkit.Context(t), "go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("building the benchmark: %v\n%s", err, out)
-	}
-	return path
-}
-
 // TestQuick runs the benchmark, which checks itself, and checks the counts in its table.
 func TestQuick(t *testing.T) {
 	table := filepath.Join(t.TempDir(), "table.txt")
-	out, err := exec.CommandContext(testkit.Context(t), build(t), "-quick", "-connecting", "-out", table).CombinedOutput()
+	out, err := exec.CommandContext(testkit.Context(t), testkit.Build(t, "."), "-quick", "-connecting", "-out", table).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -60,7 +50,7 @@ func TestQuick(t *testing.T) {
 
 // TestInterrupted interrupts the benchmark after its first line, while it stores ImagePins.
 func TestInterrupted(t *testing.T) {
-	out, err := testkit.Interrupt(t, build(t), "", os.Interrupt)
+	out, err := testkit.Interrupt(t, testkit.Build(t, "."), "", os.Interrupt)
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("the benchmark: got %v, want exit code 1\n%s", err, out)
