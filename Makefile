@@ -14,7 +14,14 @@ BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
 export CGO_ENABLED = 0
 export GOFLAGS := $(GOFLAGS) -trimpath
-RACE         = CGO_ENABLED=1 $(GO) test -race
+# check-vet has vetted the tests. Without this, each stage vets all dependencies again, also those with the race detector.
+TEST         = $(GO) test -vet=off
+RACE         = CGO_ENABLED=1 $(TEST) -race
+# With TIMES=FILE, each command's target, seconds, and processor seconds (user, system) are added to this file.
+ifdef TIMES
+SHELL        = $(CURDIR)/hack/timed-shell.sh
+.SHELLFLAGS  = '$(TIMES)' '$@' -c
+endif
 
 .PHONY: help
 help: ## List the targets
@@ -32,12 +39,42 @@ kubectl-imagepin: ## bin/kubectl-imagepin, the kubectl plugin
 	cd cmd/kubectl-imagepin && $(GO) build -ldflags '-s -w' -o $(abspath $(BIN))/ .
 
 .PHONY: test-binaries
-test-binaries: ## bin/containerd-stock and bin/runc, for the tests and the demo
+test-binaries: | build ## bin/containerd-stock and bin/runc, for the tests and the demo
 	GO=$(GO) hack/test-binaries.sh
 
 .PHONY: crash-binaries
-crash-binaries: ## bin/containerd-failpoints and bin/imagepin-failpoints, which tests can kill at failpoints
+crash-binaries: | build ## bin/containerd-failpoints and bin/imagepin-failpoints, which tests can kill at failpoints
 	GO=$(GO) hack/test-binaries.sh crash
+
+.PHONY: race-binaries
+race-binaries: | test-binaries
+	GO=$(GO) hack/test-binaries.sh race
+
+# The first run compiles for minutes, and keeps the binaries in the user's cache.
+.PHONY: kubernetes-binaries
+kubernetes-binaries: | build ## bin/kubernetes/: kubelet, API server, etcd, kubectl, the controllers and the scheduler
+	GO=$(GO) hack/kubernetes-binaries.sh
+
+.PHONY: lazy-binaries
+lazy-binaries: | build
+	GO=$(GO) hack/lazy-binaries.sh
+
+.PHONY: version-binaries
+version-binaries: | build
+	GO=$(GO) hack/containerd-versions.sh
+
+# What tests need from other Debian suites. The first run downloads it into the user's cache.
+.PHONY: downloads
+downloads:
+	hack/erofs-utils.sh
+	hack/prometheus.sh
+	hack/debian-containerd.sh
+
+# The Debian with systemd, and dnf, for test-packages. The first run takes minutes, which are mostly apt's and dpkg's.
+.PHONY: debian-roots
+debian-roots: | downloads
+	hack/debian-root.sh
+	hack/dnf-root.sh
 
 # Packages are reproducible: one commit and one version of Go result in the same bytes on every machine.
 DIST              = dist
@@ -46,7 +83,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 REPRODUCIBLE      = GOFLAGS='-mod=readonly -buildvcs=false' GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
 
 .PHONY: packages
-packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
+packages: | build ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
 	rm -rf $(DIST)
 	mkdir -p $(DIST)/.stage/completions
 	@set -e; for arch in $(ARCHS); do $(REPRODUCIBLE) GOOS=linux GOARCH=$$arch $(MAKE) --no-print-directory build BIN=$(DIST)/.stage/$$arch; done
@@ -119,39 +156,38 @@ demo-edge: build test-binaries crash-binaries ## Run the demo of bundles: a node
 pictures: build test-binaries ## Record both demos and draw docs/pictures/
 	@cd integration && $(GO) build -o ../bin/demo ./demo && $(GO) run ./pictures
 
-# The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache.
 .PHONY: demo-cluster
-demo-cluster: build kubectl-imagepin test-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
-	GO=$(GO) hack/kubernetes-binaries.sh controllers
+demo-cluster: build kubectl-imagepin test-binaries kubernetes-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
 	@cd integration/kubelet && $(GO) build -o ../../bin/demo-cluster ./demo && exec ../../bin/demo-cluster
 
-# The stages mostly wait for containerd and kubelet, so two run at a time. The output of each stage is in one piece.
+# The stages mostly wait for containerd and kubelet, so three run at a time. What the first run compiles for minutes begins
+# first. The output of each stage is in one piece.
 .PHONY: test
 test: ## All tests
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-stages
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-stages
 
 .PHONY: test-stages
-test-stages: test-integration test-kubelet test-serve test-cluster test-unit test-packages test-race test-lazy test-versions test-sim check-bench
+test-stages: downloads kubernetes-binaries test-integration debian-roots test-kubelet test-serve test-packages test-cluster \
+	test-unit test-race test-lazy test-versions test-sim check-bench
 
 .PHONY: test-unit
 test-unit: ## Unit tests with the race detector
 	$(RACE) $(OURS)
-	cd cmd/kubectl-imagepin && $(GO) test ./...
-	cd packaging && $(GO) test ./image ./plugin ./release ./internal/...
+	cd cmd/kubectl-imagepin && $(TEST) ./...
+	cd packaging && $(TEST) ./image ./plugin ./release ./internal/...
 
 .PHONY: test-sim
 test-sim: ## Run simulated histories for three minutes (SIM_TIME)
-	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),3m) $(GO) test -count 1 -v -run TestHistories ./internal/sim
+	IMAGEPIN_SIM_TIME=$(or $(SIM_TIME),3m) $(TEST) -count 1 -v -run TestHistories ./internal/sim
 
 .PHONY: check-bench
 check-bench: ## Run each Go benchmark once
-	$(GO) test -short -run '^$$' -bench . -benchtime 1x ./pkg/...
+	$(TEST) -short -run '^$$' -bench . -benchtime 1x ./pkg/...
 
 # This takes about 20 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists all
 # options.
 .PHONY: bench
-bench: build test-binaries ## Compare the performance with stock containerd; use an idle machine
-	hack/erofs-utils.sh
+bench: build test-binaries downloads ## Compare the performance with stock containerd; use an idle machine
 	@cd integration && $(GO) build -o ../bin/bench ./bench
 	@bin/bench $(BENCH)
 
@@ -161,8 +197,7 @@ bench-docs: ## Run the benchmark and write docs/performance.md and docs/performa
 	bin/bench -out docs/performance -doc docs/performance.md
 
 .PHONY: bench-lazy
-bench-lazy: build test-binaries ## Compare whole and lazy pulls of an image until a pod runs and until all is read; use an idle machine
-	GO=$(GO) hack/lazy-binaries.sh
+bench-lazy: build test-binaries lazy-binaries ## Compare whole and lazy pulls of an image until a pod runs and until all is read; use an idle machine
 	@cd integration/lazy && $(GO) build -o ../../bin/bench-lazy ./bench
 	@bin/bench-lazy $(BENCH)
 
@@ -174,8 +209,7 @@ bench-lazy-docs: ## Run the benchmark of lazy pulls and write its table into doc
 # With 10,000 agents this needs 8 GB of memory and 12,000 open files, and takes about 15 minutes. BENCH='-agents N' or
 # '-quick' runs less. BENCH=-help lists all options.
 .PHONY: bench-cluster
-bench-cluster: build test-binaries ## Measure ImagePins with 10,000 agents and one API server; use an idle machine
-	GO=$(GO) hack/kubernetes-binaries.sh
+bench-cluster: build test-binaries kubernetes-binaries ## Measure ImagePins with 10,000 agents and one API server; use an idle machine
 	@cd integration/kubelet && $(GO) build -o ../../bin/bench-cluster ./scale
 	@bin/bench-cluster $(BENCH)
 
@@ -185,17 +219,13 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 	bin/bench-cluster -out docs/performance/cluster.txt -doc docs/performance.md
 
 .PHONY: test-integration
-test-integration: build test-binaries crash-binaries ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
-	hack/erofs-utils.sh
-	hack/prometheus.sh
-	cd integration && $(GO) test -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
-	cd integration/bundle/tools && $(GO) test -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
+test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
+	cd integration && $(TEST) -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
+	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
-docs-output: build kubectl-imagepin test-binaries crash-binaries ## Run the commands in the documents and write their output into them
-	hack/erofs-utils.sh
+docs-output: build kubectl-imagepin test-binaries crash-binaries downloads kubernetes-binaries ## Run the commands in the documents and write their output into them
 	cd integration && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -run TestDocs ./docs
-	GO=$(GO) hack/kubernetes-binaries.sh controllers
 	cd integration/kubelet && IMAGEPIN_UPDATE_DOCS=1 $(GO) test -count 1 -p 1 -run 'TestDocs|TestExamples' . ./kubectl
 
 .PHONY: picture-trace
@@ -203,41 +233,34 @@ picture-trace: build test-binaries ## Pull an image and draw its trace into docs
 	cd integration && $(GO) run ./tracepicture ../docs/pictures/trace-cold-pull.svg
 
 .PHONY: test-serve
-test-serve: build test-binaries crash-binaries ## The integration tests with imagepin serve in front of stock containerd
-	hack/erofs-utils.sh
-	cd integration && IMAGEPIN_MODE=serve $(GO) test -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
+test-serve: build test-binaries crash-binaries downloads ## The integration tests with imagepin serve in front of stock containerd
+	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-race
-test-race: build test-binaries crash-binaries ## Tests of concurrency and of imagepin serve with the race detector
-	GO=$(GO) hack/test-binaries.sh race
-	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 -run TestConcurrency ./crash
-	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(GO) test -timeout 30m -count 1 ./serve
+test-race: build test-binaries crash-binaries race-binaries ## Tests of concurrency and of imagepin serve with the race detector
+	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(TEST) -timeout 30m -count 1 -run TestConcurrency ./crash
+	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(TEST) -timeout 30m -count 1 ./serve
 
 .PHONY: soak
 soak: build test-binaries crash-binaries ## Thousands of random kills and histories (ROUNDS=5000)
-	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(GO) test -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
-	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(GO) test -timeout 24h -count 1 -v -run TestHistories ./internal/sim
+	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(TEST) -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
+	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(TEST) -timeout 24h -count 1 -v -run TestHistories ./internal/sim
 	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) IMAGEPIN_APPLY_KILLS=20 \
-		$(GO) test -timeout 24h -count 1 -v -run 'TestRandomKills|TestApplyKills' ./crash || exit 1; \
-		IMAGEPIN_MODE=$$mode IMAGEPIN_LOCK_IMAGES=2000 $(GO) test -timeout 24h -count 1 -v -run TestLargeLock ./apply || exit 1; done
+		$(TEST) -timeout 24h -count 1 -v -run 'TestRandomKills|TestApplyKills' ./crash || exit 1; \
+		IMAGEPIN_MODE=$$mode IMAGEPIN_LOCK_IMAGES=2000 $(TEST) -timeout 24h -count 1 -v -run TestLargeLock ./apply || exit 1; done
 
 .PHONY: soak-cluster
-soak-cluster: build test-binaries crash-binaries ## 20 rollouts of three workloads while their tag moves (ROUNDS=20), and ten minutes without the API server
-	GO=$(GO) hack/kubernetes-binaries.sh controllers
-	cd integration/kubelet && IMAGEPIN_ROLLOUTS=$(or $(ROUNDS),20) IMAGEPIN_OUTAGE=10m $(GO) test -timeout 24h -count 1 -v -run 'TestRollouts|TestOutage' ./agree
+soak-cluster: build test-binaries crash-binaries kubernetes-binaries ## 20 rollouts of three workloads while their tag moves (ROUNDS=20), and ten minutes without the API server
+	cd integration/kubelet && IMAGEPIN_ROLLOUTS=$(or $(ROUNDS),20) IMAGEPIN_OUTAGE=10m $(TEST) -timeout 24h -count 1 -v -run 'TestRollouts|TestOutage' ./agree
 
 .PHONY: test-lazy
-test-lazy: build test-binaries ## Pods on the lazily pulling stargz snapshotter and on overlayfs; needs FUSE
-	GO=$(GO) hack/lazy-binaries.sh
-	cd integration/lazy && $(GO) test -timeout 10m -count 1 ./...
+test-lazy: build test-binaries lazy-binaries ## Pods on the lazily pulling stargz snapshotter and on overlayfs; needs FUSE
+	cd integration/lazy && $(TEST) -timeout 10m -count 1 ./...
 
-# The first run compiles Kubernetes, which takes minutes, and keeps the binaries in the user's cache. The cases mostly
-# wait for kubelet, so more cases than processors run at a time.
+# The cases mostly wait for kubelet, so more cases than processors run at a time.
 .PHONY: test-kubelet
-test-kubelet: build test-binaries ## Tests with a real kubelet, API server and etcd
-	GO=$(GO) hack/kubernetes-binaries.sh
-	GO=$(GO) hack/lazy-binaries.sh
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -parallel 12 .
+test-kubelet: build test-binaries kubernetes-binaries lazy-binaries ## Tests with a real kubelet, API server and etcd
+	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -parallel 12 .
 
 # These tests take about five minutes. A kernel does not let their nodes run beside those of test-kubelet with its default
 # for fs.inotify.max_user_instances. Nor do the packages run at the same time. Six cases at a time keep two processors busy:
@@ -246,29 +269,27 @@ test-kubelet: build test-binaries ## Tests with a real kubelet, API server and e
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
 test-cluster: | test-kubelet
 endif
-test-cluster: build kubectl-imagepin test-binaries crash-binaries image ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
-	GO=$(GO) hack/kubernetes-binaries.sh controllers
-	cd integration/kubelet && $(GO) test -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
+test-cluster: build kubectl-imagepin test-binaries crash-binaries image kubernetes-binaries ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
+	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
 
-# The first run installs a Debian with systemd, and dnf, into the user's cache, which takes minutes.
 .PHONY: test-packages
-test-packages: repositories test-binaries ## Install, run and remove the packages under a real systemd, and build them twice
-	cd integration/packages && $(GO) test -timeout 15m -count 1 ./...
+test-packages: repositories test-binaries debian-roots ## Install, run and remove the packages under a real systemd, and build them twice
+	cd integration/packages && $(TEST) -timeout 15m -count 1 ./...
 
-# The first run compiles two containerds and downloads those of Debian, which takes minutes, and keeps them in the
-# user's cache.
 .PHONY: test-versions
-test-versions: build test-binaries ## Test imagepin in and in front of other versions of containerd
-	GO=$(GO) hack/containerd-versions.sh
-	hack/debian-containerd.sh
-	cd integration && $(GO) test -timeout 10m -count 1 ./versions/... && $(GO) run ./versions/table -check -results ../$(BIN)/versions.tsv ..
+test-versions: build test-binaries version-binaries downloads ## Test imagepin in and in front of other versions of containerd
+	cd integration && $(TEST) -timeout 10m -count 1 ./versions/... && $(GO) run ./versions/table -check -results ../$(BIN)/versions.tsv ..
 
 .PHONY: versions-table
 versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 .PHONY: check
-check: check-format check-vet check-lint check-workflows check-windows check-tidy check-generate check-manifests check-licenses check-versions check-prometheus check-links ## All checks that run no tests
+check: ## All checks that run no tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check-stages
+
+.PHONY: check-stages
+check-stages: check-format check-vet check-tidy check-workflows check-lint check-windows check-generate check-manifests check-licenses check-versions check-prometheus check-links
 
 .PHONY: check-format
 check-format:
@@ -287,7 +308,7 @@ check-vet:
 	cd integration/packages && $(GO) vet ./...
 
 .PHONY: check-lint
-check-lint:
+check-lint: | check-vet
 	$(GO) tool -modfile=tools/go.mod staticcheck $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
 

@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
-# Builds the binaries of `make test-kubelet` into bin/kubernetes/:
+# Builds the binaries of `make test-kubelet` and `make test-cluster` into bin/kubernetes/:
 #
-#   kubelet, kube-apiserver, etcd, kubectl
+#   kubelet, kube-apiserver, etcd, kubectl, kube-controller-manager, kube-scheduler
 #             from the module integration/kubelet/binaries
 #   runc      with seccomp, which kubelet requires; bin/runc is without
-#   kube-controller-manager, kube-scheduler
-#             only with the argument controllers, for make test-cluster
 #
 # The first run compiles for minutes. The binaries are kept in the user's cache under a hash of their inputs. Later
 # runs, also in other checkouts, only link them.
@@ -60,10 +58,8 @@ once etcd kubernetes go.etcd.io/etcd/server/v3
 once kubelet kubernetes k8s.io/kubernetes/cmd/kubelet
 once kube-apiserver kubernetes k8s.io/kubernetes/cmd/kube-apiserver
 once kubectl kubernetes k8s.io/kubernetes/cmd/kubectl
-if [ "${1:-}" = controllers ]; then
-    once kube-controller-manager kubernetes k8s.io/kubernetes/cmd/kube-controller-manager
-    once kube-scheduler kubernetes k8s.io/kubernetes/cmd/kube-scheduler
-fi
+once kube-controller-manager kubernetes k8s.io/kubernetes/cmd/kube-controller-manager
+once kube-scheduler kubernetes k8s.io/kubernetes/cmd/kube-scheduler
 mkdir -p "$bin/kubernetes"
 for name in runc etcd kubelet kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     [ ! -e "$built/$name" ] || ln -sfn "$built/$name" "$bin/kubernetes/$name"
