@@ -9,7 +9,8 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
                integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
-SUBJECTS     = ./apply ./pins ./pull ./remove ./restart ./repair ./crash ./security ./stock ./observe ./install
+# The package that takes longest is first, so that nothing waits for it at the end.
+SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./security ./stock ./observe ./install
 BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
 export CGO_ENABLED = 0
@@ -83,7 +84,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 REPRODUCIBLE      = GOFLAGS='-mod=readonly -buildvcs=false' GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
 
 .PHONY: packages
-packages: | build ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
+packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
 	rm -rf $(DIST)
 	mkdir -p $(DIST)/.stage/completions
 	@set -e; for arch in $(ARCHS); do $(REPRODUCIBLE) GOOS=linux GOARCH=$$arch $(MAKE) --no-print-directory build BIN=$(DIST)/.stage/$$arch; done
@@ -94,6 +95,12 @@ packages: | build ## deb, rpm and tar.gz for amd64 and arm64, with checksums and
 	version=$$($(GO) run ./cmd/imagepin --version | sed 's/.* //') && dist=$$(realpath $(DIST)) && cd packaging && \
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run . -version $$version -stage $$dist/.stage -out $$dist $(ARCHS)
 	rm -rf $(DIST)/.stage
+
+ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
+packages: | build
+test-serve: | test-integration
+test-cluster: | test-kubelet
+endif
 
 # The first run compiles the plugin and its dependencies for each platform, which takes minutes.
 PLUGIN_PLATFORMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
@@ -172,7 +179,8 @@ test-stages: downloads kubernetes-binaries test-integration debian-roots test-ku
 
 .PHONY: test-unit
 test-unit: ## Unit tests with the race detector
-	$(RACE) $(OURS)
+	$(RACE) -short $(OURS)
+	$(TEST) ./pkg/imagepin/bundle
 	cd cmd/kubectl-imagepin && $(TEST) ./...
 	cd packaging && $(TEST) ./image ./plugin ./release ./internal/...
 
@@ -220,7 +228,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
-	cd integration && $(TEST) -timeout 30m -count 1 $$($(GO) list ./... | grep -v /versions)
+	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v /versions)
 	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
@@ -266,9 +274,6 @@ test-kubelet: build test-binaries kubernetes-binaries lazy-binaries ## Tests wit
 # for fs.inotify.max_user_instances. Nor do the packages run at the same time. Six cases at a time keep two processors busy:
 # with more, each rollout of a case takes longer, and all of them do not end earlier.
 .PHONY: test-cluster
-ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
-test-cluster: | test-kubelet
-endif
 test-cluster: build kubectl-imagepin test-binaries crash-binaries image kubernetes-binaries ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
 	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
 

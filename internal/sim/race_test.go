@@ -3,4 +3,4 @@
 package sim
 
 // histories is the default number of histories. It is lower because the race detector is slow.
-const histories = 500
+const histories = 100
