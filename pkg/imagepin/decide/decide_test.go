@@ -204,7 +204,7 @@ func TestWithoutTag(t *testing.T) {
 		byDigest int32        // the registry's answer for the digest
 		reason   imagepin.Reason
 		class    error
-		requests int64
+		requests int64 // the last one of three asks for the digest as a blob
 	}{
 		"not pinned":                           {reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 1},
 		"not pinned, the image is on the node": {image: true, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 1},
@@ -213,9 +213,9 @@ func TestWithoutTag(t *testing.T) {
 		"revision":                             {scope: revision, requests: 2},
 		"revision, on the node":                {scope: revision, image: true, requests: 2},
 		"lock":                                 {scope: policy.LockScope, requests: 2},
-		"gone":                                 {scope: policy.NodeScope, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 2},
-		"revision, gone":                       {scope: revision, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 2},
-		"gone, on the node":                    {scope: policy.NodeScope, image: true, byDigest: 404, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 2},
+		"gone":                                 {scope: policy.NodeScope, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 3},
+		"revision, gone":                       {scope: revision, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 3},
+		"gone, on the node":                    {scope: policy.NodeScope, image: true, byDigest: 404, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 3},
 		"unauthorized, on the node":            {scope: policy.NodeScope, image: true, byDigest: 401, reason: imagepin.PullAccessDenied, class: errdefs.ErrUnauthenticated},
 		"forbidden, on the node":               {scope: revision, image: true, byDigest: 403, reason: imagepin.PullAccessDenied, class: errdefs.ErrPermissionDenied},
 		"unavailable":                          {scope: revision, byDigest: 503, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrUnavailable},
