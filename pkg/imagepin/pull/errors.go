@@ -56,6 +56,9 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	case errno.Network(err) || isLocal:
 		e.Class = errdefs.ErrUnavailable
 		e.Hint = "Check the network to the registry and its mirrors."
+	case errdefs.IsUnavailable(err) && !atRegistry(err): // kubelet takes this class for that of a registry
+		e.Class = errdefs.ErrAborted
+		e.Hint = "Pull again: containerd was restarted, or another client removed a part of the image."
 	}
 	return e
 }

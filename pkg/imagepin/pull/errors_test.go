@@ -47,7 +47,8 @@ func TestPullErrors(t *testing.T) {
 		"network timeout":       {&net.DNSError{Err: "i/o timeout", IsTimeout: true}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"socket of the network": {fromRegistry{syscall.ECONNRESET}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"anything else":         {errors.New("what"), imagepin.CannotPullImage, errdefs.ErrUnknown},
-		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrAborted},
+		"registry with a class": {fromRegistry{fmt.Errorf("busy: %w", errdefs.ErrUnavailable)}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"stalled":               {fmt.Errorf("%w: %w", errStalled, context.Canceled), imagepin.PullStalled, context.DeadlineExceeded},
 		"stalled, and typed":    {fmt.Errorf("%w: %w", errStalled, &imagepin.Error{Reason: imagepin.CannotPullImage}), imagepin.PullStalled, context.DeadlineExceeded},
 		"typed already":         {fmt.Errorf("x: %w", &imagepin.Error{Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound}), imagepin.NoMatchingPlatform, errdefs.ErrNotFound},
@@ -61,7 +62,7 @@ func TestPullErrors(t *testing.T) {
 			if e.Reason != c.name || e.Class != c.class || e.Ref != ref || e.Target != target.String() {
 				t.Errorf("got %s, %v: %v, want %s, %v", e.Reason, e.Class, e, c.name, c.class)
 			}
-			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
+			if name != "anything else" && name != "registry with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
 				t.Errorf("the error has no hint: %v", e)
 			}
 		})
