@@ -217,7 +217,7 @@ func TestFlowchartIsTheMatrix(t *testing.T) {
 						for i, want := range strings.Fields(results) {
 							s := situation{
 								pulls: strings.Contains(r.PullPolicy, "Always"), behavior: string(behavior), pinned: pinned, node: state,
-								answer: []string{"old", "new", "404", "401", "503"}[i],
+								answer: []string{"old", "new", "404", "401", "503", "gone"}[i],
 							}
 							got, way, err := follow(digestPolicy, s)
 							if err != nil || got != want {

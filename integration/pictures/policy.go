@@ -9,7 +9,7 @@ type situation struct {
 	behavior string // pull_behavior
 	pinned   string // the version that is pinned, or ""
 	node     string // the state of the tag on the node
-	answer   string // of the registry: old or new, the version that the tag has, or the status 404, 401 or 503
+	answer   string // of the registry: old or new, the version that the tag has; the status 404, 401 or 503; or gone, if only the tag is gone
 }
 
 // image is the image of a version on the node.
@@ -83,14 +83,30 @@ func asked(b bool) string {
 	return no
 }
 
-func (s situation) answered() string {
+// byDigest returns the answer of the registry for D, and byTag for the tag, or for D if that is pinned and the tag is gone.
+func (s situation) byDigest() string {
 	switch s.answer {
-	case "old", "new":
+	case "old", "new", "gone":
 		return aDigest
 	case "503":
 		return noAnswer
 	}
 	return rejected
+}
+
+func (s situation) byTag() string {
+	if s.answer == "gone" && s.pinned == "" {
+		return rejected
+	}
+	return s.byDigest()
+}
+
+// failed is the outcome of a start that the registry has rejected.
+func (s situation) failed() string {
+	if s.answer == "gone" {
+		return "404"
+	}
+	return s.answer
 }
 
 // digestPolicy is the flowchart of docs/digest-policy.md.
@@ -143,7 +159,7 @@ var digestPolicy = []step{
 		name: "head digest", kind: question, col: 1, row: 3,
 		text: "HEAD of D at the registry, with the pod's credential. The answer?",
 		next: map[string]string{aDigest: "runs D", rejected: "fails D", noAnswer: "fails D"},
-		ask:  situation.answered,
+		ask:  situation.byDigest,
 	},
 	{
 		name: "runs D", kind: runs, col: 2, row: 3, text: "Runs D. Nothing is fetched.",
@@ -151,13 +167,13 @@ var digestPolicy = []step{
 	},
 	{
 		name: "fails D", kind: fails, col: 2, row: 4, text: "Fails, with the error of the registry.",
-		result: func(s situation) string { return s.answer },
+		result: situation.failed,
 	},
 	{
 		name: "head tag", kind: question, col: 0, row: 4,
-		text: "HEAD of the tag at the registry, with the pod's credential. The answer?",
+		text: "HEAD of the tag at the registry, with the pod's credential; after a 404, of D if it is pinned. The answer?",
 		next: map[string]string{aDigest: "runs answer", rejected: "fails", noAnswer: "fallback"},
-		ask:  situation.answered,
+		ask:  situation.byTag,
 	},
 	{
 		name: "runs answer", kind: runs, col: 1, row: 4,
@@ -181,10 +197,10 @@ var digestPolicy = []step{
 	},
 	{
 		name: "fails", kind: fails, col: 1, row: 5, text: "Fails, with the error of the registry.",
-		result: func(s situation) string { return s.answer },
+		result: situation.failed,
 	},
 	{
 		name: "note", kind: note, col: 1, row: 6, wide: true,
-		text: "Where a container runs a digest: with version_consistency node or workload, and no pin in the scope, that digest becomes the pin. An existing pin does not change. If a pin is of the lock or the copy of an ImagePin and the registry answers 404 for the tag, its answer for the digest decides.",
+		text: "Where a container runs a digest: with version_consistency node or workload, and no pin in the scope, that digest becomes the pin. An existing pin does not change.",
 	},
 }

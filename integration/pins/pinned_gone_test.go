@@ -12,6 +12,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
@@ -100,6 +101,40 @@ func TestPinnedDigestGone(t *testing.T) {
 				t.Errorf("Refresh: got %v, %v", done, err)
 			}
 			r.WantVersion(node.KubeletPod{PodOptions: test.pod, Image: ref}, "new "+test.name)
+		})
+	}
+}
+
+// TestPinSurvivesItsTag deletes a pinned tag from the registry, which keeps its digest. Pods of the pin start, for another target
+// and after the image was removed from the node. Each pull sends a HEAD for the tag and one for the digest.
+func TestPinSurvivesItsTag(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: testkit.ConsistencyRules, Handlers: testkit.OtherTargets})
+	for name, pod := range map[string]node.PodOptions{"node": {}, "workload": revision("shop", "pod-template-hash", "r1")} {
+		t.Run(name, func(t *testing.T) {
+			r := r.In(t)
+			tag := name + "/untagged:v1"
+			r.Version(tag, "old "+name)
+			ref := r.Reg.Ref(tag)
+			res := r.WantVersion(node.KubeletPod{PodOptions: pod, Image: ref}, "old "+name)
+			r.MustRemovePod(res.Pod)
+			if err := r.Reg.Delete(tag); err != nil {
+				t.Fatal(err)
+			}
+			start := func(handler string) {
+				t.Helper()
+				r.Reg.Reset()
+				of := pod
+				of.Handler = handler
+				r.MustRemovePod(r.WantVersion(node.KubeletPod{PodOptions: of, Image: ref, Always: true}, "old "+name).Pod)
+				if n := r.Reg.Count(registry.Is("HEAD", registry.Manifest)); n != 2 {
+					t.Errorf("handler %q: got %d HEAD requests, want 2:\n%s", handler, n, r.Reg.Dump())
+				}
+			}
+			start("")
+			start("arm")
+			r.MustRemove(res.ImageID, "")
+			start("")
 		})
 	}
 }

@@ -278,7 +278,8 @@ func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b
 // brokenImage is an image of one layer with correct digests and invalid content.
 type brokenImage struct {
 	layer      []byte
-	mediaType  string   // of the layer; empty means gzip
+	above      [][]byte // more layers
+	mediaType  string   // of the layers; empty means gzip
 	diffIDs    []string // nil means that of goodLayer
 	config     string
 	configType string
@@ -312,10 +313,12 @@ func (b brokenImage) push(t *testing.T, reg *registry.Registry, repo string) {
 		return map[string]any{"mediaType": mediaType, "digest": reg.PushBlob(repo, content).String(), "size": len(content) + off}
 	}
 	const manifest = "application/vnd.oci.image.manifest.v1+json"
+	layers := []any{blob(b.mediaType, b.layer, b.sizeOff)}
+	for _, layer := range b.above {
+		layers = append(layers, blob(b.mediaType, layer, 0))
+	}
 	reg.PushRaw(repo+":v1", images.Raw{MediaType: manifest, Body: encode(map[string]any{
-		"schemaVersion": 2, "mediaType": manifest,
-		"config": blob(b.configType, config, 0),
-		"layers": []any{blob(b.mediaType, b.layer, b.sizeOff)},
+		"schemaVersion": 2, "mediaType": manifest, "config": blob(b.configType, config, 0), "layers": layers,
 	})})
 }
 

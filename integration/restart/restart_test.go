@@ -337,12 +337,19 @@ func TestOtherTools(t *testing.T) {
 	ctr("images", "rm", tag)
 	awaitStatus(tag, "runc", "")
 	awaitStatus(id, "runc", id)
+	if r.MustStatus(tag, "") != nil {
+		t.Error("ImageStatus returns the image of the removed tag")
+	}
 	ctr("images", "rm", r.Reg.Ref("app:mine"))
-	awaitStatus(id, "runc", "")
-	r.Eventually("everything is freed", func() bool {
-		r.Collect()
-		return node.Diff(before, r.MustState()) == ""
-	})
+	awaitStatus(r.Reg.Ref("app:mine"), "", "")
+	removeByID := func() {
+		t.Helper()
+		awaitStatus(id, "", id) // as in stock containerd
+		r.WantNames(id, nil, nil)
+		r.MustRemove(id, "")
+		r.WantState("after the removal by ID", before)
+	}
+	removeByID()
 
 	// Import it without unpacking it. imagepin unpacks it for the handlers of the node's platform.
 	ctr("images", "import", "--no-unpack", archive)
@@ -363,16 +370,15 @@ func TestOtherTools(t *testing.T) {
 	r.WantNoRequests("running an image that ctr pulled")
 	for _, name := range []string{tag, digest} {
 		ctr("images", "rm", name)
+		awaitStatus(name, "runc", "")
 	}
-	r.Eventually("everything is freed", func() bool {
-		r.Collect()
-		return node.Diff(before, r.MustState()) == ""
-	})
+	removeByID()
 
 	// Remove the record of a tag that imagepin has pulled.
 	for _, h := range []string{"", testkit.Second, "foreign"} {
 		r.MustPull(tag, h)
 	}
+	r.MustStatus(tag, "") // the last answer
 	ctr("images", "rm", tag)
 	awaitStatus(tag, "runc", "")
 	awaitStatus(tag, testkit.Second, "")

@@ -1353,7 +1353,9 @@ type PullResult struct {
 	Key   *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Done  string                 `protobuf:"bytes,2,opt,name=done,proto3" json:"done,omitempty"` // up_to_date, recorded, unpacked, fetched
 	// Why the registry did not resolve the reference, if the image on the node was used for this reason.
-	Fallback      string `protobuf:"bytes,3,opt,name=fallback,proto3" json:"fallback,omitempty"`
+	Fallback string `protobuf:"bytes,3,opt,name=fallback,proto3" json:"fallback,omitempty"`
+	// The platform of the image, if it is not that of the target: the reference resolves to the manifest of one platform.
+	OtherPlatform string `protobuf:"bytes,4,opt,name=other_platform,json=otherPlatform,proto3" json:"other_platform,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1405,6 +1407,13 @@ func (x *PullResult) GetDone() string {
 func (x *PullResult) GetFallback() string {
 	if x != nil {
 		return x.Fallback
+	}
+	return ""
+}
+
+func (x *PullResult) GetOtherPlatform() string {
+	if x != nil {
+		return x.OtherPlatform
 	}
 	return ""
 }
@@ -5794,12 +5803,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\n" +
 	"media_type\x18\x03 \x01(\tR\tmediaType\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x03R\x06offset\x12\x14\n" +
-	"\x05total\x18\x05 \x01(\x03R\x05total\"`\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\"\x87\x01\n" +
 	"\n" +
 	"PullResult\x12\"\n" +
 	"\x03key\x18\x01 \x01(\v2\x10.imagepin.v1.KeyR\x03key\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\tR\x04done\x12\x1a\n" +
-	"\bfallback\x18\x03 \x01(\tR\bfallback\">\n" +
+	"\bfallback\x18\x03 \x01(\tR\bfallback\x12%\n" +
+	"\x0eother_platform\x18\x04 \x01(\tR\rotherPlatform\">\n" +
 	"\vPinsRequest\x12\x19\n" +
 	"\bref_glob\x18\x01 \x01(\tR\arefGlob\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\"4\n" +

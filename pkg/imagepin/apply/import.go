@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -15,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 // ingestPrefix begins the names of what is written to the content store.
@@ -66,7 +65,7 @@ func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report fu
 func (a *Applier) write(ctx context.Context, d ocispec.Descriptor, r io.Reader) error {
 	err := content.WriteBlob(ctx, a.config.Content, ingestPrefix+d.Digest.String(), r, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
 	switch {
-	case err != nil && isNoSpace(err):
+	case err != nil && errno.NoSpace(err):
 		return noSpace(err)
 	case err != nil:
 		return fmt.Errorf("import %s: %w", d.Digest, err)
@@ -127,18 +126,13 @@ func noSpace(err error) error {
 	}
 }
 
-// isNoSpace reports whether the disk is full. The error of a remote snapshotter or content store has only the text.
-func isNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error())
-}
-
 // undo releases what a failed apply retains. If the disk is full, it also removes the images that the apply has made ready. It
 // returns the error of the apply.
 func (a *Applier) undo(ctx context.Context, p *plan, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	err := a.config.State.Keep(ctx, nil)
-	if !isNoSpace(cause) {
+	if !errno.NoSpace(cause) {
 		return errors.Join(cause, err)
 	}
 	var known *imagepin.Error

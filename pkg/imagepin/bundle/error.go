@@ -22,10 +22,14 @@ func invalid(path string, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("the file is truncated: %w", err)
 	}
-	return &imagepin.Error{
+	e := &imagepin.Error{
 		Reason: imagepin.InvalidBundle, Class: errdefs.ErrInvalidArgument, Message: fmt.Sprintf("%.512q", path), Err: err,
 		Hint: "Write it again with: imagepin bundle LOCK -o FILE",
 	}
+	if c := (*compressedError)(nil); errors.As(err, &c) {
+		e.Hint = c.hint()
+	}
+	return e
 }
 
 // entryError names the entry of an archive at which reading failed.

@@ -31,6 +31,9 @@ func checksumFrame(sum uint32) []byte {
 // errFrameTruncated is not io.ErrUnexpectedEOF, which the zstd decoder takes for the end at some places.
 var errFrameTruncated = errors.New("the file is truncated in a zstd frame")
 
+// errNoChecksum is the error of a file without the frame with the checksum.
+var errNoChecksum = errors.New("the file is truncated after a zstd frame, or another tool has compressed it: then decompress it with zstd -d")
+
 // frames passes zstd frames through to a decoder, and fails at what it would ignore: other frames, dictionaries, reserved bits,
 // an incomplete frame, and data after the frame with the checksum.
 type frames struct {
@@ -120,7 +123,9 @@ func (f *frames) fill(at, n int) error {
 
 func (f *frames) header() error {
 	sum := f.sum.Sum32()
-	if err := f.fill(0, frameMagicSize+1); err != nil {
+	if err := f.fill(0, frameMagicSize+1); errors.Is(err, errFrameTruncated) {
+		return errNoChecksum
+	} else if err != nil {
 		return err
 	}
 	if binary.LittleEndian.Uint32(f.buffer[:]) == checksumMagic {
@@ -135,7 +140,7 @@ func (f *frames) header() error {
 	}
 	content := frameContentSize(f.buffer[:])
 	if f.short || content < 1 || content > FrameSize {
-		return fmt.Errorf("a zstd frame is not as imagepin writes it: its content has %d bytes, or it follows a short one", content)
+		return fmt.Errorf("a zstd frame is not as imagepin writes it: its content has %d bytes, or it follows a short one: decompress the file with zstd -d", content)
 	}
 	f.short = content < FrameSize
 	f.in, f.last, f.checksum = true, false, f.buffer[frameMagicSize]&4 != 0

@@ -21,7 +21,8 @@ var (
 
 const tarMagicAt = 257
 
-// Is reports whether a file is an archive, and so can be a bundle. It fails with ErrNotFound if there is no such file.
+// Is reports whether a file is an archive, compressed or not, and so can be a bundle. It fails with ErrNotFound if there is no
+// such file.
 func Is(path string) (bool, error) {
 	f, err := OpenRegular(path)
 	if err != nil {
@@ -33,7 +34,7 @@ func Is(path string) (bool, error) {
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	return bytes.HasPrefix(head[:n], frameMagic) || n == len(head) && bytes.Equal(head[tarMagicAt:], tarMagic), nil
+	return otherCompression(head[:n]) != nil || n == len(head) && bytes.Equal(head[tarMagicAt:], tarMagic), nil
 }
 
 // OpenRegular opens a regular file: opening a pipe could block. It fails with ErrNotFound if there is no such file, and with

@@ -89,6 +89,9 @@ func (b *Bundle) open() error {
 		return err
 	}
 	defer a.close()
+	if head, _ := a.r.Peek(longestMagic); otherCompression(head) != nil { // readMetadata returns the error of Peek
+		return otherCompression(head)
+	}
 	return b.readMetadata(a)
 }
 

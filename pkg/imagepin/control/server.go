@@ -281,7 +281,7 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 		if err != nil {
 			return struct{}{}, err
 		}
-		result := &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome)}
+		result := &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome), OtherPlatform: pulled.OtherPlatform}
 		if pulled.Fallback != nil {
 			result.Fallback = resolve.RedactError(pulled.Fallback).Error()
 		}

@@ -68,7 +68,7 @@ func (s *imageCalls) statusEntry(ctx context.Context, name, ref string, c caller
 		return e, ok, nil
 	}
 	if ok {
-		s.answered.set(ref, e)
+		s.answered.set(ref, e, s.isTagged(ref))
 	}
 	return e, ok, err
 }
@@ -131,12 +131,22 @@ func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ re
 	return root, err == nil, nil
 }
 
+// isTagged reports whether a normalized reference has a record: that of a tag has the keys of the node's own platform.
+func (s *imageCalls) isTagged(ref string) bool {
+	return slices.ContainsFunc(s.Store.ByRef(ref), func(e imagepin.Entry) bool {
+		rt, ok := s.Runtimes().ForTarget(e.Target)
+		return ok && rt.Native
+	})
+}
+
 // fallbackEntry returns the entry of a name for a call that is not for a pod: the last answer if it still exists,
-// otherwise any entry.
+// otherwise any entry. If the record of the name was removed since the last answer, the name is removed, as for containerd's
+// CRI. An answer after that, for a pod with a pin, stands.
 func (s *imageCalls) fallbackEntry(name, ref string) (imagepin.Entry, bool) {
-	if last, ok := s.answered.get(ref); ok {
+	if found, ok := s.answered.get(ref); ok {
+		last, removed := found.entry, found.tagged && !s.isTagged(ref)
 		for _, key := range []func() string{func() string { return last.Ref }, func() string { return byDigest(last).String() }} {
-			if e, ok := s.Store.Get(imagepin.Key{Ref: key(), Target: last.Target}); ok && e.ImageID == last.ImageID {
+			if e, ok := s.Store.Get(imagepin.Key{Ref: key(), Target: last.Target}); ok && e.ImageID == last.ImageID && !removed {
 				return e, true
 			}
 		}

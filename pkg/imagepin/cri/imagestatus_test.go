@@ -258,6 +258,32 @@ func TestImageStatusOfPinnedTag(t *testing.T) {
 	}
 }
 
+// TestImageStatusOfRemovedTag removes the record of a tag whose image stays under its digest. A call without a pod gets no
+// image, whatever was answered last. A pod that is pinned to the digest still gets it, and kubelet's lookup of its user too.
+func TestImageStatusOfRemovedTag(t *testing.T) {
+	v := versionOf("one", "1000")
+	p := newPinnedNode(t, policy.Workload)
+	p.put(v, "", pinnedTag, v.byDigest)
+	p.put(v, "other", pinnedTag, v.byDigest)
+	p.pin(policy.WorkloadScope("team", "pod-template-hash", "a"), v, pin.ByUse)
+	user := &runtime.ImageSpec{Image: pinnedTag}
+	free, pinned := p.runSandbox("fresh", ""), p.runSandbox("a", "")
+	for _, before := range []map[string]string{free, pinned} {
+		p.put(v, "", pinnedTag)
+		p.put(v, "other", pinnedTag)
+		p.expectStatus("before the removal", &runtime.ImageSpec{Image: pinnedTag, Annotations: before}, &v)
+		p.expectStatus("its user", user, &v)
+		p.remove("", pinnedTag)
+		p.expectStatus("the user while the tag has a key", user, &v)
+		p.remove("other", pinnedTag)
+		p.expectStatus("the user after the removal", user, nil)
+		p.expectStatus("a pod without a pin", &runtime.ImageSpec{Image: pinnedTag, Annotations: free}, nil)
+		p.expectStatus("a pod with a pin", &runtime.ImageSpec{Image: pinnedTag, Annotations: pinned}, &v)
+		p.expectStatus("its user", user, &v)
+		p.expectStatus("the digest", &runtime.ImageSpec{Image: v.byDigest}, &v)
+	}
+}
+
 // TestImageStatusWithAnUnknownMark checks calls for a pod after kubelet restarts with the feature gate off. Nothing
 // identifies the pod, so an image that is ready for any target is present.
 func TestImageStatusWithAnUnknownMark(t *testing.T) {
@@ -426,7 +452,7 @@ func TestAnswersAreBounded(t *testing.T) {
 
 	var l lastAnswered
 	for i := range maxAnswered + 10 {
-		l.set(fmt.Sprint(i), imagepin.Entry{ImageID: v.id})
+		l.set(fmt.Sprint(i), imagepin.Entry{ImageID: v.id}, true)
 		if _, ok := l.get("0"); !ok { // get marks it as used
 			t.Fatalf("a used name was evicted after %d others", i)
 		}

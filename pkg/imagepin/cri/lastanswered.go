@@ -22,36 +22,38 @@ type lastAnswered struct {
 type answer struct {
 	name  string
 	entry imagepin.Entry
+	// tagged is true if the name had a record.
+	tagged bool
 }
 
-// set records the last answer for a name.
-func (l *lastAnswered) set(name string, e imagepin.Entry) {
+// set records the last answer for a name. tagged reports whether the name has a record.
+func (l *lastAnswered) set(name string, e imagepin.Entry, tagged bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if known := l.byName[name]; known != nil {
-		known.Value = answer{name, e}
+		known.Value = answer{name, e, tagged}
 		l.recent.MoveToFront(known)
 		return
 	}
 	if l.byName == nil {
 		l.byName = make(map[string]*list.Element)
 	}
-	l.byName[name] = l.recent.PushFront(answer{name, e})
+	l.byName[name] = l.recent.PushFront(answer{name, e, tagged})
 	if l.recent.Len() > maxAnswered {
 		l.drop(l.recent.Back())
 	}
 }
 
 // get returns the last answer for a name. The image may no longer be on the node.
-func (l *lastAnswered) get(name string) (imagepin.Entry, bool) {
+func (l *lastAnswered) get(name string) (_ answer, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	known := l.byName[name]
 	if known == nil {
-		return imagepin.Entry{}, false
+		return answer{}, false
 	}
 	l.recent.MoveToFront(known)
-	return known.Value.(answer).entry, true
+	return known.Value.(answer), true
 }
 
 // forget removes the answers for names.

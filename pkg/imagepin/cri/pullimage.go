@@ -37,7 +37,8 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		logPullFailed(ctx, r, c.runtime.Target.String(), err)
 		return nil, err
 	}
-	s.answered.set(normalized(name), pulled.Entry)
+	ref := normalized(name)
+	s.answered.set(ref, pulled.Entry, s.isTagged(ref))
 	s.warnUserMismatch(ctx, pulled.Entry)
 	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
 }

@@ -247,35 +247,18 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 	return nil
 }
 
-// withoutTag decides for a pinned tag that its registry does not have. here reports whether the pinned digest is on the
-// node. Only the node's lock, and a copy of the cluster's pin, apply without the tag: a node without a copy does not ask for
-// the tag. If
-// the digest is gone as well, withoutTag returns [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its
-// tags too.
+// withoutTag decides for a pinned tag that its registry does not have: the registry's answer for the pinned digest counts.
+// here reports whether that is on the node. If it is neither there nor in the registry, withoutTag returns
+// [imagepin.PinnedDigestGone]: a registry that deletes a manifest deletes its tags too.
 func (d *Decider) withoutTag(ctx context.Context, q Request, pinned pin.Pin, here bool, tagErr error) (Verdict, error) {
-	gone := !here
-	if pinned.By == pin.ByCluster || pinned.By == pin.ByLock {
-		v, err := d.authorizeWithoutTag(ctx, q, pinned, tagErr)
-		if !errdefs.IsNotFound(err) {
-			return v, err
-		}
-	} else if !here {
-		gone = d.isGone(ctx, q, pinned.Root.Digest)
+	v, err := d.authorizeWithoutTag(ctx, q, pinned, tagErr)
+	if !errdefs.IsNotFound(err) {
+		return v, err
 	}
-	if gone {
+	if !here {
 		tagErr = goneError(&pinned, "", tagIsGone, tagErr)
 	}
 	return Verdict{RegistryError: tagErr}, tagErr
-}
-
-// isGone reports whether the registry does not have a digest of the request's repository.
-func (d *Decider) isGone(ctx context.Context, q Request, root digest.Digest) bool {
-	byDigest, err := reference.WithDigest(reference.TrimNamed(q.Ref), root)
-	if err != nil {
-		return false
-	}
-	_, err = d.ask(ctx, q, byDigest, "")
-	return errdefs.IsNotFound(err)
 }
 
 // authorizeWithoutTag returns the verdict for the digest of a pin whose tag is gone. The registry must accept the credential

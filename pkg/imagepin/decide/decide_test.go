@@ -193,36 +193,71 @@ func TestPinReason(t *testing.T) {
 	wantEqual(t, "pin", v.Pin.ID, held.ID)
 }
 
-// TestWithoutTag returns PinnedDigestGone if the registry has neither the tag nor the pinned digest.
+// TestWithoutTag checks that each pin survives its tag: the registry's answer for the pinned digest decides. It returns
+// PinnedDigestGone if the registry has neither the tag nor the pinned digest.
 func TestWithoutTag(t *testing.T) {
+	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
+	revision := policy.Scope("workload/shop/revision=1")
 	for name, test := range map[string]struct {
-		pinned, image, digestInRegistry bool
-		reason                          imagepin.Reason
+		scope    policy.Scope // of the pin, if there is one
+		image    bool         // it is on the node, with a proof
+		byDigest int32        // the registry's answer for the digest
+		reason   imagepin.Reason
+		class    error
+		requests int64 // the last one of three asks for the digest as a blob
 	}{
-		"not pinned":                           {reason: imagepin.CannotPullImageManifest},
-		"pinned, gone":                         {pinned: true, reason: imagepin.PinnedDigestGone},
-		"pinned, on the node":                  {pinned: true, image: true, reason: imagepin.CannotPullImageManifest},
-		"pinned, the registry has the digest":  {pinned: true, digestInRegistry: true, reason: imagepin.CannotPullImageManifest},
-		"not pinned, the registry has it too":  {digestInRegistry: true, reason: imagepin.CannotPullImageManifest},
-		"not pinned, the image is on the node": {image: true, reason: imagepin.CannotPullImageManifest},
+		"not pinned":                           {reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 1},
+		"not pinned, the image is on the node": {image: true, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 1},
+		"node":                                 {scope: policy.NodeScope, requests: 2},
+		"node, on the node":                    {scope: policy.NodeScope, image: true, requests: 2},
+		"revision":                             {scope: revision, requests: 2},
+		"revision, on the node":                {scope: revision, image: true, requests: 2},
+		"lock":                                 {scope: policy.LockScope, requests: 2},
+		"gone":                                 {scope: policy.NodeScope, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 3},
+		"revision, gone":                       {scope: revision, byDigest: 404, reason: imagepin.PinnedDigestGone, class: errdefs.ErrNotFound, requests: 3},
+		"gone, on the node":                    {scope: policy.NodeScope, image: true, byDigest: 404, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrNotFound, requests: 3},
+		"unauthorized, on the node":            {scope: policy.NodeScope, image: true, byDigest: 401, reason: imagepin.PullAccessDenied, class: errdefs.ErrUnauthenticated},
+		"forbidden, on the node":               {scope: revision, image: true, byDigest: 403, reason: imagepin.PullAccessDenied, class: errdefs.ErrPermissionDenied},
+		"unavailable":                          {scope: revision, byDigest: 503, reason: imagepin.CannotPullImageManifest, class: errdefs.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEnv(t, policy.Rule{Behavior: policy.Always, Consistency: policy.Node})
-			if test.pinned {
-				e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+			e := newEnv(t, policy.Rule{Behavior: policy.Always, Consistency: policy.Workload})
+			switch test.scope {
+			case "":
+			case policy.LockScope:
+				e.lock("old")
+			default:
+				e.make(t, test.scope, "old", pin.ByUse, false)
 			}
 			if test.image {
 				e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
 			}
-			e.registry.tag.Store("none")
-			if !test.digestInRegistry {
-				e.registry.status.Store(http.StatusNotFound)
+			e.registry.tag.Store("deleted")
+			e.registry.byDigest.Store(test.byDigest)
+			q := Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Target: ownTarget}
+			if test.scope == policy.NodeScope {
+				q.Policy.Scope = policy.NodeScope
 			}
-			_, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{})})
-			wantError(t, err, test.reason, errdefs.ErrNotFound)
-			if test.reason == imagepin.PinnedDigestGone && !strings.Contains(err.Error(), tagIsGone) {
-				t.Errorf("got %q, want %q in it", err, tagIsGone)
+			v, err := e.Decide(e.ctx, q)
+			if test.requests > 0 { // after a 401, the authorizer asks again
+				wantEqual(t, "requests", e.registry.requests.Load(), test.requests)
 			}
+			if test.reason != "" {
+				wantError(t, err, test.reason, test.class)
+				if test.reason == imagepin.PinnedDigestGone && !strings.Contains(err.Error(), tagIsGone) {
+					t.Errorf("got %q, want %q in it", err, tagIsGone)
+				}
+				return
+			}
+			noError(t, err)
+			wantEqual(t, "digest", version(v.Root.Digest), "old")
+			wantEqual(t, "proof", v.Proof, e.resolver.Proof(e.ref, q.Credential, roots["old"].Digest))
+			wantEqual(t, "the pin, and neither a fallback nor the digest of the tag", v.Pin != nil && v.Pin.Scope == test.scope && v.FirstUse == nil &&
+				!v.Fallback() && v.Registry == nil && v.Session != nil, true)
+			q.DryRun = true
+			v, err = e.Decide(e.ctx, q)
+			noError(t, err)
+			wantEqual(t, "a dry run says that the tag is gone", version(v.Root.Digest) == "old" && errdefs.IsNotFound(v.RegistryError), true)
 		})
 	}
 }

@@ -43,12 +43,12 @@ var nodeStates = map[string]func(t *testing.T, e *env){
 // tagPresent are the states in which kubelet finds the tag. With IfNotPresent, it looks for the tag before it pulls.
 var tagPresent = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
 
-// registryStates are the answers of the registry, in the order of the outcomes: the old digest, the new one, or a
-// status.
+// registryStates are the answers of the registry, in the order of the outcomes: the old digest, the new one, a status, or
+// 404 for the tag only.
 var registryStates = []struct {
 	tag    string
 	status int
-}{{"old", 0}, {"new", 0}, {"old", 404}, {"old", 401}, {"old", 503}}
+}{{"old", 0}, {"new", 0}, {"old", 404}, {"old", 401}, {"old", 503}, {"gone", 0}}
 
 // outcomes maps states of the node, separated by spaces, to what a container runs for each answer of the registry: a
 // version, with "!" if no request is sent, "absent" if ImageStatus does not report the image, or the status that the call
@@ -56,15 +56,15 @@ var registryStates = []struct {
 type outcomes map[string]string
 
 const (
-	byRegistry    = "old new 404 401 503" // the registry decides
-	fallback      = "old new 404 401 old" // the registry decides; if it is unavailable, the image on the node
-	oldByRegistry = "old old 404 401 503" // the registry only authorizes the caller
-	newByRegistry = "new new 404 401 503"
-	oldIfDown     = "old old 404 401 old" // the registry authorizes the caller, or is unavailable
-	newIfDown     = "new new 404 401 new"
-	notOnTheNode  = "absent absent absent absent absent" // kubelet pulls, or fails with imagePullPolicy Never
-	oldNoRequest  = "old! old! old! old! old!"
-	newNoRequest  = "new! new! new! new! new!"
+	byRegistry    = "old new 404 401 503 404" // the registry decides
+	fallback      = "old new 404 401 old 404" // the registry decides; if it is unavailable, the image on the node
+	oldByRegistry = "old old 404 401 503 old" // the registry only authorizes the caller, also by digest if the tag is gone
+	newByRegistry = "new new 404 401 503 new"
+	oldIfDown     = "old old 404 401 old old" // the registry authorizes the caller, or is unavailable
+	newIfDown     = "new new 404 401 new new"
+	notOnTheNode  = "absent absent absent absent absent absent" // kubelet pulls, or fails with imagePullPolicy Never
+	oldNoRequest  = "old! old! old! old! old! old!"
+	newNoRequest  = "new! new! new! new! new! new!"
 
 	all = "absent pulled other-target split imported-split adopted imported unproved"
 )
@@ -96,7 +96,7 @@ var matrix = []row{
 			"absent adopted unproved": byRegistry, "pulled other-target split imported-split imported": fallback,
 		}},
 		cell{text: "the same, and pins it"},
-		cell{text: "HEAD tag, runs the pinned digest; without an answer, only if it is on the node", want: outcomes{
+		cell{text: "HEAD tag, after a 404 HEAD digest, runs the pinned digest; without an answer, only if it is on the node", want: outcomes{
 			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldIfDown,
 		}, other: outcomes{
 			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newIfDown,
@@ -106,7 +106,7 @@ var matrix = []row{
 		"`Always`", policy.Always,
 		cell{text: "HEAD tag, runs the returned digest", want: outcomes{all: byRegistry}},
 		cell{text: "the same, and pins it"},
-		cell{text: "HEAD tag, runs the pinned digest; fails without an answer", want: outcomes{all: oldByRegistry}, other: outcomes{all: newByRegistry}},
+		cell{text: "HEAD tag, after a 404 HEAD digest, runs the pinned digest; fails without an answer", want: outcomes{all: oldByRegistry}, other: outcomes{all: newByRegistry}},
 	},
 	{
 		"`Always`", policy.Once,

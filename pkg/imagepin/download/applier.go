@@ -8,13 +8,14 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/log"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 // Applier unpacks layers while they are downloaded. While processors are free, it decompresses a layer ahead of unpacking,
@@ -39,7 +40,7 @@ func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []m
 	l := downloadsOf(ctx).of(desc.Digest)
 	r := newReader(ctx, a.content, desc, l)
 	applied, err := a.apply(ctx, r, desc, mounts, opts)
-	if l == nil || errors.Is(err, syscall.ENOSPC) { // the rest of a download would need more space
+	if l == nil || errno.NoSpace(err) { // the rest of a download would need more space
 		return applied, err
 	}
 	// A layer that is not the one that was asked for is the reason for any other error.

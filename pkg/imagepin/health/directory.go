@@ -18,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -56,7 +57,7 @@ func (c *Checker) MissingDirectory(ctx context.Context, sn store.Snapshot) (why 
 // isNotExist reports whether an error means that a file does not exist. Errors from containerd's socket only keep their
 // text.
 func isNotExist(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), syscall.ENOENT.Error())
+	return errors.Is(err, fs.ErrNotExist) || errno.Is(err, syscall.ENOENT)
 }
 
 // directories returns the host paths in mounts. It leaves out paths with placeholders for a mount manager, and devices: the

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -20,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 // damage finds and replaces blobs whose file on the node does not match their digest.
@@ -129,7 +131,10 @@ func (d *damage) verifyAll(ctx context.Context, src *source, manifest ocispec.De
 // mayBeDamage reports whether damaged content on the node can be the reason for an error.
 func mayBeDamage(err error) bool {
 	var known *imagepin.Error
-	return !errors.As(err, &known) && (IsCorrupt(err) || errdefs.IsNotFound(err) && !atRegistry(err))
+	if errors.As(err, &known) {
+		return false
+	}
+	return IsCorrupt(err) || !atRegistry(err) && (errdefs.IsNotFound(err) || errno.Is(err, syscall.EIO))
 }
 
 // replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock.

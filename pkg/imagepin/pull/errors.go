@@ -7,15 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -41,23 +40,25 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	}
 	e := &imagepin.Error{Reason: reason, Ref: ref, Target: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
 	damage := new(blobs.Damage)
-	switch {
+	switch local, isLocal := errno.Local(err); {
+	case isLocal && !atRegistry(err) && !errors.As(err, &damage):
+		explainLocal(e, local, t.Snapshotter)
 	case errors.As(err, &damage):
 		e.Reason, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
 		e.Hint = "The node's disk lost or changed a part of the image. Run imagepin check --deep --repair when the registry is reachable."
 	case IsCorrupt(err):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Hint = "Check the registry and any proxy in front of it. Pull again. If the error persists, push the image again."
-	case errors.Is(err, syscall.ENOSPC):
-		e.Class = errdefs.ErrResourceExhausted
-		e.Hint = "Free space on the filesystem of containerd's root."
 	case errdefs.IsNotFound(err) && !atRegistry(err):
 		e.Hint = "A part of the image is missing on the node: run imagepin check --repair."
 	case errdefs.IsNotFound(err):
 		e.Hint = "The registry no longer has a part of the image: push it again, or use another digest."
-	case unreachable(err):
+	case errno.Network(err) || isLocal:
 		e.Class = errdefs.ErrUnavailable
 		e.Hint = "Check the network to the registry and its mirrors."
+	case errdefs.IsUnavailable(err) && !atRegistry(err): // kubelet takes this class for that of a registry
+		e.Class = errdefs.ErrAborted
+		e.Hint = "Pull again: containerd was restarted, or another client removed a part of the image."
 	}
 	return e
 }
@@ -90,9 +91,4 @@ var corruptTexts = []string{
 	"wrong diff id", "number of layers and diffIDs don't match", "reports content size of zero", "reports negative content size",
 	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, compress/flate, io and zstd.
 	"invalid tar header", "gzip: invalid", "flate: corrupt input", "unexpected EOF", "magic number mismatch",
-}
-
-func unreachable(err error) bool {
-	var network net.Error
-	return errors.As(err, &network)
 }

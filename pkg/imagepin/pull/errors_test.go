@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -42,8 +44,11 @@ func TestPullErrors(t *testing.T) {
 		"disk full":             {fmt.Errorf("write: %w", syscall.ENOSPC), imagepin.CannotPullImage, errdefs.ErrResourceExhausted},
 		"missing blob":          {fmt.Errorf("content: %w", errdefs.ErrNotFound), imagepin.CannotPullImage, errdefs.ErrNotFound},
 		"network":               {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"network timeout":       {&net.DNSError{Err: "i/o timeout", IsTimeout: true}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"socket of the network": {fromRegistry{syscall.ECONNRESET}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"anything else":         {errors.New("what"), imagepin.CannotPullImage, errdefs.ErrUnknown},
-		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrUnavailable},
+		"with a class":          {fmt.Errorf("busy: %w", errdefs.ErrUnavailable), imagepin.CannotPullImage, errdefs.ErrAborted},
+		"registry with a class": {fromRegistry{fmt.Errorf("busy: %w", errdefs.ErrUnavailable)}, imagepin.CannotPullImage, errdefs.ErrUnavailable},
 		"stalled":               {fmt.Errorf("%w: %w", errStalled, context.Canceled), imagepin.PullStalled, context.DeadlineExceeded},
 		"stalled, and typed":    {fmt.Errorf("%w: %w", errStalled, &imagepin.Error{Reason: imagepin.CannotPullImage}), imagepin.PullStalled, context.DeadlineExceeded},
 		"typed already":         {fmt.Errorf("x: %w", &imagepin.Error{Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound}), imagepin.NoMatchingPlatform, errdefs.ErrNotFound},
@@ -57,7 +62,7 @@ func TestPullErrors(t *testing.T) {
 			if e.Reason != c.name || e.Class != c.class || e.Ref != ref || e.Target != target.String() {
 				t.Errorf("got %s, %v: %v, want %s, %v", e.Reason, e.Class, e, c.name, c.class)
 			}
-			if name != "anything else" && name != "with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
+			if name != "anything else" && name != "registry with a class" && !strings.HasPrefix(name, "typed") && e.Hint == "" {
 				t.Errorf("the error has no hint: %v", e)
 			}
 		})
@@ -114,6 +119,49 @@ func TestParseReference(t *testing.T) {
 		}
 		if err != nil || got.String() != want {
 			t.Errorf("%q: got %v, %v, want %s", in, got, err, want)
+		}
+	}
+}
+
+// TestErrorsOfTheNode checks that an error of the node is not one of the registry, whether it has its type or only its text.
+// kubelet recognizes errors of registries by their class, ErrUnavailable.
+func TestErrorsOfTheNode(t *testing.T) {
+	target := runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "native"}
+	const layer = "failed to extract layer (t d) to native as \"k\""
+	for _, c := range []struct {
+		in    string
+		no    syscall.Errno
+		class error
+		hint  string
+	}{
+		{layer, syscall.EEXIST, errdefs.ErrInternal, "snapshotter native cannot store this layer. The layer has two entries of one name"},
+		{layer, syscall.ENAMETOOLONG, errdefs.ErrInternal, "a name that is too long"},
+		{layer, syscall.ENOENT, errdefs.ErrInternal, "a hard link to a file that it does not have"},
+		{layer, syscall.EPERM, errdefs.ErrInternal, "may not allow device files"},
+		{layer, syscall.EACCES, errdefs.ErrInternal, "may not allow device files"},
+		{layer, syscall.EOPNOTSUPP, errdefs.ErrInternal, "may not allow device files"},
+		{layer, syscall.ENOTDIR, errdefs.ErrInternal, "cannot store this layer"},
+		{layer, syscall.ELOOP, errdefs.ErrInternal, "cannot store this layer"},
+		{layer, syscall.EIO, errdefs.ErrInternal, "Check the disk"},
+		{layer, syscall.EROFS, errdefs.ErrInternal, "Check the disk"},
+		{layer, syscall.EMFILE, errdefs.ErrResourceExhausted, "LimitNOFILE"},
+		{layer, syscall.EDQUOT, errdefs.ErrResourceExhausted, "Free space"},
+		{layer, syscall.ENOSPC, errdefs.ErrResourceExhausted, "Free space"},
+		{"write /c/ingest/1/data", syscall.EIO, errdefs.ErrInternal, "Check the disk"},
+		{"open writer", syscall.EACCES, errdefs.ErrInternal, "the permissions of containerd"},
+		{"failed to prepare extraction snapshot", syscall.EEXIST, errdefs.ErrInternal, "Check the filesystem"},
+	} {
+		for _, err := range []error{
+			fmt.Errorf("%s: %w", c.in, &fs.PathError{Op: "mknod", Path: "/f", Err: c.no}),
+			fmt.Errorf("%s: %w", c.in, errgrpc.ToNative(errgrpc.ToGRPC(fmt.Errorf("mknod /f: %w", c.no)))),
+		} {
+			var e *imagepin.Error
+			if !errors.As(complete(err, imagepin.CannotPullImage, "registry.example/app:1", target), &e) {
+				t.Fatalf("%v: no imagepin.Error", err)
+			}
+			if e.Class != c.class || errdefs.IsUnavailable(e) || e.Message == "" || !strings.Contains(e.Hint, c.hint) || !strings.Contains(e.Error(), c.no.Error()) {
+				t.Errorf("%v: got class %v: %v", err, e.Class, e)
+			}
 		}
 	}
 }

@@ -67,6 +67,9 @@ type Pulled struct {
 	Outcome Outcome
 	// Fallback is why the registry did not resolve the reference, if the image on the node was used for this reason.
 	Fallback error
+	// OtherPlatform is the platform of the image, if its reference resolves to the manifest of one platform and this is not the
+	// target's. It is only known for pulls with [Request.Progress], and for those that wrote something.
+	OtherPlatform string
 }
 
 // Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
@@ -152,6 +155,9 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request)
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
 	pulled, err := pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress, meter: m}))
+	if err == nil && (r.Progress != nil || pulled.Outcome != UpToDate) {
+		pulled.OtherPlatform = p.maker.unpacker.otherPlatform(ctx, pulled.Entry, r.Runtime)
+	}
 	if v.Fallback() {
 		p.observer.FallbackUsed()
 		pulled.Fallback = v.RegistryError

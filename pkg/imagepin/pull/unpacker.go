@@ -22,6 +22,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -207,10 +208,10 @@ func runOnce(ctx context.Context, settings *Settings, src *source, dst *destinat
 	return downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...))
 }
 
-// directoryExists reports whether a snapshotter could not create a directory because it exists. The error of a remote
-// snapshotter has only the text.
+// directoryExists reports whether a snapshotter could not create a directory because it exists. A layer that has a file twice
+// is another error.
 func directoryExists(err error) bool {
-	return !atRegistry(err) && strings.Contains(err.Error(), ": "+syscall.EEXIST.Error())
+	return !atRegistry(err) && errno.Is(err, syscall.EEXIST) && !strings.Contains(err.Error(), extracting)
 }
 
 // unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails

@@ -3,13 +3,13 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"net"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
@@ -50,8 +50,8 @@ func (p *repairs) fetchOne(ctx context.Context, loss queued) (retry time.Duratio
 	return p.dropLost(ctx, loss.Entry)
 }
 
-// temporary reports whether an error can end by itself, without a change of the image or of the node's credentials.
+// temporary reports whether an error can end by itself, without a change of the image or of the node's credentials. A layer
+// that a file system cannot store stays as it is.
 func temporary(err error) bool {
-	var network net.Error
-	return errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
+	return errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errno.Network(err) || errno.Passing(err)
 }

@@ -2,8 +2,10 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +84,14 @@ func TestFetchOne(t *testing.T) {
 			return fetched(t, d, n, write)
 		}},
 		{name: "unavailable for too long", fetch: fails(errdefs.ErrUnavailable), fetches: 1, queued: fetchFor},
+		{name: "the layer cannot be stored", fetch: fails(&os.LinkError{Op: "link", Old: "a", New: "b", Err: syscall.EEXIST}), fetches: 1},
+		{name: "the layer cannot be stored, over the socket", fetch: fails(errors.New("mkdir /a: file name too long")), fetches: 1},
+		{name: "disk full at first", ready: true, fetches: 2, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
+			if n < 2 {
+				return &os.PathError{Op: "write", Path: "a", Err: syscall.ENOSPC}
+			}
+			return fetched(t, d, n, write)
+		}},
 		{name: "removed meanwhile", fetches: 1, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			noError(t, d.Images.Delete(d.ctx, "registry.example/a:1"))
 			return fetched(t, d, n, write)

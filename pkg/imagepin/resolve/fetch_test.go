@@ -228,7 +228,8 @@ func TestInvalidConfiguration(t *testing.T) {
 	if _, err := r.Session(named(t, ref), Credential{}).Fetcher(quiet(t)); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("fetcher: got %v, want %q", err, want)
 	}
-	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), want) || errdefs.IsNotFound(err) {
+	if _, err := r.Resolve(quiet(t), named(t, ref), Credential{}); err == nil || !strings.Contains(err.Error(), want) || errdefs.IsNotFound(err) ||
+		!strings.Contains(err.Error(), "\nCheck the registry's configuration on this node") {
 		t.Errorf("resolve: got %v, want %q", err, want)
 	}
 	if _, err := r.Authorize(quiet(t), byDigest(t, newRegistry(t)), Credential{}); err == nil || !strings.Contains(err.Error(), want) {

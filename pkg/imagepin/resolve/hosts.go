@@ -61,7 +61,7 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	defer h.mu.Unlock()
 	fingerprint, err := h.fingerprint(registry)
 	if err != nil {
-		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
+		return nil, &configError{registry, err}
 	}
 	h.lookups++
 	if k, ok := h.known[registry]; ok && k.fingerprint == fingerprint && time.Since(k.read) < hostsMaxAge {
@@ -71,7 +71,7 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	}
 	found, err := h.read(ctx, registry)
 	if err != nil {
-		return nil, fmt.Errorf("configuration of registry %s: %w", registry, err)
+		return nil, &configError{registry, err}
 	}
 	h.forget(registry)
 	for len(h.known) >= maxKnownHosts {
@@ -83,6 +83,17 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	h.known[registry] = knownHosts{hosts: found, fingerprint: fingerprint, read: time.Now(), used: h.lookups}
 	return found, nil
 }
+
+// configError is an error of the configuration of a registry on this node.
+type configError struct {
+	registry string
+	err      error
+}
+
+func (e *configError) Error() string {
+	return fmt.Sprintf("configuration of registry %s: %v", e.registry, e.err)
+}
+func (e *configError) Unwrap() error { return e.err }
 
 // forget removes a registry's configuration. Requests in progress continue.
 func (h *hosts) forget(registry string) {

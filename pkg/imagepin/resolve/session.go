@@ -226,7 +226,8 @@ func nodeCredentials(auths map[string]Credential) Credential {
 // Errors are [imagepin.Error]: PullAccessDenied (ErrPermissionDenied or ErrUnauthenticated), ManifestPullTimeout
 // (context.DeadlineExceeded), CannotPullImageManifest and ContentCorrupt (ErrFailedPrecondition) if the answer is not
 // an image. The class of CannotPullImageManifest is ErrNotFound; ErrUnavailable if a registry or its token service
-// cannot be reached or answers 429 or 5xx; ErrInvalidArgument; or ErrFailedPrecondition if no host may be used.
+// cannot be reached or answers 429 or 5xx; ErrInvalidArgument; ErrFailedPrecondition if no host may be used, or the
+// manifest is too large; or ErrNotImplemented for a manifest of schema 1.
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
 	return r.ask(ctx, ref, c, false)
 }
@@ -265,6 +266,9 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 			return Resolved{}, context.Cause(ctx)
 		}
 		return Resolved{}, s.resolveError(err)
+	}
+	if isSchema1(root.MediaType) {
+		return Resolved{}, schema1Error(s.ref, fmt.Errorf("media type %q is not supported since containerd 2.0", root.MediaType))
 	}
 	if !images.IsIndexType(root.MediaType) && !images.IsManifestType(root.MediaType) {
 		return Resolved{}, notAnImageError(s.ref, root)
@@ -417,7 +421,14 @@ func (s *Session) resolveError(err error) error {
 	}
 	var unexpected remoteserrors.ErrUnexpectedStatus
 	var certificate *tls.CertificateVerificationError
+	var configuration *configError
 	switch {
+	case errdefs.IsNotImplemented(err):
+		return schema1Error(s.ref, RedactError(err))
+	case isTooLarge(err):
+		return tooLargeError(s.ref, err)
+	case errors.As(err, &configuration):
+		e.Hint = "Check the registry's configuration on this node: the directories in config_path, hosts.toml, and the files that it names."
 	case errors.As(err, &certificate):
 		e.Hint = "Check the registry's certificate, and ca in the registry's hosts.toml."
 	case errors.As(err, &unexpected) && unexpected.StatusCode == http.StatusTooManyRequests:

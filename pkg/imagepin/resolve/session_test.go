@@ -6,14 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -333,6 +337,40 @@ func TestResolveNotAnImage(t *testing.T) {
 			var e *imagepin.Error
 			if !errors.As(err, &e) || e.Reason != imagepin.ContentCorrupt || !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("got %v, want reason ContentCorrupt", err)
+			}
+		})
+	}
+}
+
+// TestRejectedManifests checks that the reason is reported why containerd does not accept a manifest.
+func TestRejectedManifests(t *testing.T) {
+	for name, c := range map[string]struct {
+		header http.Header
+		class  error
+		want   string
+	}{
+		"schema 1": {http.Header{"Content-Type": {images.MediaTypeDockerSchema1Manifest}, "Docker-Content-Digest": {digest.FromString("x").String()}},
+			errdefs.ErrNotImplemented, "schema 1"},
+		"schema 1, not signed": {http.Header{"Content-Type": {"application/vnd.docker.distribution.manifest.v1+json"}, "Docker-Content-Digest": {digest.FromString("x").String()}},
+			errdefs.ErrNotImplemented, "schema 1"},
+		"schema 1, no digest": {http.Header{"Content-Type": {images.MediaTypeDockerSchema1Manifest}}, errdefs.ErrNotImplemented, "no longer supported"},
+		"too large": {http.Header{"Content-Type": {ocispec.MediaTypeImageIndex}, "Docker-Content-Digest": {digest.FromString("x").String()},
+			"Content-Length": {strconv.FormatInt(docker.MaxManifestSize+1, 10)}}, errdefs.ErrFailedPrecondition, "larger than 4393216 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newRegistry(t)
+			a.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+				w.Header().Set("Content-Length", "2")
+				maps.Copy(w.Header(), c.header)
+				return true
+			}
+			_, err := newResolver(t, server(a)).Resolve(quiet(t), named(t, ref), Credential{})
+			var e *imagepin.Error
+			if !errors.As(err, &e) || e.Reason != imagepin.CannotPullImageManifest || e.Class != c.class || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %v, %q", err, c.class, c.want)
+			}
+			if errdefs.IsNotFound(err) || Unavailable(err) {
+				t.Errorf("the error means that the tag is gone or the registry is unavailable: %v", err)
 			}
 		})
 	}

@@ -19,7 +19,9 @@ type plan struct {
 	gone map[string]struct{}
 	// removable are the targets of the records that may be removed.
 	removable map[digest.Digest]bool
-	proof     string // added to the records that carry keys, empty for none
+	// keepIDs keeps the records of image IDs that no entry needs.
+	keepIDs bool
+	proof   string // added to the records that carry keys, empty for none
 
 	mayCreate    creator
 	precondition precondition // nil is none
@@ -98,7 +100,7 @@ func (p *plan) change(ctx context.Context, store images.Store, name string) (c c
 	if err != nil {
 		return change{}, false, err
 	}
-	if want == nil && current != nil && !p.removable[current.Target.Digest] {
+	if want == nil && current != nil && (!p.removable[current.Target.Digest] || p.keepIDs && isID(name)) {
 		// Another tool has changed the target, and a removal must not delete a record that belongs to no key. Only
 		// remove the labels, which are for another image.
 		c, needed = strip(*current, p.gone)

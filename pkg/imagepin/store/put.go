@@ -73,7 +73,7 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	outdated := s.superseded(entries)
 	// Entries that move to another record are written first, so that a record carries each key at any time.
 	replaced, entries = slices.Concat(replaced, before, outdated), append(after, entries...)
-	ch, err := s.commit(ctx, nil, replaced, entries, proof, s.creatorFor(entries), pre)
+	ch, err := s.commit(ctx, nil, replaced, entries, plan{proof: proof, mayCreate: s.creatorFor(entries), precondition: pre})
 	if err != nil {
 		return ch, err
 	}

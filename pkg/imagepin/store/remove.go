@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
+
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
@@ -119,24 +121,51 @@ func (s *writer) detach(ctx context.Context, entries []imagepin.Entry) error {
 			moved = append(moved, e)
 		}
 	}
-	if len(moved) == 0 {
-		return s.forget(ctx, entries)
-	}
-	if _, err := s.apply(ctx, entries, moved, ""); err != nil {
-		return err
-	}
-	failpoint.Reach("sync.unseated")
-	return s.releaseSnapshots(ctx, entries)
+	return s.forget(ctx, entries, moved)
 }
 
-// forget removes keys whose record another tool has deleted or changed.
-func (s *writer) forget(ctx context.Context, entries []imagepin.Entry) error {
+// forget removes keys whose record another tool has deleted or changed, and adds those that have moved to another record.
+// It keeps the records of image IDs, as containerd's CRI does: an image without any other record is listed by its ID until
+// kubelet or [Store.RemoveUntagged] removes it.
+func (s *writer) forget(ctx context.Context, entries, moved []imagepin.Entry) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	if _, err := s.apply(ctx, entries, nil, ""); err != nil {
+	if _, err := s.commit(ctx, nil, entries, moved, plan{keepIDs: true, mayCreate: s.creatorFor(moved)}); err != nil {
 		return err
 	}
-	failpoint.Reach("sync.forgotten")
-	return s.releaseSnapshots(ctx, entries)
+	if len(moved) > 0 {
+		failpoint.Reach("sync.unseated")
+	} else {
+		failpoint.Reach("sync.forgotten")
+	}
+	released, err := s.noteForgotten(ctx, entries)
+	if err != nil {
+		return err
+	}
+	return s.releaseSnapshots(ctx, released)
+}
+
+// noteForgotten notes the images without keys that have a record of their ID, and returns the entries of all others. An
+// image that containerd's CRI lists keeps its snapshots.
+func (s *writer) noteForgotten(ctx context.Context, entries []imagepin.Entry) (others []imagepin.Entry, _ error) {
+	for _, e := range entries {
+		if len(s.ByID(e.ImageID)) > 0 {
+			others = append(others, e)
+			continue
+		}
+		img, err := s.config.Records.Get(ctx, e.ImageID.String())
+		switch {
+		case errdefs.IsNotFound(err) || err == nil && !Managed(img):
+			others = append(others, e)
+		case err != nil:
+			return nil, fmt.Errorf("read image record %s: %w", e.ImageID, err)
+		default:
+			u := Untagged{Entry: imagepin.Entry{ImageID: e.ImageID, Manifest: e.Manifest, ChainID: e.ChainID, Size: e.Size, User: e.User}}
+			u.forgotten = time.Now()
+			s.NoteUntagged(u)
+			delete(s.removed, e.ImageID) // the record is no longer a late one
+		}
+	}
+	return others, nil
 }

@@ -141,20 +141,13 @@ func (s *presence) creatorFor(added []imagepin.Entry) creator {
 
 // applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
 func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.commit(ctx, recorded, removed, added, proof, s.creatorFor(added), nil)
+	return s.commit(ctx, recorded, removed, added, plan{proof: proof, mayCreate: s.creatorFor(added)})
 }
 
-// commit writes the affected records, and then updates the index.
-func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string, mayCreate creator, pre precondition) (Change, error) {
-	p := plan{
-		view:         s.view(removed, added, recorded),
-		names:        s.affected(removed, added),
-		gone:         make(map[string]struct{}),
-		removable:    make(map[digest.Digest]bool),
-		proof:        proof,
-		mayCreate:    mayCreate,
-		precondition: pre,
-	}
+// commit writes the affected records, and then updates the index. p has the rest of the plan.
+func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, p plan) (Change, error) {
+	p.view, p.names = s.view(removed, added, recorded), s.affected(removed, added)
+	p.gone, p.removable = make(map[string]struct{}), make(map[digest.Digest]bool)
 	for _, e := range removed {
 		p.gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
 		p.removable[e.RecordTarget.Digest] = true

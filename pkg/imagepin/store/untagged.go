@@ -25,6 +25,9 @@ const lateRecordWindow = time.Minute
 type Untagged struct {
 	// Entry has ImageID, Manifest, ChainID, Size and User. Its Key is empty.
 	imagepin.Entry
+	// forgotten is when the image lost its last key because another tool has removed or changed its records. It is zero if
+	// that is not known.
+	forgotten time.Time
 }
 
 // NoteUntagged adds an image that has a record of its ID but no key. It is forgotten when the record is removed, see
@@ -32,6 +35,9 @@ type Untagged struct {
 func (s *reader) NoteUntagged(u Untagged) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
+	if u.forgotten.IsZero() {
+		u.forgotten = s.index.untagged[u.ImageID].forgotten
+	}
 	s.index.untagged[u.ImageID] = u
 	delete(s.index.unreadable, u.ImageID)
 }
@@ -94,6 +100,13 @@ func (s *reader) FindUntagged(name string) (Untagged, bool) {
 	return u, ok && len(s.index.byID[id]) == 0
 }
 
+// forgottenAt returns when an image lost its last key, if that is known and it has none.
+func (s *reader) forgottenAt(id digest.Digest) time.Time {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return s.index.untagged[id].forgotten
+}
+
 // Unaccounted lists the records that belong to no key, neither to one in the index nor to a lost one.
 func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
 	all, err := s.config.Records.List(ctx)
@@ -129,8 +142,8 @@ func (s *reader) forgetUntagged(name string) {
 	delete(s.index.unreadable, digest.Digest(name))
 }
 
-// RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target and was not
-// written after before. The next garbage collection frees its content, see [Store.Collect]. The caller has checked that
+// RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target, and was not
+// written after before, nor lost its last key then. The next garbage collection frees its content, see [Store.Collect]. The caller has checked that
 // nothing uses the image.
 func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error) {
 	unlock, err := s.lock(ctx)
@@ -145,7 +158,7 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	if err != nil {
 		return false, fmt.Errorf("read image record %s: %w", id, err)
 	}
-	if img.UpdatedAt.After(before) {
+	if img.UpdatedAt.After(before) || s.forgottenAt(id).After(before) {
 		return false, nil
 	}
 	if still, err := s.stillUnreadable(ctx, id); err != nil || !still {

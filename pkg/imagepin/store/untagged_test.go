@@ -306,3 +306,34 @@ func TestUnaccounted(t *testing.T) {
 	}
 	want("lost")
 }
+
+// TestForgottenImage removes all names of an image as another tool does. The record of its ID stays, and with it the content
+// and the snapshot, until the grace period after the removal is over.
+func TestForgottenImage(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	id := i.amd64.Config.Digest
+	pulled := time.Now()
+	for _, name := range []string{tag, repo + "@" + i.root.Digest.String()} {
+		if _, ok := e.store.FindUntagged(id.String()); ok {
+			t.Errorf("%s: the image is without a key already", name)
+		}
+		e.delete(t, name)
+		if unknown, err := e.store.Sync(e.ctx, name); err != nil || unknown != nil {
+			t.Fatalf("Sync of %s returns %v, %v, want nothing", name, unknown, err)
+		}
+	}
+	e.Collect(t)
+	u, ok := e.store.FindUntagged(id.String())
+	if !ok || u.ImageID != id || u.Ref != "" || !e.HasBlob(t, i.amd64.Manifest.Digest) || !e.HasSnapshot(t, native.Snapshotter, i.amd64.ChainID) {
+		t.Errorf("got %+v, %v, want the image with its content and its snapshot", u, ok)
+	}
+	if removed, err := e.store.RemoveUntagged(e.ctx, id, pulled); err != nil || removed {
+		t.Errorf("within the grace period: removed %v, %v", removed, err)
+	}
+	if removed, err := e.store.RemoveUntagged(e.ctx, id, time.Now()); err != nil || !removed {
+		t.Errorf("after the grace period: removed %v, %v", removed, err)
+	}
+	e.wantEmpty(t)
+}

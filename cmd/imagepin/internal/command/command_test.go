@@ -232,7 +232,7 @@ func TestContainerdStopped(t *testing.T) {
 	}
 	for address, why := range map[string]string{
 		refused: "connection refused",
-		filepath.Join(t.TempDir(), "absent.sock"): "no such file or directory",
+		filepath.Join(t.TempDir(), "containerd.sock"): "no such file or directory",
 	} {
 		for _, args := range everyCall {
 			t.Run(why+"/"+args, func(t *testing.T) {

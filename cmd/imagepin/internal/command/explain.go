@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -33,10 +34,10 @@ func (a *app) explain(ctx context.Context, conn grpc.ClientConnInterface, err er
 	switch s.Code() {
 	case codes.Unavailable: // containerd, or a registry that it called
 		if strings.HasPrefix(s.Message(), lostMessage) {
-			return errors.New("containerd exited, or was restarted, before the command was complete")
+			return fmt.Errorf("%s exited, or was restarted, before the command was complete", a.serverOf(address))
 		}
 		if err := checkReachable(ctx, address); err != nil {
-			return fmt.Errorf("cannot connect to containerd: %w%s", err, a.connectHint(err, address))
+			return fmt.Errorf("cannot connect to %s: %w%s", a.serverOf(address), err, a.connectHint(err, address))
 		}
 	case codes.Unimplemented:
 		switch {
@@ -70,10 +71,32 @@ func (a *app) connectHint(err error, address string) string {
 		return "\nRun imagepin as root."
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
 		return ""
-	case address == a.serveSocket:
-		return "\nStart imagepin serve: systemctl start imagepin"
 	}
-	return "\nStart containerd: systemctl start containerd" + a.serveHint(address)
+	const startServe, startContainerd = "\nStart imagepin serve: systemctl start imagepin", "\nStart containerd: systemctl start containerd"
+	switch a.serverOf(address) {
+	case imagepinServe:
+		return startServe
+	case containerd:
+		return startContainerd + a.serveHint(address)
+	}
+	return startServe + startContainerd + a.serveHint(address)
+}
+
+// What can have a socket.
+const (
+	imagepinServe = "imagepin serve"
+	containerd    = "containerd"
+)
+
+// serverOf returns what serves a socket, by the name of the socket: its default name is that of its server.
+func (a *app) serverOf(address string) string {
+	switch name := filepath.Base(address); {
+	case address == a.serveSocket, strings.HasPrefix(name, "imagepin"):
+		return imagepinServe
+	case strings.HasPrefix(name, "containerd"):
+		return containerd
+	}
+	return containerd + " or " + imagepinServe
 }
 
 // serveHint returns a line about imagepin serve if it has another socket than the one that was called; otherwise "".

@@ -68,15 +68,24 @@ func TestWhyContainerdDoesNotServeImagepin(t *testing.T) {
 // TestHintOfImagepinServe names the socket of imagepin serve if the node has one.
 func TestHintOfImagepinServe(t *testing.T) {
 	_, serveSocket := listen(t)
-	absent := filepath.Join(t.TempDir(), "absent.sock")
+	dir := t.TempDir()
 	images := func(address, serveSocket string) result {
 		var out, errOut bytes.Buffer
 		a := &app{Stdio: Stdio{Out: &out, Err: &errOut}, serveSocket: serveSocket}
 		return result{a.run(t.Context(), []string{"imagepin", "--address", address, "images"}), out.String(), errOut.String()}
 	}
-	why := "cannot connect to containerd: dial unix " + absent + ": connect: no such file or directory"
-	failed(t, images(absent, serveSocket), why+"\nStart containerd: systemctl start containerd\nThis node has a socket of imagepin serve: add --address "+serveSocket)
-	failed(t, images(absent, absent), why+"\nStart imagepin serve: systemctl start imagepin")
+	const startServe, startContainerd = "\nStart imagepin serve: systemctl start imagepin", "\nStart containerd: systemctl start containerd"
+	hasServe := "\nThis node has a socket of imagepin serve: add --address " + serveSocket
+	for _, test := range []struct{ socket, server, serve, hint string }{
+		{"containerd.sock", "containerd", serveSocket, startContainerd + hasServe},
+		{"containerd.sock", "containerd", "/none", startContainerd},
+		{"imagepin.sock", "imagepin serve", serveSocket, startServe},
+		{"absent.sock", "containerd or imagepin serve", serveSocket, startServe + startContainerd + hasServe},
+		{"absent.sock", "imagepin serve", filepath.Join(dir, "absent.sock"), startServe},
+	} {
+		address := filepath.Join(dir, test.socket)
+		failed(t, images(address, test.serve), "cannot connect to "+test.server+": dial unix "+address+": connect: no such file or directory"+test.hint)
+	}
 	_, stock := serve(t, func(s *grpc.Server) { introspection.RegisterIntrospectionServer(s, &plugins{}) })
 	failed(t, images(stock, serveSocket),
 		"containerd at "+stock+" does not serve imagepin: the plugin io.containerd.imagepin.v1.images is missing or disabled\nThis node has a socket of imagepin serve: add --address "+serveSocket)

@@ -65,7 +65,7 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 		if err := a.print(cmd, result, func() error { return a.printPulled(result) }); err != nil {
 			return err
 		}
-		return a.warnFallback(result)
+		return errors.Join(a.warnFallback(result), a.warnPlatform(result))
 	})
 	return redactPassword(err, credential)
 }
@@ -160,6 +160,16 @@ func (a *app) warnFallback(r *api.PullResult) error {
 	}
 	_, err := fmt.Fprintf(a.Err, "imagepin: warning: the registry did not resolve %s, the image on the node is used: %s\n",
 		r.GetKey().GetRef(), r.GetFallback())
+	return err
+}
+
+// warnPlatform prints a warning if the image is that of another platform.
+func (a *app) warnPlatform(r *api.PullResult) error {
+	if r.GetOtherPlatform() == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(a.Err, "imagepin: warning: %s is an image for %s, not for %s: it does not run here without emulation\n",
+		r.GetKey().GetRef(), r.GetOtherPlatform(), r.GetKey().GetTarget().GetPlatform())
 	return err
 }
 

@@ -41,6 +41,19 @@ func TestPullWithoutRegistry(t *testing.T) {
 	}
 }
 
+// TestPullOfAnotherPlatform warns that the image is that of another platform, and succeeds.
+func TestPullOfAnotherPlatform(t *testing.T) {
+	for _, format := range []string{outputTable, outputJSON} {
+		c := recorded()
+		c.pull = []*api.PullResponse{{Result: &api.PullResult{Key: appKey(), Done: "fetched", OtherPlatform: "linux/riscv64"}}}
+		got := run(t, c, "pull", "app", "-o", format)
+		want := "imagepin: warning: " + appRef + " is an image for linux/riscv64, not for " + appKey().GetTarget().GetPlatform() + ": it does not run here without emulation\n"
+		if got.code != 0 || got.err != want || strings.Contains(got.out, "riscv64") != (format == outputJSON) {
+			t.Errorf("%s: exit code %d, printed %q and %q, want 0 and %q", format, got.code, got.out, got.err, want)
+		}
+	}
+}
+
 func TestPullFailsAfterProgress(t *testing.T) {
 	c := recorded()
 	c.pull = c.pull[:3]

@@ -30,7 +30,7 @@ func TestVersionWithoutServer(t *testing.T) {
 		if got.code != code || !strings.Contains(got.out, "imagepin:  "+version.Version+"\n") || strings.Contains(got.out, "Server") {
 			t.Errorf("%s: exit code %d, printed %s%s", args, got.code, got.out, got.err)
 		}
-		if failed := strings.HasPrefix(got.err, "imagepin: cannot connect to containerd: "); failed != (code != 0) {
+		if failed := strings.HasPrefix(got.err, "imagepin: cannot connect to containerd or imagepin serve: "); failed != (code != 0) {
 			t.Errorf("%s: printed %q", args, got.err)
 		}
 	}

@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 // Damage is a blob whose file does not match its record in containerd's metadata. It is an errdefs.ErrDataLoss.
@@ -145,14 +146,10 @@ func classify(ctx context.Context, d digest.Digest, err error) error {
 		return ctx.Err()
 	case errdefs.IsNotFound(err):
 		return &Damage{Digest: d, Problem: "is gone", Missing: true}
-	case hasErrno(err, syscall.EIO):
+	case errno.Is(err, syscall.EIO):
 		return &Damage{Digest: d, Problem: "cannot be read: " + syscall.EIO.Error()}
-	case hasErrno(err, syscall.EISDIR):
+	case errno.Is(err, syscall.EISDIR):
 		return &Damage{Digest: d, Problem: "is a directory"}
 	}
 	return fmt.Errorf("content %s: cannot read its file: %w", d, err)
-}
-
-func hasErrno(err error, no syscall.Errno) bool {
-	return errors.Is(err, no) || strings.Contains(err.Error(), no.Error())
 }
