@@ -135,7 +135,8 @@ test-stages: test-integration test-kubelet test-serve test-cluster test-unit tes
 
 .PHONY: test-unit
 test-unit: ## Unit tests with the race detector
-	$(RACE) $(OURS)
+	hack/decompressors.sh
+	IMAGEPIN_DECOMPRESSORS=$(abspath $(BIN))/decompressors $(RACE) $(OURS)
 	cd cmd/kubectl-imagepin && $(GO) test ./...
 	cd packaging && $(GO) test ./image ./plugin ./release ./internal/...
 
