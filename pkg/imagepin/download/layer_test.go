@@ -105,7 +105,7 @@ func TestConfiguredDecompressor(t *testing.T) {
 		t.Errorf("the configured stream processor was used %d times, unpacked %s, want %s", used, applied.Digest, l.diffID())
 	}
 	noError(t, n.pull.End(nil))
-	theirs := Decompressing(apply.NewFileSystemApplier(n.Content))
+	theirs := Decompressing(n.Content, apply.NewFileSystemApplier(n.Content))
 	if _, err := theirs.Apply(n.Context(t), l.desc, upperOf(t.TempDir())); err != nil || used != 2 {
 		t.Errorf("the configured stream processor was used %d times, %v", used, err)
 	}
@@ -122,7 +122,7 @@ func TestDecompressing(t *testing.T) {
 		n := newNode(t, c.layer)
 		noError(t, n.fetch())
 		noError(t, n.pull.End(nil))
-		applied, err := Decompressing(apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
+		applied, err := Decompressing(n.Content, apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
 		if !errors.Is(err, c.err) || err == nil && applied.Digest != l.diffID() {
 			t.Errorf("unpacked %s, %v; want %s, %v", applied.Digest, err, l.diffID(), c.err)
 		}
