@@ -20,8 +20,11 @@ const headSize = 512
 // isUncompressed reports whether a media type is that of an uncompressed layer, for which containerd does not look at the
 // content, as it does for all others (DiffCompression in core/images).
 func isUncompressed(mediaType string) bool {
-	return mediaType == ocispec.MediaTypeImageLayer || mediaType == ocispec.MediaTypeImageLayerNonDistributable //nolint:staticcheck // deprecated, but in use
+	return mediaType == ocispec.MediaTypeImageLayer || mediaType == foreignLayer
 }
+
+// foreignLayer is a deprecated media type that images still have.
+const foreignLayer = "application/vnd.oci.image.layer.nondistributable.v1.tar"
 
 // byContent returns the media type of a layer that is typed as uncompressed and begins with head. Tools that move images
 // between registries write such types for compressed layers. The digest of the unpacked layer decides whether it is right.

@@ -3,6 +3,7 @@ package download
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,11 +42,11 @@ func archiveNamed(t *testing.T, name string) []byte {
 // downloaded and from the content store.
 func TestWrongMediaType(t *testing.T) {
 	archive := archiveOf(t, 3, 1000)
-	small := []byte{}                                                                                    // it fits in less than a block
-	const plain, plainForeign = ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerNonDistributable //nolint:staticcheck // deprecated, but in use
+	small := []byte{} // it fits in less than a block
+	const plain = ocispec.MediaTypeImageLayer
 	for name, l := range map[string]testLayer{
 		"gzip":                              layerOf(plain, zipped(t, archive), archive),
-		"gzip, foreign":                     layerOf(plainForeign, zipped(t, archive), archive),
+		"gzip, foreign":                     layerOf(foreignLayer, zipped(t, archive), archive),
 		"gzip, Docker":                      layerOf(images.MediaTypeDockerSchema2Layer, zipped(t, archive), archive),
 		"gzip, less than a block":           layerOf(plain, zipped(t, small), small),
 		"zstd":                              layerOf(plain, zstded(t, archive), archive),
@@ -128,5 +129,26 @@ func TestSparse(t *testing.T) {
 		if info.Size() != 1<<20 || applied.Digest != n.layer.diffID() {
 			t.Errorf("%s: the file has %d bytes, the digest is %s", format, info.Size(), applied.Digest)
 		}
+	}
+}
+
+// TestLinkBelow checks that a hard link to a file of a lower layer is unpacked where the layers below are in the same
+// directory, and rejected elsewhere, as in containerd.
+func TestLinkBelow(t *testing.T) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	noError(t, w.WriteHeader(&tar.Header{Name: "link", Linkname: "below", Typeflag: tar.TypeLink}))
+	noError(t, w.Close())
+	n := newNode(t, layerOf(ocispec.MediaTypeImageLayer, buf.Bytes(), buf.Bytes()))
+	noError(t, n.fetch())
+	if _, err := n.apply(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the file: %v", err)
+	}
+	noError(t, n.pull.End(nil))
+	noError(t, os.WriteFile(filepath.Join(n.upper, "below"), []byte("data"), 0o600))
+	_, err := n.applier.Apply(n.Context(t), n.layer.desc, upperOf(n.upper))
+	noError(t, err)
+	if got, err := os.ReadFile(filepath.Join(n.upper, "link")); err != nil || string(got) != "data" {
+		t.Errorf("the link has %q, %v", got, err)
 	}
 }
