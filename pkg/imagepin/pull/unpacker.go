@@ -116,7 +116,7 @@ func (u *unpacker) measure(ctx context.Context, img *chosen) (imagepin.Entry, er
 func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, error) {
 	manifest, err := u.transfer(ctx, img)
 	if err != nil {
-		return imagepin.Entry{}, err
+		return imagepin.Entry{}, explained(ctx, u.content, img.manifest(), err)
 	}
 	failpoint.Reach("pull.unpacked")
 	j := img.job
@@ -138,7 +138,8 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 			return imagepin.Entry{}, err
 		}
 	}
-	return e, u.checkCommitted(ctx, e)
+	// containerd converts a configuration without a type, but does not unpack its image.
+	return e, explained(ctx, u.content, img.manifest(), u.checkCommitted(ctx, e))
 }
 
 // transfer fetches and unpacks the missing parts of an image with containerd's transfer service. It returns the
@@ -197,14 +198,14 @@ func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts 
 
 func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
 	if !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
-		return settings.Transfer.Transfer(ctx, src, dst, opts...)
+		return newTransferError(settings.Transfer.Transfer(ctx, src, dst, opts...))
 	}
 	from, err := src.Fetcher(ctx, src.name)
 	if err != nil {
 		return err
 	}
 	ctx, downloads := download.With(ctx, from)
-	return downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...))
+	return newTransferError(downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...)))
 }
 
 // directoryExists reports whether a snapshotter could not create a directory because it exists. The error of a remote
