@@ -46,7 +46,10 @@ func (d decompressing) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 	if desc.MediaType, err = detectStored(ctx, d.content, desc); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	return d.Applier.Apply(withDecompressor(ctx), desc, mounts, opts...)
+	if !IsPlain(ctx) {
+		ctx = withDecompressor(ctx)
+	}
+	return d.Applier.Apply(ctx, desc, mounts, opts...)
 }
 
 func decompressHandler(ctx context.Context, mediaType string) (diff.StreamProcessorInit, bool) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
@@ -125,6 +126,36 @@ func TestDecompressing(t *testing.T) {
 		applied, err := Decompressing(n.Content, apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
 		if !errors.Is(err, c.err) || err == nil && applied.Digest != l.diffID() {
 			t.Errorf("unpacked %s, %v; want %s, %v", applied.Digest, err, l.diffID(), c.err)
+		}
+	}
+}
+
+// TestPlainly checks that layers are unpacked without the decompressor if the context says so, also with a wrong media type.
+func TestPlainly(t *testing.T) {
+	const mediaType = images.MediaTypeDockerSchema2LayerForeign
+	var own []bool
+	diff.RegisterProcessor(func(ctx context.Context, of string) (diff.StreamProcessorInit, bool) {
+		if of == mediaType {
+			own = append(own, ctx.Value(decompressorKey{}) != nil)
+		}
+		return nil, false // another one decompresses
+	})
+	l := withType(mediaType, gzipLayer(t, 3, 1000))
+	n := newNode(t, l)
+	noError(t, n.fetch())
+	noError(t, n.pull.End(nil))
+	ctx := n.Context(t)
+	for _, a := range []diff.Applier{n.applier, Decompressing(n.Content, apply.NewFileSystemApplier(n.Content))} {
+		for _, plain := range []bool{false, true} {
+			own = nil
+			with := ctx
+			if plain {
+				with = Plainly(ctx)
+			}
+			applied, err := a.Apply(with, l.desc, upperOf(t.TempDir()))
+			if err != nil || applied.Digest != l.diffID() || len(own) == 0 || slices.Contains(own, plain) {
+				t.Errorf("plain %t: unpacked %s, %v, own decompressor %v", plain, applied.Digest, err, own)
+			}
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -167,7 +168,8 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 }
 
 // transferAll runs the transfer. If the error can be a result of damaged content on the node, it replaces that content
-// and runs the transfer once more.
+// and runs the transfer once more. It also does so if the content is as it should be, but this process may be at fault, which
+// unpacked it. The second time, layers are unpacked as containerd does.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
 	err := u.run(ctx, src, dst, transfer.WithProgress(progress))
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
@@ -177,10 +179,20 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 	if errdefs.IsDataLoss(verr) {
 		return verr
 	}
-	if verr != nil || !replaced {
+	if verr != nil || !replaced && !u.unpacksOtherwise(err) {
 		return err
 	}
-	return u.run(ctx, src, dst, transfer.WithProgress(progress))
+	if !replaced {
+		log.G(ctx).WithError(err).WithField("ref", src.name).Warn("cannot unpack an image whose content is not damaged, unpacking it again with containerd's decompressor")
+	}
+	return u.run(download.Plainly(ctx), src, dst, transfer.WithProgress(progress))
+}
+
+// unpacksOtherwise reports whether an error is about a layer that was not unpacked to what its configuration names, and that
+// containerd unpacks in another way than this process.
+func (u *unpacker) unpacksOtherwise(err error) bool {
+	text := err.Error() // as core/unpack of containerd writes it
+	return u.settings().Decompresses && IsCorrupt(err) && (strings.Contains(text, "failed to extract layer") || strings.Contains(text, "wrong diff id"))
 }
 
 // run runs a transfer. If a snapshotter finds the directory of a snapshot that does not exist, it runs the transfer once
@@ -197,7 +209,7 @@ func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts 
 }
 
 func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
-	if !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
+	if download.IsPlain(ctx) || !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
 		return newTransferError(settings.Transfer.Transfer(ctx, src, dst, opts...))
 	}
 	from, err := src.Fetcher(ctx, src.name)
@@ -218,7 +230,11 @@ func directoryExists(err error) bool {
 // with ErrUnavailable if another client removed a snapshot during unpacking; the caller can try again.
 func (u *unpacker) unpackLocal(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) error {
 	src := localSource(e.Ref, manifest)
-	err := u.run(ctx, src, &destination{runtime: rt, discardLayers: u.settings().DiscardLayers})
+	dst := &destination{runtime: rt, discardLayers: u.settings().DiscardLayers}
+	err := u.run(ctx, src, dst)
+	if err != nil && ctx.Err() == nil && u.unpacksOtherwise(err) {
+		err = u.run(download.Plainly(ctx), src, dst)
+	}
 	if err == nil {
 		err = u.checkCommitted(ctx, e)
 	}
