@@ -275,10 +275,13 @@ func flipped(b []byte, at int) []byte {
 
 func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
+// noType is the media type of a layer that has none.
+const noType = "none"
+
 // brokenImage is an image of one layer with correct digests and invalid content.
 type brokenImage struct {
 	layer      []byte
-	mediaType  string   // of the layer; empty means gzip
+	mediaType  string   // of the layer; empty means gzip, noType that it has none
 	diffIDs    []string // nil means that of goodLayer
 	config     string
 	configType string
@@ -287,8 +290,11 @@ type brokenImage struct {
 
 func (b brokenImage) push(t *testing.T, reg *registry.Registry, repo string) {
 	t.Helper()
-	if b.mediaType == "" {
+	switch b.mediaType {
+	case "":
 		b.mediaType = "application/vnd.oci.image.layer.v1.tar+gzip"
+	case noType:
+		b.mediaType = ""
 	}
 	if b.configType == "" {
 		b.configType = "application/vnd.oci.image.config.v1+json"
