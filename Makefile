@@ -70,6 +70,7 @@ downloads:
 	hack/erofs-utils.sh
 	hack/prometheus.sh
 	hack/debian-containerd.sh
+	hack/decompressors.sh
 
 # The Debian with systemd, and dnf, for test-packages. The first run takes minutes, which are mostly apt's and dpkg's.
 .PHONY: debian-roots
@@ -178,8 +179,8 @@ test-stages: downloads kubernetes-binaries test-integration debian-roots test-ku
 	test-unit test-race test-lazy test-versions test-sim check-bench
 
 .PHONY: test-unit
-test-unit: ## Unit tests with the race detector
-	$(RACE) -short $(OURS)
+test-unit: downloads ## Unit tests with the race detector
+	IMAGEPIN_DECOMPRESSORS=$(abspath $(BIN))/decompressors $(RACE) -short $(OURS)
 	$(TEST) ./pkg/imagepin/bundle
 	cd cmd/kubectl-imagepin && $(TEST) ./...
 	cd packaging && $(TEST) ./image ./plugin ./release ./internal/...

@@ -275,11 +275,14 @@ func flipped(b []byte, at int) []byte {
 
 func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
+// noType is the media type of a layer that has none.
+const noType = "none"
+
 // brokenImage is an image of one layer with correct digests and invalid content.
 type brokenImage struct {
 	layer      []byte
 	above      [][]byte // more layers
-	mediaType  string   // of the layers; empty means gzip
+	mediaType  string   // of the layers; empty means gzip, noType that they have none
 	diffIDs    []string // nil means that of goodLayer
 	config     string
 	configType string
@@ -288,8 +291,11 @@ type brokenImage struct {
 
 func (b brokenImage) push(t *testing.T, reg *registry.Registry, repo string) {
 	t.Helper()
-	if b.mediaType == "" {
+	switch b.mediaType {
+	case "":
 		b.mediaType = "application/vnd.oci.image.layer.v1.tar+gzip"
+	case noType:
+		b.mediaType = ""
 	}
 	if b.configType == "" {
 		b.configType = "application/vnd.oci.image.config.v1+json"

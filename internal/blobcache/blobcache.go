@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"sync"
 
@@ -26,8 +25,8 @@ const (
 	maxBlob = 64 << 10
 )
 
-// Store is a content store that reads each manifest, index and configuration once. A blob that is deleted stays readable
-// until [Store.Drop], so a Store is only for readers that run before anything can be removed, or that do not depend on it.
+// Store is a content store that reads each manifest, index and configuration once. It keeps no blob that does not match its
+// digest, so a damaged blob is read again after it was repaired. A blob that is deleted stays readable until [Store.Drop], so a Store is only for readers that run before anything can be removed, or that do not depend on it.
 // It is safe for concurrent use.
 type Store struct {
 	content.Store
@@ -72,12 +71,10 @@ func (s *Store) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.
 	}
 	b := make([]byte, r.Size())
 	n, err := r.ReadAt(b, 0)
-	if err != nil && !errors.Is(err, io.EOF) || n < len(b) {
-		return r, nil // the caller gets the same error
+	if err != nil && !errors.Is(err, io.EOF) || n < len(b) || desc.Digest.Validate() != nil || desc.Digest.Algorithm().FromBytes(b) != desc.Digest {
+		return r, nil // the caller gets what the store has, and the same error
 	}
-	if err := r.Close(); err != nil {
-		return nil, fmt.Errorf("close content %s: %w", desc.Digest, err)
-	}
+	_ = r.Close() // all has been read
 	s.put(k, b)
 	return reader{bytes.NewReader(b)}, nil
 }

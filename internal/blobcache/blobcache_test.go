@@ -168,6 +168,22 @@ func TestFailedReadIsNotCached(t *testing.T) {
 	}
 }
 
+// TestDamageIsNotCached checks that a blob whose file is damaged is read as the store has it, and again after its repair.
+func TestDamageIsNotCached(t *testing.T) {
+	ctx := namespaces.WithNamespace(t.Context(), namespace)
+	behind := &tracker{}
+	s := New(behind)
+	text, damage := []byte(`{"schemaVersion":2}`), []byte(`{"schemaVersion":3}`)
+	manifest := behind.add(text)
+	behind.blobs[namespace+manifest.Digest.String()] = damage
+	read(ctx, t, s, manifest, damage)
+	behind.blobs[namespace+manifest.Digest.String()] = text
+	read(ctx, t, s, manifest, text)
+	if behind.open != 0 {
+		t.Errorf("%d readers are not closed", behind.open)
+	}
+}
+
 // TestCacheIsBounded reads more than fits, and checks that what is used again stays.
 func TestCacheIsBounded(t *testing.T) {
 	ctx := namespaces.WithNamespace(t.Context(), namespace)

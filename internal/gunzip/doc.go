@@ -8,6 +8,7 @@
 // large, and an entry has all that is needed of a symbol. Both buffers have a margin, so that one check for input and for
 // room is enough for several symbols.
 //
-// A [Reader] accepts and rejects what compress/gzip does, see FuzzReader. It also rejects reserved flags, as RFC 1952
-// requires and as containerd's decompressor does.
+// A [Reader] accepts what any of compress/gzip, containerd's decompressor, pigz and igzip accepts, see TestPeers: a node
+// may have pulled an image with any of them. The digest of the decompressed layer is compared with the image's
+// configuration.
 package gunzip

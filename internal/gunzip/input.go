@@ -1,6 +1,7 @@
 package gunzip
 
 import (
+	"bytes"
 	"encoding/binary"
 	"io"
 )
@@ -102,6 +103,34 @@ func (in *input) next(n int) ([]byte, error) {
 	}
 	in.pos += n
 	return in.buf[in.pos-n : in.pos], nil
+}
+
+// until returns what the buffer has, at least one byte, up to and with the first byte that is last, after a call of align.
+// It is valid until the next call.
+func (in *input) until(last byte) ([]byte, error) {
+	if ended, err := in.ended(); err != nil {
+		return nil, err
+	} else if ended {
+		return nil, io.ErrUnexpectedEOF
+	}
+	b := in.buf[in.pos:in.end]
+	if i := bytes.IndexByte(b, last); i >= 0 {
+		b = b[:i+1]
+	}
+	in.pos += len(b)
+	return b, nil
+}
+
+// drain reads the rest of the source, and returns its error, which is io.EOF after its end.
+func (in *input) drain() error {
+	for {
+		in.pos = in.end
+		if ended, err := in.ended(); err != nil {
+			return err
+		} else if ended {
+			return io.EOF
+		}
+	}
 }
 
 // ended reports whether the source has ended, after a call of align.

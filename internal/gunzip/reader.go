@@ -13,10 +13,10 @@ const (
 	flagExtra     = 1 << 2
 	flagName      = 1 << 3
 	flagComment   = 1 << 4
-	reservedFlags = 0xe0
 )
 
-// Reader is an io.Reader of the decompressed data of a gzip stream. A stream has one or more members.
+// Reader is an io.Reader of the decompressed data of a gzip stream. A stream has one or more members. What follows them and
+// is not another member, such as padding or a header that is cut off, is read and ignored.
 //
 // It returns gzip.ErrHeader, gzip.ErrChecksum and flate.CorruptInputError for data that is not valid,
 // io.ErrUnexpectedEOF for a stream that is cut off, and the errors of its source.
@@ -66,7 +66,10 @@ func (z *Reader) decode() error {
 	if err := z.trailer(); err != nil {
 		return err
 	}
-	return z.header()
+	if z.header() == nil {
+		return nil
+	}
+	return z.in.drain()
 }
 
 // trailer reads the end of a member, and compares it with the data.
@@ -82,6 +85,9 @@ func (z *Reader) trailer() error {
 }
 
 // header reads the header of a member. It returns io.EOF if there is none.
+//
+// It ignores reserved flags, as igzip and compress/gzip do: nothing follows from them, and a stream that is read in another
+// way than it was written has another digest.
 func (z *Reader) header() error {
 	if ended, err := z.in.ended(); err != nil {
 		return err
@@ -94,7 +100,7 @@ func (z *Reader) header() error {
 		return err
 	}
 	const deflated = 8
-	if h[0] != 0x1f || h[1] != 0x8b || h[2] != deflated || h[3]&reservedFlags != 0 {
+	if h[0] != 0x1f || h[1] != 0x8b || h[2] != deflated {
 		return gzip.ErrHeader
 	}
 	flags := h[3]
@@ -132,16 +138,16 @@ func (z *Reader) header() error {
 	return nil
 }
 
-// headerText reads a text that ends with a zero byte, and has at most 511 bytes before it, as in compress/gzip.
+// headerText skips a text that ends with a zero byte. It can have any length, and is not kept.
 func (z *Reader) headerText(crc *uint32) error {
-	for range 512 {
-		b, err := z.in.next(1)
+	for {
+		b, err := z.in.until(0)
 		if err != nil {
 			return err
 		}
-		if *crc = crc32.Update(*crc, crc32.IEEETable, b); b[0] == 0 {
+		*crc = crc32.Update(*crc, crc32.IEEETable, b)
+		if b[len(b)-1] == 0 {
 			return nil
 		}
 	}
-	return gzip.ErrHeader
 }

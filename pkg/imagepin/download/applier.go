@@ -37,6 +37,9 @@ func NewApplier(cs content.Provider, archives func(content.Provider) diff.Applie
 
 // Apply implements diff.Applier. It returns after the layer is committed to the content store.
 func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if IsPlain(ctx) {
+		return a.plainly(ctx, desc, mounts, opts)
+	}
 	l := downloadsOf(ctx).of(desc.Digest)
 	r := newReader(ctx, a.content, desc, l)
 	applied, err := a.apply(ctx, r, desc, mounts, opts)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
@@ -28,16 +29,27 @@ func withDecompressor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, decompressorKey{}, true)
 }
 
-// Decompressing returns an applier that is another one, with the decompressor of [Applier]. The other one has to use
-// containerd's stream processors, as all differs of containerd do, in this process: a containerd behind a socket uses its
-// own decompressor.
-func Decompressing(other diff.Applier) diff.Applier { return decompressing{other} }
+// Decompressing returns an applier of layers in cs that is another one, with the decompressor of [Applier]. The other one has
+// to use containerd's stream processors, as all differs of containerd do, in this process: a containerd behind a socket uses
+// its own decompressor.
+func Decompressing(cs content.Provider, other diff.Applier) diff.Applier {
+	return decompressing{other, cs}
+}
 
-type decompressing struct{ diff.Applier }
+type decompressing struct {
+	diff.Applier
+	content content.Provider
+}
 
 // Apply implements diff.Applier.
-func (d decompressing) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	return d.Applier.Apply(withDecompressor(ctx), desc, mounts, opts...)
+func (d decompressing) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (_ ocispec.Descriptor, err error) {
+	if desc.MediaType, err = detectStored(ctx, d.content, desc); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	if !IsPlain(ctx) {
+		ctx = withDecompressor(ctx)
+	}
+	return d.Applier.Apply(ctx, desc, mounts, opts...)
 }
 
 func decompressHandler(ctx context.Context, mediaType string) (diff.StreamProcessorInit, bool) {

@@ -80,7 +80,7 @@ func (l *download) addLabels(ctx context.Context) error {
 	update, fields := content.Info{Digest: l.desc.Digest, Labels: make(map[string]string)}, []string(nil)
 	for k, v := range l.labels {
 		if strings.HasPrefix(k, labels.LabelDistributionSource) {
-			v = withSource(info.Labels[k], v)
+			v = withSource(k, info.Labels[k], v)
 		}
 		if info.Labels[k] != v {
 			update.Labels[k], fields = v, append(fields, "labels."+k)
@@ -93,14 +93,19 @@ func (l *download) addLabels(ctx context.Context) error {
 	return err
 }
 
-// withSource adds repositories to the value of a distribution source label, as docker.AppendDistributionSourceLabel does.
-func withSource(value, repositories string) string {
+// withSource adds repositories to the value of a distribution source label, as docker.AppendDistributionSourceLabel does: if
+// the label would be too long, the value does not change.
+func withSource(label, value, repositories string) string {
 	all := strings.Split(repositories, ",")
 	if value != "" {
 		all = append(all, strings.Split(value, ",")...)
 	}
 	slices.Sort(all)
-	return strings.Join(slices.Compact(all), ",")
+	added := strings.Join(slices.Compact(all), ",")
+	if labels.Validate(label, added) != nil {
+		return value
+	}
+	return added
 }
 
 // label adds labels to those that are written when the layer is committed. It fails if they are being written.

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -559,6 +560,27 @@ func TestSourceOfAnotherClient(t *testing.T) {
 	noError(t, err)
 	if info.Labels[label] != "app,other" {
 		t.Errorf("the distribution source is %q, want app,other", info.Labels[label])
+	}
+}
+
+// TestLongSource checks that a pull does not fail, and the distribution source stays, if another repository does not fit in.
+func TestLongSource(t *testing.T) {
+	n := newNode(t, gzipLayer(t, 3, 100_000))
+	open := n.gate(1000, nil)
+	noError(t, n.fetch())
+	ctx := n.Context(t)
+	const label = "containerd.io/distribution.source.registry.example"
+	full := strings.Repeat("r", 4096-len(label))
+	noError(t, content.WriteBlob(ctx, n.Content, "another client", bytes.NewReader(n.layer.blob), n.layer.desc,
+		content.WithLabels(map[string]string{label: full})))
+	open()
+	_, err := n.apply()
+	noError(t, err)
+	noError(t, n.pull.End(nil))
+	info, err := n.Content.Info(ctx, n.layer.desc.Digest)
+	noError(t, err)
+	if info.Labels[label] != full {
+		t.Errorf("the distribution source has %d bytes, want %d", len(info.Labels[label]), len(full))
 	}
 }
 

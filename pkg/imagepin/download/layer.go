@@ -35,8 +35,8 @@ type layer struct {
 	processors []diff.StreamProcessor
 }
 
-// decompress returns the tar archive in r, which has a media type. It uses containerd's stream processors, which also
-// decrypt. If ahead is set, it decompresses ahead of the reader, in a goroutine.
+// decompress returns the tar archive in r, which has a media type, see [byContent]. It uses containerd's stream processors,
+// which also decrypt. If ahead is set, it decompresses ahead of the reader, in a goroutine.
 func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.ApplyConfig, ahead bool) (_ *layer, err error) {
 	l := &layer{}
 	defer func() {
@@ -44,6 +44,9 @@ func decompress(ctx context.Context, mediaType string, r io.Reader, config diff.
 			_ = l.Close()
 		}
 	}()
+	if r, mediaType, err = detect(mediaType, r); err != nil {
+		return nil, err
+	}
 	p, ctx := diff.NewProcessorChain(mediaType, r), withDecompressor(ctx)
 	for len(l.processors) == 0 || p.MediaType() != ocispec.MediaTypeImageLayer {
 		if p, err = diff.GetProcessor(ctx, p, config.ProcessorPayloads); err != nil {

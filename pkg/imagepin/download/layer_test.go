@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
@@ -105,7 +106,7 @@ func TestConfiguredDecompressor(t *testing.T) {
 		t.Errorf("the configured stream processor was used %d times, unpacked %s, want %s", used, applied.Digest, l.diffID())
 	}
 	noError(t, n.pull.End(nil))
-	theirs := Decompressing(apply.NewFileSystemApplier(n.Content))
+	theirs := Decompressing(n.Content, apply.NewFileSystemApplier(n.Content))
 	if _, err := theirs.Apply(n.Context(t), l.desc, upperOf(t.TempDir())); err != nil || used != 2 {
 		t.Errorf("the configured stream processor was used %d times, %v", used, err)
 	}
@@ -122,9 +123,39 @@ func TestDecompressing(t *testing.T) {
 		n := newNode(t, c.layer)
 		noError(t, n.fetch())
 		noError(t, n.pull.End(nil))
-		applied, err := Decompressing(apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
+		applied, err := Decompressing(n.Content, apply.NewFileSystemApplier(n.Content)).Apply(n.Context(t), c.layer.desc, upperOf(n.upper))
 		if !errors.Is(err, c.err) || err == nil && applied.Digest != l.diffID() {
 			t.Errorf("unpacked %s, %v; want %s, %v", applied.Digest, err, l.diffID(), c.err)
+		}
+	}
+}
+
+// TestPlainly checks that layers are unpacked without the decompressor if the context says so, also with a wrong media type.
+func TestPlainly(t *testing.T) {
+	const mediaType = images.MediaTypeDockerSchema2LayerForeign
+	var own []bool
+	diff.RegisterProcessor(func(ctx context.Context, of string) (diff.StreamProcessorInit, bool) {
+		if of == mediaType {
+			own = append(own, ctx.Value(decompressorKey{}) != nil)
+		}
+		return nil, false // another one decompresses
+	})
+	l := withType(mediaType, gzipLayer(t, 3, 1000))
+	n := newNode(t, l)
+	noError(t, n.fetch())
+	noError(t, n.pull.End(nil))
+	ctx := n.Context(t)
+	for _, a := range []diff.Applier{n.applier, Decompressing(n.Content, apply.NewFileSystemApplier(n.Content))} {
+		for _, plain := range []bool{false, true} {
+			own = nil
+			with := ctx
+			if plain {
+				with = Plainly(ctx)
+			}
+			applied, err := a.Apply(with, l.desc, upperOf(t.TempDir()))
+			if err != nil || applied.Digest != l.diffID() || len(own) == 0 || slices.Contains(own, plain) {
+				t.Errorf("plain %t: unpacked %s, %v, own decompressor %v", plain, applied.Digest, err, own)
+			}
 		}
 	}
 }

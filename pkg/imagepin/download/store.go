@@ -2,6 +2,7 @@ package download
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -49,6 +51,9 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 			return nil, err
 		}
 	}
+	if isEmptyLayer(o.Desc) {
+		return nil, s.writeEmpty(ctx, opts...)
+	}
 	downloads := downloadsOf(ctx)
 	if downloads == nil || !images.IsLayerType(o.Desc.MediaType) || o.Desc.Size <= int64(len(o.Desc.Data)) {
 		return s.Store.Writer(ctx, opts...)
@@ -63,6 +68,26 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 		return w, nil
 	}
 	return &handover{Writer: w, ctx: ctx, store: s, downloads: downloads, desc: o.Desc}, nil
+}
+
+// isEmptyLayer reports whether a layer has no bytes. containerd does not fetch such a layer, because a registry that sends no
+// size looks like that (core/remotes/handlers.go). Here its digest is that of no bytes.
+func isEmptyLayer(desc ocispec.Descriptor) bool {
+	return desc.Size == 0 && images.IsLayerType(desc.MediaType) && desc.Digest.Validate() == nil && desc.Digest == desc.Digest.Algorithm().FromBytes(nil)
+}
+
+// writeEmpty writes a layer without bytes, for which nothing has to be fetched. If it succeeds, it fails with
+// ErrAlreadyExists.
+func (s *Store) writeEmpty(ctx context.Context, opts ...content.WriterOpt) error {
+	w, err := s.Store.Writer(ctx, opts...)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if err := w.Commit(ctx, 0, ""); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	return fmt.Errorf("a layer without bytes: %w", errdefs.ErrAlreadyExists)
 }
 
 // Info implements content.InfoProvider, also for a layer that the context's pull is downloading.

@@ -79,7 +79,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		platforms = append(platforms, n.unpackPlatform(a, name, appliers[name]))
 	}
 	a.pull = &pull.Settings{
-		Verifiers: s.Verifiers, UnpackPlatforms: platforms, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress,
+		Verifiers: s.Verifiers, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress,
 		Transfer: pull.NewTransfer(n.containerd.Content, n.containerd.Leases, platforms, pull.Limits{
 			Downloads: s.CRI.MaxConcurrentDownloads(), Unpacks: s.CRI.MaxConcurrentUnpacks(s.Settings), LayerFetchBuffer: s.CRI.ConcurrentLayerFetchBuffer(),
 			ProgressTimeout: progress,

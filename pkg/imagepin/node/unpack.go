@@ -79,9 +79,9 @@ func (n *Node) applierOf(by applier) (applier, []diff.ApplyOpt) {
 			return by, []diff.ApplyOpt{diff.WithSyncFs(true)}
 		}
 	case by.Applier == nil:
-		by.Applier = download.Decompressing(n.containerd.Applier)
+		by.Applier = download.Decompressing(n.containerd.Content, n.containerd.Applier)
 	default:
-		by.Applier = download.Decompressing(by.Applier)
+		by.Applier = download.Decompressing(n.containerd.Content, by.Applier)
 	}
 	return by, nil
 }

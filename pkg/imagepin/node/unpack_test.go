@@ -57,7 +57,7 @@ func TestAppliers(t *testing.T) {
 		a := &active{runtimes: handlers, Setup: Setup{CRI: config.CRI{Transfer: &transfer}}}
 		appliers := n.appliers(a)
 		for _, sn := range handlers.Snapshotters() {
-			if got := n.unpackPlatform(a, sn, appliers[sn]).Applier; got != download.Decompressing(c.want[sn]) {
+			if got := n.unpackPlatform(a, sn, appliers[sn]).Applier; got != download.Decompressing(nil, c.want[sn]) {
 				t.Errorf("%s: %v unpacks in %s, want %v", name, got, sn, c.want[sn])
 			}
 		}

@@ -82,13 +82,13 @@ func IsCorrupt(err error) bool {
 		return true
 	}
 	text := err.Error()
-	return slices.ContainsFunc(corruptTexts, func(part string) bool { return strings.Contains(text, part) })
+	return isDecompression(text) || slices.ContainsFunc(corruptTexts, func(part string) bool { return strings.Contains(text, part) })
 }
 
 // corruptTexts are parts of errors about corrupt images that have no type in containerd.
 var corruptTexts = []string{
 	// core/unpack/unpacker.go and core/remotes/handlers.go
-	"wrong diff id", "number of layers and diffIDs don't match", "reports content size of zero", "reports negative content size",
-	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, compress/flate, io and zstd.
-	"invalid tar header", "gzip: invalid", "flate: corrupt input", "unexpected EOF", "magic number mismatch",
+	"wrong diff id", otherNumber, "reports content size of zero", "reports negative content size",
+	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, compress/flate and io.
+	"invalid tar header", "gzip: invalid", "flate: corrupt input", "unexpected EOF",
 }

@@ -21,6 +21,8 @@ type Settings struct {
 	UnpackPlatforms []unpack.Platform
 	// Transfer fetches and unpacks images, see [NewTransfer].
 	Transfer transfer.Transferrer
+	// Decompresses reports that layers are decompressed in this process, and not by containerd's decompressor.
+	Decompresses bool
 	// DiscardLayers removes layers after unpacking.
 	DiscardLayers bool
 	// ProgressTimeout cancels a pull that makes no progress for this duration. Zero means no timeout.

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -117,7 +118,7 @@ func (u *unpacker) measure(ctx context.Context, img *chosen) (imagepin.Entry, er
 func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, error) {
 	manifest, err := u.transfer(ctx, img)
 	if err != nil {
-		return imagepin.Entry{}, err
+		return imagepin.Entry{}, explained(ctx, u.content, img.manifest(), err)
 	}
 	failpoint.Reach("pull.unpacked")
 	j := img.job
@@ -139,7 +140,8 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 			return imagepin.Entry{}, err
 		}
 	}
-	return e, u.checkCommitted(ctx, e)
+	// containerd converts a configuration without a type, but does not unpack its image.
+	return e, explained(ctx, u.content, img.manifest(), u.checkCommitted(ctx, e))
 }
 
 // transfer fetches and unpacks the missing parts of an image with containerd's transfer service. It returns the
@@ -167,7 +169,8 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 }
 
 // transferAll runs the transfer. If the error can be a result of damaged content on the node, it replaces that content
-// and runs the transfer once more.
+// and runs the transfer once more. It also does so if the content is as it should be, but this process may be at fault, which
+// unpacked it. The second time, layers are unpacked as containerd does.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
 	err := u.run(ctx, src, dst, transfer.WithProgress(progress))
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
@@ -177,10 +180,20 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 	if errdefs.IsDataLoss(verr) {
 		return verr
 	}
-	if verr != nil || !replaced {
+	if verr != nil || !replaced && !u.unpacksOtherwise(err) {
 		return err
 	}
-	return u.run(ctx, src, dst, transfer.WithProgress(progress))
+	if !replaced {
+		log.G(ctx).WithError(err).WithField("ref", src.name).Warn("cannot unpack an image whose content is not damaged, unpacking it again with containerd's decompressor")
+	}
+	return u.run(download.Plainly(ctx), src, dst, transfer.WithProgress(progress))
+}
+
+// unpacksOtherwise reports whether an error is about a layer that was not unpacked to what its configuration names, and that
+// containerd unpacks in another way than this process.
+func (u *unpacker) unpacksOtherwise(err error) bool {
+	text := err.Error() // as core/unpack of containerd writes it
+	return u.settings().Decompresses && IsCorrupt(err) && (strings.Contains(text, "failed to extract layer") || strings.Contains(text, "wrong diff id"))
 }
 
 // run runs a transfer. If a snapshotter finds the directory of a snapshot that does not exist, it runs the transfer once
@@ -197,15 +210,15 @@ func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts 
 }
 
 func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
-	if !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
-		return settings.Transfer.Transfer(ctx, src, dst, opts...)
+	if download.IsPlain(ctx) || !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
+		return newTransferError(settings.Transfer.Transfer(ctx, src, dst, opts...))
 	}
 	from, err := src.Fetcher(ctx, src.name)
 	if err != nil {
 		return err
 	}
 	ctx, downloads := download.With(ctx, from)
-	return downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...))
+	return newTransferError(downloads.End(settings.Transfer.Transfer(ctx, src, dst, opts...)))
 }
 
 // directoryExists reports whether a snapshotter could not create a directory because it exists. A layer that has a file twice
@@ -218,7 +231,11 @@ func directoryExists(err error) bool {
 // with ErrUnavailable if another client removed a snapshot during unpacking; the caller can try again.
 func (u *unpacker) unpackLocal(ctx context.Context, e imagepin.Entry, manifest ocispec.Descriptor, rt runtimeplatform.Runtime) error {
 	src := localSource(e.Ref, manifest)
-	err := u.run(ctx, src, &destination{runtime: rt, discardLayers: u.settings().DiscardLayers})
+	dst := &destination{runtime: rt, discardLayers: u.settings().DiscardLayers}
+	err := u.run(ctx, src, dst)
+	if err != nil && ctx.Err() == nil && u.unpacksOtherwise(err) {
+		err = u.run(download.Plainly(ctx), src, dst)
+	}
 	if err == nil {
 		err = u.checkCommitted(ctx, e)
 	}

@@ -50,7 +50,7 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 			continue
 		}
 		failpoint.Reach("adopt.found")
-		if _, err := a.config.Store.Adopt(ctx, adoptions...); err != nil {
+		if err := a.record(ctx, adoptions); err != nil {
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
@@ -58,15 +58,43 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 	return ctx.Err()
 }
 
+// record records adoptions in one transaction. If that fails, it records each alone.
+func (a *adopter) record(ctx context.Context, adoptions []store.Adoption) error {
+	_, err := a.config.Store.Adopt(ctx, adoptions...)
+	if err == nil || len(adoptions) == 1 {
+		return err
+	}
+	log.G(ctx).WithError(err).Warn("cannot adopt several images at once, adopting each alone")
+	return eachAlone(ctx, adoptions, func(one store.Adoption) (string, error) {
+		_, err := a.config.Store.Adopt(ctx, one)
+		return one.Image.Name, err
+	})
+}
+
+// eachAlone calls adopt for each image, so that one which cannot be adopted does not block the others and the start. It fails
+// if it can adopt none.
+func eachAlone[I any](ctx context.Context, all []I, adopt func(I) (name string, _ error)) error {
+	var failed []error
+	for _, img := range all {
+		name, err := adopt(img)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).WithField("image", name).Warn("ignoring image that cannot be adopted")
+			failed = append(failed, err)
+		}
+	}
+	if len(failed) > 0 && len(failed) == len(all) {
+		return failed[0]
+	}
+	return nil
+}
+
 // adoptEach is adoptAll while calls are served, when images may change after they were listed.
 func (a *adopter) adoptEach(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
-	for _, img := range unknown {
-		if err := a.adoptNow(ctx, img, has); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	return eachAlone(ctx, unknown, func(img images.Image) (string, error) { return img.Name, a.adoptNow(ctx, img, has) })
 }
 
 // adoptTries is how often an image is looked at again because a part of it was removed while it was adopted.

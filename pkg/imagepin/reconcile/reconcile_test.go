@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -81,6 +82,71 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 		if _, err := r.load(ctx); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// refusing are records of which those with a prefix cannot be written.
+type refusing struct {
+	images.Store
+	prefix string
+}
+
+func (r refusing) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
+	return fn(ctx, r)
+}
+
+func (r refusing) Create(ctx context.Context, img images.Image) (images.Image, error) {
+	if strings.HasPrefix(img.Name, r.prefix) {
+		return images.Image{}, errors.New("refused")
+	}
+	return r.Store.Create(ctx, img)
+}
+
+func (r refusing) Update(ctx context.Context, img images.Image, fieldpaths ...string) (images.Image, error) {
+	if strings.HasPrefix(img.Name, r.prefix) {
+		return images.Image{}, errors.New("refused")
+	}
+	return r.Store.Update(ctx, img, fieldpaths...)
+}
+
+// TestAdoptionOfOthers checks that an image that cannot be recorded does not keep the others from being adopted, which are
+// recorded together, and that the start fails if none can be.
+func TestAdoptionOfOthers(t *testing.T) {
+	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
+		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, refused := range []string{"", "registry.example/bad"} {
+		n := ctdtest.New(t, "first")
+		blobs := ctdtest.Blobs{}
+		ctx, done := n.Lease(t)
+		names := []string{badRef, goodRef, longRef}
+		for _, name := range names {
+			img := blobs.Image("linux/amd64", name, nil)
+			n.Write(ctx, t, blobs)
+			n.Unpack(ctx, t, img, "first")
+			if _, err := n.Images.Create(ctx, images.Image{Name: name, Target: img.Manifest}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := storeConfig(n, runtimes)
+		c.Records = refusing{n.Images, refused}
+		s := store.New(c)
+		r := reconcilerOf(n, c, s)
+		loaded, err := r.load(ctx)
+		if err != nil || len(loaded.unaccounted) != len(names) {
+			t.Fatalf("got load result %v, %v", loaded, err)
+		}
+		if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); (err != nil) != (refused == "") {
+			t.Errorf("refused %q: %v", refused, err)
+		}
+		for _, name := range names {
+			if adopted := len(s.ByRef(name)) == 1; adopted == strings.HasPrefix(name, refused) {
+				t.Errorf("refused %q: %s is adopted: %t", refused, name, adopted)
+			}
+		}
+		done()
 	}
 }
 
