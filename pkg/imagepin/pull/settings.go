@@ -43,7 +43,7 @@ type Limits struct {
 // NewTransfer returns containerd's transfer service. Layers that a [download.Applier] unpacks are unpacked while they are
 // downloaded. locks must be the same for all settings of the node.
 func NewTransfer(c content.Store, l leases.Manager, platforms []unpack.Platform, limits Limits, locks *Locks) transfer.Transferrer {
-	return local.NewTransferService(download.NewStore(c, locks, limits.ProgressTimeout), nil, local.TransferConfig{
+	return local.NewTransferService(download.NewStore(c, locks, download.NewWindows(limits.ProgressTimeout)), nil, local.TransferConfig{
 		Leases:                     l,
 		MaxConcurrentDownloads:     limits.Downloads,
 		MaxConcurrentUnpacks:       limits.Unpacks,
