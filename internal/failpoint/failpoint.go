@@ -35,8 +35,8 @@ var Names = []string{
 	"download.committed", // the layer is in the content store, and its snapshot is not committed
 
 	// Replacing damaged content.
-	"replace.held",      // the lease holds what the content's record keeps
 	"replace.fetched",   // the content is fetched, but not written
+	"replace.held",      // the lease holds what the content's record keeps
 	"replace.deleted",   // the damaged record is deleted
 	"replace.collected", // the damaged file is deleted
 	"replace.written",   // the new content is written

@@ -42,6 +42,7 @@ const (
 	callFailed       = "call-failed"
 	callDeadline     = "call-deadline-exceeded"
 	callSlow         = "call-waits-for-a-collection"
+	callDripped      = "call-waits-for-a-slow-registry"
 	callUnanswered   = "call-unanswered"
 	notVisible       = "pull-not-visible"
 	notRunnable      = "pulled-image-cannot-be-run"

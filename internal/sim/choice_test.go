@@ -22,6 +22,7 @@ type choice struct {
 	refuse      string   // the build that the image verifier rejects, or ""
 	cap         int      // maximum number of pins of a namespace; zero means the default
 	walking     bool     // layers are unpacked while they are downloaded
+	drip        bool     // a tenant pulls images of a slow registry
 }
 
 func choose(rng *rand.Rand) choice {
@@ -73,6 +74,11 @@ func choose(rng *rand.Rand) choice {
 		c.repeatFailure(rng)
 	}
 	c.walking = !c.socket && rng.IntN(2) == 0
+	if rng.IntN(8) == 0 {
+		c.drip, c.slowGC, c.expire = true, 0, false
+		c.actors = append([]string{"slow-pull", "slow-pull"}, c.actors...)
+		c.actors = append(c.actors, pick("pull app:3 runc", "pull app:1 second", "pod app:3 runc", "image-gc"))
+	}
 	return c
 }
 

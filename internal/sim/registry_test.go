@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/platforms"
@@ -22,6 +23,9 @@ import (
 const (
 	app   = "registry.example/team/app"
 	other = "registry.example/team/other"
+	// slowHost is a registry that sends layers slowly. slowNames repositories of a tenant are in it.
+	slowHost  = "slow.example"
+	slowNames = 6
 )
 
 // registry is a registry with the images of a history.
@@ -61,9 +65,13 @@ func newRegistry(w *world) *registry {
 	d := &build{name: "D"}
 	img := r.image("D", "d", native(), nil)
 	d.root, d.images = img.manifest, map[string]image{native(): img}
-	r.builds = []*build{a, b, c, d}
+	e := r.index("E", nil, "base", "e")
+	r.builds = []*build{a, b, c, d, e}
 	r.tags[app+":1"], r.tags[app+":2"], r.tags[app+":3"] = a, a, b
 	r.tags[other+":1"], r.tags[other+":2"] = b, d
+	for i := range slowNames { // half of them have all layers of another registry's image
+		r.tags[slowRef(i)] = []*build{b, e}[i%2]
+	}
 	for _, build := range r.builds {
 		w.setName(build.root.Digest.String(), build.name)
 		for platform, img := range build.images {
@@ -71,7 +79,7 @@ func newRegistry(w *world) *registry {
 			w.setName(img.manifest.Digest.String(), build.name+".manifest."+arch)
 		}
 	}
-	for _, build := range []*build{d, c, b, a} {
+	for _, build := range []*build{e, d, c, b, a} {
 		for platform, img := range build.images {
 			arch := strings.TrimPrefix(platform, "linux/")
 			if build != d {
@@ -230,7 +238,39 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp := t.r.serve(req, path)
+	if req.URL.Host == slowHost && strings.HasPrefix(resp.Header.Get("Content-Type"), ocispec.MediaTypeImageLayer) {
+		resp.Body = &dripping{resp.Body, t, ctx}
+	}
 	return resp, nil
+}
+
+func slowRef(i int) string { return fmt.Sprintf("%s/tenant/%d:1", slowHost, i) }
+
+// A layer of slowHost takes longer than its callers wait.
+const (
+	dripEvery = time.Minute
+	dripBytes = 100
+)
+
+// dripping is a body that comes a few bytes at a time. It never stops coming.
+type dripping struct {
+	io.ReadCloser
+	t   transport
+	ctx context.Context
+}
+
+func (d *dripping) Read(p []byte) (int, error) {
+	timer := time.NewTimer(dripEvery)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.ctx.Done():
+		return 0, context.Cause(d.ctx)
+	}
+	if err := d.t.r.w.step(d.ctx, d.t.owner, "registry: sends a little"); err != nil {
+		return 0, err
+	}
+	return d.ReadCloser.Read(p[:min(len(p), dripBytes)])
 }
 
 func (r *registry) serve(req *http.Request, path string) *http.Response {

@@ -30,6 +30,7 @@ type verifyingPuller struct {
 	verify func() error // nil accepts every image
 	asked  []string
 	needs  []pull.Need
+	making func(pull.Need) // runs while an image is made ready; may be nil
 }
 
 func (p *verifyingPuller) Verify(_ context.Context, ref reference.Named, root ocispec.Descriptor) error {
@@ -42,6 +43,9 @@ func (p *verifyingPuller) Verify(_ context.Context, ref reference.Named, root oc
 
 func (p *verifyingPuller) MakeReady(_ context.Context, n pull.Need) (imagepin.Entry, error) {
 	p.needs = append(p.needs, n)
+	if p.making != nil {
+		p.making(n)
+	}
 	return imagepin.Entry{}, errdefs.ErrUnavailable
 }
 
@@ -195,6 +199,61 @@ func TestPinIsMadeWhileVerifying(t *testing.T) {
 				t.Errorf("made %+v ready, want the pinned digest", needs)
 			}
 		})
+	}
+}
+
+// TestImagesAreNotLockedWhileTheyAreMadeReady makes an image ready, which takes as long as its registry wants. Removals do
+// not wait.
+func TestImagesAreNotLockedWhileTheyAreMadeReady(t *testing.T) {
+	v := newVerifyingNode(t, policy.Node)
+	v.movePin(t, digest.FromString("another digest"))
+	v.puller.making = func(n pull.Need) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		unlock, err := v.base.Locks.ForRemoval(ctx, adoptedTag, n.Ref.String())
+		if err != nil {
+			t.Errorf("the image is locked while it is made ready: %v", err)
+			return
+		}
+		unlock()
+	}
+	if err := v.create(t); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want the error of the image", err)
+	}
+	if len(v.puller.needs) != 1 {
+		t.Errorf("made %+v ready, want one image", v.puller.needs)
+	}
+}
+
+// removingLocks runs remove before the first lock for use.
+type removingLocks struct {
+	Locks
+	remove func()
+}
+
+func (l *removingLocks) ForUse(ctx context.Context, refs ...string) (func(), error) {
+	if l.remove != nil {
+		l.remove()
+		l.remove = nil
+	}
+	return l.Locks.ForUse(ctx, refs...)
+}
+
+// TestImageIsRemovedBeforeItIsLocked removes an image after it was found ready and before it is locked. It is made ready
+// again.
+func TestImageIsRemovedBeforeItIsLocked(t *testing.T) {
+	v := newVerifyingNode(t, policy.Off)
+	key := v.base.Store.ByRef(adoptedTag)[0].Key
+	v.base.Locks = &removingLocks{Locks: v.base.Locks, remove: func() {
+		if _, err := v.base.Store.Remove(v.containers.namespaced(t.Context()), key); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := v.create(t); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want the error of the image", err)
+	}
+	if len(v.puller.needs) != 1 {
+		t.Errorf("made %+v ready, want one image", v.puller.needs)
 	}
 }
 

@@ -16,10 +16,10 @@ import (
 
 // removeImage removes an image with all of its references. A call that names a handler removes it for that handler's
 // target. A call without one (kubelet's image GC, by ID) removes it from every unused target. If all targets are in
-// use, it removes the image from all of them, as containerd's CRI does. It waits for pulls of the image, and for calls
-// that are about to use it.
+// use, it removes the image from all of them, as containerd's CRI does. It waits for calls that are about to use the image,
+// and for pulls that record it, but for no registry.
 //
-// It does not call RemoveImage of containerd's CRI, which would not wait for a pull that has started in the meantime.
+// It does not call RemoveImage of containerd's CRI, which would not wait for them.
 func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
 	_, err := s.removeNamed(ctx, selection{name: r.GetImage().GetImage(), handler: r.GetImage().GetRuntimeHandler()})
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *remover) removeNamed(ctx context.Context, sel selection) (removed []ima
 			return nil, err
 		}
 	}
-	held := []string{normalized(sel.name)} // a first pull of the image may be in progress
+	held := []string{normalized(sel.name)} // a call may be about to use an image by this name
 	collect := false
 	for {
 		unlock, err := s.Locks.ForRemoval(ctx, held...)

@@ -12,55 +12,59 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// useImages makes images ready. Until release is called, no removal and no garbage collection deletes them.
+// useImages makes images ready. Until release is called, no removal and no garbage collection deletes them. It locks them
+// when they are ready, because that takes as long as a registry wants, and removals would wait.
 func (s *containers) useImages(ctx context.Context, refs []reference.Named, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
 	names := make([]string, len(refs))
 	for i, ref := range refs {
 		names[i] = ref.String()
 	}
-	unlock, err := s.Locks.ForUse(ctx, names...)
-	if err != nil {
-		return nil, err
-	}
-	releaseImages, err := s.readyAndHeld(ctx, ready)
-	if err != nil {
-		unlock()
-		return nil, err
-	}
-	return func() { releaseImages(); unlock() }, nil
-}
-
-// maxTries is the maximum number of attempts to make images ready, if their pins change or other tools remove them
-// meanwhile.
-const maxTries = 3
-
-// readyAndHeld makes images ready and holds them. If another tool removes one before it is held, it makes it ready
-// again.
-func (s *containers) readyAndHeld(ctx context.Context, ready func() ([]imagepin.Entry, error)) (release func(), _ error) {
 	for range maxTries {
 		entries, err := ready()
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range entries {
-			if err := s.waitVisible(s.namespaced(ctx), e); err != nil {
-				return nil, err
-			}
-		}
-		release, err = s.holdImages(ctx, entries...)
+		unlock, err := s.Locks.ForUse(ctx, names...)
 		if err != nil {
 			return nil, err
 		}
-		present, err := s.present(s.namespaced(ctx), entries)
-		if err == nil && present {
-			return release, nil
+		releaseImages, err := s.hold(ctx, entries)
+		if err == nil && releaseImages != nil {
+			return func() { releaseImages(); unlock() }, nil
 		}
-		release()
+		unlock()
 		if err != nil {
 			return nil, err
 		}
 	}
 	return nil, fmt.Errorf("images kept being removed while they were made ready: %w", errdefs.ErrUnavailable)
+}
+
+// maxTries is the maximum number of attempts to make images ready, if their pins change or they are removed meanwhile.
+const maxTries = 3
+
+// hold holds images that are locked. release is nil if a call or another tool has removed one.
+func (s *containers) hold(ctx context.Context, entries []imagepin.Entry) (release func(), _ error) {
+	for _, e := range entries {
+		if now, ok := s.Store.Get(e.Key); !ok || now.Root.Digest != e.Root.Digest {
+			return nil, nil
+		}
+	}
+	for _, e := range entries {
+		if err := s.waitVisible(s.namespaced(ctx), e); err != nil {
+			return nil, err
+		}
+	}
+	release, err := s.holdImages(ctx, entries...)
+	if err != nil {
+		return nil, err
+	}
+	present, err := s.present(s.namespaced(ctx), entries)
+	if err == nil && present {
+		return release, nil
+	}
+	release()
+	return nil, err
 }
 
 // waitVisible waits until upstream knows an image. If upstream does not know the image ID, it could not read the image

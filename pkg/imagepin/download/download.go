@@ -32,7 +32,7 @@ type download struct {
 
 func newDownload(s *Store, desc ocispec.Descriptor) *download {
 	return &download{
-		store: s.Store, desc: desc, window: newWindow(&s.memory, s.wait), ended: make(chan struct{}), labels: make(map[string]string),
+		store: s.Store, desc: desc, window: newWindow(&s.windows.memory, s.windows.wait), ended: make(chan struct{}), labels: make(map[string]string),
 	}
 }
 

@@ -57,7 +57,7 @@ func (l *locks) ShareBlob(d digest.Digest) func() {
 func newNode(t *testing.T, layer testLayer) *node {
 	t.Helper()
 	n := &node{Node: ctdtest.New(t), locks: &locks{}, layer: layer, body: newBody(layer.blob), upper: t.TempDir()}
-	n.store = NewStore(n.Content, n.locks, 0)
+	n.store = NewStore(n.Content, n.locks, NewWindows(0))
 	n.applier = NewApplier(n.Content, apply.NewFileSystemApplier)
 	n.ctx, n.pull = With(n.Context(t), remotes.FetcherFunc(func(ctx context.Context, _ ocispec.Descriptor) (io.ReadCloser, error) {
 		n.body.ctx = ctx
@@ -232,8 +232,8 @@ func (n *node) checkFree(t *testing.T) {
 	key := n.layer.desc.Digest.String()
 	noError(t, n.locks.Lock(ctx, key))
 	n.locks.Unlock(key)
-	if n.store.memory.used != 0 {
-		t.Errorf("%d chunks are in use at the end", n.store.memory.used)
+	if n.store.windows.memory.used != 0 {
+		t.Errorf("%d chunks are in use at the end", n.store.windows.memory.used)
 	}
 }
 

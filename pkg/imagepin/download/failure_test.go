@@ -42,7 +42,7 @@ func (w *boundWriter) Write(p []byte) (int, error) {
 // TestWriterOutlivesItsHandler checks that the writer of a download does not end with the handler that opened it.
 func TestWriterOutlivesItsHandler(t *testing.T) {
 	n := newNode(t, gzipLayer(t, 3, 100_000))
-	n.store = NewStore(boundStore{n.Content}, n.locks, 0)
+	n.store = NewStore(boundStore{n.Content}, n.locks, NewWindows(0))
 	open := n.gate(1000, nil)
 	noError(t, n.fetch())
 	open()

@@ -26,19 +26,28 @@ type Locks interface {
 // Store is the content store of a transfer service whose layers are unpacked while they are downloaded.
 type Store struct {
 	content.Store
-	locks  Locks
+	locks   Locks
+	windows *Windows
+}
+
+// NewStore returns a Store that writes to cs.
+func NewStore(cs content.Store, locks Locks, windows *Windows) *Store {
+	return &Store{Store: cs, locks: locks, windows: windows}
+}
+
+// Windows is the memory that all stores of a node use together.
+type Windows struct {
 	wait   time.Duration
 	memory memory
 }
 
-// NewStore returns a Store that writes to cs. A pull that receives nothing for progressTimeout has failed; 0 is without
-// such a limit.
-func NewStore(cs content.Store, locks Locks, progressTimeout time.Duration) *Store {
+// NewWindows returns Windows. A pull that receives nothing for progressTimeout has failed; 0 is without such a limit.
+func NewWindows(progressTimeout time.Duration) *Windows {
 	wait := maxWait
 	if progressTimeout > 0 {
 		wait = min(wait, progressTimeout/4)
 	}
-	return &Store{Store: cs, locks: locks, wait: wait}
+	return &Windows{wait: wait}
 }
 
 // Writer implements content.Ingester. For a layer that is downloaded from its beginning, it returns a writer whose

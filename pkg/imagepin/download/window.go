@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"sync"
 	"time"
 )
@@ -28,8 +29,9 @@ var errDropped = errors.New("the window is dropped")
 // window has the bytes that a download has received and its reader has not read. It has one writer and one reader.
 //
 // A download does not wait for a reader that has not come: if the window is full before, it is dropped, and the bytes
-// are in the content store only. A download waits for a slow reader for a limited time, because it has a slot of
-// max_concurrent_downloads and the lock of its blob.
+// are in the content store only. It is also dropped if another window needs its memory, see [memory.reclaim]: a registry
+// that does not send the end of a layer would keep it. A download waits for a slow reader for a limited time, because it
+// has a slot of max_concurrent_downloads and the lock of its blob.
 type window struct {
 	memory *memory
 	wait   time.Duration // left, for the writer
@@ -63,9 +65,12 @@ func (w *window) attach() bool {
 // write adds a copy of p. It waits for the reader if the window is full.
 func (w *window) write(ctx context.Context, p []byte) {
 	for {
-		var wait bool
-		if p, wait = w.add(p); len(p) == 0 {
+		var wait, short bool
+		if p, wait, short = w.add(p); len(p) == 0 {
 			return
+		}
+		if short && w.memory.reclaim(w) {
+			continue
 		}
 		if !wait || !w.waitWritable(ctx) {
 			w.drop()
@@ -75,8 +80,8 @@ func (w *window) write(ctx context.Context, p []byte) {
 }
 
 // add copies as much of p as the window has room for, and returns the rest. wait reports whether to wait for the reader
-// with the rest.
-func (w *window) add(p []byte) (rest []byte, wait bool) {
+// with the rest, and short whether the window could have more chunks.
+func (w *window) add(p []byte) (rest []byte, wait, short bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	added := false
@@ -94,15 +99,15 @@ func (w *window) add(p []byte) (rest []byte, wait bool) {
 		signal(w.readable)
 	}
 	if w.dropped {
-		return nil, false
+		return nil, false, false
 	}
-	return p, w.attached
+	return p, w.attached, len(w.chunks) < windowChunks
 }
 
 // grow adds a chunk if there is memory for one. The caller holds w.mu.
 func (w *window) grow() bool {
 	first := w.attached && len(w.chunks) == 0 // without it the reader would wait for the memory of other windows
-	if len(w.chunks) == windowChunks || !w.memory.take(first) {
+	if len(w.chunks) == windowChunks || !w.memory.take(w, first) {
 		return false
 	}
 	w.chunks, w.end = append(w.chunks, chunks.Get().(*[chunkSize]byte)), 0
@@ -169,7 +174,7 @@ func (w *window) free(n int) {
 	for _, c := range w.chunks[:n] {
 		chunks.Put(c)
 	}
-	w.memory.give(n)
+	w.memory.give(w, n)
 	clear(w.chunks[:n]) // the slice's array must not keep what is in the pool
 	w.chunks, w.start = w.chunks[n:], 0
 }
@@ -196,12 +201,16 @@ func (w *window) drop() {
 
 // dropUnread drops the window if no reader has come.
 func (w *window) dropUnread() {
-	w.mu.Lock()
-	attached := w.attached
-	w.mu.Unlock()
-	if !attached {
-		w.drop()
+	if _, unread := w.size(); unread {
+		w.drop() // a reader that comes now reads from elsewhere
 	}
+}
+
+// size returns the number of chunks of the window, and whether no reader has come.
+func (w *window) size() (chunks int, unread bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.chunks), !w.attached
 }
 
 func signal(c chan struct{}) {
@@ -213,23 +222,61 @@ func signal(c chan struct{}) {
 
 // memory bounds the chunks of all windows. The zero value is ready for use.
 type memory struct {
-	mu   sync.Mutex
-	used int
+	mu     sync.Mutex
+	used   int
+	chunks map[*window]int // of each window that has chunks
 }
 
-// take takes a chunk, if there is one or if it must.
-func (m *memory) take(must bool) bool {
+// take takes a chunk for a window, if there is one or if it must.
+func (m *memory) take(w *window, must bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.used >= memoryChunks && !must {
 		return false
 	}
+	if m.chunks == nil {
+		m.chunks = make(map[*window]int)
+	}
 	m.used++
+	m.chunks[w]++
 	return true
 }
 
-func (m *memory) give(n int) {
+func (m *memory) give(w *window, n int) {
+	if n == 0 {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.used -= n
+	if m.chunks[w] -= n; m.chunks[w] == 0 {
+		delete(m.chunks, w)
+	}
+}
+
+// reclaim makes room for a chunk of a window: it drops the largest window without a reader. If the window has no reader
+// either, it drops only one that has more than the window will have. It reports whether there is room. The caller does
+// not hold the lock of a window.
+func (m *memory) reclaim(w *window) bool {
+	m.mu.Lock()
+	room, all := m.used < memoryChunks, maps.Clone(m.chunks)
+	m.mu.Unlock()
+	if room {
+		return true
+	}
+	least := 1
+	if own, unread := w.size(); unread {
+		least = own + 2
+	}
+	var largest *window
+	for other := range all {
+		if n, unread := other.size(); other != w && unread && n >= least {
+			largest, least = other, n+1
+		}
+	}
+	if largest == nil {
+		return false
+	}
+	largest.dropUnread()
+	return true
 }

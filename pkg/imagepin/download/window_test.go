@@ -193,3 +193,63 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// TestUnreadBytesGiveWay fills the memory with layers that no reader has come for, and whose ends do not come. A layer that
+// is being read gets memory, and another one that is not read yet gets as much as each of them has.
+func TestUnreadBytesGiveWay(t *testing.T) {
+	m := &memory{}
+	var unread []*window
+	for range memoryChunks / windowChunks {
+		w := newWindow(m, maxWait)
+		w.write(t.Context(), make([]byte, windowChunks*chunkSize))
+		unread = append(unread, w)
+	}
+	attached := newWindow(m, maxWait)
+	attached.attach()
+	attached.write(t.Context(), make([]byte, 2*chunkSize)) // would wait for its reader
+	if attached.end != chunkSize || len(attached.chunks) != 2 {
+		t.Errorf("a layer that is being read has %d chunks, want 2", len(attached.chunks))
+	}
+	next := newWindow(m, maxWait)
+	next.write(t.Context(), make([]byte, windowChunks*chunkSize))
+	if n, _ := next.size(); n != windowChunks {
+		t.Errorf("the next layer has %d chunks, want %d", n, windowChunks)
+	}
+	dropped := 0
+	for _, w := range unread {
+		if !w.attach() {
+			dropped++
+		}
+	}
+	if dropped != 2 {
+		t.Errorf("%d layers gave way, want 2", dropped)
+	}
+	for _, w := range append(unread, attached, next) {
+		w.drop()
+	}
+	if m.used != 0 || len(m.chunks) != 0 {
+		t.Errorf("%d chunks of %d windows are in use at the end", m.used, len(m.chunks))
+	}
+}
+
+// TestUnreadBytesOfEqualSizes checks that layers that no reader has come for do not take each other's memory if they have
+// equally much.
+func TestUnreadBytesOfEqualSizes(t *testing.T) {
+	m := &memory{}
+	var all []*window
+	for range memoryChunks {
+		w := newWindow(m, maxWait)
+		w.write(t.Context(), make([]byte, chunkSize))
+		all = append(all, w)
+	}
+	next := newWindow(m, maxWait)
+	next.write(t.Context(), []byte{1})
+	if next.attach() {
+		t.Error("a layer without memory has bytes")
+	}
+	for _, w := range all {
+		if !w.attach() {
+			t.Fatal("a layer gave way to a smaller one")
+		}
+	}
+}

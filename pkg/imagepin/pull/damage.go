@@ -36,7 +36,7 @@ type damage struct {
 // verify compares a blob in the content store with its digest, and fetches it again if it differs. It does nothing if
 // the blob is not in the store.
 func (d *damage) verify(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
-	unlock, err := d.locks.blob(ctx, desc.Digest)
+	unlock, err := d.locks.of(src.registry).blob(ctx, desc.Digest)
 	if err != nil {
 		return false, err
 	}
@@ -66,7 +66,9 @@ func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Des
 	}
 	log.G(ctx).WithField("ref", src.name).WithField("digest", desc.Digest).
 		Warnf("content on the node is damaged, fetching it again: its file %s", found.Problem)
-	if err := d.replace(ctx, src, desc, found); err != nil {
+	if err := d.replace(ctx, src, desc); errors.Is(err, errRemoved) {
+		return false, err
+	} else if err != nil {
 		return false, fmt.Errorf("%w; it cannot be fetched again: %w", found, err)
 	}
 	return true, nil
@@ -137,15 +139,39 @@ func mayBeDamage(err error) bool {
 	return IsCorrupt(err) || !atRegistry(err) && (errdefs.IsNotFound(err) || errno.Is(err, syscall.EIO))
 }
 
-// replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock.
+// replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock of the
+// registry.
 //
 // It deletes nothing before the new content is on the node and verified. If only the file is missing, it restores the
 // file under the existing record. If the file is damaged, it deletes the record and the file first, because containerd
 // does not write content that it has. Meanwhile the lease holds what only that record keeps, and the new record gets
 // its labels when it is created. A kill in between leaves neither content nor lease: the next start drops the keys that
 // need the content.
-func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descriptor, found *blobs.Damage) (err error) {
+func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descriptor) error {
+	w, err := d.ingest(ctx, src, desc)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	failpoint.Reach("replace.fetched")
+	unlock, err := d.locks.replace(ctx, desc.Digest)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	found := new(blobs.Damage)
+	if err := blobs.Verify(ctx, d.content, desc.Digest, desc.Size, nil); !errors.As(err, &found) {
+		return err // another registry's pull has replaced it
+	}
+	return d.write(ctx, desc, w, found)
+}
+
+// write writes a damaged blob again, from a writer that has its content. The caller holds the lock for that.
+func (d *damage) write(ctx context.Context, desc ocispec.Descriptor, w content.Writer, found *blobs.Damage) (err error) {
 	info, err := d.content.Info(ctx, desc.Digest)
+	if errdefs.IsNotFound(err) {
+		return errRemoved
+	}
 	if err != nil {
 		return err
 	}
@@ -153,12 +179,6 @@ func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descript
 		return err
 	}
 	failpoint.Reach("replace.held")
-	w, err := d.ingest(ctx, src, desc)
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	failpoint.Reach("replace.fetched")
 	// If the record stays, containerd must not get the digest: it would answer that it has the content.
 	expected := digest.Digest("")
 	if !found.Missing || desc.Digest.Algorithm() != digest.Canonical {
@@ -221,7 +241,7 @@ func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 	}
 	defer body.Close()
 	// No digest, as in replace.
-	w, err := d.content.Writer(ctx, content.WithRef("replace-"+desc.Digest.String()), content.WithDescriptor(ocispec.Descriptor{Size: desc.Size}))
+	w, err := d.content.Writer(ctx, content.WithRef(src.repository+"/replace-"+desc.Digest.String()), content.WithDescriptor(ocispec.Descriptor{Size: desc.Size}))
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -44,7 +45,10 @@ func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFu
 		s.ref, s.trusted, s.meter = j.Ref, true, j.meter
 		return s
 	}
-	s := &source{name: j.Ref.String(), ref: j.Ref, trusted: f.vouching.trusts(j), meter: j.meter}
+	s := &source{
+		name: j.Ref.String(), ref: j.Ref, registry: reference.Domain(j.Ref), repository: j.Ref.Name(),
+		trusted: f.vouching.trusts(j), meter: j.meter,
+	}
 	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
 	s.session = sync.OnceValues(func() (*resolve.Session, error) {
 		session := j.Session
@@ -93,12 +97,12 @@ func (f *fetcher) fetchBlob(ctx context.Context, src *source, desc ocispec.Descr
 
 // fetchMissing fetches desc if it is not in the content store, or if its file is damaged, with or without a record.
 func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.Fetcher, desc ocispec.Descriptor) error {
-	unlock, err := f.locks.blob(ctx, desc.Digest)
+	unlock, err := f.locks.of(src.registry).blob(ctx, desc.Digest)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := remotes.Fetch(ctx, f.content, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
+	if err := remotes.Fetch(ctx, ingests{f.content, src.repository}, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
 	_, err = f.damage.verifyLocked(ctx, src, desc)

@@ -2,6 +2,7 @@ package pull
 
 import (
 	"context"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 
@@ -10,8 +11,9 @@ import (
 
 // Locks keeps pulls, uses and removals on the node apart. The zero value is ready for use.
 type Locks struct {
-	blobs  keyed.Mutex   // blobs and snapshots that are being written
-	images keyed.RWMutex // by reference: read lock for use, write lock for removal
+	writes   keyed.Mutex   // blobs and snapshots that are being written, by registry
+	replaced keyed.Mutex   // blobs that are being deleted and written again, by digest
+	images   keyed.RWMutex // by reference: read lock for use, write lock for removal
 }
 
 // ForUse prevents the removal of what references resolve to, until unlock is called.
@@ -19,26 +21,72 @@ func (l *Locks) ForUse(ctx context.Context, refs ...string) (unlock func(), _ er
 	return l.images.RLock(ctx, refs...)
 }
 
-// ForRemoval waits until no reference is in use or being pulled, and prevents both until unlock is called.
+// ForRemoval waits until no reference is in use, and prevents uses until unlock is called.
 func (l *Locks) ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error) {
 	return l.images.Lock(ctx, refs...)
 }
 
-// blob locks a blob for writing until unlock is called.
-func (l *Locks) blob(ctx context.Context, d digest.Digest) (unlock func(), _ error) {
-	key := blobKey(d)
-	if err := l.blobs.Lock(ctx, key); err != nil {
+// of returns the locks for what pulls from a registry write. A pull holds them while the registry sends, as slowly as it
+// wants, so pulls from other registries do not share them: what two registries send at once is written by both, and
+// committed by the first one. An empty registry means content on the node.
+func (l *Locks) of(registry string) registryLocks { return registryLocks{l, registry} }
+
+// replace locks a blob for a caller that deletes it and writes it again. The caller must not wait for a registry.
+func (l *Locks) replace(ctx context.Context, d digest.Digest) (unlock func(), _ error) {
+	key := d.String()
+	if err := l.replaced.Lock(ctx, key); err != nil {
 		return nil, err
 	}
-	return func() { l.blobs.Unlock(key) }, nil
+	return func() { l.replaced.Unlock(key) }, nil
+}
+
+// registryLocks are the locks of one registry's blobs and snapshots. They are the duplication suppressor of containerd's
+// unpacker, and implement [download.Locks].
+type registryLocks struct {
+	locks    *Locks
+	registry string
+}
+
+// Lock implements unpack.KeyedLocker. The lock of a blob is free only when no pull replaces the blob.
+func (l registryLocks) Lock(ctx context.Context, key string) error {
+	if err := l.locks.writes.Lock(ctx, l.key(key)); err != nil {
+		return err
+	}
+	d, ok := strings.CutPrefix(key, blobPrefix)
+	if !ok {
+		return nil
+	}
+	unlock, err := l.locks.replace(ctx, digest.Digest(d))
+	if err != nil {
+		l.Unlock(key)
+		return err
+	}
+	unlock()
+	return nil
+}
+
+// Unlock implements unpack.KeyedLocker.
+func (l registryLocks) Unlock(key string) { l.locks.writes.Unlock(l.key(key)) }
+
+func (l registryLocks) key(key string) string { return l.registry + " " + key }
+
+// blob locks a blob for writing until unlock is called.
+func (l registryLocks) blob(ctx context.Context, d digest.Digest) (unlock func(), _ error) {
+	key := blobKey(d)
+	if err := l.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { l.Unlock(key) }, nil
 }
 
 // ShareBlob implements [download.Locks].
-func (l *Locks) ShareBlob(d digest.Digest) (release func()) {
+func (l registryLocks) ShareBlob(d digest.Digest) (release func()) {
 	key := blobKey(d)
-	l.blobs.Share(key)
-	return func() { l.blobs.Unlock(key) }
+	l.locks.writes.Share(l.key(key))
+	return func() { l.Unlock(key) }
 }
 
-// blobKey is the same key as in containerd's unpacker (core/unpack/unpacker.go).
-func blobKey(d digest.Digest) string { return "blob://" + d.String() }
+// blobPrefix begins the keys of blobs in containerd's unpacker (core/unpack/unpacker.go).
+const blobPrefix = "blob://"
+
+func blobKey(d digest.Digest) string { return blobPrefix + d.String() }

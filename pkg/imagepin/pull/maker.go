@@ -201,8 +201,9 @@ func retryable(err error) bool {
 	return errors.As(err, &moved) || errors.Is(err, errRemoved)
 }
 
-// makeOnce makes one attempt: it verifies the image of a job, makes and records it, and waits for upstream. The digest
-// cannot be removed meanwhile.
+// makeOnce makes one attempt: it verifies the image of a job, makes and records it, and waits for upstream. The image
+// cannot be removed while it is looked at and while it is recorded. It can be removed while it is fetched, because that
+// takes as long as a registry wants: a lease holds what is fetched, and what was there is looked at again.
 func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, _ error) {
 	if !j.verified {
 		if err := verify(ctx, m.config.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
@@ -213,11 +214,11 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	if err != nil {
 		return entry, "", err
 	}
-	unlock, err := m.config.Locks.ForUse(ctx, byDigest.String())
-	if err != nil {
+	use := &use{locks: m.config.Locks, refs: []string{j.Ref.String(), byDigest.String()}}
+	if err := use.lock(ctx); err != nil {
 		return entry, "", err
 	}
-	defer unlock()
+	defer use.end()
 	if j.Lost == nil { // a repair does not decide what its reference resolves to
 		if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
 			return entry, "", err
@@ -227,9 +228,9 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 		return entry, "", err
 	}
 	start := time.Now()
-	entry, wrote, outcome, err := m.makeAndRecord(ctx, j)
+	entry, wrote, outcome, err := m.makeAndRecord(ctx, j, use)
 	if err != nil {
-		unlock() // a collection waits for every snapshotter
+		use.end() // a collection waits for every snapshotter
 		if !retryable(err) {
 			m.collect(ctx)
 		}
@@ -248,11 +249,12 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 }
 
 // makeAndRecord makes and records the key of a job. It skips what is ready.
-func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
+func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
+		use.end()
 		err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) (err error) {
-			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j)
+			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j, use)
 			return err
 		})
 		return entry, wrote, outcome, err
@@ -279,8 +281,8 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job) (entry imagepin.Entry,
 	return entry, wrote, outcome, err
 }
 
-// fetchAndRecord makes and records the key of a job under the lease in ctx.
-func (m *Maker) fetchAndRecord(ctx context.Context, j Job) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
+// fetchAndRecord makes and records the key of a job under the lease in ctx. It locks the image when it has fetched all.
+func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
 	fetching, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	img, err := m.unpacker.choose(fetching, j, cancel)
@@ -301,6 +303,12 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job) (entry imagepin.Entry
 	if err != nil {
 		return entry, false, "", asRemoved(withCause(fetching, err))
 	}
+	if err := use.lock(ctx); err != nil {
+		return entry, false, "", err
+	}
+	if err := m.checkLost(ctx, j); err != nil {
+		return entry, false, "", err
+	}
 	failpoint.Reach("pull.made")
 	entry, wrote, err = m.record(ctx, j, made)
 	if outcome = Unpacked; img.source.opened.Load() {
@@ -320,6 +328,26 @@ func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 	}
 	if err := m.config.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
 		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("cannot release the snapshot of a failed pull, it stays until the next start")
+	}
+}
+
+// use is the lock for use of what a job records: its digest, and its reference.
+type use struct {
+	locks  *Locks
+	refs   []string
+	unlock func() // nil if it is not locked
+}
+
+func (u *use) lock(ctx context.Context) (err error) {
+	u.unlock, err = u.locks.ForUse(ctx, u.refs...)
+	return err
+}
+
+// end ends the use, if there is one.
+func (u *use) end() {
+	if u.unlock != nil {
+		u.unlock()
+		u.unlock = nil
 	}
 }
 

@@ -15,13 +15,13 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 )
 
-// transfers is a transfer service that notes the ways in which it was asked to unpack.
-type transfers struct {
+// notedTransfers is a transfer service that notes the ways in which it was asked to unpack.
+type notedTransfers struct {
 	plain []bool
 	err   error // of the first transfer
 }
 
-func (s *transfers) Transfer(ctx context.Context, _, _ any, _ ...transfer.Opt) error {
+func (s *notedTransfers) Transfer(ctx context.Context, _, _ any, _ ...transfer.Opt) error {
 	s.plain = append(s.plain, download.IsPlain(ctx))
 	if len(s.plain) == 1 {
 		return s.err
@@ -48,7 +48,7 @@ func TestUnpackedOtherwise(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)
-			service := &transfers{err: c.err}
+			service := &notedTransfers{err: c.err}
 			d.config.Settings = ctdtest.Always(&Settings{Transfer: service, Decompresses: c.decompresses})
 			u := newUnpacker(d.config)
 			err := u.transferAll(d.ctx, localSource(d.entry.Ref, d.img.Manifest), &destination{}, nil)

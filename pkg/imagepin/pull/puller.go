@@ -141,13 +141,9 @@ func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled 
 	return pulled, err
 }
 
-// decideAndMake resolves a reference and makes the result ready. The reference cannot be removed meanwhile.
+// decideAndMake resolves a reference and makes the result ready. What the reference resolved to before can be removed
+// meanwhile.
 func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request) (Pulled, error) {
-	unlock, err := p.maker.config.Locks.ForUse(ctx, q.Ref.String())
-	if err != nil {
-		return Pulled{}, err
-	}
-	defer unlock()
 	m, end := p.meters.start(q.Ref.String(), q.Target)
 	defer end()
 	v, err := p.decider.Decide(ctx, q)

@@ -76,11 +76,6 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 	if err != nil {
 		return Refreshed{}, err
 	}
-	unlock, err := p.maker.config.Locks.ForUse(ctx, tag.String())
-	if err != nil {
-		return Refreshed{}, err
-	}
-	defer unlock()
 	r, err := p.decider.Refresh(ctx, tag, scope, c)
 	if err != nil {
 		return Refreshed{}, err

@@ -40,7 +40,7 @@ func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 var errUnneeded = errors.New("the image was removed, or its tag was moved")
 
 // checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the lock of the
-// image's digest, so that no call removes the key from then on.
+// image's digest, so that no call removes the key until it is unlocked.
 func (m *Maker) checkLost(ctx context.Context, j Job) error {
 	if j.Lost == nil {
 		return nil

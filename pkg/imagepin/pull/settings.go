@@ -1,6 +1,8 @@
 package pull
 
 import (
+	"context"
+	"fmt"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -9,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer/local"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 )
@@ -29,12 +32,12 @@ type Settings struct {
 	ProgressTimeout time.Duration
 }
 
-// Limits bounds concurrent fetches and unpacks on the node.
+// Limits bounds what one image fetches and unpacks at once. Images do not share the limits: a registry that sends slowly
+// keeps only its own image waiting.
 type Limits struct {
-	// Downloads is the maximum number of concurrent layer downloads. Zero means no limit.
+	// Downloads is the maximum number of layers that are downloaded at once. Zero means no limit.
 	Downloads int
-	// Unpacks is the maximum number of layers of one image that are unpacked concurrently, in a snapshotter that
-	// supports rebase.
+	// Unpacks is the maximum number of layers that are unpacked at once, in a snapshotter that supports rebase.
 	Unpacks int
 	// LayerFetchBuffer is the chunk size, in bytes, of a layer download. Zero fetches a layer in one request.
 	LayerFetchBuffer int
@@ -42,17 +45,39 @@ type Limits struct {
 	ProgressTimeout time.Duration
 }
 
-// NewTransfer returns containerd's transfer service. Layers that a [download.Applier] unpacks are unpacked while they are
-// downloaded. locks must be the same for all settings of the node.
+// NewTransfer returns containerd's transfer service, with limits for each image. Layers that a [download.Applier] unpacks
+// are unpacked while they are downloaded. locks must be the same for all settings of the node.
 func NewTransfer(c content.Store, l leases.Manager, platforms []unpack.Platform, limits Limits, locks *Locks) transfer.Transferrer {
-	return local.NewTransferService(download.NewStore(c, locks, limits.ProgressTimeout), nil, local.TransferConfig{
-		Leases:                     l,
-		MaxConcurrentDownloads:     limits.Downloads,
-		MaxConcurrentUnpacks:       limits.Unpacks,
-		ConcurrentLayerFetchBuffer: limits.LayerFetchBuffer,
-		DuplicationSuppressor:      &locks.blobs,
-		UnpackPlatforms:            platforms,
-	})
+	return &transfers{
+		content: c, locks: locks, windows: download.NewWindows(limits.ProgressTimeout),
+		config: local.TransferConfig{
+			Leases:                     l,
+			MaxConcurrentDownloads:     limits.Downloads,
+			MaxConcurrentUnpacks:       limits.Unpacks,
+			ConcurrentLayerFetchBuffer: limits.LayerFetchBuffer,
+			UnpackPlatforms:            platforms,
+		},
+	}
+}
+
+// transfers runs each transfer with a transfer service of its own.
+type transfers struct {
+	content content.Store
+	locks   *Locks
+	windows *download.Windows
+	config  local.TransferConfig
+}
+
+// Transfer implements transfer.Transferrer. src is a *source.
+func (t *transfers) Transfer(ctx context.Context, src, dst any, opts ...transfer.Opt) error {
+	from, ok := src.(*source)
+	if !ok {
+		return fmt.Errorf("transfer from %T: %w", src, errdefs.ErrNotImplemented)
+	}
+	locks, config := t.locks.of(from.registry), t.config
+	config.DuplicationSuppressor = locks
+	cs := download.NewStore(ingests{t.content, from.repository}, locks, t.windows)
+	return local.NewTransferService(cs, nil, config).Transfer(ctx, src, dst, opts...)
 }
 
 // unpacksDownloads reports whether layers are unpacked in a snapshotter while they are downloaded.

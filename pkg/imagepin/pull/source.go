@@ -25,8 +25,11 @@ import (
 // source is the source of one image for containerd's transfer service. The image is resolved already. The session with
 // the registry is opened when the first blob is needed, because most of the content may be on the node.
 type source struct {
-	name    string
-	ref     reference.Named
+	name string
+	ref  reference.Named
+	// registry and repository are the domain and the name of the reference, if a registry can be asked.
+	registry, repository string
+
 	root    ocispec.Descriptor
 	session func() (*resolve.Session, error)
 	opened  atomic.Bool // the session is open

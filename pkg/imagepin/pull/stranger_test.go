@@ -87,6 +87,40 @@ func TestSlowStrangerBlocksOnlyItself(t *testing.T) {
 	}
 }
 
+// TestSlowStrangerRepairsForItself damages a configuration, and begins to fetch it from a registry that does not go on. The
+// image's own registry repairs it meanwhile. When the other one has sent it, nothing is left to do.
+func TestSlowStrangerRepairsForItself(t *testing.T) {
+	d := newDamaged(t)
+	faults["one bit flipped"](t, d.File(d.img.Config.Digest))
+	begun, open := make(chan struct{}), make(chan struct{})
+	stranger := newStranger(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write(d.blobs[d.img.Config.Digest][:1])
+		_ = http.NewResponseController(w).Flush()
+		close(begun)
+		select {
+		case <-open:
+			_, _ = w.Write(d.blobs[d.img.Config.Digest][1:])
+		case <-r.Context().Done():
+		}
+	})
+	leased, done := d.Lease(t)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.maker.unpacker.fetcher.damage.verify(leased, d.sourceFor(leased, stranger), d.img.Config)
+		ended <- err
+	}()
+	<-begun
+	ctx, cancel := context.WithTimeout(d.ctx, enough)
+	defer cancel()
+	if err := d.maker.RepairBlob(ctx, d.entry, d.img.Config.Digest); err != nil {
+		t.Errorf("a repair of the image: %v", err)
+	}
+	close(open)
+	noError(t, <-ended)
+	done()
+	d.checkIntact(t)
+}
+
 // TestStrangerNamesWrongSize names content that is on the node with another size than it has. That is an error of the
 // descriptor. The content is not damaged, and no registry is asked for it.
 func TestStrangerNamesWrongSize(t *testing.T) {
@@ -132,7 +166,7 @@ func TestRemovedWhileStrangerServes(t *testing.T) {
 			var requests atomic.Int32
 			stranger := newStranger(t, func(w http.ResponseWriter, _ *http.Request) {
 				if requests.Add(1) == 1 && name == "removed" {
-					unlock, err := d.config.Locks.blob(d.ctx, d.index.Digest) // as a replacement does
+					unlock, err := d.config.Locks.replace(d.ctx, d.index.Digest) // as a replacement does
 					if err == nil {
 						err = d.Content.Delete(d.ctx, d.index.Digest)
 						unlock()

@@ -51,16 +51,14 @@ func ofCall(l leases.Lease) bool {
 	return false
 }
 
-const (
-	// expiration bounds how long a lease holds content if nothing deletes it.
-	expiration = 24 * time.Hour
-	// cleanupTimeout bounds cleanup after the caller has gone.
-	cleanupTimeout = 30 * time.Second
-)
+// cleanupTimeout bounds cleanup after the caller has gone.
+const cleanupTimeout = 30 * time.Second
 
-// With runs fn under a new lease, which is in its context, and then deletes the lease.
+// With runs fn under a new lease, which is in its context, and then deletes the lease. The lease does not expire: leases
+// expire at an absolute time, so the content of a pull that takes long, or during which the clock is set, would be
+// collected. [DeleteLeftovers] deletes those of killed calls.
 func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(context.Context) error) error {
-	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(expiration), leases.WithLabel(imagepin.LeaseLabel, string(p)))
+	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(p)))
 	if err != nil {
 		return fmt.Errorf("create a lease: %w", err)
 	}
@@ -70,7 +68,7 @@ func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(contex
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if derr := manager.Delete(cleanup, l); derr != nil && !errdefs.IsNotFound(derr) {
-		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("cannot delete a lease, it stays until it expires")
+		log.G(ctx).WithError(derr).WithField("lease", l.ID).Warn("cannot delete a lease, it stays until the next start")
 	}
 	failpoint.Reach("lease.deleted")
 	return err

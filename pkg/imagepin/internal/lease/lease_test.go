@@ -48,8 +48,8 @@ func TestWith(t *testing.T) {
 					t.Error("the lease does not protect its content")
 				}
 				all, err := m.List(ctx)
-				if err != nil || len(all) != 1 || all[0].Labels[imagepin.LeaseLabel] != "pull" || all[0].Labels["containerd.io/gc.expire"] == "" {
-					t.Errorf("got leases %+v, %v, want one with its label and an expiry", all, err)
+				if err != nil || len(all) != 1 || all[0].Labels[imagepin.LeaseLabel] != "pull" || all[0].Labels["containerd.io/gc.expire"] != "" {
+					t.Errorf("got leases %+v, %v, want one with its label and without an expiry", all, err)
 				}
 				cancel() // cleanup does not depend on the caller
 				return fails
@@ -67,7 +67,7 @@ func TestWith(t *testing.T) {
 	}
 }
 
-// TestWithFailedDelete checks that a failure to delete the lease, which expires, does not fail the call.
+// TestWithFailedDelete checks that a failure to delete the lease does not fail the call.
 func TestWithFailedDelete(t *testing.T) {
 	n := ctdtest.New(t)
 	m := &syncLeases{Manager: n.Leases, failing: errors.New("no")}
