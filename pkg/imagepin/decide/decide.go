@@ -149,8 +149,8 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 // decideDigest decides for a reference with a digest. It asks the registry only if the digest is not on the node, or
 // the credential has no proof.
 func (d *Decider) decideDigest(ctx context.Context, q Request, root digest.Digest) (Verdict, error) {
-	if es := d.images.ByRef(q.Ref.String()); len(es) > 0 && d.mayHave(q, es[0]) {
-		return q.verdict(es[0].Root, "the reference has a digest, which is on the node"), nil
+	if local, here := d.onNode(q, nil); here && d.mayHave(q, local) {
+		return q.verdict(local.Root, "the reference has a digest, which is on the node"), nil
 	}
 	return d.ask(ctx, q, q.Ref, "the reference has a digest")
 }
@@ -228,7 +228,7 @@ func whyPinned(held pin.Pin) string {
 	case held.By == pin.ByLock:
 		return "locked since " + held.MadeAt.UTC().Format(time.RFC3339)
 	case held.Provisional != nil:
-		return "pinned " + in + ", provisionally: the Kubernetes API server was not available"
+		return "pinned " + in + ", provisionally: the Kubernetes API had no usable answer"
 	case held.By == pin.ByCluster && held.Claimer != "":
 		return "pinned in the cluster by node " + held.Claimer + ", " + in
 	case held.By == pin.ByCluster:

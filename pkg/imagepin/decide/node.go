@@ -74,9 +74,19 @@ func (q Request) compare(a, b imagepin.Entry) int {
 }
 
 // mayHave reports whether the caller may use an image without a request to its registry: the image has a proof of its
-// credential, or of a pull without credentials, or it was imported and has no registry.
+// credential, or of a pull without credentials, or it was imported and no registry has returned its digest since. If the
+// node's lock has a copy of the image in another repository, a proof for the copy is as good.
 func (d *Decider) mayHave(q Request, e imagepin.Entry) bool {
-	return e.Source == imagepin.SourceImported || d.proofs.Accepted(q.Ref, q.Credential, e.Root.Digest)
+	in := append([]reference.Named{q.Ref}, d.lock.Copies(q.Ref, e.Root.Digest)...)
+	if e.Source == imagepin.SourceImported && !slices.ContainsFunc(in, func(ref reference.Named) bool { return d.isPulled(ref, e.Root.Digest) }) {
+		return true
+	}
+	return slices.ContainsFunc(in, func(ref reference.Named) bool { return d.proofs.Accepted(ref, q.Credential, e.Root.Digest) })
+}
+
+// isPulled reports whether a digest was pulled in ref's repository, for any tag and target.
+func (d *Decider) isPulled(ref reference.Named, root digest.Digest) bool {
+	return slices.ContainsFunc(d.inRepository(ref, root), func(e imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
 // inRepository returns the entries of one digest of ref's repository, for all tags.
