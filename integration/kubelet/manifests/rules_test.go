@@ -71,7 +71,7 @@ var rules = []struct {
 	{"a pod of another version, that controls pods", claim("v2/Pod", "driver", "exec-1"), wrongVersion},
 	{"an API version with an empty group", claim("/v1/Node", n1, "etcd-n1"), wrongVersion},
 	{"an API version with an empty version", web(apiVersion("example.com/")), wrongVersion},
-	{"an API version with three parts", claim("apps/v1/x/ReplicaSet", "web", "pod-of-it"), wrongVersion},
+	{"an API version with three parts", web(apiVersion("apps/v1/x")), wrongVersion},
 	{"a pod without a controller", claim("v1/Pod", "debug", "debug"), noController},
 	{"a pod that controls pods", claim("v1/Pod", "driver", "exec-1"), ""},
 
@@ -209,7 +209,7 @@ func reference(change func(*metav1.OwnerReference)) func(*v1alpha1.ImagePin) {
 }
 
 func apiVersion(text string) func(*v1alpha1.ImagePin) {
-	return func(p *v1alpha1.ImagePin) { p.Spec.Owner.APIVersion, p.OwnerReferences[0].APIVersion = text, text }
+	return func(p *v1alpha1.ImagePin) { p.Spec.Owner.APIVersion = text }
 }
 
 func revision(name string) func(*v1alpha1.ImagePin) {

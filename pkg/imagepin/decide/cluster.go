@@ -282,7 +282,7 @@ func (d *Decider) keepCopy(ctx context.Context, c ClusterConfig, pod policy.Pod,
 		if err != nil {
 			return pin.Pin{}, err
 		}
-		release, err := d.retained.Reserve(nil, d.inRepository(ref, root.Digest)...)
+		release, err := d.reserve(ctx, id.Scope.Namespace(), nil, nil, d.inRepository(ref, root.Digest)...)
 		if err != nil {
 			return pin.Pin{}, err
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -74,5 +75,39 @@ func TestCopiesNeedProof(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestUsedProof checks that a verdict without a request has the proof that allows it, and the namespace that uses it, so that the use
+// can be recorded. A verdict for another digest than the proof's has none.
+func TestUsedProof(t *testing.T) {
+	alice := resolve.Credential{Username: "alice", Password: "secret"}
+	for name, c := range map[string]struct {
+		behavior policy.Behavior
+		status   int32
+		by       *resolve.Credential // whose pull the node has a proof of
+		asked    bool
+	}{
+		"fallback":                     {policy.Default, 503, &alice, false},
+		"cached":                       {policy.PreferCached, 503, &alice, false},
+		"cached, without a credential": {policy.PreferCached, 503, &resolve.Credential{}, false},
+		"asked":                        {policy.Always, 0, &alice, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: c.behavior, Consistency: policy.Node})
+			e.put(t, "old", ownTarget, imagepin.SourcePull, c.by, 1)
+			e.registry.status.Store(c.status)
+			pod := policy.Pod{Namespace: "shop"}
+			q := Request{Ref: e.ref, Credential: alice, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod, Target: ownTarget}
+			v, err := e.Decide(e.ctx, q)
+			noError(t, err)
+			want := e.resolver.Proof(e.ref, *c.by, roots["old"].Digest)
+			if c.asked != (v.Proof == want) || c.asked == (v.UsedProof == want) || v.Namespace != "shop" {
+				t.Errorf("proof %q, used %q, namespace %q, want %q", v.Proof, v.UsedProof, v.Namespace, want)
+			}
+			if moved := e.apply(v, pin.Pin{ID: e.id(policy.NodeScope), Root: roots["new"]}); moved.UsedProof != "" {
+				t.Errorf("for another digest: %q", moved.UsedProof)
+			}
+		})
 	}
 }

@@ -83,7 +83,7 @@ type Records interface {
 // Pins is the part of [decide.Decider] that a pull needs after the decision.
 type Pins interface {
 	CheckPin(v decide.Verdict) error
-	Reserve(v decide.Verdict, image imagepin.Entry) (release func(), _ error)
+	Reserve(ctx context.Context, v decide.Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error)
 	PinFirstUse(ctx context.Context, v decide.Verdict) (decide.Verdict, error)
 	MovesTag(v decide.Verdict) bool
 	PinnedDigestGone(ctx context.Context, v decide.Verdict, target string, err error) error
@@ -329,7 +329,7 @@ func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 // first use of the reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does,
 // and as [decide.Decider.PinFirstUse] does.
 func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
-	if release, err = m.config.Pins.Reserve(j.Verdict, image); err != nil {
+	if release, err = m.config.Pins.Reserve(ctx, j.Verdict, image, j.meter.arrived(image.Size)); err != nil {
 		return nil, err
 	}
 	if j.Verdict, err = m.config.Pins.PinFirstUse(ctx, j.Verdict); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // plan describes which records to update, and how.
@@ -19,7 +20,7 @@ type plan struct {
 	gone map[string]struct{}
 	// removable are the targets of the records that may be removed.
 	removable map[digest.Digest]bool
-	proof     string // added to the records that carry keys, empty for none
+	proof     *imagepin.Proof // used now, recorded on the records that carry keys; nil for none
 
 	mayCreate    creator
 	precondition precondition // nil is none

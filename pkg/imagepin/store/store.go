@@ -151,9 +151,12 @@ func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin
 		names:        s.affected(removed, added),
 		gone:         make(map[string]struct{}),
 		removable:    make(map[digest.Digest]bool),
-		proof:        proof,
 		mayCreate:    mayCreate,
 		precondition: pre,
+	}
+	if proof != "" {
+		mac, namespace := splitProof(proof)
+		p.proof = new(imagepin.NewProof(mac, namespace))
 	}
 	for _, e := range removed {
 		p.gone[imagepin.KeyLabelName(e.Key)] = struct{}{}
@@ -313,5 +316,3 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 	}
 	return entries
 }
-
-func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }
