@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -84,15 +86,7 @@ func TestRelocated(t *testing.T) {
 			r := testkit.NewRig(t, node.Options{Handlers: testkit.OtherTargets, DiscardUnpackedLayers: true, Extra: relocatedRules})
 			original, copied := r.Reg.Ref("shop/app:v1"), r.Reg.Ref("copies/app:v1")
 			digest := r.Version("copies/app:v1", "copied")
-			path := writeLock(r, "lock.yaml", map[string]string{copied: digest})
-			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			relocated := strings.Replace(string(text), "kbld.carvel.dev/id: "+copied, "kbld.carvel.dev/id: "+original, 1)
-			if err := os.WriteFile(path, []byte(relocated), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			path := writeRelocated(r, original, copied, digest)
 			imagepinWants(r, 0, []string{"apply", file(r, path)}, "Applied lock", original)
 			for _, handler := range []string{"native", "arm", ""} {
 				r.MustRemovePod(r.MustPod(handler)) // the sandbox image
@@ -105,6 +99,54 @@ func TestRelocated(t *testing.T) {
 			imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 1 running, 0 missing")
 			imagepinWants(r, 0, []string{"check", "--deep"})
 		})
+	}
+}
+
+// writeRelocated writes a lock of an image that imgpkg has copied to another repository.
+func writeRelocated(r *testkit.Rig, original, copied, digest string) string {
+	r.T.Helper()
+	path := writeLock(r, "lock.yaml", map[string]string{copied: digest})
+	text, err := os.ReadFile(path)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	relocated := strings.Replace(string(text), "kbld.carvel.dev/id: "+copied, "kbld.carvel.dev/id: "+original, 1)
+	if err := os.WriteFile(path, []byte(relocated), 0o644); err != nil {
+		r.T.Fatal(err)
+	}
+	return path
+}
+
+// TestPrivateCopy applies a lock whose image was copied to a private repository, with a credential, while the registry of its tag
+// cannot be reached. Pods of the node get the tag with that credential only, also after a restart.
+func TestPrivateCopy(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: strings.ReplaceAll(relocatedRules, "**/shop/**", "**/cached/**")})
+	r.Reg.SetAuth(testkit.OnlyAlice(false))
+	copied := r.Reg.Ref("copies/private:v1")
+	digest := r.Version("copies/private:v1", "private")
+	for _, original := range []string{"127.0.0.1:1/team/private:1", "127.0.0.1:1/cached/private:1"} {
+		path := writeRelocated(r, original, copied, digest)
+		imagepinWants(r, 0, []string{"apply", "--user", "alice:" + testkit.AlicePassword, path}, "Applied lock", original)
+		for _, restart := range []bool{false, true} {
+			if restart {
+				r.KillAndRestart(nil)
+			}
+			r.Reg.Reset()
+			for who, auth := range map[string]*cri.AuthConfig{"nobody": nil, "mallory": {Username: "alice", Password: "guessed"}} {
+				for _, ref := range []string{original, strings.TrimSuffix(original, ":1") + "@" + digest} {
+					if id, err := r.PullWith(r.Ctx, ref, node.PullOptions{Auth: auth}); err == nil {
+						t.Errorf("restart %v: %s got %s of %s", restart, who, id, ref)
+					}
+				}
+			}
+			if _, err := r.PullWith(r.Ctx, original, node.PullOptions{Auth: testkit.AsAlice()}); err != nil {
+				t.Errorf("restart %v: with the credential of the copy: %v", restart, err)
+			}
+			if r.Reg.Count() != 0 {
+				t.Errorf("restart %v: the registry of the copy is asked:\n%s", restart, r.Reg.Dump())
+			}
+		}
 	}
 }
 

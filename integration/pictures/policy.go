@@ -30,6 +30,8 @@ var images = map[string][]image{
 	"adopted":        {{"old", true, false, false}},
 	"imported":       {{"old", true, false, true}},
 	"unproved":       {{"old", true, true, false}},
+	// Pulled for another target, with another credential.
+	"imported-pulled": {{"old", true, false, false}, {"old", false, true, false}},
 }
 
 // digest returns the image of the digest D on the node: the pinned one, otherwise that of the tag.

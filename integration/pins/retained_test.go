@@ -128,6 +128,7 @@ func TestNoPinWithoutRoom(t *testing.T) {
 		}
 	}
 	unchanged("pulled")
+	r.WantVersion(node.KubeletPod{Image: ref}, "one") // a pin that nothing uses gives way
 
 	r.Push("kept/app:v1", big, images.HostPlatform())
 	r.Reg.Reset()
@@ -176,7 +177,8 @@ func TestNoPinWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestRoomForOneOfTwo pulls two images concurrently that exceed the limit together: one of them gets no pin.
+// TestRoomForOneOfTwo pulls two images concurrently that exceed the limit together. One of them is pinned and retained. A pull that
+// begins when the other has ended takes its place, because nothing uses its pin.
 func TestRoomForOneOfTwo(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: retainOne})
@@ -186,13 +188,18 @@ func TestRoomForOneOfTwo(t *testing.T) {
 	other := testkit.Async(func() (string, error) { return r.Pull(r.Ctx, refs[1], "") })
 	_, first := r.Pull(r.Ctx, refs[0], "")
 	_, second := other()
-	if (first == nil) == (second == nil) {
-		t.Errorf("pulls: got errors %v and %v, want exactly one", first, second)
+	if first != nil && second != nil {
+		t.Errorf("pulls: got errors %v and %v, want at most one", first, second)
 	}
+	pins := 0
 	for i, err := range []error{first, second} {
-		if pinned := len(r.Pins(refs[i])) == 1; pinned != (err == nil) {
-			t.Errorf("%s: got pinned %t; its pull returned error %v", refs[i], pinned, err)
+		pins += len(r.Pins(refs[i]))
+		if err != nil && len(r.Pins(refs[i])) > 0 {
+			t.Errorf("%s is pinned; its pull returned error %v", refs[i], err)
 		}
+	}
+	if pins != 1 {
+		t.Errorf("got %d pins, want 1", pins)
 	}
 	if held := retained(t, r); len(held) != 1 {
 		t.Errorf("got leases %q, want 1", held)

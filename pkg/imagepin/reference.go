@@ -8,9 +8,27 @@ import (
 	"github.com/distribution/reference"
 )
 
+// MaxReference is the maximum length of a reference in bytes. A host has at most 253 characters, a repository 255, a tag 128 and a
+// digest 135. To parse a reference takes seconds for each megabyte.
+const MaxReference = 1024
+
+// CheckReference fails with [InvalidReference] (ErrInvalidArgument) if a name is too long to be a reference. It does not parse it.
+func CheckReference(name string) error {
+	if len(name) <= MaxReference {
+		return nil
+	}
+	return &Error{
+		Reason: InvalidReference, Ref: fmt.Sprintf("%q", Bound(name, 256)), Class: errdefs.ErrInvalidArgument,
+		Message: fmt.Sprintf("it has %d bytes, a reference has at most %d", len(name), MaxReference),
+	}
+}
+
 // ParseReference normalizes a reference as containerd's CRI does: a short name gets the registry docker.io, a missing
 // tag becomes latest, and a digest overrides a tag. It fails with [InvalidReference] (ErrInvalidArgument).
 func ParseReference(name string) (reference.Named, error) {
+	if err := CheckReference(name); err != nil {
+		return nil, err
+	}
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
 		return nil, &Error{

@@ -211,6 +211,8 @@ func TestForeignPin(t *testing.T) {
 	owner := r.ownerOf(n1, pod)
 	other := owner.Owner
 	other.UID = "rs-0"
+	// A node can claim for a kind of another group that is called ReplicaSet, with the UID of the ReplicaSet of another node.
+	r.foreignGroup(owner, pod)
 	r.must("POST", r.path("imagepin.io/v1alpha1/imagepins"), &v1alpha1.ImagePin{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "imagepin.io/v1alpha1", Kind: "ImagePin"},
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Name(owner.Owner, tag)},
@@ -223,6 +225,22 @@ func TestForeignPin(t *testing.T) {
 	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0, not for ReplicaSet web-7d4b9c with UID rs-1")
 	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, tag, digestA)
 	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0")
+}
+
+// foreignGroup claims for the owner of a pod of the node n1, from a node that does not host it, in the name of another group. The
+// admission policy cannot refuse that, so other nodes do not use the ImagePin.
+func (r *rig) foreignGroup(owner *client.Owner, pod client.Pod) {
+	r.t.Helper()
+	const image = "registry.example.com/shop/web:group"
+	elsewhere := *owner
+	elsewhere.APIVersion, elsewhere.Reference.APIVersion = "example.com/v1", "example.com/v1"
+	mine := r.addPod("any-pod-of-n2", n2)
+	r.ownerOf(n2, mine) // waits until the node may read it
+	if _, created, err := r.clients[n2].Claim(r.ctx, elsewhere, mine, image, digestB); err != nil || !created {
+		r.t.Fatalf("created %v: %v", created, err)
+	}
+	_, _, err := r.clients[n1].Claim(r.ctx, *owner, pod, image, digestA)
+	want(r.t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for example.com/v1 ReplicaSet web-7d4b9c with UID rs-1, not for ReplicaSet web-7d4b9c with UID rs-1")
 }
 
 // TestRefusedClaims checks claims that the API server refuses, and that they do not stop other calls.

@@ -21,6 +21,7 @@ import (
 const (
 	needsBy       = "a node has to set spec.by"
 	otherNode     = "spec.by.node has to be the node that sends the request"
+	wrongVersion  = "spec.owner.apiVersion has to be a group and a version, for a controller of Kubernetes version v1"
 	noController  = "spec.owner has to be the controller of the pod, and not a Node or the pod itself"
 	wrongName     = "metadata.name has to be the name of spec.owner, cut at 242 characters, a dot, and 10 hex digits"
 	oneReference  = "metadata.ownerReferences has to have exactly one entry"
@@ -66,6 +67,11 @@ var rules = []struct {
 
 	{"a static pod", claim("v1/Node", n1, "etcd-n1"), noController},
 	{"a Node of another group", claim("example.com/v1/Node", n1, "etcd-n1"), ""},
+	{"a Node of another version", claim("v2/Node", n1, "etcd-n1"), wrongVersion},
+	{"a pod of another version, that controls pods", claim("v2/Pod", "driver", "exec-1"), wrongVersion},
+	{"an API version with an empty group", claim("/v1/Node", n1, "etcd-n1"), wrongVersion},
+	{"an API version with an empty version", web(apiVersion("example.com/")), wrongVersion},
+	{"an API version with three parts", web(apiVersion("apps/v1/x")), wrongVersion},
 	{"a pod without a controller", claim("v1/Pod", "debug", "debug"), noController},
 	{"a pod that controls pods", claim("v1/Pod", "driver", "exec-1"), ""},
 
@@ -115,6 +121,8 @@ var rules = []struct {
 	{"a pod of an indexed Job", claim(job, "batch", "batch-3-k2k4x"), ""},
 	{"a pod of a kind that names its pods as it likes", claim(custom, "vm1", "virt-launcher-vm1-x2x4z"), ""},
 	{"a ReplicaSet of another group", claim("example.com/v1/ReplicaSet", "web", "pod-of-it"), ""},
+	{"a StatefulSet of another group", claim("apps.kruise.io/v1beta1/StatefulSet", "db", "pod-of-it"), ""},
+	{"another kind of the group apps", claim("apps/v1/Deployment", "web", "pod-of-it"), ""},
 	{"a pod of another ReplicaSet", claim(rs, "web-7d4b9d", "web-7d4b9c-x2x4z"), wrongPod},
 	{"a pod of another ReplicationController", claim(rc, "web2", "web-x2x4z"), wrongPod},
 	{"a pod of another StatefulSet", claim(sts, "db2", "db-0"), wrongPod},
@@ -146,6 +154,35 @@ var rules = []struct {
 	{"a long annotation", web(func(p *v1alpha1.ImagePin) { p.Annotations = some(1, strings.Repeat("v", 1025)) }), tooMuchNotes},
 }
 
+// TestVersionsOfBuiltinOwners checks that a node cannot claim for a controller of Kubernetes whose pods it does not host by another
+// version of its group. A kind with the same name in another group names its pods as it likes; other nodes do not use the ImagePin
+// for the controller of Kubernetes, see TestForeignPin of package claims.
+func TestVersionsOfBuiltinOwners(t *testing.T) {
+	t.Parallel()
+	ns := api.namespace(t)
+	api.runPods(t, ns, pod("pod-of-it", n1))
+	for _, owner := range []struct{ group, kind string }{
+		{"apps", "ReplicaSet"}, {"", "ReplicationController"}, {"apps", "StatefulSet"}, {"apps", "DaemonSet"}, {"batch", "Job"},
+	} {
+		for _, group := range []string{owner.group, "example.com", "Apps", "apps.example.com"} {
+			for _, version := range []string{"v1", "v1beta1", "v1beta2", "v2", "v9", "V1"} {
+				refused := ""
+				switch {
+				case group == owner.group && version == "v1":
+					refused = wrongPod
+				case group == owner.group:
+					refused = wrongVersion
+				}
+				apiVersion := strings.TrimPrefix(group+"/"+version, "/")
+				t.Run(apiVersion+" "+owner.kind, func(t *testing.T) {
+					p := claim(apiVersion+"/"+owner.kind, "web", "pod-of-it")
+					wantRefused(t, api.create(testkit.Context(t), n1, ns, p, dryRun), refused)
+				})
+			}
+		}
+	}
+}
+
 // webOwner is the owner of [web].
 var webOwner = web().OwnerReferences[0]
 
@@ -169,6 +206,10 @@ func owned(owners ...metav1.OwnerReference) func(*v1alpha1.ImagePin) {
 
 func reference(change func(*metav1.OwnerReference)) func(*v1alpha1.ImagePin) {
 	return func(p *v1alpha1.ImagePin) { change(&p.OwnerReferences[0]) }
+}
+
+func apiVersion(text string) func(*v1alpha1.ImagePin) {
+	return func(p *v1alpha1.ImagePin) { p.Spec.Owner.APIVersion = text }
 }
 
 func revision(name string) func(*v1alpha1.ImagePin) {

@@ -66,7 +66,10 @@ type Store struct {
 	pending []digest.Digest // of the last Keep
 	rescued []digest.Digest // what was retained when the record could not be read
 	named   map[string]bool // images of the current lock, as repository@digest
-	err     error           // why the record cannot be read
+	// copies are the repositories of the images of the current lock whose tag is in another repository, by repository of the tag
+	// and digest.
+	copies map[string][]reference.Named
+	err    error // why the record cannot be read
 	// unsynced reports that what the lock retains was not updated after the last write.
 	unsynced bool
 }
@@ -137,9 +140,13 @@ func (s *Store) read(ctx context.Context, d ocispec.Descriptor) (State, error) {
 
 // set replaces the state in memory. rescued are digests that are retained although no lock has them.
 func (s *Store) set(state State, rescued []digest.Digest, err error) {
-	named := make(map[string]bool)
+	named, copies := make(map[string]bool), make(map[string][]reference.Named)
 	if state.Current != nil {
 		for _, i := range state.Current.Lock.Images {
+			if tag, ok := i.Tag(); ok && tag.Name() != i.Ref.Name() {
+				of := tag.Name() + "@" + i.Ref.Digest().String()
+				copies[of] = append(copies[of], reference.TrimNamed(i.Ref))
+			}
 			for _, repository := range repositories(i) {
 				named[repository+"@"+i.Ref.Digest().String()] = true
 				for _, manifest := range i.Platforms {
@@ -150,7 +157,7 @@ func (s *Store) set(state State, rescued []digest.Digest, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.loaded, s.state, s.named, s.rescued, s.err = true, state, named, rescued, err
+	s.loaded, s.state, s.named, s.copies, s.rescued, s.err = true, state, named, copies, rescued, err
 	s.setPins()
 }
 
@@ -188,6 +195,16 @@ func (s *Store) Names(repository reference.Named, d digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.named[repository.Name()+"@"+d.String()]
+}
+
+// Copies implements the interface Lock of package decide.
+func (s *Store) Copies(repository reference.Named, d digest.Digest) []reference.Named {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(s.copies) == 0 {
+		return nil
+	}
+	return s.copies[repository.Name()+"@"+d.String()]
 }
 
 // Digest returns the digest of the lock, or "".

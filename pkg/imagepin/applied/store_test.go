@@ -132,6 +132,42 @@ func (e *env) locked(ref string) digest.Digest {
 
 const app = "registry.example/app:v1"
 
+// TestCopies checks which repositories the lock has images in for tags of other repositories.
+func TestCopies(t *testing.T) {
+	e := newEnv(t)
+	noError(t, e.Load(e.ctx))
+	a := lockOf(t, map[string]string{app: "one", "registry.example/tool:v1": "two"})
+	for n, i := range a.Lock.Images {
+		if i.ID == app {
+			ref, err := imagepin.ParseReference("copies.example/private@" + i.Ref.Digest().String())
+			noError(t, err)
+			a.Lock.Images[n].Ref = ref.(reference.Canonical)
+		}
+	}
+	noError(t, e.Write(e.ctx, State{Current: a}))
+	e.restart(t)
+	noError(t, e.Load(e.ctx))
+	for _, c := range []struct {
+		repository, digest string
+		want               string
+	}{
+		{"registry.example/app:v1", "one", "[copies.example/private]"}, {"registry.example/app", "one", "[copies.example/private]"},
+		{"registry.example/app:v1", "two", "[]"}, {"registry.example/tool:v1", "two", "[]"}, {"copies.example/private", "one", "[]"},
+	} {
+		ref, err := reference.ParseNormalizedNamed(c.repository)
+		noError(t, err)
+		if got := fmt.Sprint(e.Copies(ref, root(c.digest).Digest)); got != c.want {
+			t.Errorf("%s at %s: got %s, want %s", c.repository, c.digest, got, c.want)
+		}
+	}
+	noError(t, e.Write(e.ctx, State{Previous: a}))
+	ref, err := reference.ParseNormalizedNamed(app)
+	noError(t, err)
+	if got := e.Copies(ref, root("one").Digest); len(got) != 0 {
+		t.Errorf("without a lock: %v", got)
+	}
+}
+
 func TestStateRoundTrip(t *testing.T) {
 	a := lockOf(t, map[string]string{app: "one", "registry.example/tool@": "two"})
 	a.Bundle, a.Handlers = true, []string{"kata"}

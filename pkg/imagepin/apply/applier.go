@@ -73,6 +73,8 @@ type Images interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByRoot(root digest.Digest) []imagepin.Entry
 	Images() []store.Image
+	// EndImported makes the imported keys of a digest of ref's repository pulled: they need a proof from then on.
+	EndImported(ctx context.Context, ref reference.Named, root digest.Digest) error
 }
 
 // Puller makes images ready. [pull.Puller] implements it.

@@ -96,11 +96,29 @@ func (m *machine) MakeLocked(ctx context.Context, l pull.Locked) (pull.Pulled, e
 	if d, ok := l.Ref.(reference.Digested); ok {
 		l.Root.Digest = d.Digest()
 	}
-	e := imagepin.Entry{Key: imagepin.Key{Ref: l.Ref.String(), Target: l.Runtime.Target}, Root: l.Root, ImageID: imageID(l.Root.Digest)}
+	e := imagepin.Entry{
+		Key: imagepin.Key{Ref: l.Ref.String(), Target: l.Runtime.Target}, Root: l.Root, ImageID: imageID(l.Root.Digest), Source: imagepin.SourcePull,
+	}
+	if l.Imported {
+		e.Source = imagepin.SourceImported
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.entries[e.Key] = e
 	return pull.Pulled{Entry: e}, nil
+}
+
+// EndImported implements Images.
+func (m *machine) EndImported(_ context.Context, ref reference.Named, root digest.Digest) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, e := range m.entries {
+		if e.Root.Digest == root && e.Source == imagepin.SourceImported && imagepin.InRepository(e.Ref, ref.Name()) {
+			e.Source = imagepin.SourcePull
+			m.entries[k] = e
+		}
+	}
+	return nil
 }
 
 func imageID(root digest.Digest) digest.Digest { return digest.FromString("image of " + root.String()) }

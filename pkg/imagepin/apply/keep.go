@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
@@ -128,11 +129,41 @@ func (a *Applier) repair(ctx context.Context) error {
 	if err := a.config.State.Repair(ctx); err != nil {
 		return err
 	}
-	now := a.config.State.Get().Current
-	if now == nil {
+	state := a.config.State.Get()
+	if err := a.endImported(ctx, state); err != nil {
+		return err
+	}
+	if state.Current == nil {
 		return nil
 	}
-	return a.makeComplete(ctx, now)
+	return a.makeComplete(ctx, state.Current)
+}
+
+// endImported makes the keys pulled that an earlier version recorded as imported although a registry has served the content: those
+// of tags whose images were copied to another repository.
+func (a *Applier) endImported(ctx context.Context, state applied.State) error {
+	for _, of := range []*applied.Applied{state.Current, state.Previous} {
+		if of == nil {
+			continue
+		}
+		for _, i := range of.Lock.Images {
+			tag, ok := i.Tag()
+			if !ok || tag.Name() == i.Ref.Name() || !a.isPulled(i.Ref) {
+				continue
+			}
+			if err := a.config.Images.EndImported(ctx, tag, i.Ref.Digest()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// isPulled reports whether a registry has served an image.
+func (a *Applier) isPulled(ref reference.Canonical) bool {
+	return slices.ContainsFunc(a.config.Images.ByRoot(ref.Digest()), func(e imagepin.Entry) bool {
+		return e.Source != imagepin.SourceImported && imagepin.InRepository(e.Ref, ref.Name())
+	})
 }
 
 func (a *Applier) makeComplete(ctx context.Context, now *applied.Applied) error {

@@ -130,13 +130,13 @@ func recovered[T any](run func() (T, error)) (result T, err error) {
 
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
-	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Credential: r.Credential}
+	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Imported: j.onNode, Credential: r.Credential}
 	if l.Root.Digest == "" {
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
 	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
-		l.OnNode = false // another tool removed it
+		l.OnNode, l.Imported = false, false // another tool removed it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
@@ -163,14 +163,16 @@ func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
 		}
 		done[tag.String()] = true
 		for _, rt := range a.runtimesFor(i, runtimes) {
-			_, ready := a.config.Images.Get(imagepin.Key{Ref: i.Ref.String(), Target: rt.Target})
+			locked, ready := a.config.Images.Get(imagepin.Key{Ref: i.Ref.String(), Target: rt.Target})
 			e, tagged := a.config.Images.Get(imagepin.Key{Ref: tag.String(), Target: rt.Target})
 			if !ready || tagged && e.Root.Digest == i.Ref.Digest() {
 				continue
 			}
 			// The content is on the node. If the image was copied to another repository, that of the tag may not have it.
 			onNode := now.Bundle || tag.Name() != i.Ref.Name()
-			if _, err := a.config.Puller.MakeLocked(ctx, pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode}); err != nil {
+			l := pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode}
+			l.Imported = onNode && locked.Source == imagepin.SourceImported
+			if _, err := a.config.Puller.MakeLocked(ctx, l); err != nil {
 				return err
 			}
 			failpoint.Reach("apply.tagged")

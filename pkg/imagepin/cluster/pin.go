@@ -180,7 +180,7 @@ func result(object *v1alpha1.ImagePin, owner Owner, image string, created bool) 
 func check(object *v1alpha1.ImagePin, owner Owner, image string) (*Pin, error) {
 	spec := object.Spec
 	d, err := digest.Parse(spec.Digest)
-	if spec.Image == image && sameOwner(spec.Owner, owner.Owner) && err == nil {
+	if spec.Image == image && spec.Owner.Same(owner.Owner) && err == nil {
 		return &Pin{Digest: d, By: spec.By, CreatedAt: object.CreationTimestamp.Time, UID: object.UID, Name: object.Name}, nil
 	}
 	name := imagePins.describe(objectKey{object.Namespace, object.Name})
@@ -199,18 +199,21 @@ func check(object *v1alpha1.ImagePin, owner Owner, image string) (*Pin, error) {
 	return nil, e
 }
 
-// sameOwner ignores the API version: the API server has an object in several.
-func sameOwner(a, b v1alpha1.Owner) bool {
-	a.APIVersion = b.APIVersion
-	return a == b
-}
-
 func describe(o v1alpha1.Owner) string {
-	text := fmt.Sprintf("%s %s with UID %s", o.Kind, o.Name, o.UID)
+	text := fmt.Sprintf("%s %s with UID %s", kindOf(o), o.Name, o.UID)
 	if o.Revision != "" {
 		text += ", revision " + o.Revision
 	}
 	return text
+}
+
+// kindOf returns the kind of an owner, with its API version unless it is a controller of Kubernetes.
+func kindOf(o v1alpha1.Owner) string {
+	switch o.APIVersion {
+	case "v1", "apps/v1", "batch/v1":
+		return o.Kind
+	}
+	return o.APIVersion + " " + o.Kind
 }
 
 // pinKey returns the name of a pin.

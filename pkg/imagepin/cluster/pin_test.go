@@ -175,6 +175,8 @@ func TestForeignPin(t *testing.T) {
 	}{
 		{"image", func(p *v1alpha1.ImagePin) { p.Spec.Image = "registry.example.com/shop/other:v1" }, "is for the image registry.example.com/shop/other:v1"},
 		{"owner", func(p *v1alpha1.ImagePin) { p.Spec.Owner.UID = "rs-0" }, "is for ReplicaSet web-7d4b9c with UID rs-0, not for ReplicaSet web-7d4b9c with UID rs-1"},
+		{"group", func(p *v1alpha1.ImagePin) { p.Spec.Owner.APIVersion = "example.com/v1" }, "is for example.com/v1 ReplicaSet web-7d4b9c with UID rs-1, not for ReplicaSet web-7d4b9c with UID rs-1"},
+		{"kind", func(p *v1alpha1.ImagePin) { p.Spec.Owner.Kind = "StatefulSet" }, "is for StatefulSet web-7d4b9c with UID rs-1, not for ReplicaSet"},
 		{"revision", func(p *v1alpha1.ImagePin) { p.Spec.Owner.Revision = "abc" }, "UID rs-1, revision abc, not for"},
 		{"digest", func(p *v1alpha1.ImagePin) { p.Spec.Digest = "sha256:0123" }, `has an invalid digest "sha256:0123"`},
 	} {

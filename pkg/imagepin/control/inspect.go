@@ -12,6 +12,9 @@ import (
 // Inspect implements the API.
 func (s *Server) Inspect(ctx context.Context, r *api.InspectRequest) (*api.InspectResponse, error) {
 	return guarded(ctx, s, "Inspect", func(context.Context) (*api.InspectResponse, error) {
+		if err := imagepin.CheckReference(r.GetRef()); err != nil {
+			return nil, err
+		}
 		if found := s.byID(r.GetRef()); len(found) > 0 {
 			return s.inspectID(found), nil
 		}

@@ -16,6 +16,9 @@ import (
 // RemoveImage implements the API.
 func (s *Server) RemoveImage(ctx context.Context, r *api.RemoveImageRequest) (*api.RemoveImageResponse, error) {
 	return guarded(ctx, s, "RemoveImage", func(ctx context.Context) (*api.RemoveImageResponse, error) {
+		if err := imagepin.CheckReference(r.GetRef()); err != nil {
+			return nil, err
+		}
 		removed, err := s.config.Remover.RemoveUnused(ctx, r.GetRef(), r.GetHandler())
 		if err != nil {
 			return nil, err

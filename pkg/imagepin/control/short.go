@@ -75,6 +75,9 @@ func (s *Server) parseRef(text string) (reference.Named, error) {
 }
 
 func (s *Server) refOf(text string) (string, error) {
+	if err := imagepin.CheckReference(text); err != nil {
+		return "", err
+	}
 	if name, short, ok := strings.Cut(text, "@"); ok && digestPrefix(short) != "" {
 		return s.withDigest(name, short)
 	}

@@ -35,6 +35,9 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 	if sandbox == nil {
 		return next(ctx, r) // upstream answers that the sandbox does not exist
 	}
+	if err := checkNames(imageSpecs(r)); err != nil {
+		return nil, err
+	}
 	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
@@ -287,6 +290,18 @@ func imageSpecs(r *runtime.CreateContainerRequest) []*runtime.ImageSpec {
 		}
 	}
 	return specs
+}
+
+// checkNames fails with [imagepin.InvalidReference] (ErrInvalidArgument) if the name of an image is too long for a reference.
+func checkNames(specs []*runtime.ImageSpec) error {
+	for _, spec := range specs {
+		for _, name := range []string{spec.GetImage(), spec.GetUserSpecifiedImage()} {
+			if err := imagepin.CheckReference(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // ensureReady returns the entry of an image for a target. It makes the image ready if necessary.

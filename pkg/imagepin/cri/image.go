@@ -7,6 +7,7 @@ import (
 	"github.com/distribution/reference"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -61,6 +62,9 @@ func isDigested(ref string) bool { return strings.Contains(ref, "@") }
 
 // normalized returns a name in the normalized form of references, or unchanged if it is not a reference.
 func normalized(name string) string {
+	if len(name) > imagepin.MaxReference {
+		return name
+	}
 	if ref, err := reference.ParseDockerRef(name); err == nil {
 		return ref.String()
 	}

@@ -19,6 +19,9 @@ import (
 // last answer to a call for a pod, and otherwise a best guess.
 func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequest, _ func(context.Context, *runtime.ImageStatusRequest) (*runtime.ImageStatusResponse, error)) (*runtime.ImageStatusResponse, error) {
 	name := r.GetImage().GetImage()
+	if len(name) > imagepin.MaxReference {
+		return &runtime.ImageStatusResponse{}, nil // as upstream does for a name that it cannot parse
+	}
 	ref := name
 	if _, err := digest.Parse(name); err != nil && !s.Store.HasRef(name) { // parsing is a large part of this call
 		ref = normalized(name)

@@ -18,6 +18,8 @@ import (
 // lockOf is a lock that names one digest.
 type lockOf struct{ names, id digest.Digest }
 
+func (l *lockOf) Copies(reference.Named, digest.Digest) []reference.Named { return nil }
+
 func (l *lockOf) Names(_ reference.Named, d digest.Digest) bool { return d == l.names }
 func (l *lockOf) Digest() digest.Digest                         { return l.id }
 

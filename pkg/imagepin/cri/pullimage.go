@@ -24,6 +24,10 @@ const (
 
 // pullImage makes an image ready for the target of the pod that it is pulled for.
 func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
+	if err := imagepin.CheckReference(r.GetImage().GetImage()); err != nil {
+		logPullFailed(ctx, r, "", err)
+		return nil, err
+	}
 	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
 		logPullFailed(ctx, r, "", err)

@@ -21,6 +21,9 @@ import (
 //
 // It does not call RemoveImage of containerd's CRI, which would not wait for them.
 func (s *remover) removeImage(ctx context.Context, r *runtime.RemoveImageRequest, _ func(context.Context, *runtime.RemoveImageRequest) (*runtime.RemoveImageResponse, error)) (*runtime.RemoveImageResponse, error) {
+	if len(r.GetImage().GetImage()) > imagepin.MaxReference {
+		return &runtime.RemoveImageResponse{}, nil // no image has such a name
+	}
 	_, err := s.removeNamed(ctx, selection{name: r.GetImage().GetImage(), handler: r.GetImage().GetRuntimeHandler()})
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -73,8 +74,9 @@ const (
 // InCluster returns the pod with its owner, after the node's pin for ref has been brought in line with the cluster's. It
 // returns the pod as it is if the policy does not pin ref for a workload, or the node does not use the Kubernetes API.
 //
-// If the API server does not answer, the node's copy of the pin applies. Without one, InCluster fails with
-// [imagepin.ClusterUnavailable] (ErrUnavailable), or returns a pod whose pins are provisional.
+// If the API server does not answer, or has a foreign ImagePin, the node's copy of the pin applies. Without one, InCluster fails
+// with [imagepin.ClusterUnavailable] (ErrUnavailable) or [imagepin.ForeignPin] (ErrFailedPrecondition), or returns a pod whose
+// pins are provisional.
 func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy.Pod) (policy.Pod, error) {
 	c := d.cluster()
 	if c.Cluster == nil || !d.SharesPins(ref.String(), pod) {
@@ -82,7 +84,7 @@ func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy
 	}
 	owner, err := c.Owner(ctx, pod)
 	if err != nil {
-		return d.withoutAnswer(c, ref, pod, err)
+		return d.withoutAnswer(ctx, c, ref, pod, err)
 	}
 	if pod.Owner = owner; owner == nil {
 		return pod, nil
@@ -90,10 +92,10 @@ func (d *Decider) InCluster(ctx context.Context, ref reference.Named, pod policy
 	held, ok := d.pins.Get(pin.ID{Scope: policy.OwnerScope(pod.Namespace, *owner), Ref: ref.String()})
 	claimed, err := c.Lookup(ctx, pod, ref.String(), ok && held.By == pin.ByCluster)
 	if err != nil {
-		return d.withoutAnswer(c, ref, pod, err)
+		return d.withoutAnswer(ctx, c, ref, pod, err)
 	}
 	if err := d.follow(ctx, c, ref, pod, claimed); err != nil {
-		return d.withoutAnswer(c, ref, pod, err)
+		return d.withoutAnswer(ctx, c, ref, pod, err)
 	}
 	return pod, nil
 }
@@ -174,10 +176,20 @@ func likelier(owner policy.Owner, held, than pin.Pin) bool {
 	return held.UsedAt.After(than.UsedAt)
 }
 
-// withoutAnswer returns the pod for a call while the API server does not answer, or the error that it returned.
-func (d *Decider) withoutAnswer(c ClusterConfig, ref reference.Named, pod policy.Pod, err error) (policy.Pod, error) {
-	if !errdefs.IsUnavailable(err) {
+// noPin reports whether the cluster had no usable answer: the API server did not answer, or the ImagePin with the name of the
+// pin is for something else. Whoever can create that one must not keep the pods of others from starting.
+func noPin(err error) bool {
+	var known *imagepin.Error
+	return errdefs.IsUnavailable(err) || errors.As(err, &known) && known.Reason == imagepin.ForeignPin
+}
+
+// withoutAnswer returns the pod for a call while the cluster has no usable answer, or the error that it returned.
+func (d *Decider) withoutAnswer(ctx context.Context, c ClusterConfig, ref reference.Named, pod policy.Pod, err error) (policy.Pod, error) {
+	if !noPin(err) {
 		return pod, err
+	}
+	if !errdefs.IsUnavailable(err) && !c.Strict {
+		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("ignoring a foreign ImagePin")
 	}
 	pod = d.WithKnownOwner(pod)
 	if pod.Owner != nil {
@@ -270,7 +282,7 @@ func (d *Decider) keepCopy(ctx context.Context, c ClusterConfig, pod policy.Pod,
 		if err != nil {
 			return pin.Pin{}, err
 		}
-		release, err := d.retained.Reserve(nil, d.inRepository(ref, root.Digest)...)
+		release, err := d.reserve(ctx, id.Scope.Namespace(), nil, nil, d.inRepository(ref, root.Digest)...)
 		if err != nil {
 			return pin.Pin{}, err
 		}
@@ -338,15 +350,15 @@ func goneFromCluster(q Request, known claim.Pinned, err error) error {
 func (d *Decider) pinInCluster(ctx context.Context, v Verdict, use *FirstUse) (pin.Pin, error) {
 	c := d.cluster()
 	if use.Pod.Provisional {
-		return d.pinProvisionally(ctx, v.Root, use)
+		return d.pinProvisionally(ctx, v.Root, use, nil)
 	}
 	claimed, err := withFailpoints(c.Claim)(ctx, use.Pod, use.ID.Ref, v.Root.Digest)
 	held, here := d.pins.Get(use.ID)
 	switch {
-	case errdefs.IsUnavailable(err) && here && held.Provisional == nil:
+	case noPin(err) && here && held.Provisional == nil:
 		return held, nil
-	case errdefs.IsUnavailable(err) && !c.Strict:
-		return d.pinProvisionally(ctx, v.Root, use)
+	case noPin(err) && !c.Strict:
+		return d.pinProvisionally(ctx, v.Root, use, err)
 	case err != nil:
 		return pin.Pin{}, err
 	}

@@ -24,12 +24,16 @@ import (
 // errAway is the error of an API server that does not answer.
 var errAway = &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable}
 
+// errForeign is the error for an ImagePin of another owner with the name of the pin.
+var errForeign = &imagepin.Error{Reason: imagepin.ForeignPin, Class: errdefs.ErrFailedPrecondition}
+
 // fakeCluster has the pins of a cluster with one workload, web, in two revisions. Pods of the first have names that begin
 // with web-1.
 type fakeCluster struct {
 	mu      sync.Mutex
 	pins    map[string]digest.Digest // by owner UID and image
 	refuses error                    // the error of every request
+	foreign bool                     // the ImagePin has another owner
 	asked   int
 	owners  int    // requests for owners
 	refused int    // requests for a pod that is not said to be gone, which were refused
@@ -87,6 +91,9 @@ func (m *member) Lookup(_ context.Context, pod policy.Pod, image string, copied 
 	if m.refuses != nil {
 		return "", m.refuses
 	}
+	if m.foreign {
+		return "", errForeign
+	}
 	key := pod.Owner.UID + " " + image
 	d, ok := m.pins[key]
 	if m.stale && !copied {
@@ -117,6 +124,9 @@ func (m *member) Claim(_ context.Context, pod policy.Pod, image string, d digest
 	m.asked++
 	if m.refuses != nil {
 		return "", m.refuses
+	}
+	if m.foreign {
+		return "", errForeign
 	}
 	key := pod.Owner.UID + " " + image
 	if m.pins[key] == "" {

@@ -69,7 +69,7 @@ func (d *Decider) PinUse(ctx context.Context, u Use) (*pin.Pin, error) {
 	}
 	if !pinned && q.Policy.Retain {
 		// Reserve first: there must be no pin if there is no space.
-		release, err := d.retained.Reserve(nil, d.inRepository(u.Ref, u.Root.Digest)...)
+		release, err := d.reserve(ctx, u.Pod.Namespace, nil, nil, d.inRepository(u.Ref, u.Root.Digest)...)
 		if err != nil {
 			return nil, err
 		}

@@ -81,7 +81,14 @@ type Request struct {
 
 // verdict returns a verdict without an answer from the registry.
 func (q Request) verdict(root ocispec.Descriptor, why string) Verdict {
-	return Verdict{Ref: q.Ref, Credential: q.Credential, Root: root, Why: why}
+	return Verdict{Ref: q.Ref, Credential: q.Credential, Root: root, Why: why, Namespace: q.Pod.Namespace}
+}
+
+// proved returns a verdict that a recorded proof allows.
+func (q Request) proved(root ocispec.Descriptor, used, why string) Verdict {
+	v := q.verdict(root, why)
+	v.UsedProof = used
+	return v
 }
 
 // Verdict is the digest that a reference resolves to for one call, and why.
@@ -102,6 +109,11 @@ type Verdict struct {
 	Session *resolve.Session
 	// Proof is the proof of Credential for Root. It is empty if no registry accepted the credential in this call.
 	Proof string
+	// UsedProof is the recorded proof that allows Root without a request to the registry. It is empty if there was one, or if none is
+	// needed.
+	UsedProof string
+	// Namespace is the Kubernetes namespace of the pod that uses the proof.
+	Namespace string
 	// Pin is the pin that decided, or nil.
 	Pin *pin.Pin
 	// FirstUse is the pin that this use of Root makes, or nil. See [Decider.PinFirstUse].
@@ -149,8 +161,10 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 // decideDigest decides for a reference with a digest. It asks the registry only if the digest is not on the node, or
 // the credential has no proof.
 func (d *Decider) decideDigest(ctx context.Context, q Request, root digest.Digest) (Verdict, error) {
-	if es := d.images.ByRef(q.Ref.String()); len(es) > 0 && d.mayHave(q, es[0]) {
-		return q.verdict(es[0].Root, "the reference has a digest, which is on the node"), nil
+	if local, here := d.onNode(q, nil); here {
+		if used, ok := d.mayHave(q, local); ok {
+			return q.proved(local.Root, used, "the reference has a digest, which is on the node"), nil
+		}
 	}
 	return d.ask(ctx, q, q.Ref, "the reference has a digest")
 }
@@ -167,14 +181,18 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 	if pinned != nil && errdefs.IsNotFound(err) {
 		v, err = d.withoutTag(ctx, q, *pinned, here, err)
 	}
-	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) || !d.mayHave(q, local) {
+	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) {
+		return v, err
+	}
+	used, ok := d.mayHave(q, local)
+	if !ok {
 		return v, err
 	}
 	if !q.DryRun {
 		log.G(ctx).WithError(err).WithFields(log.Fields{"ref": q.Ref.String(), "digest": local.Root.Digest}).
 			Warn("the registry is unavailable, using the image on the node")
 	}
-	v = q.verdict(local.Root, "the registry is unavailable, and the image is on the node")
+	v = q.proved(local.Root, used, "the registry is unavailable, and the image is on the node")
 	v.RegistryError = err
 	return v, nil
 }
@@ -212,7 +230,7 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 // apply changes a verdict to the digest of a pin.
 func (d *Decider) apply(v Verdict, held pin.Pin) Verdict {
 	if v.Root.Digest != held.Root.Digest {
-		v.Why = whyPinned(held)
+		v.Why, v.UsedProof = whyPinned(held), ""
 	}
 	v.Root, v.Pin, v.FirstUse = held.Root, &held, nil
 	if v.Proof != "" {
@@ -228,7 +246,7 @@ func whyPinned(held pin.Pin) string {
 	case held.By == pin.ByLock:
 		return "locked since " + held.MadeAt.UTC().Format(time.RFC3339)
 	case held.Provisional != nil:
-		return "pinned " + in + ", provisionally: the Kubernetes API server was not available"
+		return "pinned " + in + ", provisionally: the Kubernetes API had no usable answer"
 	case held.By == pin.ByCluster && held.Claimer != "":
 		return "pinned in the cluster by node " + held.Claimer + ", " + in
 	case held.By == pin.ByCluster:

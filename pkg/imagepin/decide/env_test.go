@@ -129,15 +129,26 @@ type retained struct {
 	reserved int // reservations that are not released
 	entries  []imagepin.Entry
 	freed    func(digest.Digest) bool
+
+	namespace string // of the last reservation
+	over      string // the namespace that has more than its share
+	// roomWithout is a digest without which there is room, although full is set.
+	roomWithout digest.Digest
+}
+
+// OverShare implements Retained.
+func (r *retained) OverShare(string, int64) func(string) bool {
+	return func(namespace string) bool { return namespace == r.over }
 }
 
 // HoldsRoot implements Retained.
 func (r *retained) HoldsRoot(root digest.Digest) bool { return r.roots[root] }
 
 // Reserve implements Retained.
-func (r *retained) Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (func(), error) {
+func (r *retained) Reserve(namespace string, _ func() int64, freed func(root digest.Digest) bool, entries ...imagepin.Entry) (func(), error) {
+	r.namespace = namespace
 	r.freed, r.entries = freed, entries
-	if r.full {
+	if r.full && (freed == nil || r.roomWithout == "" || !freed(r.roomWithout)) {
 		return nil, &imagepin.Error{Reason: imagepin.RetainLimitReached, Class: errdefs.ErrResourceExhausted}
 	}
 	r.reserved++

@@ -132,11 +132,17 @@ func (p pins) Scopes(ref string) (all []pin.Pin) {
 	return all
 }
 
-func (pins) OfLock(string) (pin.Pin, bool)                                          { return pin.Pin{}, false }
-func (pins) CheckReadable(pin.ID) error                                             { return nil }
-func (pins) Touch(context.Context, pin.ID) error                                    { return nil }
-func (pins) RecordDrift(context.Context, pin.ID, digest.Digest) error               { return nil }
-func (pins) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
+func (pins) OfLock(string) (pin.Pin, bool)                            { return pin.Pin{}, false }
+func (pins) CheckReadable(pin.ID) error                               { return nil }
+func (pins) Touch(context.Context, pin.ID) error                      { return nil }
+func (pins) RecordDrift(context.Context, pin.ID, digest.Digest) error { return nil }
+func (pins) EvictRetaining(context.Context, func(string) bool, func([]digest.Digest) bool) (bool, error) {
+	return false, nil
+}
+
+func (pins) Prove(context.Context, reference.Named, digest.Digest, ...imagepin.Proof) error {
+	return nil
+}
 
 // noImages is a node without images.
 type noImages struct{}
@@ -148,14 +154,18 @@ func (noImages) ByManifest(digest.Digest) []imagepin.Entry { return nil }
 // noProofs has no proofs.
 type noProofs struct{}
 
-func (noProofs) Of(reference.Named, resolve.Credential, digest.Digest) string     { return "" }
-func (noProofs) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return false }
+func (noProofs) Of(reference.Named, resolve.Credential, digest.Digest) string { return "" }
+func (noProofs) Accepted(reference.Named, resolve.Credential, digest.Digest) (string, bool) {
+	return "", false
+}
 
 // noneRetained retains no content.
 type noneRetained struct{}
 
 func (noneRetained) HoldsRoot(digest.Digest) bool { return false }
 
-func (noneRetained) Reserve(func(digest.Digest) bool, ...imagepin.Entry) (func(), error) {
+func (noneRetained) OverShare(string, int64) func(string) bool { return nil }
+
+func (noneRetained) Reserve(string, func() int64, func(digest.Digest) bool, ...imagepin.Entry) (func(), error) {
 	return func() {}, nil
 }

@@ -20,6 +20,9 @@ type Lock interface {
 	// Names reports whether the lock has an image of a repository by digest: that of its index, or that of the manifest of a
 	// platform.
 	Names(repository reference.Named, d digest.Digest) bool
+	// Copies returns the repositories that the lock has a digest in for a tag of another repository, into which the image was
+	// copied.
+	Copies(repository reference.Named, d digest.Digest) []reference.Named
 	// Digest identifies the lock. It is empty if the node has none.
 	Digest() digest.Digest
 }
@@ -29,6 +32,9 @@ type noLock struct{}
 
 // Names implements Lock.
 func (noLock) Names(reference.Named, digest.Digest) bool { return false }
+
+// Copies implements Lock.
+func (noLock) Copies(reference.Named, digest.Digest) []reference.Named { return nil }
 
 // Digest implements Lock.
 func (noLock) Digest() digest.Digest { return "" }

@@ -37,6 +37,9 @@ func (n namesOf) Names(repository reference.Named, d digest.Digest) bool {
 	return n[repository.Name()+"@"+d.String()]
 }
 
+// Copies implements Lock.
+func (namesOf) Copies(reference.Named, digest.Digest) []reference.Named { return nil }
+
 // Digest implements Lock.
 func (n namesOf) Digest() digest.Digest {
 	if len(n) == 0 {

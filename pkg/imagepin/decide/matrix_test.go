@@ -38,10 +38,14 @@ var nodeStates = map[string]func(t *testing.T, e *env){
 	"unproved": func(t *testing.T, e *env) {
 		e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{Username: "alice", Password: "secret"}, 1)
 	},
+	"imported-pulled": func(t *testing.T, e *env) { // with another credential, for another target
+		e.put(t, "old", ownTarget, imagepin.SourceImported, nil, 1)
+		e.put(t, "old", otherTarget, imagepin.SourcePull, &resolve.Credential{Username: "alice", Password: "secret"}, 2)
+	},
 }
 
 // tagPresent are the states in which kubelet finds the tag. With IfNotPresent, it looks for the tag before it pulls.
-var tagPresent = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved"}
+var tagPresent = []string{"pulled", "split", "imported-split", "adopted", "imported", "unproved", "imported-pulled"}
 
 // registryStates are the answers of the registry, in the order of the outcomes: the old digest, the new one, a status, or
 // 404 for the tag only.
@@ -66,7 +70,7 @@ const (
 	oldNoRequest  = "old! old! old! old! old! old!"
 	newNoRequest  = "new! new! new! new! new! new!"
 
-	all = "absent pulled other-target split imported-split adopted imported unproved"
+	all = "absent pulled other-target split imported-split adopted imported unproved imported-pulled"
 )
 
 // cell is a cell of the matrix: its text in the document, and the outcomes. In the last column, want has the outcomes
@@ -93,13 +97,13 @@ var matrix = []row{
 	{
 		"`Always`", policy.Default,
 		cell{text: "HEAD tag, runs the returned digest; without an answer, the image on the node", want: outcomes{
-			"absent adopted unproved": byRegistry, "pulled other-target split imported-split imported": fallback,
+			"absent adopted unproved imported-pulled": byRegistry, "pulled other-target split imported-split imported": fallback,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "HEAD tag, after a 404 HEAD digest, runs the pinned digest; without an answer, only if it is on the node", want: outcomes{
-			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldIfDown,
+			"absent adopted unproved imported-pulled": oldByRegistry, "pulled other-target split imported-split imported": oldIfDown,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newIfDown,
+			"absent pulled other-target adopted imported unproved imported-pulled": newByRegistry, "split imported-split": newIfDown,
 		}},
 	},
 	{
@@ -111,25 +115,25 @@ var matrix = []row{
 	{
 		"`Always`", policy.Once,
 		cell{text: "pulled on this node before: no request, runs that image; else as `always`", want: outcomes{
-			"absent adopted imported": byRegistry, "pulled other-target split": oldNoRequest, "imported-split": newNoRequest, "unproved": oldByRegistry,
+			"absent adopted imported": byRegistry, "pulled other-target split": oldNoRequest, "imported-split": newNoRequest, "unproved imported-pulled": oldByRegistry,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "the pinned digest was pulled and is on the node: no request; else as `always`", want: outcomes{
-			"absent adopted imported imported-split unproved": oldByRegistry, "pulled other-target split": oldNoRequest,
+			"absent adopted imported imported-split unproved imported-pulled": oldByRegistry, "pulled other-target split": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newNoRequest,
+			"absent pulled other-target adopted imported unproved imported-pulled": newByRegistry, "split imported-split": newNoRequest,
 		}},
 	},
 	{
 		"`Always`", policy.PreferCached,
 		cell{text: "on the node: no request, runs that image; else as `always`", want: outcomes{
-			"absent": byRegistry, "pulled other-target split imported-split imported": oldNoRequest, "adopted unproved": oldByRegistry,
+			"absent": byRegistry, "pulled other-target split imported-split imported": oldNoRequest, "adopted unproved imported-pulled": oldByRegistry,
 		}},
 		cell{text: "the same, and pins it"},
 		cell{text: "the pinned digest is on the node: no request; else as `always`", want: outcomes{
-			"absent adopted unproved": oldByRegistry, "pulled other-target split imported-split imported": oldNoRequest,
+			"absent adopted unproved imported-pulled": oldByRegistry, "pulled other-target split imported-split imported": oldNoRequest,
 		}, other: outcomes{
-			"absent pulled other-target adopted imported unproved": newByRegistry, "split imported-split": newNoRequest,
+			"absent pulled other-target adopted imported unproved imported-pulled": newByRegistry, "split imported-split": newNoRequest,
 		}},
 	},
 	{

@@ -27,9 +27,12 @@ type Images interface {
 type Retained interface {
 	// HoldsRoot reports whether content of a digest is retained.
 	HoldsRoot(root digest.Digest) bool
-	// Reserve reserves space for content that a pin will retain, until release is called. freed reports which digests
-	// will no longer be retained by then. It fails with [imagepin.RetainLimitReached].
-	Reserve(freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error)
+	// Reserve reserves space for the content that a pin for a namespace will retain, until release is called. arrived returns how
+	// many bytes of the entries are on the node; nil means all. freed reports which digests will no longer be retained by then. It
+	// fails with [imagepin.RetainLimitReached].
+	Reserve(namespace string, arrived func() int64, freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error)
+	// OverShare returns a function that reports whether the pins of a namespace that nothing uses give way to more bytes of another.
+	OverShare(namespace string, more int64) func(namespace string) bool
 }
 
 // OfDigest returns the entries of one digest of ref's repository: the entries under the digest, and then the entries
@@ -74,9 +77,26 @@ func (q Request) compare(a, b imagepin.Entry) int {
 }
 
 // mayHave reports whether the caller may use an image without a request to its registry: the image has a proof of its
-// credential, or of a pull without credentials, or it was imported and has no registry.
-func (d *Decider) mayHave(q Request, e imagepin.Entry) bool {
-	return e.Source == imagepin.SourceImported || d.proofs.Accepted(q.Ref, q.Credential, e.Root.Digest)
+// credential, or of a pull without credentials, or it was imported and no registry has returned its digest since. If the
+// node's lock has a copy of the image in another repository, a proof for the copy is as good.
+// used is the proof, if there is one for this repository.
+func (d *Decider) mayHave(q Request, e imagepin.Entry) (used string, ok bool) {
+	in := append([]reference.Named{q.Ref}, d.lock.Copies(q.Ref, e.Root.Digest)...)
+	if e.Source == imagepin.SourceImported && !slices.ContainsFunc(in, func(ref reference.Named) bool { return d.isPulled(ref, e.Root.Digest) }) {
+		return "", true
+	}
+	if used, ok = d.proofs.Accepted(q.Ref, q.Credential, e.Root.Digest); ok {
+		return used, true
+	}
+	return "", slices.ContainsFunc(in[1:], func(ref reference.Named) bool {
+		_, ok := d.proofs.Accepted(ref, q.Credential, e.Root.Digest)
+		return ok
+	})
+}
+
+// isPulled reports whether a digest was pulled in ref's repository, for any tag and target.
+func (d *Decider) isPulled(ref reference.Named, root digest.Digest) bool {
+	return slices.ContainsFunc(d.inRepository(ref, root), func(e imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
 // inRepository returns the entries of one digest of ref's repository, for all tags.

@@ -91,7 +91,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	}
 	retain := s.retains(heldOrNil(old, ok), d.policy().Rule(s.Ref.String()))
 	if retain {
-		release, err := d.retained.Reserve(d.freedBy(moving, s.Digest), d.inRepository(s.Ref, s.Digest)...)
+		release, err := d.reserve(ctx, "", nil, d.freedBy(moving, s.Digest), d.inRepository(s.Ref, s.Digest)...)
 		if err != nil {
 			return pin.Pin{}, "", err
 		}
@@ -105,7 +105,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if err != nil || v.Proof == "" {
 		return held, previous, err
 	}
-	return held, previous, d.pins.Prove(ctx, s.Ref, s.Digest, v.Proof)
+	return held, previous, d.pins.Prove(ctx, s.Ref, s.Digest, imagepin.NewProof(v.Proof, ""))
 }
 
 // Refresh is the current digest of a tag, and the pins and images to move to it.
@@ -164,7 +164,7 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 	reserved := false
 	for moves := r.Verdict.Moves; len(moves) > 0; {
 		if still := d.reread(moves); !reserved && retains(still) {
-			release, err := d.retained.Reserve(d.freedBy(still, v.Root.Digest), images...)
+			release, err := d.reserve(ctx, "", nil, d.freedBy(still, v.Root.Digest), images...)
 			if err != nil {
 				return v, moved, err
 			}

@@ -340,7 +340,7 @@ func TestReserveForRefresh(t *testing.T) {
 			e.put(t, "new", otherTarget, imagepin.SourcePull, nil, 1)
 			next := imagepin.Entry{Key: imagepin.Key{Ref: r.Verdict.Ref.String(), Target: ownTarget}, Root: r.Verdict.Root}
 
-			release, err := e.Reserve(r.Verdict, next)
+			release, err := e.Reserve(e.ctx, r.Verdict, next, nil)
 			noError(t, err)
 			wantEqual(t, "reserved", e.retained.reserved == 1, retain)
 			if retain {
@@ -351,7 +351,7 @@ func TestReserveForRefresh(t *testing.T) {
 			wantEqual(t, "reservations that are not released", e.retained.reserved, 0)
 
 			e.retained.full = true
-			_, err = e.Reserve(r.Verdict, next)
+			_, err = e.Reserve(e.ctx, r.Verdict, next, nil)
 			wantEqual(t, "fails without space", err != nil, retain)
 
 			e.retained.full = false

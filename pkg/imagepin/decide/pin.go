@@ -2,7 +2,9 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -51,8 +53,11 @@ type PinWriter interface {
 	Unfollow(ctx context.Context, read pin.Pin) (removed bool, _ error)
 	// MakeProvisional pins a reference until the cluster has a pin, unless it is pinned.
 	MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, pod pin.Claimant) (pin.Pin, error)
-	// Prove records proofs on the pins that retain a digest.
-	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
+	// EvictRetaining removes pins that retain content and that nothing uses, of namespaces for which may returns true: the fewest
+	// digests that are enough, or none.
+	EvictRetaining(ctx context.Context, may func(namespace string) bool, enough func(freed []digest.Digest) bool) (evicted bool, _ error)
+	// Prove records the use of proofs on the pins that retain a digest.
+	Prove(ctx context.Context, ref reference.Named, root digest.Digest, used ...imagepin.Proof) error
 }
 
 // FirstUse is a pin that the first use of a reference makes.
@@ -116,17 +121,51 @@ func (e *MovedError) Error() string {
 }
 
 // Reserve reserves space for the content that the pins of a verdict retain, until release is called. image is what is
-// known of the image: Key, Root, Manifest and Size. Content that pins release when they move counts as free space. It
-// fails with [imagepin.RetainLimitReached] (ErrResourceExhausted).
-func (d *Decider) Reserve(v Verdict, image imagepin.Entry) (release func(), _ error) {
+// known of the image: Key, Root, Manifest and Size. arrived returns how much of it is on the node. Content that pins release when
+// they move counts as free space. Pins that nothing uses give way. It fails with [imagepin.RetainLimitReached]
+// (ErrResourceExhausted).
+func (d *Decider) Reserve(ctx context.Context, v Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error) {
 	switch {
 	case !v.Retains():
 		return func() {}, nil
 	case len(v.Moves) == 0:
-		return d.retained.Reserve(nil, image)
+		return d.reserve(ctx, v.Namespace, arrived, nil, image)
 	default:
 		// A refresh makes the image ready for one target after the other.
-		return d.retained.Reserve(d.freedBy(v.Moves, v.Root.Digest), append(d.inRepository(v.Ref, v.Root.Digest), image)...)
+		freed := d.freedBy(v.Moves, v.Root.Digest)
+		return d.reserve(ctx, "", arrived, freed, append(d.inRepository(v.Ref, v.Root.Digest), image)...)
+	}
+}
+
+// reserve is Reserve of Retained. If there is no space, it removes pins that nothing uses: those of the namespace, and those of
+// namespaces that have more than their share.
+func (d *Decider) reserve(ctx context.Context, namespace string, arrived func() int64, freed func(root digest.Digest) bool, entries ...imagepin.Entry) (release func(), _ error) {
+	var more int64
+	for _, e := range entries {
+		more = imagepin.AddSize(more, e.Size)
+	}
+	for {
+		release, err := d.retained.Reserve(namespace, arrived, freed, entries...)
+		var full *imagepin.Error
+		if !errors.As(err, &full) || full.Reason != imagepin.RetainLimitReached {
+			return release, err
+		}
+		over := d.retained.OverShare(namespace, more)
+		may := func(other string) bool { return other == namespace || over(other) }
+		evicted, eerr := d.pins.EvictRetaining(ctx, may, func(also []digest.Digest) bool {
+			without := func(root digest.Digest) bool { return freed != nil && freed(root) || slices.Contains(also, root) }
+			release, err := d.retained.Reserve(namespace, arrived, without, entries...)
+			if err == nil {
+				release()
+			}
+			return err == nil
+		})
+		if eerr != nil {
+			return nil, errors.Join(err, eerr)
+		}
+		if !evicted {
+			return nil, err
+		}
 	}
 }
 

@@ -1,8 +1,10 @@
 package decide
 
 import (
+	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,14 +65,14 @@ func TestReserve(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
-			release, err := e.Reserve(test.verdict, image)
+			release, err := e.Reserve(e.ctx, test.verdict, image, nil)
 			noError(t, err)
 			wantEqual(t, "reserved", e.retained.reserved, test.want)
 			wantEqual(t, "images", len(e.retained.entries), test.want)
 			release()
 			wantEqual(t, "after the release", e.retained.reserved, 0)
 			e.retained.full = true
-			if _, err = e.Reserve(test.verdict, image); (err != nil) != (test.want > 0) {
+			if _, err = e.Reserve(e.ctx, test.verdict, image, nil); (err != nil) != (test.want > 0) {
 				t.Errorf("without space: got %v", err)
 			}
 		})
@@ -265,5 +267,52 @@ func TestPinForPod(t *testing.T) {
 	noError(t, err)
 	if held != nil || scope != "" {
 		t.Errorf("without a policy: got %v in scope %q, want none", held, scope)
+	}
+}
+
+// TestReserveEvicts checks that pins that nothing uses give way if there is no space: those of the caller's namespace and of a
+// namespace that has more than its share, and no others.
+func TestReserveEvicts(t *testing.T) {
+	for name, c := range map[string]struct {
+		over, gives string   // the namespace with more than its share, and that of the pin that is enough
+		want        []string // the namespaces whose pins are left
+	}{
+		"the namespace's own":            {"", "shop", []string{"team"}},
+		"nobody has more than its share": {"", "team", []string{"shop", "team"}},
+		"another namespace has more":     {"team", "team", nil},
+		"evictions are not enough":       {"team", "", []string{"shop", "team"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			e.pins = pin.New(pin.Config{
+				Images: e.node.Images, Namespaces: boltNamespaces{e.node.DB},
+				InUse: func(context.Context) (map[pin.ID]bool, error) { return nil, nil },
+			})
+			noError(t, e.pins.Load(e.ctx))
+			e.Decider.pins = e.pins
+			for _, namespace := range []string{"shop", "team"} {
+				id := pin.ID{Scope: policy.WorkloadScope(namespace, "revision", "1"), Ref: e.ref.String()}
+				_, err := e.pins.MakeForNamespace(e.ctx, namespace, id, root(namespace), pin.ByUse, true)
+				noError(t, err)
+			}
+			e.retained.full, e.retained.over = true, c.over
+			if c.gives != "" {
+				e.retained.roomWithout = root(c.gives).Digest
+			}
+			v := Verdict{FirstUse: &FirstUse{Retain: true}, Namespace: "shop"}
+			_, err := e.Reserve(e.ctx, v, imagepin.Entry{Root: roots["old"]}, nil)
+			var full *imagepin.Error
+			if !errors.As(err, &full) || full.Reason != imagepin.RetainLimitReached {
+				t.Errorf("got %v", err)
+			}
+			wantEqual(t, "namespace", e.retained.namespace, "shop")
+			var left []string
+			for _, p := range e.pins.List() {
+				left = append(left, p.Scope.Namespace())
+			}
+			if !slices.Equal(left, c.want) {
+				t.Errorf("pins of %q are left, want %q", left, c.want)
+			}
+		})
 	}
 }

@@ -11,8 +11,8 @@ import (
 type Proofs interface {
 	// Of returns the proof of a credential for a digest of ref's repository.
 	Of(ref reference.Named, c resolve.Credential, root digest.Digest) string
-	// Accepted reports whether the node has a proof for a digest, of this credential or of a pull without credentials.
-	Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) bool
+	// Accepted returns the proof that the node has for a digest, of this credential or of a pull without credentials.
+	Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) (proof string, ok bool)
 }
 
 // NodeProofs finds the proofs on the records of images and of pins.
@@ -40,12 +40,13 @@ func (n NodeProofs) Of(ref reference.Named, c resolve.Credential, root digest.Di
 }
 
 // Accepted implements [Proofs].
-func (n NodeProofs) Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) bool {
-	proofs := n.Prover.Proofs(ref, c, root)
-	for _, on := range n.Stores {
-		if on.HasProof(proofs...) {
-			return true
+func (n NodeProofs) Accepted(ref reference.Named, c resolve.Credential, root digest.Digest) (proof string, ok bool) {
+	for _, proof := range n.Prover.Proofs(ref, c, root) {
+		for _, on := range n.Stores {
+			if on.HasProof(proof) {
+				return proof, true
+			}
 		}
 	}
-	return false
+	return "", false
 }

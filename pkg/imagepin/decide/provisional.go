@@ -162,9 +162,12 @@ func (d *Decider) describeAtRegistry(ctx context.Context, name string, root dige
 	return v.Root, err
 }
 
-// pinProvisionally pins an image on the node until the API server answers.
-func (d *Decider) pinProvisionally(ctx context.Context, root ocispec.Descriptor, use *FirstUse) (pin.Pin, error) {
-	log.G(ctx).WithFields(log.Fields{"ref": use.ID.Ref, "scope": string(use.ID.Scope), "digest": root.Digest}).
-		Warn("the Kubernetes API server is not available, the image is pinned on this node until it is")
+// pinProvisionally pins an image on the node until the cluster has a pin. err is why it has none, if it was asked now.
+func (d *Decider) pinProvisionally(ctx context.Context, root ocispec.Descriptor, use *FirstUse, err error) (pin.Pin, error) {
+	entry := log.G(ctx).WithFields(log.Fields{"ref": use.ID.Ref, "scope": string(use.ID.Scope), "digest": root.Digest})
+	if err != nil {
+		entry = entry.WithError(err)
+	}
+	entry.Warn("the Kubernetes API has no usable answer, the image is pinned on this node until it has")
 	return d.pins.MakeProvisional(ctx, use.ID, root, use.Retain, pin.Claimant{Name: use.Pod.Name, UID: use.Pod.UID})
 }

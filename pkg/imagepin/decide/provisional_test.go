@@ -166,3 +166,42 @@ func TestClusterWaits(t *testing.T) {
 		})
 	}
 }
+
+// TestForeignPinDeniesNothing starts pods although the ImagePin with the name of their pin is for something else, unless the node
+// does not pin provisionally. The node claims its pin when the foreign one is deleted, and keeps the copy that it has of a pin.
+func TestForeignPinDeniesNothing(t *testing.T) {
+	for name, during := range map[string]bool{"found": false, "created during the claim": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newFakeCluster()
+			e, strict := newMember(t, c, false), newMember(t, c, true)
+			strict.ref = e.ref
+			if c.foreign = !during; during {
+				c.beside = func() { c.foreign = true }
+			}
+			e.wantPull(t, webPod("web-1-a"), "old")
+			c.beside = nil
+			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+			e.registry.tag.Store("new")
+			e.wantPull(t, webPod("web-1-b"), "old")
+			held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-c"), Root: roots["new"], Verified: true})
+			if err != nil || version(held.Root.Digest) != "old" {
+				t.Errorf("for a container: got %+v, %v, want the node's pin", held, err)
+			}
+			if got, err := strict.pull(t, webPod("web-1-d")); !errors.Is(err, error(errForeign)) {
+				t.Errorf("without provisional pins: got %s, %v, want ForeignPin", got, err)
+			}
+			waits := new(WaitError)
+			if err := e.Settle(e.ctx, e.pins.Provisional()[0]); !errors.As(err, &waits) {
+				t.Errorf("got %v, want that the pin waits", err)
+			}
+			c.foreign = false
+			e.wantPull(t, webPod("web-1-e"), "old")
+			e.wantCopy(t, "old")
+			strict.wantPull(t, webPod("web-1-d"), "old")
+			c.foreign = true
+			e.wantPull(t, webPod("web-1-f"), "old")
+			strict.wantPull(t, webPod("web-1-f"), "old")
+			e.wantCopy(t, "old")
+		})
+	}
+}

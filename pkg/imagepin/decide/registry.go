@@ -27,8 +27,8 @@ func (d *Decider) ask(ctx context.Context, q Request, ref reference.Named, why s
 // authorize returns the verdict for an image on the node. If the caller's credential has no proof, the registry must
 // accept it for the digest.
 func (d *Decider) authorize(ctx context.Context, q Request, local imagepin.Entry, why string) (Verdict, error) {
-	if d.mayHave(q, local) {
-		return q.verdict(local.Root, why), nil
+	if used, ok := d.mayHave(q, local); ok {
+		return q.proved(local.Root, used, why), nil
 	}
 	return d.authorizeDigest(ctx, q, local.Root.Digest, why)
 }

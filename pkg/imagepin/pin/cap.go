@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -73,6 +74,96 @@ func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ erro
 		}
 	}
 	return false, nil
+}
+
+// EvictRetaining removes pins that retain content, to make room for what another pin will retain, and reports whether it did: the
+// pins of the least recently used digests, of which nothing uses a pin, an operator has set none, and all count against namespaces
+// for which may returns true. It removes the fewest for which enough returns true, and none if it never does. As
+// [Store.MakeForNamespace], it keeps pins that were used in the meantime.
+func (s *Store) EvictRetaining(ctx context.Context, may func(namespace string) bool, enough func(freed []digest.Digest) bool) (evicted bool, _ error) {
+	candidates := s.retainingUnlocked(may)
+	if len(candidates) == 0 || s.config.InUse == nil {
+		return false, nil
+	}
+	used, err := s.config.InUse(ctx)
+	if err != nil {
+		return false, err
+	}
+	var (
+		gone  []Pin
+		freed []digest.Digest
+	)
+	for _, pins := range candidates {
+		if slices.ContainsFunc(pins, func(p Pin) bool { return used[p.ID] }) {
+			continue
+		}
+		gone, freed = append(gone, pins...), append(freed, pins[0].Root.Digest)
+		if enough(freed) {
+			return s.evictAll(ctx, gone)
+		}
+	}
+	return false, nil
+}
+
+// evictAll removes pins that were not used since they were read.
+func (s *Store) evictAll(ctx context.Context, pins []Pin) (evicted bool, _ error) {
+	for _, c := range pins {
+		same := func(now Pin) bool {
+			return now.By != ByOperator && now.Retain && now.UsedAt.Equal(c.UsedAt) && now.MadeAt.Equal(c.MadeAt)
+		}
+		_, removed, err := s.removeIf(ctx, c.ID, Evicted, same)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return evicted, err
+		}
+		evicted = evicted || removed || errdefs.IsNotFound(err)
+	}
+	return evicted, nil
+}
+
+// retainingUnlocked returns the pins that retain each digest, least recently used first, without digests of which a pin must stay.
+func (s *table) retainingUnlocked(may func(namespace string) bool) [][]Pin {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	byRoot := make(map[digest.Digest][]Pin)
+	stays := make(map[digest.Digest]bool)
+	for _, p := range s.pins {
+		if !p.Retain {
+			continue
+		}
+		root := p.Root.Digest
+		byRoot[root] = append(byRoot[root], p)
+		stays[root] = stays[root] || p.By == ByOperator || p.Scope == policy.LockScope || s.kept[root] || !may(p.capNamespace())
+	}
+	var all [][]Pin
+	lastUse := func(pins []Pin) Pin {
+		return slices.MaxFunc(pins, func(a, b Pin) int { return a.UsedAt.Compare(b.UsedAt) })
+	}
+	for root, pins := range byRoot {
+		if !stays[root] {
+			slices.SortFunc(pins, func(a, b Pin) int { return cmp.Compare(a.ID.String(), b.ID.String()) })
+			all = append(all, pins)
+		}
+	}
+	slices.SortFunc(all, func(a, b []Pin) int {
+		x, y := lastUse(a), lastUse(b)
+		return cmp.Or(x.UsedAt.Compare(y.UsedAt), x.MadeAt.Compare(y.MadeAt), cmp.Compare(x.ID.String(), y.ID.String()))
+	})
+	return all
+}
+
+// RetainedBy returns the Kubernetes namespaces whose pins retain each digest, without the pins of the lock. The name is empty for
+// pins that count against the cap of the node.
+func (s *table) RetainedBy() map[digest.Digest][]string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	by := make(map[digest.Digest][]string)
+	for _, p := range s.pins {
+		namespace := p.capNamespace()
+		if p.Retain && p.Scope != policy.LockScope && !slices.Contains(by[p.Root.Digest], namespace) {
+			by[p.Root.Digest] = append(by[p.Root.Digest], namespace)
+		}
+	}
+	return by
 }
 
 // Namespaces returns the number of pins that count against the cap of each Kubernetes namespace. The name of the node's own

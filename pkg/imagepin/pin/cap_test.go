@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -231,4 +233,60 @@ func TestExpireRechecks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEvictRetaining removes the pins of the least recently used digests of which all pins may go: nothing uses them, no operator has
+// set one, and they count against namespaces that give way. It removes none if that is not enough.
+func TestEvictRetaining(t *testing.T) {
+	c := newCapped(t, 0)
+	days := map[string]int{"operator": 9, "other": 8, "used": 7, "shared": 6, "plain": 5, "old": 3, "new": 2}
+	for name, old := range days {
+		by := ByUse
+		if name == "operator" {
+			by = ByOperator
+		}
+		namespace := "evil"
+		if name == "other" {
+			namespace = "shop"
+		}
+		must(t)(c.MakeForNamespace(c.ctx, namespace, workloadID(namespace, name), root(name), by, name != "plain"))
+		c.age(t, workloadID(namespace, name), time.Duration(old)*24*time.Hour)
+	}
+	// Another workload retains the same digest, and a container uses it. A second pin of an old digest goes with the first.
+	must(t)(c.MakeForNamespace(c.ctx, "shop", workloadID("shop", "shared"), root("shared"), ByUse, true))
+	must(t)(c.MakeForNamespace(c.ctx, "evil", workloadID("evil", "old2"), root("old"), ByUse, true))
+	c.age(t, workloadID("evil", "old2"), 3*24*time.Hour)
+	c.used[workloadID("evil", "used")] = true
+	evil := func(namespace string) bool { return namespace == "evil" }
+	frees := func(n int) func([]digest.Digest) bool {
+		return func(freed []digest.Digest) bool { return len(freed) >= n }
+	}
+	for _, step := range []struct {
+		need int
+		want []string
+	}{
+		{3, nil}, // all or none
+		{1, []string{"evicted registry.example/old2:1", "evicted registry.example/old:1"}},
+		{1, []string{"evicted registry.example/new:1"}},
+		{1, nil},
+	} {
+		c.notified = nil
+		evicted, err := c.EvictRetaining(c.ctx, evil, frees(step.need))
+		if err != nil || evicted != (step.want != nil) {
+			t.Errorf("evicted %v, %v, want %q", evicted, err, step.want)
+		}
+		slices.Sort(c.notified)
+		wantEqual(t, "notified", c.notified, step.want)
+	}
+	must(t)(c.MakeForNamespace(c.ctx, "evil", workloadID("evil", "busy"), root("busy"), ByUse, true))
+	c.onInUse = func() { // a pod uses the pin meanwhile
+		if err := c.Touch(c.ctx, workloadID("evil", "busy")); err != nil {
+			t.Error(err)
+		}
+	}
+	if evicted, err := c.EvictRetaining(c.ctx, evil, frees(1)); err != nil || evicted {
+		t.Errorf("a pin that was used meanwhile: evicted %v, %v", evicted, err)
+	}
+	c.wantPins(t, workloadID("evil", "operator"), workloadID("shop", "other"), workloadID("evil", "used"), workloadID("evil", "shared"),
+		workloadID("shop", "shared"), workloadID("evil", "plain"), workloadID("evil", "busy"))
 }

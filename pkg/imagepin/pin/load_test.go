@@ -110,7 +110,7 @@ func TestLoadDuringCalls(t *testing.T) {
 			return e.RecordDrift(e.ctx, id, root("two").Digest)
 		}, "one"},
 		{"proved", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
-			return e.Prove(e.ctx, named, root("one").Digest, "mac")
+			return e.Prove(e.ctx, named, root("one").Digest, Proof{MAC: "mac"})
 		}, "one"},
 		{"removed", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
 			_, err := e.Store.Remove(e.ctx, id)

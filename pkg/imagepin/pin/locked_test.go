@@ -94,7 +94,7 @@ func TestSetLockKeepsUse(t *testing.T) {
 	e := newEnv(t, 0)
 	e.SetLock([]Pin{locked(ref, "one")}, nil)
 	for _, err := range []error{
-		e.Touch(e.ctx, lockID), e.RecordDrift(e.ctx, lockID, root("new").Digest), e.Prove(e.ctx, named(t), root("one").Digest, "proof"),
+		e.Touch(e.ctx, lockID), e.RecordDrift(e.ctx, lockID, root("new").Digest), e.Prove(e.ctx, named(t), root("one").Digest, Proof{MAC: "proof"}),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -204,7 +204,7 @@ func TestSetLockConcurrently(t *testing.T) {
 				_, err := e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/" + string(rune('a'+i)) + ":1"}, root(text), ByUse, true)
 				for _, err := range []error{
 					err, e.Touch(e.ctx, lockID), e.RecordDrift(e.ctx, lockID, root("new").Digest), e.RecordDrift(e.ctx, node, root("new").Digest),
-					e.Prove(e.ctx, named(t), root(text).Digest, "proof"), e.Load(e.ctx),
+					e.Prove(e.ctx, named(t), root(text).Digest, Proof{MAC: "proof"}), e.Load(e.ctx),
 					e.Expire(e.ctx, time.Now().Add(-time.Hour), func(ID) bool { return false }),
 				} {
 					if err != nil {

@@ -77,7 +77,7 @@ func TestUnknownLabelsStay(t *testing.T) {
 			wantEqual(t, label+" after "+after, labels[label], value)
 		}
 	}
-	if err := e.Prove(e.ctx, named, root("one").Digest, "mac"); err != nil {
+	if err := e.Prove(e.ctx, named, root("one").Digest, Proof{MAC: "mac"}); err != nil {
 		t.Fatal(err)
 	}
 	wantOthers("a proof")

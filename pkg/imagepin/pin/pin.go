@@ -90,7 +90,7 @@ type Pin struct {
 	Provisional *Claimant
 	// Claimer is the node that created the pin in the cluster. It is empty if a person did, and for the node's own pins.
 	Claimer string
-	// Proofs are the proofs for the content that the pin retains, oldest first.
+	// Proofs are the proofs for the content that the pin retains, least recently used first.
 	Proofs []Proof
 }
 
@@ -151,7 +151,8 @@ func (p Pin) record() (images.Image, error) {
 		img.Labels[labelHistory] = string(b)
 	}
 	for _, proof := range p.Proofs {
-		img.Labels[imagepin.ProofLabelPrefix+proof.MAC] = proof.At.UTC().Format(time.RFC3339)
+		name, value := proof.Label()
+		img.Labels[name] = value
 	}
 	return img, nil
 }
@@ -177,7 +178,7 @@ func read(img images.Image) (Pin, error) {
 
 		Provisional: parseClaimant(img.Labels[labelClaim]),
 		Claimer:     img.Labels[labelClaimer],
-		Proofs:      readProofs(img),
+		Proofs:      imagepin.ProofsOf(img.Labels),
 	}
 	if p.ID.String() != img.Name {
 		return Pin{}, fmt.Errorf("pin %s: its labels are for %s: %w", img.Name, p.ID, errdefs.ErrInvalidArgument)

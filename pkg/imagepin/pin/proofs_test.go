@@ -3,8 +3,11 @@ package pin
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/distribution/reference"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // TestProofs adds proofs to a retaining pin. Each proof is written once, and persists until the pin has another digest
@@ -28,8 +31,10 @@ func TestProofs(t *testing.T) {
 	}
 	prove := func(named reference.Named, text string, macs ...string) {
 		t.Helper()
-		if err := e.Prove(e.ctx, named, root(text).Digest, macs...); err != nil {
-			t.Fatal(err)
+		for _, mac := range macs {
+			if err := e.Prove(e.ctx, named, root(text).Digest, imagepin.NewProof(mac, "shop")); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	has := func(when string, want ...bool) {
@@ -44,6 +49,11 @@ func TestProofs(t *testing.T) {
 	prove(repo, "one", "alice")
 	has("after a proof", true, false)
 	wantEqual(t, "writes", e.wrote-before, 1)
+	old := Proof{MAC: "alice", Namespace: "shop", UsedAt: time.Now().AddDate(0, 0, -2)}
+	if err := e.Prove(e.ctx, repo, one.Digest, old); err != nil { // of another record
+		t.Fatal(err)
+	}
+	wantEqual(t, "writes of an older use", e.wrote-before, 1)
 	if err := e.Load(e.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -73,15 +83,15 @@ func TestProofs(t *testing.T) {
 		t.Fatal(err)
 	}
 	prove(repo, "two", "alice")
-	for i := range maxProofs {
+	for i := range imagepin.MaxProofs {
 		prove(repo, "two", fmt.Sprint("rotated ", i))
 	}
 	p, _ := e.Get(retaining)
-	wantEqual(t, "proofs", len(p.Proofs), maxProofs)
+	wantEqual(t, "proofs", len(p.Proofs), imagepin.MaxProofs)
 	has("after too many proofs", false, false)
 	if _, err := e.Store.Remove(e.ctx, retaining); err != nil {
 		t.Fatal(err)
 	}
-	wantEqual(t, "last proof of a removed pin", e.HasProof(fmt.Sprint("rotated ", maxProofs-1)), false)
+	wantEqual(t, "last proof of a removed pin", e.HasProof(fmt.Sprint("rotated ", imagepin.MaxProofs-1)), false)
 	wantEqual(t, "proofs in memory", len(e.proofs), 0)
 }

@@ -79,9 +79,12 @@ func (p pinned) Retains(root digest.Digest) bool { return slices.Contains(p, roo
 
 func (pinned) HasRoot(digest.Digest) bool { return false }
 
-func (p pinned) Retained() []digest.Digest { return p }
+func (p pinned) Retained() []digest.Digest              { return p }
+func (p pinned) RetainedBy() map[digest.Digest][]string { return nil }
 
-func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...string) error { return nil }
+func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...imagepin.Proof) error {
+	return nil
+}
 
 // runtimesOn returns one runtime handler, for linux/amd64 on a snapshotter.
 func runtimesOn(t *testing.T, snapshotter string) *runtimeplatform.Set {

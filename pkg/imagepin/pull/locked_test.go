@@ -112,16 +112,25 @@ func (n *lockedNode) make(t *testing.T, l Locked) (Pulled, error) {
 	return n.MakeLocked(n.Context(t), l)
 }
 
-// TestLockedOnNode checks that no registry is asked for content of a bundle: not if it is there, and not if it is gone.
+// TestLockedOnNode checks that no registry is asked for content that is on the node: not if it is there, and not if it is gone. The
+// image is imported only if the content came from a bundle, and stays pulled if a registry has returned its digest.
 func TestLockedOnNode(t *testing.T) {
 	n, ref := newLockedNode(t)
 	byDigest := ref("@" + n.img.Manifest.Digest.String())
-	for _, l := range []Locked{{Ref: byDigest, OnNode: true}, {Ref: ref(":1"), OnNode: true}} {
-		l.Root = n.img.Manifest
-		made, err := n.make(t, l)
+	for _, c := range []struct {
+		Locked
+		want imagepin.Source
+	}{
+		{Locked{Ref: byDigest, OnNode: true, Imported: true}, imagepin.SourceImported},
+		{Locked{Ref: ref(":1"), OnNode: true, Imported: true}, imagepin.SourceImported},
+		{Locked{Ref: ref("/copy:1"), OnNode: true}, imagepin.SourcePull},
+		{Locked{Ref: ref("/copy:2"), OnNode: true, Imported: true}, imagepin.SourcePull},
+	} {
+		c.Root = n.img.Manifest
+		made, err := n.make(t, c.Locked)
 		noError(t, err)
-		if made.Ref != l.Ref.String() || made.ImageID != n.img.Config.Digest || made.Source != imagepin.SourceImported {
-			t.Errorf("%s: made %+v", l.Ref, made.Entry)
+		if made.Ref != c.Ref.String() || made.ImageID != n.img.Config.Digest || made.Source != c.want {
+			t.Errorf("%s: made %+v", c.Ref, made.Entry)
 		}
 	}
 	lost, err := n.make(t, Locked{Ref: ref("@" + ctdtest.Blobs{}.Add("", []byte("x")).Digest.String()), OnNode: true, Root: ocispec.Descriptor{

@@ -83,7 +83,7 @@ type Records interface {
 // Pins is the part of [decide.Decider] that a pull needs after the decision.
 type Pins interface {
 	CheckPin(v decide.Verdict) error
-	Reserve(v decide.Verdict, image imagepin.Entry) (release func(), _ error)
+	Reserve(ctx context.Context, v decide.Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error)
 	PinFirstUse(ctx context.Context, v decide.Verdict) (decide.Verdict, error)
 	MovesTag(v decide.Verdict) bool
 	PinnedDigestGone(ctx context.Context, v decide.Verdict, target string, err error) error
@@ -139,8 +139,10 @@ type Job struct {
 	// Lost is the recorded key that the job repairs. It is nil for other jobs.
 	Lost *imagepin.Entry
 
-	// OnNode reports that all content of the image is on the node, from a bundle. No registry is asked.
+	// OnNode reports that all content of the image is on the node. No registry is asked.
 	OnNode bool
+	// Imported reports that the content came from a bundle.
+	Imported bool
 
 	meter    *meter
 	verified bool // by the image verifiers
@@ -355,7 +357,7 @@ func (u *use) end() {
 // first use of the reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does,
 // and as [decide.Decider.PinFirstUse] does.
 func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
-	if release, err = m.config.Pins.Reserve(j.Verdict, image); err != nil {
+	if release, err = m.config.Pins.Reserve(ctx, j.Verdict, image, j.meter.arrived(image.Size)); err != nil {
 		return nil, err
 	}
 	if j.Verdict, err = m.config.Pins.PinFirstUse(ctx, j.Verdict); err != nil {

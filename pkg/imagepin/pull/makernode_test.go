@@ -78,4 +78,6 @@ type anyCredential struct{}
 
 func (anyCredential) Of(reference.Named, resolve.Credential, digest.Digest) string { return "" }
 
-func (anyCredential) Accepted(reference.Named, resolve.Credential, digest.Digest) bool { return true }
+func (anyCredential) Accepted(reference.Named, resolve.Credential, digest.Digest) (string, bool) {
+	return "", true
+}

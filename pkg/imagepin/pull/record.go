@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ func (m *Maker) put(ctx context.Context, j Job, entries []imagepin.Entry) (recor
 	if j.Unmoved {
 		put = m.config.Images.PutUnmoved
 	}
-	change, err := put(ctx, j.Proof, entries...)
+	change, err := put(ctx, j.proof(), entries...)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
@@ -82,6 +83,9 @@ func (m *Maker) put(ctx context.Context, j Job, entries []imagepin.Entry) (recor
 	}
 	return e, change.Wrote, nil
 }
+
+// proof returns the proof whose use a job records: a new one, or the one that allowed it.
+func (j Job) proof() string { return store.ProofText(cmp.Or(j.Proof, j.UsedProof), j.Namespace) }
 
 // recorded reports whether record has nothing to do for an image that is ready, and returns its entry.
 func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
@@ -93,7 +97,7 @@ func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagep
 	if j.FirstUse != nil || !m.config.Retained.Synced(e) {
 		return e, false, nil
 	}
-	ok, err = m.config.Images.Recorded(ctx, j.Proof, entries...)
+	ok, err = m.config.Images.Recorded(ctx, j.proof(), entries...)
 	return e, ok, err
 }
 

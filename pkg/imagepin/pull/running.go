@@ -40,6 +40,21 @@ func (m *meter) expect(n int64) {
 	}
 }
 
+// arrived returns a function that returns how many bytes of an image of a size are on the node. Before the pull knows what is
+// missing, these are the bytes that it has received. A nil meter knows nothing, and counts everything.
+func (m *meter) arrived(size int64) func() int64 {
+	if m == nil {
+		return nil
+	}
+	return func() int64 {
+		received, total := m.received.Load(), m.total.Load()
+		if total == 0 {
+			return received
+		}
+		return size - max(total-received, 0)
+	}
+}
+
 // meters are the meters of the pulls in progress.
 type meters struct {
 	mu  sync.Mutex

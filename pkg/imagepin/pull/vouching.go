@@ -39,7 +39,8 @@ func (v *vouching) trusts(j Job) bool {
 	if j.Force || len(decide.OfDigest(v.index, j.Ref, j.Root.Digest)) > 0 {
 		return true
 	}
-	return v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
+	_, ok := v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
+	return ok
 }
 
 // known reports whether it is known that the registry of a source serves a blob.

@@ -74,12 +74,12 @@ func TestLockedDoesNotCount(t *testing.T) {
 		e.wantHeld(name, entry, true)
 	}
 	wantEqual(t, "bytes", e.Bytes(), 1000)
-	release, err := e.Reserve(nil, b, c)
+	release, err := e.Reserve("", nil, nil, b, c)
 	if err != nil {
 		t.Fatalf("reserving for images of the lock: %v", err)
 	}
 	release()
-	_, err = e.Reserve(nil, d)
+	_, err = e.Reserve("", nil, nil, d)
 	wantFull(t, "another image", err)
 
 	// A pin of an image of the lock needs no room, until the lock is removed.
@@ -90,10 +90,10 @@ func TestLockedDoesNotCount(t *testing.T) {
 	e.lock(nil)
 	wantEqual(t, "bytes without a lock", e.Bytes(), 1000)
 	e.wantHeld("of the pin that is left", b, true)
-	_, err = e.Reserve(nil, d)
+	_, err = e.Reserve("", nil, nil, d)
 	wantFull(t, "after the lock was removed", err)
 	e.lock(&b)
-	release, err = e.Reserve(nil, d)
+	release, err = e.Reserve("", nil, nil, d)
 	if err != nil {
 		t.Errorf("after it was applied again: %v", err)
 	} else {

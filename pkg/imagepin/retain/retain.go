@@ -36,8 +36,10 @@ type Pins interface {
 	HasRoot(root digest.Digest) bool
 	// Retained returns the digests that pins retain.
 	Retained() []digest.Digest
-	// Prove adds proofs to the pins that retain a digest of ref's repository.
-	Prove(ctx context.Context, ref reference.Named, root digest.Digest, proofs ...string) error
+	// RetainedBy returns the Kubernetes namespaces whose pins retain each digest. The name is empty for pins of the node.
+	RetainedBy() map[digest.Digest][]string
+	// Prove records the use of proofs on the pins that retain a digest of ref's repository.
+	Prove(ctx context.Context, ref reference.Named, root digest.Digest, used ...imagepin.Proof) error
 }
 
 // Images are the images that are ready on the node. [store.Store] implements it.
@@ -45,7 +47,7 @@ type Images interface {
 	// ByRoot returns the entries of a root digest, for all references and targets.
 	ByRoot(root digest.Digest) []imagepin.Entry
 	// Proofs returns the proofs on an image record.
-	Proofs(record string) []string
+	Proofs(record string) []imagepin.Proof
 	// HasContent reports whether all content that an entry needs exists.
 	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)
 	// AddReadyToLease adds the content and snapshots of images that are ready to the lease in ctx. It does not ask
@@ -168,7 +170,7 @@ func (r *Retainer) claim(id string, e imagepin.Entry) (known bool, _ error) {
 		return true, nil
 	}
 	nothing := func(digest.Digest) bool { return false }
-	if err := r.room(e, r.total(id, nothing)); err != nil {
+	if err := r.room(e, r.total(id, nothing, arrived)); err != nil {
 		return false, err
 	}
 	if r.held == nil {

@@ -21,12 +21,11 @@ import (
 // These are the labels of containerd's CRI (internal/cri/labels/labels.go). They mark a record as managed by the CRI,
 // and an image that kubelet must not remove.
 const (
-	criManagedLabel    = "io.cri-containerd.image"
-	criManagedValue    = "managed"
-	criPinnedLabel     = "io.cri-containerd.pinned"
-	criPinnedValue     = "pinned"
-	deletedLabel       = "" // containerd removes a label that has an empty value
-	maxProofsPerRecord = 16
+	criManagedLabel = "io.cri-containerd.image"
+	criManagedValue = "managed"
+	criPinnedLabel  = "io.cri-containerd.pinned"
+	criPinnedValue  = "pinned"
+	deletedLabel    = "" // containerd removes a label that has an empty value
 )
 
 // view is the set of entries after a change.
@@ -186,7 +185,7 @@ func (c *change) write(ctx context.Context, store images.Store) error {
 
 // diff returns the write that turns current into want. It reports false if they do not differ. gone are the names of
 // the key labels that this operation removes. Other key labels, and the labels of other tools, stay.
-func diff(name string, current *images.Image, want *record, gone map[string]struct{}, proof string) (change, bool) {
+func diff(name string, current *images.Image, want *record, gone map[string]struct{}, proof *imagepin.Proof) (change, bool) {
 	if want == nil {
 		return change{image: images.Image{Name: name}, remove: true}, current != nil
 	}
@@ -197,8 +196,10 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 	for k, v := range want.keys {
 		labels[k] = v
 	}
-	if proof != "" && len(want.keys) > 0 {
-		labels[imagepin.ProofLabelPrefix+proof] = proofValue()
+	var proofs map[string]string
+	if proof != nil && len(want.keys) > 0 {
+		proofs = provedBy(current, *proof)
+		maps.Copy(labels, proofs)
 	}
 	if current == nil {
 		return change{image: images.Image{Name: name, Target: want.target, Labels: labels}, create: true}, true
@@ -213,10 +214,6 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 		c.fieldpaths = append(c.fieldpaths, "target")
 	}
 	for label, value := range labels {
-		_, here := current.Labels[label]
-		if strings.HasPrefix(label, imagepin.ProofLabelPrefix) && here {
-			continue // keep the time of the first proof
-		}
 		if current.Labels[label] != value {
 			set(label, value)
 		}
@@ -226,8 +223,10 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 			set(label, deletedLabel)
 		}
 	}
-	for _, label := range surplusProofs(current.Labels, proof) {
-		set(label, deletedLabel)
+	for label := range current.Labels {
+		if _, kept := proofs[label]; !kept && proofs != nil && strings.HasPrefix(label, imagepin.ProofLabelPrefix) {
+			set(label, deletedLabel)
+		}
 	}
 	return c, len(c.fieldpaths) > 0
 }
@@ -244,23 +243,24 @@ func strip(current images.Image, gone map[string]struct{}) (change, bool) {
 	return c, len(c.fieldpaths) > 0
 }
 
-// surplusProofs returns the oldest proofs to remove from a full record, to make room for a new one. Without a limit,
-// credentials that rotate would fill the labels.
-func surplusProofs(labels map[string]string, proof string) []string {
-	if proof == "" || labels[imagepin.ProofLabelPrefix+proof] != "" {
+// provedBy returns the labels of a record's proofs after the use of one, or nil if there is nothing to record. current is nil for a new
+// record.
+func provedBy(current *images.Image, used imagepin.Proof) map[string]string {
+	var proofs []imagepin.Proof
+	if current != nil {
+		proofs = imagepin.ProofsOf(current.Labels)
+	}
+	proofs, changed := imagepin.WithProof(proofs, used)
+	if !changed {
 		return nil
 	}
-	var names []string
-	for label := range labels {
-		if strings.HasPrefix(label, imagepin.ProofLabelPrefix) {
-			names = append(names, label)
+	labels := make(map[string]string, len(proofs))
+	for _, p := range proofs {
+		name, value := p.Label()
+		if current != nil && p.MAC != used.MAC {
+			value = current.Labels[name] // as it is, also if it cannot be read
 		}
+		labels[name] = value
 	}
-	if len(names) < maxProofsPerRecord {
-		return nil
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(labels[a], labels[b]), cmp.Compare(a, b))
-	})
-	return names[:len(names)-maxProofsPerRecord+1]
+	return labels
 }

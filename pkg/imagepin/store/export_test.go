@@ -8,15 +8,12 @@ import (
 
 // Tests in package store_test use these. They are not in this package because they use health, which imports it.
 const (
-	MaxKeysPerRecord   = maxKeysPerRecord
-	MaxProofsPerRecord = maxProofsPerRecord
-	CRIManagedLabel    = criManagedLabel
-	CRIManagedValue    = criManagedValue
-	CRIPinnedLabel     = criPinnedLabel
-	CRIPinnedValue     = criPinnedValue
+	MaxKeysPerRecord = maxKeysPerRecord
+	CRIManagedLabel  = criManagedLabel
+	CRIManagedValue  = criManagedValue
+	CRIPinnedLabel   = criPinnedLabel
+	CRIPinnedValue   = criPinnedValue
 )
-
-var ProofsOn = proofsOn
 
 // Forget removes a key from the index.
 func (s *Store) Forget(e imagepin.Entry) { s.index.replace([]imagepin.Entry{e}, nil) }

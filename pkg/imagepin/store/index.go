@@ -21,8 +21,10 @@ type index struct {
 	byRoot   map[digest.Digest]group
 	// bySnapshot has the entries that need a snapshot.
 	bySnapshot map[snapshot]group
-	ids        *digestset.Set
-	proofs     proofs
+	// imported counts the entries of each root that are imported.
+	imported map[digest.Digest]int
+	ids      *digestset.Set
+	proofs   proofs
 	// untagged are the records of image IDs that had no key when they were noted.
 	untagged map[digest.Digest]Untagged
 	// unreadable are such records whose configuration was gone.
@@ -50,6 +52,7 @@ func newIndex() *index {
 		byRecord:   make(map[string]group),
 		byRoot:     make(map[digest.Digest]group),
 		bySnapshot: make(map[snapshot]group),
+		imported:   make(map[digest.Digest]int),
 		ids:        digestset.NewSet(),
 		proofs:     newProofs(),
 		untagged:   make(map[digest.Digest]Untagged),
@@ -79,6 +82,9 @@ func (x *index) add(e *imagepin.Entry) {
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
 	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)
 	x.bySnapshot[snapshotOf(e)] = x.bySnapshot[snapshotOf(e)].with(e)
+	if e.Source == imagepin.SourceImported {
+		x.imported[e.Root.Digest]++
+	}
 	if len(x.byID[e.ImageID]) == 0 {
 		// Add cannot fail, because the digest was validated when the entry was made.
 		_ = x.ids.Add(e.ImageID)
@@ -96,6 +102,11 @@ func (x *index) remove(k imagepin.Key) {
 	removeFrom(x.byRecord, e.Record, e)
 	removeFrom(x.byRoot, e.Root.Digest, e)
 	removeFrom(x.bySnapshot, snapshotOf(e), e)
+	if e.Source == imagepin.SourceImported {
+		if x.imported[e.Root.Digest]--; x.imported[e.Root.Digest] == 0 {
+			delete(x.imported, e.Root.Digest)
+		}
+	}
 	removeFrom(x.byID, e.ImageID, e)
 	if len(x.byID[e.ImageID]) == 0 {
 		_ = x.ids.Remove(e.ImageID)

@@ -222,7 +222,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
-	x.byRecord, x.byRoot, x.bySnapshot = o.byRecord, o.byRoot, o.bySnapshot
+	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
 	x.ids, x.proofs, x.untagged, x.unreadable = o.ids, o.proofs, o.untagged, o.unreadable
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // plan describes which records to update, and how.
@@ -21,7 +22,7 @@ type plan struct {
 	removable map[digest.Digest]bool
 	// keepIDs keeps the records of image IDs that no entry needs.
 	keepIDs bool
-	proof   string // added to the records that carry keys, empty for none
+	proof   *imagepin.Proof // used now, recorded on the records that carry keys; nil for none
 
 	mayCreate    creator
 	precondition precondition // nil is none

@@ -169,11 +169,14 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	} else if meant, err := s.tagMatches(ctx, e); err != nil || !meant {
 		return false, err
 	}
+	made := []imagepin.Entry{e}
+	s.inheritSources(made)
+	e = made[0]
 	if err := s.keepSnapshot(ctx, e); err != nil {
 		return false, err
 	}
-	outdated := s.superseded([]imagepin.Entry{e})
-	if _, err = s.apply(ctx, append(replaced, outdated...), []imagepin.Entry{e}, ""); err != nil {
+	outdated := s.superseded(made)
+	if _, err = s.apply(ctx, append(replaced, outdated...), made, ""); err != nil {
 		return false, err
 	}
 	return true, s.releaseSuperseded(ctx, outdated)

@@ -45,6 +45,8 @@ func (s *Store) PutUnmoved(ctx context.Context, proof string, entries ...imagepi
 // put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
 func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
 	entries, replaced, changed := s.diffEntries(proof, entries)
+	imported, pulled := s.endImported(entries)
+	changed = changed || len(imported) > 0
 	if !changed && pre == nil {
 		var err error
 		if changed, err = s.overwritten(ctx, entries); err != nil {
@@ -71,9 +73,12 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 		return Change{}, err
 	}
 	outdated := s.superseded(entries)
+	removed := func(e imagepin.Entry) bool { return has(outdated, e.Key) }
+	imported, pulled = slices.DeleteFunc(imported, removed), slices.DeleteFunc(pulled, removed)
 	// Entries that move to another record are written first, so that a record carries each key at any time.
-	replaced, entries = slices.Concat(replaced, before, outdated), append(after, entries...)
-	ch, err := s.commit(ctx, nil, replaced, entries, plan{proof: proof, mayCreate: s.creatorFor(entries), precondition: pre})
+	replaced, entries = slices.Concat(replaced, before, outdated, imported), append(after, entries...)
+	p := plan{proof: usedProof(proof), mayCreate: s.creatorFor(entries), precondition: pre}
+	ch, err := s.commit(ctx, nil, replaced, append(entries, pulled...), p)
 	if err != nil {
 		return ch, err
 	}
@@ -143,7 +148,7 @@ func (s *presence) keepByDigest(ctx context.Context, replaced, by []imagepin.Ent
 // Recorded reports whether Put has nothing to write.
 func (s *presence) Recorded(ctx context.Context, proof string, entries ...imagepin.Entry) (bool, error) {
 	entries, _, changed := s.diffEntries(proof, entries)
-	if changed {
+	if imported, _ := s.endImported(entries); changed || len(imported) > 0 {
 		return false, nil
 	}
 	changed, err := s.overwritten(ctx, entries)
@@ -176,6 +181,7 @@ func (s *presence) overwritten(ctx context.Context, entries []imagepin.Entry) (b
 // if all of them and the proof are already recorded.
 func (s *presence) diffEntries(proof string, entries []imagepin.Entry) (wanted, replaced []imagepin.Entry, changed bool) {
 	wanted = slices.Clone(entries)
+	s.inheritSources(wanted)
 	s.chooseRecords(wanted)
 	for i, e := range wanted {
 		old, ok := s.Get(e.Key)

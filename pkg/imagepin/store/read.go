@@ -83,6 +83,9 @@ func (s *reader) ByManifest(manifest digest.Digest) (found []imagepin.Entry) {
 // reference in any form that users write. Find follows containerd's CRI (LocalResolve in
 // internal/cri/server/images/service.go). It returns nil for an unknown image.
 func (s *reader) Find(name string) []imagepin.Entry {
+	if len(name) > imagepin.MaxReference {
+		return nil
+	}
 	if name == "" || strings.HasSuffix(name, ":") {
 		return nil // it is the beginning of every image ID, and would find the only image of a node
 	}

@@ -141,7 +141,7 @@ func (s *presence) creatorFor(added []imagepin.Entry) creator {
 
 // applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
 func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.commit(ctx, recorded, removed, added, plan{proof: proof, mayCreate: s.creatorFor(added)})
+	return s.commit(ctx, recorded, removed, added, plan{proof: usedProof(proof), mayCreate: s.creatorFor(added)})
 }
 
 // commit writes the affected records, and then updates the index. p has the rest of the plan.
@@ -306,5 +306,3 @@ func decode(ctx context.Context, img images.Image) []imagepin.Entry {
 	}
 	return entries
 }
-
-func proofValue() string { return time.Now().UTC().Format(time.RFC3339) }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
@@ -270,7 +271,10 @@ func TestProofs(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "p0")
 	record := repo + "@" + i.root.Digest.String()
 	on := func(name string) []string {
-		found := ProofsOn(e.Records(t)[name])
+		var found []string
+		for _, p := range imagepin.ProofsOf(e.Records(t)[name].Labels) {
+			found = append(found, p.MAC)
+		}
 		slices.Sort(found)
 		return found
 	}
@@ -280,17 +284,17 @@ func TestProofs(t *testing.T) {
 		t.Error("HasProof is wrong")
 	}
 
-	// A full record drops its oldest proof, so give each proof its own time.
-	e.label(t, record, imagepin.ProofLabelPrefix+"p0", "2026-01-01T00:00:00Z")
-	for n := 1; n < MaxProofsPerRecord; n++ {
+	// A full record drops the least recently used proof, so give each proof its own time.
+	e.label(t, record, imagepin.ProofLabelPrefix+"p0", "2026-01-01T00:00:00Z shop")
+	for n := 1; n < imagepin.MaxProofs; n++ {
 		proof := fmt.Sprintf("p%d", n)
 		if change, err := e.store.Put(e.ctx, proof, entries(tag, i, native, 0)...); err != nil || !change.Wrote {
 			t.Fatalf("got change %+v, %v, want a write", change, err)
 		}
-		e.label(t, record, imagepin.ProofLabelPrefix+proof, fmt.Sprintf("2026-01-02T00:00:%02dZ", n))
+		e.label(t, record, imagepin.ProofLabelPrefix+proof, fmt.Sprintf("2026-01-02T%02d:%02d:00Z shop", n/60, n%60))
 	}
-	if got := on(record); len(got) != MaxProofsPerRecord {
-		t.Errorf("got %d proofs %v, want %d", len(got), got, MaxProofsPerRecord)
+	if got := on(record); len(got) != imagepin.MaxProofs {
+		t.Errorf("got %d proofs %v, want %d", len(got), got, imagepin.MaxProofs)
 	}
 	for _, restart := range []bool{false, true} {
 		if restart {
@@ -303,7 +307,7 @@ func TestProofs(t *testing.T) {
 			t.Fatal(err)
 		}
 		dropped := map[bool]string{false: "p0", true: "p1"}[restart]
-		if got := on(record); len(got) != MaxProofsPerRecord || slices.Contains(got, dropped) || !slices.Contains(got, next) {
+		if got := on(record); len(got) != imagepin.MaxProofs || slices.Contains(got, dropped) || !slices.Contains(got, next) {
 			t.Errorf("restart %v: got proofs %v, want %s instead of %s", restart, got, next, dropped)
 		}
 		if e.store.HasProof(dropped) || !e.store.HasProof(next) || !e.store.HasProof("p2") {
@@ -315,6 +319,47 @@ func TestProofs(t *testing.T) {
 	e.remove(t, keysOf(entries(tag, i, native, 0))...)
 	if e.store.HasProof("p2", "next-false", "next-true") {
 		t.Error("the store has proofs of a removed image")
+	}
+}
+
+// TestProofUses records the use of a proof once a day, with the namespace of the pod. A tenant that pulls with other credentials does
+// not push out the proofs of others.
+func TestProofUses(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	all := entries(tag, i, native, 0)
+	record := all[0].Record
+	e.pull(t, tag, i, native, 0, ProofText("victim", "shop"))
+	put := func(proof string, wrote bool) {
+		t.Helper()
+		if recorded, err := e.store.Recorded(e.ctx, proof, all...); err != nil || recorded == wrote {
+			t.Errorf("%s: recorded %v, %v", proof, recorded, err)
+		}
+		writes := e.records.writes
+		if change, err := e.store.Put(e.ctx, proof, all...); err != nil || change.Wrote != wrote || (e.records.writes > writes) != wrote {
+			t.Errorf("%s: change %+v, %v, %d writes", proof, change, err, e.records.writes-writes)
+		}
+	}
+	put(ProofText("victim", "shop"), false)
+	put(ProofText("victim", "team"), false)
+	// The last use was days ago.
+	e.label(t, record, imagepin.ProofLabelPrefix+"victim", "2026-01-02T03:04:05Z shop")
+	e.restart()
+	e.load(t)
+	put("", false)
+	put(ProofText("victim", "team"), true)
+	put(ProofText("victim", "team"), false)
+	if proofs := e.store.Proofs(record); len(proofs) != 1 || proofs[0].Namespace != "team" || time.Since(proofs[0].UsedAt) > time.Hour {
+		t.Errorf("got %+v", proofs)
+	}
+	e.label(t, record, imagepin.ProofLabelPrefix+"victim", "2026-01-02T03:04:05Z shop")
+	e.restart()
+	e.load(t)
+	for n := range 2 * imagepin.MaxProofs {
+		put(ProofText(fmt.Sprintf("flood-%d", n), "evil"), true)
+	}
+	if got := len(e.store.Proofs(record)); got != imagepin.MaxProofs || !e.store.HasProof("victim") {
+		t.Errorf("%d proofs, the victim's is there: %v", got, e.store.HasProof("victim"))
 	}
 }
 

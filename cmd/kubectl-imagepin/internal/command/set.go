@@ -125,7 +125,7 @@ func (o *setOptions) apply(ctx context.Context, pins *kube.Pins, pin *v1alpha1.I
 	if err != nil {
 		return err
 	}
-	if there.Spec.Image != pin.Spec.Image || there.Spec.Owner.UID != pin.Spec.Owner.UID || there.Spec.Owner.Revision != pin.Spec.Owner.Revision {
+	if there.Spec.Image != pin.Spec.Image || !there.Spec.Owner.Same(pin.Spec.Owner) {
 		return fmt.Errorf("imagepin %s is of another image or owner: %s of %s", there.Name, there.Spec.Image, ownerName(there.Spec.Owner))
 	}
 	return o.move(ctx, pins, there, pin.Spec.Digest)

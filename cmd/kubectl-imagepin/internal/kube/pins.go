@@ -69,7 +69,7 @@ func (p *Pins) Of(ctx context.Context, namespace string, owner v1alpha1.Owner) (
 	}
 	var pins []v1alpha1.ImagePin
 	for _, pin := range all {
-		if pin.Spec.Owner.UID == owner.UID && pin.Spec.Owner.Revision == owner.Revision {
+		if pin.Spec.Owner.Same(owner) {
 			pins = append(pins, pin)
 		}
 	}

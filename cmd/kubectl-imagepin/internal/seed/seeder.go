@@ -62,7 +62,7 @@ func (s *Seeder) try(ctx context.Context, pin *v1alpha1.ImagePin, item *Item) (S
 	if err != nil {
 		return "", err
 	}
-	if there.Spec.Image != pin.Spec.Image || there.Spec.Owner.UID != pin.Spec.Owner.UID || there.Spec.Owner.Revision != pin.Spec.Owner.Revision {
+	if there.Spec.Image != pin.Spec.Image || !there.Spec.Owner.Same(pin.Spec.Owner) {
 		return "", fmt.Errorf("imagepin %s is of another image or owner: %s of %s/%s", there.Name, there.Spec.Image, there.Spec.Owner.Kind, there.Spec.Owner.Name)
 	}
 	if there.Spec.Digest == pin.Spec.Digest {
