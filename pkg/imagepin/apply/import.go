@@ -95,7 +95,7 @@ func (c *counting) Read(p []byte) (int, error) {
 }
 
 // checkSpace fails with [imagepin.NotEnoughSpace] (ErrResourceExhausted) if the disk has no space for what a plan imports.
-func (a *Applier) checkSpace(p *plan) error {
+func (a *Applier) checkSpace(ctx context.Context, p *plan) error {
 	dir := a.config.Settings().ContentDir
 	if dir == "" {
 		return nil
@@ -106,8 +106,11 @@ func (a *Applier) checkSpace(p *plan) error {
 	}
 	var needed int64
 	for _, d := range p.layers {
-		if _, err := a.config.Content.Info(context.Background(), d.Digest); err != nil {
+		switch _, err := a.config.Content.Info(ctx, d.Digest); {
+		case errdefs.IsNotFound(err):
 			needed += d.Size
+		case err != nil:
+			return fmt.Errorf("layer %s: %w", d.Digest, err)
 		}
 	}
 	if needed <= free {

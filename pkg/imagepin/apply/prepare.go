@@ -46,7 +46,7 @@ func (a *Applier) prepare(ctx context.Context, r Request, p *plan, report func(P
 	if r.Bundle == nil || len(p.jobs) == 0 {
 		return run(ctx)
 	}
-	if err := a.checkSpace(p); err != nil {
+	if err := a.checkSpace(ctx, p); err != nil {
 		return err
 	}
 	return a.withLease(ctx, run)
