@@ -23,6 +23,7 @@ type Bundle struct {
 	file *os.File
 	info os.FileInfo
 
+	id          digest.Digest
 	lock        *lock.Lock
 	lockYAML    []byte
 	description Description
@@ -67,30 +68,55 @@ func Open(path string, options ...Option) (*Bundle, error) {
 }
 
 func (b *Bundle) open() error {
-	// A FIFO or a device is not opened.
-	info, err := os.Stat(b.path)
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return errors.New("it is not a regular file")
-	}
-	if b.file, err = os.Open(b.path); err != nil {
-		return err
-	}
-	if b.info, err = b.file.Stat(); err != nil {
-		return err
-	}
-	if !os.SameFile(info, b.info) {
-		return errors.New("the file changed while it was opened")
-	}
-	a, err := openArchive(b.file, b.info.Size())
+	a, err := b.openFile()
 	if err != nil {
 		return err
 	}
 	defer a.close()
 	return b.readMetadata(a)
 }
+
+// ID returns the digest of a bundle's own manifest, which names the lock and the description of the bundle: bundles with equal
+// IDs have equal content. It reads only the beginning of the file, and does not check the rest. It fails with
+// [imagepin.InvalidBundle] (ErrInvalidArgument).
+func ID(path string) (digest.Digest, error) {
+	b := &Bundle{path: path}
+	a, err := b.openFile()
+	if b.file != nil {
+		defer b.file.Close()
+	}
+	if err != nil {
+		return "", invalid(path, err)
+	}
+	defer a.close()
+	_, _, own, err := b.readIndex(a)
+	return own.Digest, invalid(path, err)
+}
+
+// openFile opens the file, and starts to read the archive.
+func (b *Bundle) openFile() (*archive, error) {
+	// A FIFO or a device is not opened.
+	info, err := os.Stat(b.path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	if b.file, err = os.Open(b.path); err != nil {
+		return nil, err
+	}
+	if b.info, err = b.file.Stat(); err != nil {
+		return nil, err
+	}
+	if !os.SameFile(info, b.info) {
+		return nil, errors.New("the file changed while it was opened")
+	}
+	return openArchive(b.file, b.info.Size())
+}
+
+// ID returns what [ID] returns for the file.
+func (b *Bundle) ID() digest.Digest { return b.id }
 
 // Close closes the file.
 func (b *Bundle) Close() error { return b.file.Close() }
@@ -170,27 +196,37 @@ func (b *Bundle) present(_ ocispec.Descriptor, children []ocispec.Descriptor) []
 	return present
 }
 
-// readMetadata reads all entries before the layers.
-func (b *Bundle) readMetadata(a *archive) error {
+// readIndex reads the first two entries: the layout, and index.json with the descriptors that it has, see [readIndexJSON].
+func (b *Bundle) readIndex(a *archive) (index []byte, roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor, _ error) {
 	layout, err := b.readFile(a, ocispec.ImageLayoutFile, int64(len(layoutFile)))
 	if err != nil {
-		return err
+		return nil, nil, own, err
 	}
 	if !bytes.Equal(layout, layoutFile) {
-		return &entryError{ocispec.ImageLayoutFile, errors.New("it is not that of an OCI image layout 1.0.0")}
+		return nil, nil, own, &entryError{ocispec.ImageLayoutFile, errors.New("it is not that of an OCI image layout 1.0.0")}
 	}
 	size, err := a.nextUnsized(ocispec.ImageIndexFile, maxIndexJSON)
 	if err != nil {
-		return err
+		return nil, nil, own, err
 	}
-	index, err := b.content(a, ocispec.ImageIndexFile, size)
+	index, err = b.content(a, ocispec.ImageIndexFile, size)
+	if err != nil {
+		return nil, nil, own, err
+	}
+	roots, own, err = readIndexJSON(index)
+	if err != nil {
+		return nil, nil, own, &entryError{ocispec.ImageIndexFile, err}
+	}
+	return index, roots, own, nil
+}
+
+// readMetadata reads all entries before the layers.
+func (b *Bundle) readMetadata(a *archive) error {
+	index, roots, own, err := b.readIndex(a)
 	if err != nil {
 		return err
 	}
-	roots, own, err := readIndexJSON(index)
-	if err != nil {
-		return &entryError{ocispec.ImageIndexFile, err}
-	}
+	b.id = own.Digest
 	if err := b.readOwn(a, own); err != nil {
 		return err
 	}
