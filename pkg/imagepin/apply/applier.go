@@ -145,6 +145,9 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if of := a.lockOf(id); of != nil {
+		r.fromBundle = of.Bundle
+	}
 	report := a.reporter(r, id)
 	if r.Bundle != nil {
 		report(Progress{Phase: Verifying})

@@ -130,16 +130,25 @@ func recovered[T any](run func() (T, error)) (result T, err error) {
 
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
-	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Credential: r.Credential}
+	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Imported: j.imported, Credential: r.Credential}
 	if l.Root.Digest == "" {
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
-		l.OnNode = false // another tool removed it
+	if err != nil && j.onNode && r.Bundle == nil && isLost(err) {
+		l.OnNode, l.Imported = false, false // another tool removed or damaged it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
+}
+
+// isLost reports whether an image was not made ready because its content is not on the node, or damaged.
+func isLost(err error) bool {
+	var known *imagepin.Error
+	if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+		return false
+	}
+	return errdefs.IsNotFound(err) || known != nil && known.Reason == imagepin.ContentCorrupt
 }
 
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
@@ -170,7 +179,7 @@ func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
 			}
 			// The content is on the node. If the image was copied to another repository, that of the tag may not have it.
 			onNode := now.Bundle || tag.Name() != i.Ref.Name()
-			if _, err := a.config.Puller.MakeLocked(ctx, pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode}); err != nil {
+			if _, err := a.config.Puller.MakeLocked(ctx, pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode, Imported: now.Bundle}); err != nil {
 				return err
 			}
 			failpoint.Reach("apply.tagged")

@@ -47,6 +47,8 @@ type Request struct {
 	dropped digest.Digest
 	// stored is the lock of the state that is applied or repaired, and nil for a lock from outside.
 	stored *applied.Applied
+	// fromBundle reports that the lock is one of the node, and its content came from a bundle.
+	fromBundle bool
 }
 
 // Phase is what an apply does.

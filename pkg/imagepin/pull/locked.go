@@ -19,8 +19,11 @@ type Locked struct {
 	Ref     reference.Named
 	Root    ocispec.Descriptor
 	Runtime runtimeplatform.Runtime
-	// OnNode reports that the content is on the node, from a bundle. No registry is asked.
+	// OnNode reports that the content is on the node. No registry is asked.
 	OnNode bool
+	// Imported reports that the content came from a bundle, so that the image needs no proof. Content that is on the node from a
+	// registry needs one.
+	Imported bool
 	// Credential is for the registry. The zero value means the node's own credentials.
 	Credential resolve.Credential
 	Progress   transfer.ProgressFunc
@@ -44,5 +47,5 @@ func (p *Puller) MakeLocked(ctx context.Context, l Locked) (Pulled, error) {
 			return Pulled{}, err
 		}
 	}
-	return p.make(ctx, Job{Verdict: v, Runtime: l.Runtime, OnNode: l.OnNode, Progress: l.Progress, verified: true})
+	return p.make(ctx, Job{Verdict: v, Runtime: l.Runtime, OnNode: l.OnNode, Imported: l.Imported, Progress: l.Progress, verified: true})
 }

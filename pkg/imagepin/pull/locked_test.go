@@ -116,7 +116,7 @@ func (n *lockedNode) make(t *testing.T, l Locked) (Pulled, error) {
 func TestLockedOnNode(t *testing.T) {
 	n, ref := newLockedNode(t)
 	byDigest := ref("@" + n.img.Manifest.Digest.String())
-	for _, l := range []Locked{{Ref: byDigest, OnNode: true}, {Ref: ref(":1"), OnNode: true}} {
+	for _, l := range []Locked{{Ref: byDigest, OnNode: true, Imported: true}, {Ref: ref(":1"), OnNode: true, Imported: true}} {
 		l.Root = n.img.Manifest
 		made, err := n.make(t, l)
 		noError(t, err)

@@ -139,8 +139,10 @@ type Job struct {
 	// Lost is the recorded key that the job repairs. It is nil for other jobs.
 	Lost *imagepin.Entry
 
-	// OnNode reports that all content of the image is on the node, from a bundle. No registry is asked.
+	// OnNode reports that all content of the image is on the node. No registry is asked.
 	OnNode bool
+	// Imported reports that the content came from a bundle.
+	Imported bool
 
 	meter    *meter
 	verified bool // by the image verifiers

@@ -252,8 +252,11 @@ func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 // sourceOf returns the source of a job's image. A further target of an image has the same source as the targets that
 // are ready.
 func (u *unpacker) sourceOf(j Job) imagepin.Source {
-	if j.OnNode {
+	if j.Imported {
 		return imagepin.SourceImported
+	}
+	if j.OnNode {
+		return imagepin.SourcePull
 	}
 	byDigest, err := store.RecordName(j.Ref, j.Root.Digest)
 	if err != nil || j.Session != nil {
