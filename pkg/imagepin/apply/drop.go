@@ -35,11 +35,11 @@ type dropped struct {
 // It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
 // (ErrNotFound) if the directories are empty and again is true.
 func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
-	end, err := a.begin(ctx)
+	ctx, turn, err := a.begin(ctx, nil)
 	if err != nil {
 		return Result{}, err
 	}
-	defer end()
+	defer turn.end()
 	s := a.config.Settings()
 	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
@@ -51,6 +51,9 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Resu
 	}
 	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
 		return Result{}, nil
+	}
+	if !r.DryRun {
+		a.turns.setDropped(d.id)
 	}
 	opened, err := d.openBundles()
 	defer func() {
