@@ -305,7 +305,7 @@ func (a *Applier) planFromBundle(ctx context.Context, b Bundle, j *job, p *plan)
 		return fmt.Errorf("manifest %s: %v: %w", manifest.Digest, err, errdefs.ErrInvalidArgument)
 	}
 	for _, d := range append(path, m.Config) {
-		p.metadata[d.Digest] = d
+		p.metadata[d.Digest] = bare(d)
 	}
 	return a.planLayers(ctx, b, j, m, p)
 }
@@ -316,11 +316,11 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Ma
 	unpacked := -1 // the number of the last layer whose snapshot is there, once it is known
 	for n, l := range m.Layers {
 		if b.Has(l.Digest) {
-			p.layers[l.Digest] = l
+			p.layers[l.Digest] = bare(l)
 			continue
 		}
 		if _, err := a.config.Content.Info(ctx, l.Digest); err == nil {
-			p.layers[l.Digest] = l // held by the lease
+			p.layers[l.Digest] = bare(l) // held by the lease
 			continue
 		}
 		if unpacked < 0 {
@@ -331,6 +331,11 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Ma
 		}
 	}
 	return nil
+}
+
+// bare returns a descriptor without what an import does not need: a bundle decides how long that is.
+func bare(d ocispec.Descriptor) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }
 
 // unpackedLayers returns how many layers of an image, from the lowest on, have a snapshot on a node that discards layers.
