@@ -100,7 +100,7 @@ func TestMemoryDoesNotGrowWithTheMetadata(t *testing.T) {
 	images := make(map[string]ocispec.Descriptor)
 	var configs []ocispec.Descriptor
 	for n := range number {
-		config := append(fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","author":"%d %x`, n, random(byte(n), 50_000)), bytes.Repeat([]byte("a"), size)...)
+		config := append(fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","author":"%d %x`, n, random(uint64(n), 50_000)), bytes.Repeat([]byte("a"), size)...)
 		config = append(config[:size-2], `"}`...)
 		configs = append(configs, m.put(ocispec.MediaTypeImageConfig, config))
 		images[fmt.Sprintf("registry.example/app:v%d", n)] = m.putJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{
