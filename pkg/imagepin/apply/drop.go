@@ -85,8 +85,9 @@ func nothingDropped(s Settings) error {
 	return e
 }
 
-// readDropped lists the drop directories. A directory that does not exist is empty. It fails with
-// [imagepin.InvalidBundle] for a file that is no bundle, and with [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root or this user does not own.
+// readDropped lists the drop directories. A directory that does not exist is empty. It fails with [imagepin.InvalidBundle] for a file
+// that is no bundle, and with [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root
+// or this user does not own.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
 		return d, err

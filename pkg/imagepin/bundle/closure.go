@@ -133,7 +133,7 @@ func parse(d ocispec.Descriptor, data []byte) (*document, error) {
 		return nil, fmt.Errorf("%s has the media type %.80q, but its descriptor %.80q", d.Digest, doc.MediaType, d.MediaType)
 	}
 	isIndex := images.IsIndexType(d.MediaType)
-	if isIndex && (doc.Config.isSet || len(doc.Layers) > 0 || doc.FSLayers) || !isIndex && len(doc.Manifests) > 0 {
+	if isIndex && (doc.Config.isSet || len(doc.Layers) > 0 || bool(doc.FSLayers)) || !isIndex && len(doc.Manifests) > 0 {
 		return nil, fmt.Errorf("%s is not what its descriptor says, %.80q", d.Digest, d.MediaType)
 	}
 	return &doc, nil
