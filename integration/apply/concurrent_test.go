@@ -54,8 +54,8 @@ func requestFor(digest string) func(registry.Request) bool {
 	return func(q registry.Request) bool { return strings.Contains(q.Path, digest) }
 }
 
-// TestOneApplyAtATime starts a second apply, a rollback and a removal during an apply. They fail, pods run what the lock of the
-// node names, and the first apply goes on.
+// TestOneApplyAtATime starts a second apply during an apply, and a rollback and a removal that have nothing to do. They fail, pods run
+// what the lock of the node names, and the first apply goes on.
 func TestOneApplyAtATime(t *testing.T) {
 	t.Parallel()
 	l := newLocks(t, node.Options{})
@@ -66,8 +66,11 @@ func TestOneApplyAtATime(t *testing.T) {
 	apply := testkit.Async(func() (string, error) { return mustApply(l.Rig, l.second) })
 	testkit.AwaitRequest(t, l.Reg, requestFor(l.moved))
 
-	for _, args := range [][]string{{"apply", l.first}, {"apply"}, {"apply", l.first, "--detach"}, {"rollback"}, {"lock", "rm"}, {"lock", "rm", "--previous"}} {
-		imagepinWants(l.Rig, 1, args, "ApplyInProgress")
+	for _, args := range [][]string{{"apply", l.first}, {"apply"}, {"apply", l.first, "--detach"}} {
+		imagepinWants(l.Rig, 1, args, "ApplyInProgress", "imagepin apply --cancel")
+	}
+	for _, args := range [][]string{{"rollback"}, {"lock", "rm", "--previous"}} {
+		imagepinWants(l.Rig, 1, args, "UnknownLock")
 	}
 	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "Applying:", "preparing", l.old[7:19])
 	l.WantVersion(node.KubeletPod{Image: l.ref, Always: true}, "old")
@@ -77,6 +80,39 @@ func TestOneApplyAtATime(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	l.WantVersion(node.KubeletPod{Image: l.ref}, "moved")
+}
+
+// TestCancelApply cancels detached applies whose registry does not answer: by apply --cancel, which leaves the lock of the node, by a
+// rollback, which needs no registry, and by a removal.
+func TestCancelApply(t *testing.T) {
+	t.Parallel()
+	l := newLocks(t, node.Options{})
+	imagepinWants(l.Rig, 0, []string{"apply", l.first})
+	imagepinWants(l.Rig, 0, []string{"apply", l.second})
+	next := l.Version("shop/app:v1", "next")
+	path := writeLock(l.Rig, "next.yaml", map[string]string{l.ref: next})
+	defer l.hangOn(next)()
+	start := func() {
+		t.Helper()
+		l.Reg.Reset()
+		imagepinWants(l.Rig, 0, []string{"apply", path, "--detach"}, "Started")
+		testkit.AwaitRequest(t, l.Reg, requestFor(next))
+	}
+	start()
+	imagepinWants(l.Rig, 0, []string{"apply", "--cancel"}, "Canceled the apply")
+	imagepinWants(l.Rig, 10, []string{"lock", "status"}, l.moved[7:19], "ApplyCanceled")
+	imagepinWants(l.Rig, 0, []string{"apply", "--cancel"}, "No lock is being applied")
+	start()
+	l.Reg.Reset()
+	imagepinWants(l.Rig, 0, []string{"rollback"}, "Applied lock", l.old[7:19])
+	if n := l.Reg.Count(requestFor(l.old)); n != 0 {
+		t.Errorf("the rollback sent %d requests", n)
+	}
+	imagepinWants(l.Rig, 0, []string{"lock", "status"}, l.old[7:19])
+	l.WantVersion(node.KubeletPod{Image: l.ref}, "old")
+	start()
+	imagepinWants(l.Rig, 0, []string{"lock", "rm"}, "Removed the lock")
+	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "none")
 }
 
 func mustApply(r *testkit.Rig, path string) (string, error) {

@@ -14,13 +14,27 @@ import (
 // after the next look at the lock, from the content that the lock retains. Other ways to remove images keep it.
 func TestRemovedImageComesBack(t *testing.T) {
 	t.Parallel()
+	for _, from := range []string{"bundle", "registry"} {
+		t.Run(from, func(t *testing.T) {
+			t.Parallel()
+			removedImageComesBack(t, from == "bundle")
+		})
+	}
+}
+
+func removedImageComesBack(t *testing.T, fromBundle bool) {
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	ref := r.Reg.Ref("shop/app:v1")
-	old := r.Version("shop/app:v1", "old")
-	bundle := makeBundle(r, "b.tar", writeLock(r, "lock.yaml", map[string]string{ref: old}))
+	file := writeLock(r, "lock.yaml", map[string]string{ref: r.Version("shop/app:v1", "old")})
 	r.MustRemovePod(r.MustPod("")) // the sandbox image
-	withoutRegistry(r)
-	imagepinWants(r, 0, []string{"apply", bundle}, "Applied lock")
+	if fromBundle {
+		file = makeBundle(r, "b.tar", file)
+		withoutRegistry(r)
+	}
+	imagepinWants(r, 0, []string{"apply", file}, "Applied lock")
+	if !fromBundle {
+		withoutRegistry(r)
+	}
 	imagepinWants(r, 0, []string{"prune", "--older-than", "0s", "--pinned", "--yes"})
 	imagepinWants(r, 0, []string{"check"})
 	imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 0 running, 0 missing")
@@ -31,6 +45,19 @@ func TestRemovedImageComesBack(t *testing.T) {
 		return strings.Contains(out, "1 ready, 0 running, 0 missing"), nil
 	})
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
+}
+
+// TestRollbackToRemovedImage goes back, without a registry, to a lock that was pulled and whose image was removed.
+func TestRollbackToRemovedImage(t *testing.T) {
+	t.Parallel()
+	l := newLocks(t, node.Options{Handlers: testkit.OnNative, DiscardUnpackedLayers: true})
+	imagepinWants(l.Rig, 0, []string{"apply", l.first}, "Applied lock")
+	imagepinWants(l.Rig, 0, []string{"apply", l.second}, "Applied lock")
+	l.MustRemovePod(l.MustPod("")) // the sandbox image
+	l.MustRemove(l.Reg.Ref("shop/app@"+l.old), "")
+	l.Reg.Down()
+	imagepinWants(l.Rig, 0, []string{"rollback"}, "Applied lock", l.old[7:19])
+	l.WantVersion(node.KubeletPod{Image: l.ref}, "old")
 }
 
 // TestUninstallWithLock removes imagepin from a node right after a second lock, when the blob of the first may not be collected.

@@ -95,6 +95,17 @@ func TestDiskFull(t *testing.T) {
 	}
 	imagepinWants(r, 0, []string{"apply", bundle}, "Applied lock")
 	r.WantVersion(node.KubeletPod{Image: ref}, "new")
+
+	// A bundle with the same large layers needs space only for the difference, here its configuration.
+	if err := r.Reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	_, next := r.Push("shop/app:v1", images.Options{Version: "new", Random: random, Labels: map[string]string{"build": "2"}}, images.HostPlatform())
+	lock = writeLock(r, "next.yaml", map[string]string{ref: testkit.DigestIn(next)})
+	imagepinWants(r, 0, []string{"bundle", lock, "-o", bundle})
+	r.Reg.Down()
+	fill(t, r.Root(), 8<<20)
+	imagepinWants(r, 0, []string{"apply", bundle}, "Applied lock")
 }
 
 // fillMore writes another file until a disk is full.

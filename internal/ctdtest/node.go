@@ -26,7 +26,7 @@ import (
 // Namespace is the namespace in the contexts of a Node.
 const Namespace = "k8s.io"
 
-// Node is the containerd of one node, without the daemon.
+// Node is the containerd of one node, without the daemon. Its test fails if a store is called without a namespace.
 type Node struct {
 	DB      *metadata.DB
 	Images  images.Store
@@ -61,11 +61,13 @@ func New(t testing.TB, snapshotters ...string) *Node {
 			t.Error(err)
 		}
 	})
-	n.Images = metadata.NewImageStore(n.DB)
-	n.Content = n.DB.ContentStore()
-	n.Leases = collectingLeases{metadata.NewLeaseManager(n.DB), n.DB}
+	calls := &namespaced{}
+	calls.failAtEnd(t)
+	n.Images = namespacedImages{metadata.NewImageStore(n.DB), calls}
+	n.Content = namespacedContent{n.DB.ContentStore(), calls}
+	n.Leases = namespacedLeases{collectingLeases{metadata.NewLeaseManager(n.DB), n.DB}, calls}
 	for _, name := range snapshotters {
-		n.snapshotters[name] = n.DB.Snapshotter(name)
+		n.snapshotters[name] = namespacedSnapshotter{n.DB.Snapshotter(name), calls}
 	}
 	return n
 }

@@ -85,6 +85,8 @@ const (
 	UnknownLock Reason = "UnknownLock"
 	// ApplyInProgress: the node already applies another lock.
 	ApplyInProgress Reason = "ApplyInProgress"
+	// ApplyCanceled: a command has canceled the apply.
+	ApplyCanceled Reason = "ApplyCanceled"
 )
 
 // Error is an error that imagepin itself decides on. The first line of its text says what happened to which reference

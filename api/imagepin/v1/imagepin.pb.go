@@ -4364,6 +4364,86 @@ func (x *ApplyRequest) GetName() string {
 	return ""
 }
 
+type CancelApplyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelApplyRequest) Reset() {
+	*x = CancelApplyRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelApplyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelApplyRequest) ProtoMessage() {}
+
+func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelApplyRequest.ProtoReflect.Descriptor instead.
+func (*CancelApplyRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+}
+
+type CancelApplyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Canceled      bool                   `protobuf:"varint,1,opt,name=canceled,proto3" json:"canceled,omitempty"` // false if no lock was being applied
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelApplyResponse) Reset() {
+	*x = CancelApplyResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelApplyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelApplyResponse) ProtoMessage() {}
+
+func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelApplyResponse.ProtoReflect.Descriptor instead.
+func (*CancelApplyResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *CancelApplyResponse) GetCanceled() bool {
+	if x != nil {
+		return x.Canceled
+	}
+	return false
+}
+
 type RollbackRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Credential     *Credential            `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
@@ -4374,7 +4454,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4466,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4479,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RollbackRequest) GetCredential() *Credential {
@@ -4426,7 +4506,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4518,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4531,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ApplyResponse) GetProgress() *ApplyProgress {
@@ -4481,7 +4561,7 @@ type ApplyProgress struct {
 
 func (x *ApplyProgress) Reset() {
 	*x = ApplyProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +4573,7 @@ func (x *ApplyProgress) String() string {
 func (*ApplyProgress) ProtoMessage() {}
 
 func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +4586,7 @@ func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
 func (*ApplyProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ApplyProgress) GetPhase() string {
@@ -4556,7 +4636,7 @@ type ApplyResult struct {
 
 func (x *ApplyResult) Reset() {
 	*x = ApplyResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4648,7 @@ func (x *ApplyResult) String() string {
 func (*ApplyResult) ProtoMessage() {}
 
 func (x *ApplyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4661,7 @@ func (x *ApplyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
 func (*ApplyResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ApplyResult) GetLock() string {
@@ -4624,7 +4704,7 @@ type LockChange struct {
 
 func (x *LockChange) Reset() {
 	*x = LockChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +4716,7 @@ func (x *LockChange) String() string {
 func (*LockChange) ProtoMessage() {}
 
 func (x *LockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +4729,7 @@ func (x *LockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
 func (*LockChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LockChange) GetRef() string {
@@ -4681,7 +4761,7 @@ type LockStatusRequest struct {
 
 func (x *LockStatusRequest) Reset() {
 	*x = LockStatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4773,7 @@ func (x *LockStatusRequest) String() string {
 func (*LockStatusRequest) ProtoMessage() {}
 
 func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4786,7 @@ func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
 func (*LockStatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
 }
 
 type LockStatusResponse struct {
@@ -4726,7 +4806,7 @@ type LockStatusResponse struct {
 
 func (x *LockStatusResponse) Reset() {
 	*x = LockStatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4738,7 +4818,7 @@ func (x *LockStatusResponse) String() string {
 func (*LockStatusResponse) ProtoMessage() {}
 
 func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4751,7 +4831,7 @@ func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
 func (*LockStatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *LockStatusResponse) GetLock() *Lock {
@@ -4831,7 +4911,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4843,7 +4923,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4856,7 +4936,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Lock) GetDigest() string {
@@ -4912,7 +4992,7 @@ type LockFailure struct {
 
 func (x *LockFailure) Reset() {
 	*x = LockFailure{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4924,7 +5004,7 @@ func (x *LockFailure) String() string {
 func (*LockFailure) ProtoMessage() {}
 
 func (x *LockFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4937,7 +5017,7 @@ func (x *LockFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
 func (*LockFailure) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LockFailure) GetAt() *timestamppb.Timestamp {
@@ -4975,7 +5055,7 @@ type LockCounts struct {
 
 func (x *LockCounts) Reset() {
 	*x = LockCounts{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4987,7 +5067,7 @@ func (x *LockCounts) String() string {
 func (*LockCounts) ProtoMessage() {}
 
 func (x *LockCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5000,7 +5080,7 @@ func (x *LockCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
 func (*LockCounts) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LockCounts) GetLocked() int64 {
@@ -5061,7 +5141,7 @@ type LockedImage struct {
 
 func (x *LockedImage) Reset() {
 	*x = LockedImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5153,7 @@ func (x *LockedImage) String() string {
 func (*LockedImage) ProtoMessage() {}
 
 func (x *LockedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5166,7 @@ func (x *LockedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
 func (*LockedImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LockedImage) GetRef() string {
@@ -5150,7 +5230,7 @@ type ExtraImage struct {
 
 func (x *ExtraImage) Reset() {
 	*x = ExtraImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5162,7 +5242,7 @@ func (x *ExtraImage) String() string {
 func (*ExtraImage) ProtoMessage() {}
 
 func (x *ExtraImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5175,7 +5255,7 @@ func (x *ExtraImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
 func (*ExtraImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ExtraImage) GetImageId() string {
@@ -5214,7 +5294,7 @@ type DriftedContainer struct {
 
 func (x *DriftedContainer) Reset() {
 	*x = DriftedContainer{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5226,7 +5306,7 @@ func (x *DriftedContainer) String() string {
 func (*DriftedContainer) ProtoMessage() {}
 
 func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5239,7 +5319,7 @@ func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
 func (*DriftedContainer) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DriftedContainer) GetNamespace() string {
@@ -5293,7 +5373,7 @@ type RemoveLockRequest struct {
 
 func (x *RemoveLockRequest) Reset() {
 	*x = RemoveLockRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5305,7 +5385,7 @@ func (x *RemoveLockRequest) String() string {
 func (*RemoveLockRequest) ProtoMessage() {}
 
 func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5318,7 +5398,7 @@ func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveLockRequest) GetPrevious() bool {
@@ -5337,7 +5417,7 @@ type RemoveLockResponse struct {
 
 func (x *RemoveLockResponse) Reset() {
 	*x = RemoveLockResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5349,7 +5429,7 @@ func (x *RemoveLockResponse) String() string {
 func (*RemoveLockResponse) ProtoMessage() {}
 
 func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5362,7 +5442,7 @@ func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveLockResponse) GetResult() *ApplyResult {
@@ -5385,7 +5465,7 @@ type LockEvent struct {
 
 func (x *LockEvent) Reset() {
 	*x = LockEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5477,7 @@ func (x *LockEvent) String() string {
 func (*LockEvent) ProtoMessage() {}
 
 func (x *LockEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5490,7 @@ func (x *LockEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
 func (*LockEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *LockEvent) GetLock() string {
@@ -5450,7 +5530,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5462,7 +5542,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5475,7 +5555,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -5497,7 +5577,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5509,7 +5589,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5522,7 +5602,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -5561,7 +5641,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5573,7 +5653,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5586,7 +5666,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 type VersionResponse struct {
@@ -5598,7 +5678,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +5690,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +5703,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -5645,7 +5725,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5657,7 +5737,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5670,7 +5750,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -6046,7 +6126,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x10bytes_per_second\x18\x06 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
 	"\adry_run\x18\a \x01(\bR\x06dryRun\x12\x16\n" +
 	"\x06detach\x18\b \x01(\bR\x06detach\x12\x12\n" +
-	"\x04name\x18\t \x01(\tR\x04name\"t\n" +
+	"\x04name\x18\t \x01(\tR\x04name\"\x14\n" +
+	"\x12CancelApplyRequest\"1\n" +
+	"\x13CancelApplyResponse\x12\x1a\n" +
+	"\bcanceled\x18\x01 \x01(\bR\bcanceled\"t\n" +
 	"\x0fRollbackRequest\x127\n" +
 	"\n" +
 	"credential\x18\x01 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
@@ -6149,7 +6232,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xe2\r\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xb4\x0e\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -6169,7 +6252,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
 	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12;\n" +
 	"\x04Diff\x12\x18.imagepin.v1.DiffRequest\x1a\x19.imagepin.v1.DiffResponse\x12@\n" +
-	"\x05Apply\x12\x19.imagepin.v1.ApplyRequest\x1a\x1a.imagepin.v1.ApplyResponse0\x01\x12F\n" +
+	"\x05Apply\x12\x19.imagepin.v1.ApplyRequest\x1a\x1a.imagepin.v1.ApplyResponse0\x01\x12P\n" +
+	"\vCancelApply\x12\x1f.imagepin.v1.CancelApplyRequest\x1a .imagepin.v1.CancelApplyResponse\x12F\n" +
 	"\bRollback\x12\x1c.imagepin.v1.RollbackRequest\x1a\x1a.imagepin.v1.ApplyResponse0\x01\x12M\n" +
 	"\n" +
 	"LockStatus\x12\x1e.imagepin.v1.LockStatusRequest\x1a\x1f.imagepin.v1.LockStatusResponse\x12M\n" +
@@ -6192,7 +6276,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -6256,40 +6340,42 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*DeepCheckProgress)(nil),     // 59: imagepin.v1.DeepCheckProgress
 	(*Finding)(nil),               // 60: imagepin.v1.Finding
 	(*ApplyRequest)(nil),          // 61: imagepin.v1.ApplyRequest
-	(*RollbackRequest)(nil),       // 62: imagepin.v1.RollbackRequest
-	(*ApplyResponse)(nil),         // 63: imagepin.v1.ApplyResponse
-	(*ApplyProgress)(nil),         // 64: imagepin.v1.ApplyProgress
-	(*ApplyResult)(nil),           // 65: imagepin.v1.ApplyResult
-	(*LockChange)(nil),            // 66: imagepin.v1.LockChange
-	(*LockStatusRequest)(nil),     // 67: imagepin.v1.LockStatusRequest
-	(*LockStatusResponse)(nil),    // 68: imagepin.v1.LockStatusResponse
-	(*Lock)(nil),                  // 69: imagepin.v1.Lock
-	(*LockFailure)(nil),           // 70: imagepin.v1.LockFailure
-	(*LockCounts)(nil),            // 71: imagepin.v1.LockCounts
-	(*LockedImage)(nil),           // 72: imagepin.v1.LockedImage
-	(*ExtraImage)(nil),            // 73: imagepin.v1.ExtraImage
-	(*DriftedContainer)(nil),      // 74: imagepin.v1.DriftedContainer
-	(*RemoveLockRequest)(nil),     // 75: imagepin.v1.RemoveLockRequest
-	(*RemoveLockResponse)(nil),    // 76: imagepin.v1.RemoveLockResponse
-	(*LockEvent)(nil),             // 77: imagepin.v1.LockEvent
-	(*UninstallRequest)(nil),      // 78: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 79: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 80: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 81: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 82: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 83: google.protobuf.Timestamp
+	(*CancelApplyRequest)(nil),    // 62: imagepin.v1.CancelApplyRequest
+	(*CancelApplyResponse)(nil),   // 63: imagepin.v1.CancelApplyResponse
+	(*RollbackRequest)(nil),       // 64: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 65: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 66: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 67: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 68: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 69: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 70: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 71: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 72: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 73: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 74: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 75: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 76: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 77: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 78: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 79: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 80: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 81: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 82: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 83: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 84: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	83,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	85,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
 	0,   // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	83,  // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	83,  // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	85,  // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	85,  // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,   // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,   // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	83,  // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	83,  // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	85,  // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	85,  // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,   // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,   // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,   // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -6318,25 +6404,25 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33,  // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31,  // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,   // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	83,  // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	37,  // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
 	38,  // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
 	39,  // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
 	40,  // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
 	41,  // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	83,  // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	85,  // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
 	36,  // 45: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	83,  // 46: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	83,  // 47: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	85,  // 46: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	85,  // 47: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
 	1,   // 48: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
 	1,   // 49: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	83,  // 50: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	85,  // 50: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
 	44,  // 51: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
 	46,  // 52: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
 	46,  // 53: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
 	47,  // 54: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
 	45,  // 55: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	83,  // 56: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	85,  // 56: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
 	1,   // 57: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
 	3,   // 58: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
 	0,   // 59: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
@@ -6349,23 +6435,23 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	56,  // 66: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
 	3,   // 67: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
 	3,   // 68: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	64,  // 69: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	65,  // 70: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	66,  // 71: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	69,  // 72: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	69,  // 73: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	64,  // 74: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	70,  // 75: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	72,  // 76: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	73,  // 77: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	74,  // 78: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	71,  // 79: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	83,  // 80: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	83,  // 81: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	66,  // 69: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	67,  // 70: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 71: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	71,  // 72: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	71,  // 73: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	66,  // 74: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	72,  // 75: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	74,  // 76: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	75,  // 77: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	76,  // 78: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	73,  // 79: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	85,  // 80: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	85,  // 81: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
 	1,   // 82: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
 	1,   // 83: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	65,  // 84: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	66,  // 85: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	67,  // 84: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 85: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
 	4,   // 86: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
 	7,   // 87: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
 	7,   // 88: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
@@ -6385,40 +6471,42 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	48,  // 102: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
 	50,  // 103: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
 	61,  // 104: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	62,  // 105: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	67,  // 106: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	75,  // 107: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	55,  // 108: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	57,  // 109: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	78,  // 110: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	80,  // 111: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 112: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 113: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 114: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 115: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 116: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 117: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 118: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 119: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 120: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 121: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 122: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 123: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 124: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 125: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	43,  // 126: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	49,  // 127: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	51,  // 128: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	63,  // 129: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	63,  // 130: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	68,  // 131: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	76,  // 132: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	56,  // 133: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	58,  // 134: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	79,  // 135: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	81,  // 136: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	112, // [112:137] is the sub-list for method output_type
-	87,  // [87:112] is the sub-list for method input_type
+	62,  // 105: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	64,  // 106: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	69,  // 107: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	77,  // 108: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	55,  // 109: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	57,  // 110: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	80,  // 111: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	82,  // 112: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 113: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 114: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 115: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 116: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 117: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 118: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 119: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 120: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 121: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 122: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 123: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 124: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 125: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 126: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	43,  // 127: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	49,  // 128: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	51,  // 129: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	65,  // 130: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	63,  // 131: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	65,  // 132: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	70,  // 133: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	78,  // 134: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	56,  // 135: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	58,  // 136: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	81,  // 137: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	83,  // 138: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	113, // [113:139] is the sub-list for method output_type
+	87,  // [87:113] is the sub-list for method input_type
 	87,  // [87:87] is the sub-list for extension type_name
 	87,  // [87:87] is the sub-list for extension extendee
 	0,   // [0:87] is the sub-list for field type_name
@@ -6437,7 +6525,7 @@ func file_imagepin_v1_imagepin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   83,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

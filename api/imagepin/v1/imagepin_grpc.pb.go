@@ -40,6 +40,7 @@ const (
 	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
 	Control_Diff_FullMethodName         = "/imagepin.v1.Control/Diff"
 	Control_Apply_FullMethodName        = "/imagepin.v1.Control/Apply"
+	Control_CancelApply_FullMethodName  = "/imagepin.v1.Control/CancelApply"
 	Control_Rollback_FullMethodName     = "/imagepin.v1.Control/Rollback"
 	Control_LockStatus_FullMethodName   = "/imagepin.v1.Control/LockStatus"
 	Control_RemoveLock_FullMethodName   = "/imagepin.v1.Control/RemoveLock"
@@ -97,7 +98,11 @@ type ControlClient interface {
 	// Apply applies a lock or a bundle: it makes its images ready, and then switches all pins of the lock in one step. It reports
 	// progress. The last message has the result. It ends when the caller ends, unless it is detached.
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error)
-	// Rollback applies the lock before the current one, which becomes the lock before.
+	// CancelApply ends the apply that is running. It returns when that has ended. The node has the lock that it had, unless the apply
+	// had switched to its lock.
+	CancelApply(ctx context.Context, in *CancelApplyRequest, opts ...grpc.CallOption) (*CancelApplyResponse, error)
+	// Rollback applies the lock before the current one, which becomes the lock before. It ends an apply
+	// that is running.
 	Rollback(ctx context.Context, in *RollbackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error)
 	// LockStatus compares the lock of the node with its images and containers.
 	LockStatus(ctx context.Context, in *LockStatusRequest, opts ...grpc.CallOption) (*LockStatusResponse, error)
@@ -357,6 +362,16 @@ func (c *controlClient) Apply(ctx context.Context, in *ApplyRequest, opts ...grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ApplyClient = grpc.ServerStreamingClient[ApplyResponse]
 
+func (c *controlClient) CancelApply(ctx context.Context, in *CancelApplyRequest, opts ...grpc.CallOption) (*CancelApplyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelApplyResponse)
+	err := c.cc.Invoke(ctx, Control_CancelApply_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Rollback(ctx context.Context, in *RollbackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[6], Control_Rollback_FullMethodName, cOpts...)
@@ -493,7 +508,11 @@ type ControlServer interface {
 	// Apply applies a lock or a bundle: it makes its images ready, and then switches all pins of the lock in one step. It reports
 	// progress. The last message has the result. It ends when the caller ends, unless it is detached.
 	Apply(*ApplyRequest, grpc.ServerStreamingServer[ApplyResponse]) error
-	// Rollback applies the lock before the current one, which becomes the lock before.
+	// CancelApply ends the apply that is running. It returns when that has ended. The node has the lock that it had, unless the apply
+	// had switched to its lock.
+	CancelApply(context.Context, *CancelApplyRequest) (*CancelApplyResponse, error)
+	// Rollback applies the lock before the current one, which becomes the lock before. It ends an apply
+	// that is running.
 	Rollback(*RollbackRequest, grpc.ServerStreamingServer[ApplyResponse]) error
 	// LockStatus compares the lock of the node with its images and containers.
 	LockStatus(context.Context, *LockStatusRequest) (*LockStatusResponse, error)
@@ -572,6 +591,9 @@ func (UnimplementedControlServer) Diff(context.Context, *DiffRequest) (*DiffResp
 }
 func (UnimplementedControlServer) Apply(*ApplyRequest, grpc.ServerStreamingServer[ApplyResponse]) error {
 	return status.Error(codes.Unimplemented, "method Apply not implemented")
+}
+func (UnimplementedControlServer) CancelApply(context.Context, *CancelApplyRequest) (*CancelApplyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelApply not implemented")
 }
 func (UnimplementedControlServer) Rollback(*RollbackRequest, grpc.ServerStreamingServer[ApplyResponse]) error {
 	return status.Error(codes.Unimplemented, "method Rollback not implemented")
@@ -897,6 +919,24 @@ func _Control_Apply_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ApplyServer = grpc.ServerStreamingServer[ApplyResponse]
 
+func _Control_CancelApply_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelApplyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).CancelApply(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_CancelApply_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).CancelApply(ctx, req.(*CancelApplyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Rollback_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(RollbackRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1063,6 +1103,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Diff",
 			Handler:    _Control_Diff_Handler,
+		},
+		{
+			MethodName: "CancelApply",
+			Handler:    _Control_CancelApply_Handler,
 		},
 		{
 			MethodName: "LockStatus",

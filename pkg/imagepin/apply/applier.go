@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -119,11 +120,11 @@ func New(c Config) *Applier {
 // It fails with ApplyInProgress, InvalidBundle, NotInBundle, NotEnoughSpace, NoMatchingPlatform, ImageVerificationFailed, and
 // as [pull.Puller.MakeLocked] does.
 func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin(ctx)
+	ctx, turn, err := a.begin(ctx, nil)
 	if err != nil {
 		return Result{}, err
 	}
-	defer end()
+	defer turn.end()
 	return a.applyAndNote(ctx, r)
 }
 
@@ -131,6 +132,9 @@ func (a *Applier) Apply(ctx context.Context, r Request) (Result, error) {
 func (a *Applier) applyAndNote(ctx context.Context, r Request) (Result, error) {
 	result, err := a.apply(ctx, r)
 	if err != nil {
+		if cause := context.Cause(ctx); isCanceled(cause) {
+			err = cause
+		}
 		return result, a.noteFailure(r, err)
 	}
 	if !r.DryRun {
@@ -146,6 +150,9 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	id, err := r.Lock.Digest()
 	if err != nil {
 		return Result{}, err
+	}
+	if of := a.lockOf(id); of != nil {
+		r.fromBundle = of.Bundle
 	}
 	report := a.reporter(r, id)
 	if r.Bundle != nil {
@@ -269,17 +276,22 @@ func changes(current *applied.Applied, next *lock.Lock) []Change {
 	return changed
 }
 
-// Rollback applies the lock before the current one. The current one becomes the previous one. It fails with
-// [imagepin.UnknownLock] (ErrNotFound) if there is none, and as [Applier.Apply] does.
+// Rollback applies the lock before the current one. The current one becomes the previous one. It cancels a running apply, also that of
+// the drop directories, which are not applied again until their content changes. It fails with [imagepin.UnknownLock] (ErrNotFound)
+// if there is no lock before, and as [Applier.Apply] does, except with ApplyInProgress.
 func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
-	end, err := a.begin(ctx)
+	if a.config.State.Get().Previous == nil {
+		return Result{}, unknownLock(noPrevious) // and a running apply goes on
+	}
+	ctx, turn, err := a.begin(ctx, canceledBy("imagepin rollback"))
 	if err != nil {
 		return Result{}, err
 	}
-	defer end()
+	defer turn.end()
+	r.dropped = turn.dropped
 	previous := a.config.State.Get().Previous
 	if previous == nil {
-		return Result{}, unknownLock("this node has no lock before the current one")
+		return Result{}, unknownLock(noPrevious)
 	}
 	r.Lock, r.Bundle, r.Name, r.Handlers, r.stored = previous.Lock, nil, previous.Name, previous.Handlers, previous
 	return a.applyAndNote(ctx, r)
@@ -287,22 +299,24 @@ func (a *Applier) Rollback(ctx context.Context, r Request) (Result, error) {
 
 // Remove removes the lock of the node, and the one before it: tags follow their registries again, and content is not retained
 // any more. With onlyPrevious it removes only the one before it. It fails with [imagepin.UnknownLock] (ErrNotFound) if there
-// is none. A failure of the last apply is not reported any more, unless onlyPrevious is set.
+// is none. It cancels a running apply, as [Applier.Rollback] does. A failure of the last apply is not reported any more, unless
+// onlyPrevious is set.
 func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error) {
-	end, err := a.begin(ctx)
+	if err := a.checkRemove(onlyPrevious); err != nil {
+		return Result{}, err // and a running apply goes on
+	}
+	ctx, turn, err := a.begin(ctx, canceledBy("imagepin lock rm"))
 	if err != nil {
 		return Result{}, err
 	}
-	defer end()
+	defer turn.end()
+	if err := a.checkRemove(onlyPrevious); err != nil {
+		return Result{}, err
+	}
 	last := a.config.State.Get()
-	next := applied.State{Dropped: last.Dropped}
-	switch {
-	case onlyPrevious && last.Previous == nil:
-		return Result{}, unknownLock("this node has no lock before the current one")
-	case onlyPrevious:
+	next := applied.State{Dropped: cmp.Or(turn.dropped, last.Dropped)}
+	if onlyPrevious {
 		next.Current = last.Current
-	case last.Current == nil && a.config.State.Err() == nil:
-		return Result{}, unknownLock("this node has no lock")
 	}
 	if err := a.config.State.Write(ctx, next); err != nil {
 		return Result{}, err
@@ -316,6 +330,19 @@ func (a *Applier) Remove(ctx context.Context, onlyPrevious bool) (Result, error)
 	}
 	return result, nil
 }
+
+// checkRemove fails with [imagepin.UnknownLock] if there is nothing to remove.
+func (a *Applier) checkRemove(onlyPrevious bool) error {
+	switch last := a.config.State.Get(); {
+	case onlyPrevious && last.Previous == nil:
+		return unknownLock(noPrevious)
+	case !onlyPrevious && last.Current == nil && a.config.State.Err() == nil:
+		return unknownLock("this node has no lock")
+	}
+	return nil
+}
+
+const noPrevious = "this node has no lock before the current one"
 
 func unknownLock(message string) *imagepin.Error {
 	return &imagepin.Error{

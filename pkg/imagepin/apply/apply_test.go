@@ -364,6 +364,56 @@ func TestRollbackToBundle(t *testing.T) {
 	}
 }
 
+// TestRetainedNeedsNoRegistry checks that the content of the node's locks is used for a rollback, a repair and the same lock again, and
+// that a registry is asked only for what has been lost. The images stay pulled ones.
+func TestRetainedNeedsNoRegistry(t *testing.T) {
+	for name, again := range map[string]func(e *env) error{
+		"rollback": func(e *env) error { _, err := e.Rollback(e.ctx, Request{}); return err },
+		"repair":   func(e *env) error { return e.complete(e.ctx) },
+		"the current lock": func(e *env) error {
+			_, err := e.Apply(e.ctx, Request{Lock: e.Status().Current.Lock})
+			return err
+		},
+		"the lock before": func(e *env) error {
+			_, err := e.Apply(e.ctx, Request{Lock: e.Status().Previous.Lock})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, handlers...)
+			for _, text := range []string{"one", "two"} {
+				_, err := e.Apply(e.ctx, Request{Lock: lockOf(t, image(t, "app:1", text, "linux/amd64"))})
+				noError(t, err)
+			}
+			for _, lost := range []error{nil, errdefs.ErrNotFound, &imagepin.Error{Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition}} {
+				clear(e.machine.entries) // by kubelet, while the registry is down
+				e.machine.made = nil
+				e.machine.make = func(_ context.Context, l pull.Locked) error {
+					if l.OnNode {
+						return lost
+					}
+					return nil
+				}
+				noError(t, again(e))
+				var asked, made int
+				for _, l := range e.machine.made {
+					if _, digested := l.Ref.(reference.Digested); digested {
+						if made++; !l.OnNode {
+							asked++
+						}
+					}
+					if l.Imported {
+						t.Errorf("%s is imported", l.Ref)
+					}
+				}
+				if want := map[bool][2]int{true: {1, 0}, false: {2, 1}}[lost == nil]; [2]int{made, asked} != want || e.Status().Current.Bundle {
+					t.Errorf("lost: %v: %d attempts, %d with a registry, want %v", lost, made, asked, want)
+				}
+			}
+		})
+	}
+}
+
 // TestRepairOnFullDisk checks that a repair removes nothing that it has made: it belongs to the lock.
 func TestRepairOnFullDisk(t *testing.T) {
 	e := newEnv(t, handlers...)

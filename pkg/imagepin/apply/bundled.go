@@ -5,6 +5,7 @@ import (
 	"context"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -19,16 +20,24 @@ var _ content.InfoReaderProvider = bundled{}
 
 // Info implements content.InfoProvider.
 func (b bundled) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
-	if text, ok := b.bundle.Blob(d); ok {
+	text, err := b.bundle.Blob(d)
+	switch {
+	case err == nil:
 		return content.Info{Digest: d, Size: int64(len(text))}, nil
+	case !errdefs.IsNotFound(err):
+		return content.Info{}, err
 	}
 	return b.Store.Info(ctx, d)
 }
 
 // ReaderAt implements content.Provider.
 func (b bundled) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
-	if text, ok := b.bundle.Blob(desc.Digest); ok {
+	text, err := b.bundle.Blob(desc.Digest)
+	switch {
+	case err == nil:
 		return readerAt{bytes.NewReader(text)}, nil
+	case !errdefs.IsNotFound(err):
+		return nil, err
 	}
 	return b.Store.ReaderAt(ctx, desc)
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -22,7 +23,8 @@ import (
 // dropped is the content of the drop directories.
 type dropped struct {
 	locks, bundles []string // paths, sorted by name
-	// id identifies the content: the locks, and the names, sizes and times of the bundles.
+	bundleIDs      []digest.Digest
+	// id identifies the content: the names and the content of the locks and bundles.
 	id digest.Digest
 }
 
@@ -33,11 +35,11 @@ type dropped struct {
 // It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
 // (ErrNotFound) if the directories are empty and again is true.
 func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
-	end, err := a.begin(ctx)
+	ctx, turn, err := a.begin(ctx, nil)
 	if err != nil {
 		return Result{}, err
 	}
-	defer end()
+	defer turn.end()
 	s := a.config.Settings()
 	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
@@ -50,7 +52,10 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Resu
 	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
 		return Result{}, nil
 	}
-	opened, err := openBundles(d.bundles)
+	if !r.DryRun {
+		a.turns.setDropped(d.id)
+	}
+	opened, err := d.openBundles()
 	defer func() {
 		for _, b := range opened {
 			_ = b.Close() // it was only read
@@ -80,8 +85,9 @@ func nothingDropped(s Settings) error {
 	return e
 }
 
-// readDropped lists the drop directories. A directory that does not exist is empty. It fails with
-// [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root or this user does not own.
+// readDropped lists the drop directories. A directory that does not exist is empty. It fails with [imagepin.InvalidBundle] for a file
+// that is no bundle, and with [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root
+// or this user does not own.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
 		return d, err
@@ -98,11 +104,12 @@ func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 		fmt.Fprintf(id.Hash(), "lock %q %s\n", filepath.Base(path), digest.FromBytes(text))
 	}
 	for _, path := range d.bundles {
-		info, err := os.Stat(path)
+		of, err := bundle.ID(path)
 		if err != nil {
 			return d, err
 		}
-		fmt.Fprintf(id.Hash(), "bundle %q %d %d\n", filepath.Base(path), info.Size(), info.ModTime().UnixNano())
+		d.bundleIDs = append(d.bundleIDs, of)
+		fmt.Fprintf(id.Hash(), "bundle %q %s\n", filepath.Base(path), of)
 	}
 	d.id = id.Digest()
 	return d, nil
@@ -146,13 +153,16 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 	return paths, nil
 }
 
-func openBundles(paths []string) (all []*bundle.Bundle, _ error) {
-	for _, path := range paths {
+func (d dropped) openBundles() (all []*bundle.Bundle, _ error) {
+	for n, path := range d.bundles {
 		b, err := bundle.Open(path)
 		if err != nil {
 			return all, err
 		}
 		all = append(all, b)
+		if b.ID() != d.bundleIDs[n] {
+			return all, fmt.Errorf("%s was replaced while it was read: %w", path, errdefs.ErrUnavailable) // tried again
+		}
 	}
 	return all, nil
 }

@@ -228,6 +228,7 @@ func TestDropID(t *testing.T) {
 	last := id()
 	noError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0))) // the text of a lock counts, not its time
 	drop(t, e.locks, ".a.yaml.tmp", image(t, "app:1", "two"))
+	noError(t, os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0))) // the same for a bundle
 	if id() != last {
 		t.Error("the same content has another ID")
 	}
@@ -236,7 +237,18 @@ func TestDropID(t *testing.T) {
 		change func() error
 	}{
 		{"text", func() error { drop(t, e.locks, "a.yaml", image(t, "app:1", "two")); return nil }},
-		{"bundle time", func() error { return os.Chtimes(filepath.Join(e.bundles, "b.tar"), time.Unix(1, 0), time.Unix(1, 0)) }},
+		{"bundle with the same name, size and time", func() error {
+			path := filepath.Join(e.bundles, "b.tar")
+			before, err := os.Stat(path)
+			noError(t, err)
+			e.dropBundle(t, "b.tar", "app:1", "two") // as long as "one"
+			noError(t, os.Chtimes(path, before.ModTime(), before.ModTime()))
+			after, err := os.Stat(path)
+			if err == nil && after.Size() != before.Size() {
+				t.Errorf("%d bytes, before %d", after.Size(), before.Size())
+			}
+			return err
+		}},
 		{"bundle name", func() error { return os.Rename(filepath.Join(e.bundles, "b.tar"), filepath.Join(e.bundles, "c.tar")) }},
 	} {
 		noError(t, c.change())

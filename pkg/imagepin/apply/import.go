@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -29,34 +29,29 @@ func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report fu
 		}
 	}
 	report(Progress{Phase: Importing, Total: total})
-	for _, d := range p.metadata {
-		text, ok := b.Blob(d.Digest)
-		if !ok {
-			if err := a.hold(ctx, d.Digest); err != nil {
-				return err
+	for _, all := range []map[digest.Digest]ocispec.Descriptor{p.metadata, p.layers} {
+		for d := range all {
+			if b.Has(d) {
+				continue
 			}
-			continue
-		}
-		if err := a.write(ctx, d, bytes.NewReader(text)); err != nil {
-			return err
-		}
-	}
-	for _, d := range p.layers {
-		if !b.Has(d.Digest) {
-			if err := a.hold(ctx, d.Digest); err != nil {
+			if err := a.hold(ctx, d); err != nil {
 				return err
 			}
 		}
 	}
-	want := func(d ocispec.Descriptor) bool { _, ok := p.layers[d.Digest]; return ok }
-	return b.ReadLayers(ctx, want, func(d ocispec.Descriptor, r io.Reader) error {
-		if err := a.write(ctx, d, &counting{Reader: r, read: func(n int64) {
+	want := func(d ocispec.Descriptor) bool {
+		_, isMetadata := p.metadata[d.Digest]
+		_, isLayer := p.layers[d.Digest]
+		return isMetadata || isLayer
+	}
+	return b.ReadBlobs(ctx, want, func(d ocispec.Descriptor, r io.Reader) error {
+		if _, isLayer := p.layers[d.Digest]; !isLayer {
+			return a.write(ctx, d, r)
+		}
+		return a.write(ctx, d, &counting{Reader: r, read: func(n int64) {
 			done += n
 			report(Progress{Phase: Importing, Done: done, Total: total})
-		}}); err != nil {
-			return err
-		}
-		return nil
+		}})
 	})
 }
 
@@ -94,7 +89,7 @@ func (c *counting) Read(p []byte) (int, error) {
 }
 
 // checkSpace fails with [imagepin.NotEnoughSpace] (ErrResourceExhausted) if the disk has no space for what a plan imports.
-func (a *Applier) checkSpace(p *plan) error {
+func (a *Applier) checkSpace(ctx context.Context, p *plan) error {
 	dir := a.config.Settings().ContentDir
 	if dir == "" {
 		return nil
@@ -105,8 +100,11 @@ func (a *Applier) checkSpace(p *plan) error {
 	}
 	var needed int64
 	for _, d := range p.layers {
-		if _, err := a.config.Content.Info(context.Background(), d.Digest); err != nil {
+		switch _, err := a.config.Content.Info(ctx, d.Digest); {
+		case errdefs.IsNotFound(err):
 			needed += d.Size
+		case err != nil:
+			return fmt.Errorf("layer %s: %w", d.Digest, err)
 		}
 	}
 	if needed <= free {

@@ -2,8 +2,10 @@ package apply
 
 import (
 	"context"
+	"fmt"
 	"io"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -68,9 +70,10 @@ func (j joined) Root(d digest.Digest) (root ocispec.Descriptor, ok bool) {
 }
 
 // Blob implements Bundle.
-func (j joined) Blob(d digest.Digest) (text []byte, ok bool) {
-	j.last(func(b *bundle.Bundle) bool { text, ok = b.Blob(d); return ok })
-	return text, ok
+func (j joined) Blob(d digest.Digest) (text []byte, err error) {
+	err = fmt.Errorf("no bundle has %s: %w", d, errdefs.ErrNotFound)
+	j.last(func(b *bundle.Bundle) bool { text, err = b.Blob(d); return !errdefs.IsNotFound(err) })
+	return text, err
 }
 
 // Has implements Bundle.
@@ -79,14 +82,14 @@ func (j joined) Has(d digest.Digest) bool {
 	return ok
 }
 
-// ReadLayers implements Bundle.
-func (j joined) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
+// ReadBlobs implements Bundle.
+func (j joined) ReadBlobs(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
 	for _, b := range j.all {
 		own := func(d ocispec.Descriptor) bool {
 			last, ok := j.last(func(o *bundle.Bundle) bool { return o.Has(d.Digest) })
 			return ok && last == b && want(d)
 		}
-		if err := b.ReadLayers(ctx, own, each); err != nil {
+		if err := b.ReadBlobs(ctx, own, each); err != nil {
 			return err
 		}
 	}

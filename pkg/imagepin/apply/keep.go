@@ -91,11 +91,11 @@ func (n *newDirectories) apply(ctx context.Context) error {
 		return nil
 	}
 	_, err := n.applier.ApplyDropped(ctx, Request{}, false)
-	if err != nil && !isOfContent(err) {
+	if err != nil && !isOfContent(err) && !isCanceled(err) {
 		return err
 	}
 	n.done = map[[2]string]bool{directories: true}
-	return nil // an error in their content is in the log and in the status
+	return nil // an error in their content, or that a command has canceled it, is in the log and in the status
 }
 
 // isOfContent reports whether an error is in the content of locks and bundles, so that another attempt would read them again for
@@ -111,13 +111,13 @@ func isOfContent(err error) bool {
 // complete makes the images of the current lock ready that are not, and records its tags and the lock itself. It writes nothing
 // if there is nothing to do, and while a lock is applied. An apply that begins meanwhile cancels it.
 func (a *Applier) complete(ctx context.Context) error {
-	repairing, cancel := context.WithCancel(ctx)
-	defer cancel()
-	end, running := a.turns.take(cancel)
+	mine, running := a.turns.take(true)
 	if running != nil {
 		return nil // it is what another apply does
 	}
-	defer end()
+	defer a.turns.end(mine)
+	repairing, release := mine.within(ctx)
+	defer release()
 	err := a.repair(repairing)
 	if repairing.Err() != nil {
 		return nil // for an apply

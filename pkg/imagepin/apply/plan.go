@@ -40,7 +40,9 @@ type plan struct {
 type job struct {
 	image   lock.Image
 	runtime runtimeplatform.Runtime
-	onNode  bool // its content is on the node, or in the bundle
+	// onNode reports that its content is in the bundle, or retained for a lock of the node. imported reports that it came from a
+	// bundle.
+	onNode, imported bool
 	// offered reports that the image is known to be published for the platform. Without it, the platform may be missing.
 	offered bool
 }
@@ -66,12 +68,38 @@ func (p *plan) setRoot(root ocispec.Descriptor) {
 // applied returns the lock of a plan whose images are ready.
 func (p *plan) applied(r Request, id digest.Digest) *applied.Applied {
 	return &applied.Applied{
-		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.onNode(), Handlers: r.Handlers, At: time.Now().UTC(),
+		Lock: r.Lock, Digest: id, Roots: p.roots, Name: r.Name, Bundle: r.imported(), Handlers: r.Handlers, At: time.Now().UTC(),
 	}
 }
 
-// onNode reports whether the content of the images is in the bundle or, from an earlier one, on the node.
-func (r Request) onNode() bool { return r.Bundle != nil || r.stored != nil && r.stored.Bundle }
+// imported reports whether the content of the images is in the bundle or, from an earlier one, on the node.
+func (r Request) imported() bool { return r.Bundle != nil || r.fromBundle }
+
+// lockOf returns the lock of the node with a digest, or nil.
+func (a *Applier) lockOf(id digest.Digest) *applied.Applied {
+	state := a.config.State.Get()
+	for _, of := range []*applied.Applied{state.Current, state.Previous} {
+		if digestOf(of) == id {
+			return of
+		}
+	}
+	return nil
+}
+
+// retained returns the images whose content is retained for the locks of the node, with the lock, by reference.
+func (a *Applier) retained() map[string]*applied.Applied {
+	all := make(map[string]*applied.Applied)
+	state := a.config.State.Get()
+	for _, of := range []*applied.Applied{state.Previous, state.Current} {
+		if of == nil {
+			continue
+		}
+		for _, i := range of.Lock.Images {
+			all[i.Ref.String()] = of
+		}
+	}
+	return all
+}
 
 // plan returns what has to be done for a lock. It fails with NotInBundle (ErrNotFound), NoMatchingPlatform (ErrNotFound) and
 // UnknownRuntimeHandler (ErrInvalidArgument).
@@ -85,6 +113,7 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		return nil, err
 	}
 	planned := make(map[imagepin.Key]bool) // an image can have several tags
+	retained := a.retained()
 	for _, i := range r.Lock.Images {
 		root, ok := a.root(r, i.Ref.Digest())
 		if ok {
@@ -92,7 +121,11 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		if err := a.planImage(ctx, r, i, a.runtimesFor(i, runtimes), p, planned); err != nil {
+		like := job{image: i, onNode: r.Bundle != nil, imported: r.Bundle != nil}
+		if of, ok := retained[i.Ref.String()]; ok && r.Bundle == nil {
+			like.onNode, like.imported = true, of.Bundle
+		}
+		if err := a.planImage(ctx, r, like, a.runtimesFor(i, runtimes), p, planned); err != nil {
 			return nil, err
 		}
 	}
@@ -180,12 +213,15 @@ func (a *Applier) root(r Request, d digest.Digest) (ocispec.Descriptor, bool) {
 	return ocispec.Descriptor{}, false
 }
 
-// planImage adds the jobs of one image. The image must be published for at least one target.
-func (a *Applier) planImage(ctx context.Context, r Request, i lock.Image, runtimes []runtimeplatform.Runtime, p *plan, planned map[imagepin.Key]bool) error {
+// planImage adds the jobs of one image, which are like a job without a runtime. The image must be published for at least one
+// target.
+func (a *Applier) planImage(ctx context.Context, r Request, like job, runtimes []runtimeplatform.Runtime, p *plan, planned map[imagepin.Key]bool) error {
+	i := like.image
 	var none error
 	found := false
 	for _, rt := range runtimes {
-		j := job{image: i, runtime: rt, onNode: r.onNode()}
+		j := like
+		j.runtime = rt
 		if e, ok := a.config.Images.Get(j.key()); planned[j.key()] || ok && e.Root.Digest == i.Ref.Digest() {
 			found = true
 			continue
@@ -269,7 +305,7 @@ func (a *Applier) planFromBundle(ctx context.Context, b Bundle, j *job, p *plan)
 		return fmt.Errorf("manifest %s: %v: %w", manifest.Digest, err, errdefs.ErrInvalidArgument)
 	}
 	for _, d := range append(path, m.Config) {
-		p.metadata[d.Digest] = d
+		p.metadata[d.Digest] = bare(d)
 	}
 	return a.planLayers(ctx, b, j, m, p)
 }
@@ -280,11 +316,11 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Ma
 	unpacked := -1 // the number of the last layer whose snapshot is there, once it is known
 	for n, l := range m.Layers {
 		if b.Has(l.Digest) {
-			p.layers[l.Digest] = l
+			p.layers[l.Digest] = bare(l)
 			continue
 		}
 		if _, err := a.config.Content.Info(ctx, l.Digest); err == nil {
-			p.layers[l.Digest] = l // held by the lease
+			p.layers[l.Digest] = bare(l) // held by the lease
 			continue
 		}
 		if unpacked < 0 {
@@ -295,6 +331,11 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Ma
 		}
 	}
 	return nil
+}
+
+// bare returns a descriptor without what an import does not need: a bundle decides how long that is.
+func bare(d ocispec.Descriptor) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }
 
 // unpackedLayers returns how many layers of an image, from the lowest on, have a snapshot on a node that discards layers.

@@ -46,7 +46,7 @@ func (a *Applier) prepare(ctx context.Context, r Request, p *plan, report func(P
 	if r.Bundle == nil || len(p.jobs) == 0 {
 		return run(ctx)
 	}
-	if err := a.checkSpace(p); err != nil {
+	if err := a.checkSpace(ctx, p); err != nil {
 		return err
 	}
 	return a.withLease(ctx, run)
@@ -130,16 +130,25 @@ func recovered[T any](run func() (T, error)) (result T, err error) {
 
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
-	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Imported: j.onNode, Credential: r.Credential}
+	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Imported: j.imported, Credential: r.Credential}
 	if l.Root.Digest == "" {
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && errdefs.IsNotFound(err) {
-		l.OnNode, l.Imported = false, false // another tool removed it
+	if err != nil && j.onNode && r.Bundle == nil && isLost(err) {
+		l.OnNode, l.Imported = false, false // another tool removed or damaged it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
+}
+
+// isLost reports whether an image was not made ready because its content is not on the node, or damaged.
+func isLost(err error) bool {
+	var known *imagepin.Error
+	if errors.As(err, &known) && known.Reason == imagepin.NoMatchingPlatform {
+		return false
+	}
+	return errdefs.IsNotFound(err) || known != nil && known.Reason == imagepin.ContentCorrupt
 }
 
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {

@@ -18,12 +18,12 @@ type Bundle interface {
 	Verify(ctx context.Context, progress func(done, total int64)) error
 	// Root returns the descriptor of an image.
 	Root(d digest.Digest) (ocispec.Descriptor, bool)
-	// Blob returns an index, a manifest or a configuration.
-	Blob(d digest.Digest) ([]byte, bool)
-	// Has reports whether the bundle has a layer.
+	// Blob returns an index, a manifest or a configuration. It fails with ErrNotFound if the bundle does not have it.
+	Blob(d digest.Digest) ([]byte, error)
+	// Has reports whether the bundle has a blob.
 	Has(d digest.Digest) bool
-	// ReadLayers calls each for the layers that are wanted, in the order of the bundle.
-	ReadLayers(ctx context.Context, want func(ocispec.Descriptor) bool, each func(desc ocispec.Descriptor, r io.Reader) error) error
+	// ReadBlobs calls each for the blobs that are wanted, in the order of the bundle, where layers are the last.
+	ReadBlobs(ctx context.Context, want func(ocispec.Descriptor) bool, each func(desc ocispec.Descriptor, r io.Reader) error) error
 }
 
 // Request is a lock to apply.
@@ -47,6 +47,8 @@ type Request struct {
 	dropped digest.Digest
 	// stored is the lock of the state that is applied or repaired, and nil for a lock from outside.
 	stored *applied.Applied
+	// fromBundle reports that the lock is one of the node, and its content came from a bundle.
+	fromBundle bool
 }
 
 // Phase is what an apply does.

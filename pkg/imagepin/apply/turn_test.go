@@ -36,8 +36,6 @@ func TestOneApply(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Apply":        func() error { _, err := e.Apply(e.ctx, r); return err },
 		"ApplyDropped": func() error { _, err := e.ApplyDropped(e.ctx, Request{}, true); return err },
-		"Rollback":     func() error { _, err := e.Rollback(e.ctx, Request{}); return err },
-		"Remove":       func() error { _, err := e.Remove(e.ctx, false); return err },
 		"Detach":       func() error { return e.Detach(e.ctx, func(context.Context) error { t.Error("it runs"); return nil }) },
 	} {
 		if err := call(); !hasReason(err, imagepin.ApplyInProgress) {

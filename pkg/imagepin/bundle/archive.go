@@ -16,9 +16,11 @@ import (
 type archive struct {
 	r     *bufio.Reader
 	close func()
-	skip  func(n int64) error // nil if the archive can only be read
-	left  int64               // of the content of the current entry
-	pad   int64               // after it
+	// frames are those of a compressed archive.
+	frames *frames
+	skip   func(n int64) error // nil if the archive can only be read
+	left   int64               // of the content of the current entry
+	pad    int64               // after it
 }
 
 var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
@@ -51,13 +53,14 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 		}
 		return a, nil
 	}
-	decoder, err := zstd.NewReader(newFrames(bufio.NewReaderSize(file, buffer)), zstd.WithDecoderConcurrency(1),
+	compressed := newFrames(bufio.NewReaderSize(file, buffer))
+	decoder, err := zstd.NewReader(compressed, zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderMaxWindow(FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return nil, err
 	}
 	limited := &limitedExpansion{r: decoder, left: limitOf(size)}
-	return &archive{r: bufio.NewReaderSize(limited, readSize/4), close: decoder.Close}, nil
+	return &archive{r: bufio.NewReaderSize(limited, readSize/4), close: decoder.Close, frames: compressed}, nil
 }
 
 // limitOf returns the maximum size of an archive that is compressed to size bytes.

@@ -63,9 +63,9 @@ func write(t testing.TB, path string, o bundle.Options, source bundle.Source) *b
 	return result
 }
 
-func open(t testing.TB, path string, options ...bundle.Option) *bundle.Bundle {
+func open(t testing.TB, path string) *bundle.Bundle {
 	t.Helper()
-	b, err := bundle.Open(path, options...)
+	b, err := bundle.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestWrittenBundleIsRead(t *testing.T) {
 				t.Errorf("platforms %v, since %q, absent %v", b.Platforms(), b.Since(), b.Absent())
 			}
 			for _, d := range []ocispec.Descriptor{f.app, f.amd64, f.arm64, f.attestation, f.tool} {
-				if data, ok := b.Blob(d.Digest); !ok || !bytes.Equal(data, f.blobs[d.Digest]) {
+				if data, err := b.Blob(d.Digest); err != nil || !bytes.Equal(data, f.blobs[d.Digest]) {
 					t.Errorf("%s differs or is missing", d.Digest)
 				}
 			}

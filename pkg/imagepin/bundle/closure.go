@@ -13,12 +13,12 @@ import (
 
 // item is a blob that images of a lock need.
 type item struct {
-	desc     ocispec.Descriptor
-	repo     reference.Named // of the first image that needs it
-	depth    int             // of an index, 1 for a root
-	children []ocispec.Descriptor
-	layers   []ocispec.Descriptor // of a manifest
-	keep     bool                 // the reader keeps it, see [Keep]
+	desc     ocispec.Descriptor // only media type, digest and size
+	repo     reference.Named    // of the first image that needs it
+	depth    int                // of an index, 1 for a root
+	children []*item            // of an index, without those that are absent
+	metadata bool
+	at       int64 // of metadata, in the archive that the reader reads
 }
 
 // closure determines which blobs the images of a lock need, and their order in the archive. The caller reads the indexes,
@@ -26,8 +26,6 @@ type item struct {
 type closure struct {
 	// present reports for each manifest in an index whether it is in the bundle.
 	present func(parent ocispec.Descriptor, children []ocispec.Descriptor) []bool
-	// keep reports whether the reader keeps what an index lists for a platform. nil is true for all.
-	keep func(ocispec.Platform) bool
 
 	roots     []*item
 	indexes   []*item
@@ -35,8 +33,13 @@ type closure struct {
 	configs   []*item
 	layers    []*item
 	known     map[digest.Digest]*item
-	isLayer   map[digest.Digest]ocispec.Descriptor // also those that are metadata of another image
+	isLayer   map[digest.Digest]*item // also those that are metadata of another image
+	ofLayers  []*item                 // those of isLayer, in their order
+	byType    map[typed]*item         // what indexes list
+	texts     map[string]string       // of platforms, each once
 	absent    map[digest.Digest][]Absent
+	listed    int   // descriptors in indexes and manifests
+	absences  int   // in absent
 	size      int64 // of all blobs
 	metadata  int64 // of indexes, manifests and configurations
 }
@@ -49,15 +52,27 @@ type Absent struct {
 	Platform string
 }
 
+// typed identifies what an index lists.
+type typed struct {
+	digest    digest.Digest
+	mediaType string
+}
+
 func newClosure(present func(ocispec.Descriptor, []ocispec.Descriptor) []bool) *closure {
 	return &closure{
-		present: present, known: make(map[digest.Digest]*item), isLayer: make(map[digest.Digest]ocispec.Descriptor),
-		absent: make(map[digest.Digest][]Absent),
+		present: present, known: make(map[digest.Digest]*item), isLayer: make(map[digest.Digest]*item),
+		absent: make(map[digest.Digest][]Absent), byType: make(map[typed]*item), texts: make(map[string]string),
 	}
 }
 
 // add adds a blob to a group, if it is new. It returns the blob.
 func (c *closure) add(group *[]*item, d ocispec.Descriptor, repo reference.Named, metadata bool) (*item, error) {
+	return c.addItem(group, &item{desc: manifestDescriptor(d), repo: repo, metadata: metadata})
+}
+
+// addItem adds a blob to a group, if it is new. It returns the blob.
+func (c *closure) addItem(group *[]*item, added *item) (*item, error) {
+	d, metadata := added.desc, added.metadata
 	if err := checkDescriptor(d); err != nil {
 		return nil, err
 	}
@@ -84,10 +99,9 @@ func (c *closure) add(group *[]*item, d ocispec.Descriptor, repo reference.Named
 	if len(c.known) >= maxBlobs {
 		return nil, fmt.Errorf("more than %d blobs", maxBlobs)
 	}
-	i := &item{desc: d, repo: repo, keep: c.keep == nil}
-	c.known[d.Digest] = i
-	*group = append(*group, i)
-	return i, nil
+	c.known[d.Digest] = added
+	*group = append(*group, added)
+	return added, nil
 }
 
 // addRoot adds the index or manifest of an image.
@@ -104,18 +118,9 @@ func (c *closure) addRoot(d ocispec.Descriptor, repo reference.Named) error {
 	if err != nil {
 		return err
 	}
-	i.keep, i.depth = true, 1
+	i.depth = 1
 	c.roots = append(c.roots, i)
 	return nil
-}
-
-// document has the fields of an index or a manifest.
-type document struct {
-	MediaType string               `json:"mediaType"`
-	Config    json.RawMessage      `json:"config"`
-	Layers    []ocispec.Descriptor `json:"layers"`
-	Manifests []ocispec.Descriptor `json:"manifests"`
-	FSLayers  json.RawMessage      `json:"fsLayers"`
 }
 
 // parse reads an index or a manifest. It must be what its descriptor says.
@@ -128,7 +133,7 @@ func parse(d ocispec.Descriptor, data []byte) (*document, error) {
 		return nil, fmt.Errorf("%s has the media type %.80q, but its descriptor %.80q", d.Digest, doc.MediaType, d.MediaType)
 	}
 	isIndex := images.IsIndexType(d.MediaType)
-	if isIndex && (len(doc.Config) > 0 || len(doc.Layers) > 0 || len(doc.FSLayers) > 0) || !isIndex && len(doc.Manifests) > 0 {
+	if isIndex && (doc.Config.isSet || len(doc.Layers) > 0 || bool(doc.FSLayers)) || !isIndex && len(doc.Manifests) > 0 {
 		return nil, fmt.Errorf("%s is not what its descriptor says, %.80q", d.Digest, d.MediaType)
 	}
 	return &doc, nil
@@ -140,22 +145,27 @@ func (c *closure) addIndex(i *item, data []byte) error {
 	if err != nil {
 		return err
 	}
-	for _, d := range doc.Manifests {
-		if err := checkDescriptor(d); err != nil {
-			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
-		}
+	if err := c.countListed(len(doc.Manifests)); err != nil {
+		return err
 	}
 	present := c.present(i.desc, doc.Manifests)
 	for n, d := range doc.Manifests {
 		if !present[n] {
-			c.absent[d.Digest] = append(c.absent[d.Digest], Absent{i.desc.Digest, d.Digest, formatPlatform(d.Platform)})
+			if c.absences++; c.absences > maxAbsent {
+				return fmt.Errorf("more than %d manifests are absent", maxAbsent)
+			}
+			c.addAbsent(Absent{i.desc.Digest, d.Digest, formatPlatform(d.Platform)})
 			continue
 		}
-		i.children = append(i.children, d)
+		listed, err := c.listedItem(d, i.repo)
+		if err != nil {
+			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
+		}
+		i.children = append(i.children, listed)
 		if !images.IsIndexType(d.MediaType) {
 			continue
 		}
-		child, err := c.add(&c.indexes, d, i.repo, true)
+		child, err := c.addItem(&c.indexes, listed)
 		if err != nil {
 			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
 		}
@@ -165,12 +175,47 @@ func (c *closure) addIndex(i *item, data []byte) error {
 		if child.depth > maxDepth {
 			return fmt.Errorf("index %s: indexes are nested more than %d deep", d.Digest, maxDepth)
 		}
-		child.keep = child.keep || i.keep && c.keeps(d.Platform)
 	}
 	return nil
 }
 
-func (c *closure) keeps(p *ocispec.Platform) bool { return c.keep == nil || p == nil || c.keep(*p) }
+// listedItem returns the item of what an index lists, the same one each time.
+func (c *closure) listedItem(d ocispec.Descriptor, repo reference.Named) (*item, error) {
+	key := typed{d.Digest, d.MediaType}
+	i, ok := c.byType[key]
+	if !ok {
+		if len(c.byType) >= maxBlobs {
+			return nil, fmt.Errorf("more than %d blobs", maxBlobs)
+		}
+		i = &item{desc: manifestDescriptor(d), repo: repo, metadata: images.IsIndexType(d.MediaType) || images.IsManifestType(d.MediaType)}
+		c.byType[key] = i
+	}
+	if i.desc.Size != d.Size {
+		return nil, fmt.Errorf("%s has two sizes, %d and %d bytes", d.Digest, i.desc.Size, d.Size)
+	}
+	return i, nil
+}
+
+// addAbsent adds a manifest that is absent.
+func (c *closure) addAbsent(a Absent) {
+	if text, ok := c.texts[a.Platform]; ok {
+		a.Platform = text
+	} else {
+		c.texts[a.Platform] = a.Platform
+	}
+	if listed := c.absent[a.Manifest]; len(listed) > 0 {
+		a.Manifest = listed[0].Manifest
+	}
+	c.absent[a.Manifest] = append(c.absent[a.Manifest], a)
+}
+
+// countListed counts what indexes and manifests list, also what another one lists too.
+func (c *closure) countListed(n int) error {
+	if c.listed += n; c.listed > maxListed {
+		return fmt.Errorf("indexes and manifests list more than %d blobs", maxListed)
+	}
+	return nil
+}
 
 // collectManifests determines the manifests, after all indexes were read.
 func (c *closure) collectManifests() error {
@@ -195,21 +240,19 @@ func (c *closure) walk(i *item, walked map[digest.Digest]bool) error {
 		return nil
 	}
 	walked[i.desc.Digest] = true
-	for _, d := range i.children {
-		if child, ok := c.known[d.Digest]; ok && images.IsIndexType(d.MediaType) {
+	for _, listed := range i.children {
+		if child, ok := c.known[listed.desc.Digest]; ok && images.IsIndexType(listed.desc.MediaType) {
 			if err := c.walk(child, walked); err != nil {
 				return err
 			}
 			continue
 		}
-		if !images.IsManifestType(d.MediaType) {
+		if !images.IsManifestType(listed.desc.MediaType) {
 			continue // collectLayers adds it
 		}
-		child, err := c.add(&c.manifests, d, i.repo, true)
-		if err != nil {
+		if _, err := c.addItem(&c.manifests, listed); err != nil {
 			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
 		}
-		child.keep = child.keep || i.keep && c.keeps(d.Platform)
 	}
 	return nil
 }
@@ -220,19 +263,33 @@ func (c *closure) addManifest(i *item, data []byte) error {
 	if err != nil {
 		return err
 	}
-	var config ocispec.Descriptor
-	if len(doc.Config) == 0 {
+	if !doc.Config.isSet {
 		return fmt.Errorf("manifest %s has no configuration", i.desc.Digest)
 	}
-	if err := json.Unmarshal(doc.Config, &config); err != nil {
-		return fmt.Errorf("manifest %s: %w", i.desc.Digest, err)
-	}
-	child, err := c.add(&c.configs, config, i.repo, true)
-	if err != nil {
+	if _, err := c.add(&c.configs, doc.Config.descriptor(), i.repo, true); err != nil {
 		return fmt.Errorf("manifest %s: configuration: %w", i.desc.Digest, err)
 	}
-	child.keep = child.keep || i.keep
-	i.layers = doc.Layers
+	return c.addLayers(i, doc.Layers)
+}
+
+// addLayers adds the layers that a manifest lists, or an index.
+func (c *closure) addLayers(of *item, layers []ocispec.Descriptor) error {
+	if err := c.countListed(len(layers)); err != nil {
+		return err
+	}
+	for _, d := range layers {
+		first, ok := c.isLayer[d.Digest]
+		switch {
+		case !ok && len(c.isLayer) >= maxBlobs:
+			return fmt.Errorf("more than %d layers", maxBlobs)
+		case !ok:
+			i := &item{desc: manifestDescriptor(d), repo: of.repo}
+			c.isLayer[d.Digest] = i
+			c.ofLayers = append(c.ofLayers, i)
+		case first.desc.Size != d.Size:
+			return fmt.Errorf("%s: %s has two sizes, %d and %d bytes", of.desc.Digest, d.Digest, first.desc.Size, d.Size)
+		}
+	}
 	return nil
 }
 
@@ -246,38 +303,22 @@ func (c *closure) collectLayers(omitted []digest.Digest) error {
 		}
 		skip[d] = true
 	}
-	listed := func(i *item, layers []ocispec.Descriptor) error {
-		for _, d := range layers {
-			if err := checkDescriptor(d); err != nil {
-				return fmt.Errorf("%s: %w", i.desc.Digest, err)
-			}
-			if first, ok := c.isLayer[d.Digest]; !ok {
-				c.isLayer[d.Digest] = d
-			} else if first.Size != d.Size {
-				return fmt.Errorf("%s: %s has two sizes, %d and %d bytes", i.desc.Digest, d.Digest, first.Size, d.Size)
-			}
-			if skip[d.Digest] {
-				continue
-			}
-			if _, err := c.add(&c.layers, d, i.repo, false); err != nil {
-				return fmt.Errorf("%s: %w", i.desc.Digest, err)
+	for _, i := range c.indexes { // for example a cache of BuildKit
+		var others []ocispec.Descriptor
+		for _, listed := range i.children {
+			if !listed.metadata {
+				others = append(others, listed.desc)
 			}
 		}
-		return nil
-	}
-	for _, m := range c.manifests {
-		if err := listed(m, m.layers); err != nil {
+		if err := c.addLayers(i, others); err != nil {
 			return err
 		}
 	}
-	for _, i := range c.indexes { // for example a cache of BuildKit
-		var others []ocispec.Descriptor
-		for _, d := range i.children {
-			if !images.IsIndexType(d.MediaType) && !images.IsManifestType(d.MediaType) {
-				others = append(others, d)
-			}
+	for _, i := range c.ofLayers {
+		if skip[i.desc.Digest] {
+			continue
 		}
-		if err := listed(i, others); err != nil {
+		if _, err := c.addItem(&c.layers, i); err != nil {
 			return err
 		}
 	}

@@ -36,7 +36,14 @@ const (
 	maxMetadataBlob  = 8 << 20  // bytes of an index, a manifest or a configuration
 	maxMetadata      = 1 << 30  // bytes of all of them
 	maxDepth         = 4        // of an index in an index, the root has depth 1
-	maxBlobs         = 1 << 20  // number of entries
+	maxBlobs         = 1 << 18  // number of entries
+	maxListed        = 1 << 19  // descriptors in all indexes and manifests
+	maxAbsent        = 1 << 17  // of them, of absent manifests
+	maxText          = 255      // bytes of a media type, or of a text of a platform
+	maxFeatures      = 16       // of a platform
+	minDigest        = 64       // bytes of a digest in a text
+	maxPlatforms     = 1000     // of a description
+	minBlob          = 32       // bytes of the file for each blob: digests do not compress
 	maxSize          = 1 << 60  // bytes of all blobs
 	expansion        = 200      // bytes of the archive for each compressed byte
 	expansionMinimum = 64 << 20 // bytes of the archive beside that

@@ -45,7 +45,9 @@ type frames struct {
 	in       bool   // in a frame
 	last     bool   // the block is the last one of the frame
 	checksum bool
-	short    bool // a frame had less than FrameSize bytes
+	short    bool    // a frame had less than FrameSize bytes
+	at       int64   // in the file
+	starts   []int64 // of the frames in the file
 	err      error
 }
 
@@ -77,7 +79,7 @@ func (f *frames) Read(p []byte) (int, error) {
 	}
 	n, err := f.r.Read(p[:min(int64(len(p)), f.body)])
 	_, _ = f.sum.Write(p[:n]) // a hash accepts all writes
-	f.body -= int64(n)
+	f.body, f.at = f.body-int64(n), f.at+int64(n)
 	if err != nil && f.body > 0 {
 		f.err = truncatedFrame(err)
 	}
@@ -117,7 +119,7 @@ func (f *frames) fill(at, n int) error {
 		return truncatedFrame(err)
 	}
 	_, _ = f.sum.Write(f.buffer[at : at+n])
-	f.out = f.buffer[:at+n]
+	f.out, f.at = f.buffer[:at+n], f.at+int64(n)
 	return nil
 }
 
@@ -144,6 +146,7 @@ func (f *frames) header() error {
 	}
 	f.short = content < FrameSize
 	f.in, f.last, f.checksum = true, false, f.buffer[frameMagicSize]&4 != 0
+	f.starts = append(f.starts, f.at-int64(size))
 	return nil
 }
 

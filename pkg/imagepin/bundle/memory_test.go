@@ -1,7 +1,9 @@
 package bundle_test
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"path/filepath"
@@ -81,3 +83,52 @@ func TestMemoryDoesNotGrowWithTheSizeOfALayer(t *testing.T) {
 		t.Errorf("peak of the heap: %d MiB for 32 MiB, but %d MiB for 256 MiB", small>>20, large>>20)
 	}
 }
+
+// heapOf returns the size of what is in use, and of all that was allocated so far.
+func heapOf() (used, all int64) {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc), int64(m.TotalAlloc)
+}
+
+// TestMemoryDoesNotGrowWithTheMetadata checks what a bundle with large configurations needs in memory: their number has no effect, and
+// each can be read.
+func TestMemoryDoesNotGrowWithTheMetadata(t *testing.T) {
+	const number, size = 12, 8 << 20
+	m := newMemory()
+	images := make(map[string]ocispec.Descriptor)
+	var configs []ocispec.Descriptor
+	for n := range number {
+		config := append(fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","author":"%d %x`, n, random(uint64(n), 50_000)), bytes.Repeat([]byte("a"), size)...)
+		config = append(config[:size-2], `"}`...)
+		configs = append(configs, m.put(ocispec.MediaTypeImageConfig, config))
+		images[fmt.Sprintf("registry.example/app:v%d", n)] = m.putJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{
+			MediaType: ocispec.MediaTypeImageManifest, Config: configs[n], Layers: []ocispec.Descriptor{},
+		})
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), name)
+			write(t, path, bundle.Options{Lock: locked(t, images)}, m)
+			before, allBefore := heapOf()
+			b := open(t, path)
+			after, allAfter := heapOf()
+			t.Logf("%d MiB of metadata: %.1f MiB kept, %.1f MiB allocated", number*size>>20, mib(after-before), mib(allAfter-allBefore))
+			if after-before > 8<<20 || allAfter-allBefore > 40<<20 {
+				t.Errorf("%d MiB of metadata: %.1f MiB kept, %.1f MiB allocated", number*size>>20, mib(after-before), mib(allAfter-allBefore))
+			}
+			for _, d := range configs {
+				if data, err := b.Blob(d.Digest); err != nil || !bytes.Equal(data, m.blobs[d.Digest]) {
+					t.Errorf("%s differs: %v", d.Digest, err)
+				}
+			}
+			if after, _ := heapOf(); after-before > 32<<20 {
+				t.Errorf("after reading: %.1f MiB kept", mib(after-before))
+			}
+			runtime.KeepAlive(b)
+		})
+	}
+}
+
+func mib(n int64) float64 { return float64(n) / (1 << 20) }

@@ -73,7 +73,7 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 		Omitted: len(description.Omitted), Platforms: description.Platforms, Since: description.Since,
 	}
 	for _, d := range description.Omitted {
-		p.result.OmittedSize += c.isLayer[d].Size
+		p.result.OmittedSize += c.isLayer[d].desc.Size
 	}
 	for _, r := range c.roots {
 		if images.IsIndexType(r.desc.MediaType) && len(r.children) == 0 {

@@ -23,40 +23,38 @@ type Bundle struct {
 	file *os.File
 	info os.FileInfo
 
+	id          digest.Digest
 	lock        *lock.Lock
 	lockYAML    []byte
 	description Description
 	closure     *closure
 	entries     []fileEntry
-	kept        map[digest.Digest][]byte
+	metadata    metadata
 	size        int64 // of the archive
 }
 
 // fileEntry is an entry of the archive.
 type fileEntry struct {
-	name   string
-	desc   ocispec.Descriptor
-	layers []ocispec.Descriptor // if it is a layer
+	file   string // the name of an entry that is not a blob
+	digest digest.Digest
+	size   int64
+	blob   *item // of an image; nil for others
+	layer  bool
 }
 
-// Option is an option of [Open].
-type Option func(*Bundle)
-
-// Keep limits the manifests and configurations that [Bundle.Blob] returns to those that an index lists for a platform for which
-// match returns true, or for none, and to images without an index.
-func Keep(match func(ocispec.Platform) bool) Option {
-	return func(b *Bundle) { b.closure.keep = match }
+func (e fileEntry) name() string {
+	if e.file != "" {
+		return e.file
+	}
+	return blobName(e.digest)
 }
 
 // Open opens a bundle. It reads and checks all but the layers: a success means that the metadata is as the lock in it requires,
 // but [Bundle.Verify] has to check the rest. The file must not change until Close. It fails with [imagepin.InvalidBundle]
 // (ErrInvalidArgument).
-func Open(path string, options ...Option) (*Bundle, error) {
-	b := &Bundle{path: path, kept: make(map[digest.Digest][]byte)}
+func Open(path string) (*Bundle, error) {
+	b := &Bundle{path: path}
 	b.closure = newClosure(b.present)
-	for _, o := range options {
-		o(b)
-	}
 	if err := b.open(); err != nil {
 		if b.file != nil {
 			_ = b.file.Close() // it was only read
@@ -67,24 +65,7 @@ func Open(path string, options ...Option) (*Bundle, error) {
 }
 
 func (b *Bundle) open() error {
-	// A FIFO or a device is not opened.
-	info, err := os.Stat(b.path)
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return errors.New("it is not a regular file")
-	}
-	if b.file, err = os.Open(b.path); err != nil {
-		return err
-	}
-	if b.info, err = b.file.Stat(); err != nil {
-		return err
-	}
-	if !os.SameFile(info, b.info) {
-		return errors.New("the file changed while it was opened")
-	}
-	a, err := openArchive(b.file, b.info.Size())
+	a, err := b.openFile()
 	if err != nil {
 		return err
 	}
@@ -95,8 +76,53 @@ func (b *Bundle) open() error {
 	return b.readMetadata(a)
 }
 
+// ID returns the digest of a bundle's own manifest, which names the lock and the description of the bundle: bundles with equal
+// IDs have equal content. It reads only the beginning of the file, and does not check the rest. It fails with
+// [imagepin.InvalidBundle] (ErrInvalidArgument).
+func ID(path string) (digest.Digest, error) {
+	b := &Bundle{path: path}
+	a, err := b.openFile()
+	if b.file != nil {
+		defer b.file.Close()
+	}
+	if err != nil {
+		return "", invalid(path, err)
+	}
+	defer a.close()
+	_, _, own, err := b.readIndex(a)
+	return own.Digest, invalid(path, err)
+}
+
+// openFile opens the file, and starts to read the archive.
+func (b *Bundle) openFile() (*archive, error) {
+	// A FIFO or a device is not opened.
+	info, err := os.Stat(b.path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	if b.file, err = os.Open(b.path); err != nil {
+		return nil, err
+	}
+	if b.info, err = b.file.Stat(); err != nil {
+		return nil, err
+	}
+	if !os.SameFile(info, b.info) {
+		return nil, errors.New("the file changed while it was opened")
+	}
+	return openArchive(b.file, b.info.Size())
+}
+
+// ID returns what [ID] returns for the file.
+func (b *Bundle) ID() digest.Digest { return b.id }
+
 // Close closes the file.
-func (b *Bundle) Close() error { return b.file.Close() }
+func (b *Bundle) Close() error {
+	b.metadata.close()
+	return b.file.Close()
+}
 
 // Lock returns the lock in the bundle.
 func (b *Bundle) Lock() *lock.Lock { return b.lock }
@@ -131,12 +157,6 @@ func (b *Bundle) Root(d digest.Digest) (ocispec.Descriptor, bool) {
 	return ocispec.Descriptor{}, false
 }
 
-// Blob returns an index, a manifest or a configuration, byte for byte. The caller must not change it. See [Keep].
-func (b *Bundle) Blob(d digest.Digest) ([]byte, bool) {
-	data, ok := b.kept[d]
-	return data, ok
-}
-
 // Has reports whether the bundle has a blob, for example a layer.
 func (b *Bundle) Has(d digest.Digest) bool {
 	_, ok := b.closure.known[d]
@@ -147,8 +167,8 @@ func (b *Bundle) Has(d digest.Digest) bool {
 func (b *Bundle) Layers() []ocispec.Descriptor {
 	var all []ocispec.Descriptor
 	for _, e := range b.entries {
-		if len(e.layers) > 0 {
-			all = append(all, e.layers[0])
+		if e.layer {
+			all = append(all, b.closure.isLayer[e.digest].desc)
 		}
 	}
 	return all
@@ -173,27 +193,37 @@ func (b *Bundle) present(_ ocispec.Descriptor, children []ocispec.Descriptor) []
 	return present
 }
 
-// readMetadata reads all entries before the layers.
-func (b *Bundle) readMetadata(a *archive) error {
+// readIndex reads the first two entries: the layout, and index.json with the descriptors that it has, see [readIndexJSON].
+func (b *Bundle) readIndex(a *archive) (index []byte, roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor, _ error) {
 	layout, err := b.readFile(a, ocispec.ImageLayoutFile, int64(len(layoutFile)))
 	if err != nil {
-		return err
+		return nil, nil, own, err
 	}
 	if !bytes.Equal(layout, layoutFile) {
-		return &entryError{ocispec.ImageLayoutFile, errors.New("it is not that of an OCI image layout 1.0.0")}
+		return nil, nil, own, &entryError{ocispec.ImageLayoutFile, errors.New("it is not that of an OCI image layout 1.0.0")}
 	}
 	size, err := a.nextUnsized(ocispec.ImageIndexFile, maxIndexJSON)
 	if err != nil {
-		return err
+		return nil, nil, own, err
 	}
-	index, err := b.content(a, ocispec.ImageIndexFile, size)
+	index, err = b.content(a, ocispec.ImageIndexFile, size)
+	if err != nil {
+		return nil, nil, own, err
+	}
+	roots, own, err = readIndexJSON(index)
+	if err != nil {
+		return nil, nil, own, &entryError{ocispec.ImageIndexFile, err}
+	}
+	return index, roots, own, nil
+}
+
+// readMetadata reads all entries before the layers.
+func (b *Bundle) readMetadata(a *archive) error {
+	index, roots, own, err := b.readIndex(a)
 	if err != nil {
 		return err
 	}
-	roots, own, err := readIndexJSON(index)
-	if err != nil {
-		return &entryError{ocispec.ImageIndexFile, err}
-	}
+	b.id = own.Digest
 	if err := b.readOwn(a, own); err != nil {
 		return err
 	}
@@ -208,7 +238,9 @@ func (b *Bundle) readMetadata(a *archive) error {
 
 // readIndexJSON returns the descriptors of images in index.json by digest, and that of the bundle's own manifest.
 func readIndexJSON(data []byte) (roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor, err error) {
-	var index ocispec.Index
+	var index struct {
+		Manifests descriptors `json:"manifests"`
+	}
 	if err := json.Unmarshal(data, &index); err != nil {
 		return nil, own, err
 	}
@@ -219,14 +251,8 @@ func readIndexJSON(data []byte) (roots map[digest.Digest]ocispec.Descriptor, own
 	if own.ArtifactType != ArtifactType || own.MediaType != ocispec.MediaTypeImageManifest {
 		return nil, own, fmt.Errorf("it is not that of a bundle: its last descriptor has the artifact type %.80q", own.ArtifactType)
 	}
-	if err := checkDescriptor(own); err != nil {
-		return nil, own, err
-	}
 	roots = make(map[digest.Digest]ocispec.Descriptor)
 	for _, d := range index.Manifests[:len(index.Manifests)-1] {
-		if err := checkDescriptor(d); err != nil {
-			return nil, own, err
-		}
 		roots[d.Digest] = manifestDescriptor(d)
 	}
 	return roots, own, nil
@@ -268,9 +294,11 @@ func (b *Bundle) readOwn(a *archive, own ocispec.Descriptor) error {
 	if lockYAML.Digest != b.description.Lock {
 		return fail(own, fmt.Errorf("its lock is %s, but that of its description %s", lockYAML.Digest, b.description.Lock))
 	}
-	if b.lockYAML, err = b.readBlob(a, lockYAML, lock.MaxSize); err != nil {
+	read, err := b.readBlob(a, lockYAML, lock.MaxSize)
+	if err != nil {
 		return err
 	}
+	b.lockYAML = slices.Clone(read)
 	if b.lock, err = lock.Parse(b.lockYAML); err != nil {
 		return fail(lockYAML, err)
 	}
@@ -281,6 +309,9 @@ func (b *Bundle) readOwn(a *archive, own ocispec.Descriptor) error {
 }
 
 func (b *Bundle) parseDescription(text []byte) error {
+	if n := bytes.Count(text, []byte(`"`)) / 2; n > len(text)/minDigest+maxPlatforms {
+		return fmt.Errorf("it has %d texts in %d bytes", n, len(text)) // most of them are not digests
+	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&b.description); err != nil {
@@ -322,9 +353,9 @@ func (b *Bundle) readImages(a *archive, roots map[digest.Digest]ocispec.Descript
 		if err != nil {
 			return err
 		}
-		if i.keep {
-			b.kept[i.desc.Digest] = data
-		}
+		i.at = b.size - padding(i.desc.Size) - i.desc.Size
+		b.entries[len(b.entries)-1].blob = i
+		b.metadata.keep(i.desc.Digest, data)
 		if err := use(i, data); err != nil {
 			return &entryError{blobName(i.desc.Digest), err}
 		}
@@ -351,18 +382,29 @@ func (b *Bundle) readImages(a *archive, roots map[digest.Digest]ocispec.Descript
 	if err := c.collectLayers(b.description.Omitted); err != nil {
 		return err
 	}
+	if int64(len(c.known)) > b.info.Size()/minBlob {
+		return fmt.Errorf("it lists %d blobs, which a file of %d bytes cannot have", len(c.known), b.info.Size())
+	}
 	for n, e := range b.entries {
-		if d, ok := c.isLayer[e.desc.Digest]; ok && e.desc.Digest != "" {
-			b.entries[n].layers = []ocispec.Descriptor{d}
+		if _, ok := c.isLayer[e.digest]; ok && e.blob != nil {
+			b.entries[n].layer = true
 		}
 	}
 	for _, i := range c.layers {
-		if err := b.addEntry(blobName(i.desc.Digest), i.desc); err != nil {
+		if err := b.addEntry("", i.desc); err != nil {
 			return err
 		}
-		b.entries[len(b.entries)-1].layers = []ocispec.Descriptor{i.desc}
+		last := &b.entries[len(b.entries)-1]
+		last.blob, last.layer = i, true
 	}
 	b.size += int64(len(trailer))
+	b.metadata.buffer, c.byType, c.ofLayers, c.texts = nil, nil, nil, nil
+	for _, i := range c.indexes {
+		i.children = nil
+	}
+	if a.frames != nil {
+		b.metadata.starts = slices.Clone(a.frames.starts)
+	}
 	return nil
 }
 
@@ -399,7 +441,7 @@ func (b *Bundle) content(a *archive, name string, size int64) ([]byte, error) {
 	return data, b.addEntry(name, describe("", data))
 }
 
-// readBlob reads the entry of a blob.
+// readBlob reads the entry of a blob. The result is valid until the next call.
 func (b *Bundle) readBlob(a *archive, d ocispec.Descriptor, limit int64) ([]byte, error) {
 	name := blobName(d.Digest)
 	if d.Size > limit {
@@ -408,23 +450,26 @@ func (b *Bundle) readBlob(a *archive, d ocispec.Descriptor, limit int64) ([]byte
 	if err := a.next(name, d.Size); err != nil {
 		return nil, err
 	}
-	data, err := readAll(a, d.Size)
-	if err != nil {
+	b.metadata.buffer = slices.Grow(b.metadata.buffer[:0], int(d.Size))[:d.Size]
+	data := b.metadata.buffer
+	if _, err := io.ReadFull(a, data); err != nil {
 		return nil, &entryError{name, err}
 	}
 	if got := d.Digest.Algorithm().FromBytes(data); got != d.Digest {
 		return nil, &entryError{name, fmt.Errorf("its content has the digest %s", got)}
 	}
-	return data, b.addEntry(name, d)
+	return data, b.addEntry("", d)
 }
 
-func (b *Bundle) addEntry(name string, d ocispec.Descriptor) error {
-	h, err := header(name, d.Size)
+// addEntry records an entry: that of a blob, or of a file with a name.
+func (b *Bundle) addEntry(file string, d ocispec.Descriptor) error {
+	e := fileEntry{file: file, digest: d.Digest, size: d.Size}
+	h, err := header(e.name(), d.Size)
 	if err != nil {
-		return &entryError{name, err}
+		return &entryError{e.name(), err}
 	}
 	b.size += int64(len(h)) + d.Size + padding(d.Size)
-	b.entries = append(b.entries, fileEntry{name: name, desc: d})
+	b.entries = append(b.entries, e)
 	return nil
 }
 
@@ -443,7 +488,7 @@ func (b *Bundle) Verify(ctx context.Context, progress func(done, total int64)) e
 			done += int64(n)
 			progress(min(done, b.size), b.size)
 			if errors.Is(err, io.EOF) {
-				done += padding(e.desc.Size) + tarBlock
+				done += padding(e.size) + tarBlock
 				return nil
 			}
 			if err != nil {
@@ -457,11 +502,32 @@ func (b *Bundle) Verify(ctx context.Context, progress func(done, total int64)) e
 // [imagepin.InvalidBundle] (ErrInvalidArgument) at its end if the content does not match the digest. ReadLayers returns the
 // errors of each, and fails as Verify does.
 func (b *Bundle) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
+	return b.read(ctx, func(e fileEntry) (ocispec.Descriptor, bool) {
+		if !e.layer {
+			return ocispec.Descriptor{}, false
+		}
+		d := b.closure.isLayer[e.digest].desc
+		return d, want(d)
+	}, each)
+}
+
+// ReadBlobs is ReadLayers for all blobs of images: indexes, manifests, configurations and layers.
+func (b *Bundle) ReadBlobs(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
+	return b.read(ctx, func(e fileEntry) (ocispec.Descriptor, bool) {
+		if e.blob == nil {
+			return ocispec.Descriptor{}, false
+		}
+		return e.blob.desc, want(e.blob.desc)
+	}, each)
+}
+
+func (b *Bundle) read(ctx context.Context, want func(fileEntry) (ocispec.Descriptor, bool), each func(ocispec.Descriptor, io.Reader) error) error {
 	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
-		if len(e.layers) == 0 || !want(e.layers[0]) {
+		d, ok := want(e)
+		if !ok {
 			return nil
 		}
-		if err := each(e.layers[0], content); err != nil {
+		if err := each(d, content); err != nil {
 			return &callerError{err}
 		}
 		return nil
@@ -494,10 +560,10 @@ func (b *Bundle) scanEntries(ctx context.Context, visit func(fileEntry, io.Reade
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
-		if err := a.next(e.name, e.desc.Size); err != nil {
+		if err := a.next(e.name(), e.size); err != nil {
 			return err
 		}
-		content := &verified{ctx: ctx, path: b.path, entry: e, r: a, verifier: e.desc.Digest.Verifier()}
+		content := &verified{ctx: ctx, path: b.path, entry: e, r: a, verifier: e.digest.Verifier()}
 		if err := visit(e, content); err != nil {
 			return err
 		}
@@ -531,9 +597,9 @@ func (v *verified) Read(p []byte) (int, error) {
 	case err == nil:
 		return n, nil
 	case !errors.Is(err, io.EOF):
-		return n, invalid(v.path, &entryError{v.entry.name, err})
+		return n, invalid(v.path, &entryError{v.entry.name(), err})
 	case !v.verifier.Verified():
-		return n, invalid(v.path, &entryError{v.entry.name, errors.New("its content does not match its digest")})
+		return n, invalid(v.path, &entryError{v.entry.name(), errors.New("its content does not match its digest")})
 	}
 	return n, io.EOF
 }

@@ -94,7 +94,7 @@ func (g *gatherer) gather(ctx context.Context, l *lock.Lock, chosen []ocispec.Pl
 	}
 	for _, i := range first.indexes {
 		for _, d := range i.children {
-			delete(absent, d.Digest)
+			delete(absent, d.desc.Digest)
 		}
 	}
 	c := newClosure(func(_ ocispec.Descriptor, children []ocispec.Descriptor) []bool {
@@ -227,17 +227,13 @@ func concurrently(ctx context.Context, n int, f func(context.Context, int) error
 // layer that is metadata of another image is not among them.
 func sinceLayers(c, earlier *closure) []digest.Digest {
 	has := make(map[digest.Digest]bool)
-	for _, m := range earlier.manifests {
-		for _, d := range m.layers {
-			has[d.Digest] = true
-		}
+	for d := range earlier.isLayer {
+		has[d] = true
 	}
 	omitted := make(map[digest.Digest]bool)
-	for _, m := range c.manifests {
-		for _, d := range m.layers {
-			if _, metadata := c.known[d.Digest]; has[d.Digest] && !metadata {
-				omitted[d.Digest] = true
-			}
+	for d := range c.isLayer {
+		if _, metadata := c.known[d]; has[d] && !metadata {
+			omitted[d] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(omitted))

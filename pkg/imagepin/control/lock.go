@@ -27,6 +27,8 @@ type Locks interface {
 	Apply(ctx context.Context, r apply.Request) (apply.Result, error)
 	ApplyDropped(ctx context.Context, r apply.Request, again bool) (apply.Result, error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
+	// Cancel ends the apply that is running, and reports whether one was.
+	Cancel(ctx context.Context) (bool, error)
 	Remove(ctx context.Context, onlyPrevious bool) (apply.Result, error)
 	// Detach runs a function that goes on when the caller has gone. Status has its error.
 	Detach(ctx context.Context, run func(context.Context) error) error
@@ -124,6 +126,17 @@ func (s *Server) applyFile(path string, q apply.Request) (run func(context.Conte
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
 	run = func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }
 	return run, func() { _ = f.Close() }, nil // it was only read
+}
+
+// CancelApply implements the API.
+func (s *Server) CancelApply(ctx context.Context, _ *api.CancelApplyRequest) (*api.CancelApplyResponse, error) {
+	return guarded(ctx, s, "CancelApply", func(ctx context.Context) (*api.CancelApplyResponse, error) {
+		canceled, err := s.config.Locks.Cancel(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &api.CancelApplyResponse{Canceled: canceled}, nil
+	})
 }
 
 // Rollback implements the API.

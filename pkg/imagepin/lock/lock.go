@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/imagepin/imagepin/internal/yamldoc"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -100,7 +101,7 @@ type fileImage struct {
 }
 
 // Parse reads a lock in YAML or JSON. It fails with [imagepin.InvalidLock] (ErrInvalidArgument) if it is none, has an unknown
-// field, an image without a digest, a reference with two digests, or no image.
+// field, an image without a digest, a reference with two digests, or no image, or if there is another YAML document after it.
 func Parse(data []byte) (*Lock, error) {
 	if len(data) > MaxSize {
 		return nil, invalid(nil, "%d bytes, a lock has at most %d", len(data), MaxSize)
@@ -108,6 +109,11 @@ func Parse(data []byte) (*Lock, error) {
 	var f file
 	if err := yaml.UnmarshalStrict(data, &f); err != nil {
 		return nil, invalid(err, "not a lock")
+	}
+	if err := yamldoc.Single(data); err != nil {
+		e := invalid(err, "a lock is one document")
+		e.Hint = "Write one lock for all manifests: imagepin lock -f FILE -f FILE. A node also applies several files in locks_directory together."
+		return nil, e
 	}
 	if f.APIVersion != APIVersion || f.Kind != Kind {
 		return nil, invalid(nil, "apiVersion %q and kind %q, want %s and %s", f.APIVersion, f.Kind, APIVersion, Kind)
@@ -192,7 +198,7 @@ func (l *Lock) Digest() (digest.Digest, error) {
 	return digest.FromBytes(text), nil
 }
 
-func invalid(err error, format string, args ...any) error {
+func invalid(err error, format string, args ...any) *imagepin.Error {
 	return &imagepin.Error{
 		Reason: imagepin.InvalidLock, Class: errdefs.ErrInvalidArgument, Message: fmt.Sprintf(format, args...), Err: err,
 		Hint: "Write it with: imagepin lock -f FILE",

@@ -166,6 +166,9 @@ func TestParse(t *testing.T) {
 	if i := l.Images[0]; i.ID != "nginx:1.29" || i.Ref.String() != "docker.io/library/nginx@"+d1.String() || i.Annotations["kbld.carvel.dev/origins"] == "" || i.Platforms != nil {
 		t.Errorf("got %+v", i)
 	}
+	if l, err := lock.Parse([]byte(head + "- image: nginx@" + d1.String() + "\n---\n# the end\n")); err != nil || len(l.Images) != 1 {
+		t.Errorf("with an empty document: got %+v, %v", l, err)
+	}
 	if l, err := lock.Parse([]byte(`{"apiVersion":"imgpkg.carvel.dev/v1alpha1","kind":"ImagesLock","images":[{"image":"nginx@` + d1.String() + `"}]}`)); err != nil || len(l.Images) != 1 {
 		t.Errorf("JSON: got %+v, %v", l, err)
 	}
@@ -182,6 +185,7 @@ func TestParseRejects(t *testing.T) {
 		head + "- image: nginx":  `images[0]: image "nginx" has no digest`,
 		head + "- image: UPPER":  "images[0]: InvalidReference",
 		head + item + "  x: y\n": "unknown field",
+		head + item + "---\n" + head + "- image: redis@" + d2.String() + "\n":                                                                                     "several documents",
 		head + item + item + "- image: nginx:1\n":                                                                                                                 "images[2]",
 		head + item + "  annotations: {kbld.carvel.dev/id: 'not a reference'}\n":                                                                                  "annotation kbld.carvel.dev/id",
 		head + item + "  annotations: {io.imagepin.platforms: '['}\n":                                                                                             "annotation io.imagepin.platforms",

@@ -29,11 +29,15 @@ node: locks_directory and bundles_directory in the configuration.
 
 For a lock, the images are pulled from their registries.` + credentialHelp + `
 
+--cancel ends the apply that is running, also one that was detached or that
+applies the drop directories, and waits for its end.
+
 Examples:
   imagepin apply images.lock.yaml
   imagepin apply images.lock.yaml --limit-rate 10MiB --handler runc
   imagepin apply bundle.tar.zst --dry-run
   imagepin apply bundle.tar.zst --detach && imagepin lock status
+  imagepin apply --cancel
   imagepin apply`
 
 func (a *app) applyCommand() *cli.Command {
@@ -46,6 +50,7 @@ func (a *app) applyCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "handler", Usage: "make the images ready for runtime `HANDLER` only; can be repeated; by default for all"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "verify it, and print what would change"},
 			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "return when the file is opened; lock status shows the progress"},
+			&cli.BoolFlag{Name: "cancel", Usage: "end the apply that is running"},
 			limitRateFlag(),
 			noTruncFlag(),
 		}, credentialFlags()...),
@@ -72,6 +77,12 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	r := &api.ApplyRequest{Handlers: cmd.StringSlice("handler"), DryRun: cmd.Bool("dry-run"), Detach: cmd.Bool("detach"), Dropped: len(args) == 0}
+	if cmd.Bool("cancel") {
+		if len(args) > 0 || r.DryRun || r.Detach {
+			return errors.New("--cancel has neither an argument nor --dry-run or --detach")
+		}
+		return a.cancelApply(ctx, cmd)
+	}
 	if r.DryRun && r.Detach {
 		return errors.New("--dry-run and --detach exclude each other")
 	}
@@ -90,6 +101,25 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 		return c.Apply(ctx, r)
 	}, r.GetDryRun())
 	return redactPassword(err, r.GetCredential())
+}
+
+func (a *app) cancelApply(ctx context.Context, cmd *cli.Command) error {
+	var response *api.CancelApplyResponse
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		response, err = c.CancelApply(ctx, &api.CancelApplyRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return a.print(cmd, response, func() error {
+		text := "No lock is being applied."
+		if response.GetCanceled() {
+			text = "Canceled the apply. To see the lock of the node, run: imagepin lock status"
+		}
+		_, err := fmt.Fprintln(a.Out, text)
+		return err
+	})
 }
 
 // readApplied sets the lock or the path of a request. A bundle is read by the node, a lock here.
@@ -219,7 +249,7 @@ func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
 
 const rollbackDescription = `Applies the lock that the node had before the current one. Its images are
 retained, so no registry is needed. The current lock becomes the lock before, so
-a second rollback undoes the first.
+a second rollback undoes the first. An apply that is running is canceled.
 
 Examples:
   imagepin rollback

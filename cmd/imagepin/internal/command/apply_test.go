@@ -114,6 +114,8 @@ func TestApplyArguments(t *testing.T) {
 		"apply .":                 `InvalidRequest: file ".": is not a regular file`,
 		"apply a b":               "imagepin apply takes [LOCK|BUNDLE|-], got 2 arguments, see imagepin apply --help",
 		"apply --dry-run -d":      "--dry-run and --detach exclude each other",
+		"apply --cancel a":        "--cancel has neither an argument nor --dry-run or --detach",
+		"apply --cancel -d":       "--cancel has neither an argument nor --dry-run or --detach",
 		"apply --limit-rate fast": `--limit-rate "fast" must be a size such as 10MiB`,
 		"apply --limit-rate=-1":   `--limit-rate "-1" must be a size such as 10MiB`,
 		"rollback --limit-rate x": `--limit-rate "x" must be a size such as 10MiB`,
@@ -138,6 +140,15 @@ func TestApplyDetached(t *testing.T) {
 	}
 	for _, args := range []string{"apply", "rollback"} {
 		failed(t, run(t, c, args), "containerd ended the call without a result")
+	}
+}
+
+// TestApplyCancel checks that --cancel only cancels.
+func TestApplyCancel(t *testing.T) {
+	c := recorded()
+	got := run(t, c, "apply", "--cancel")
+	if _, ok := c.request.(*api.CancelApplyRequest); !ok || got.code != 0 || got.out != "Canceled the apply. To see the lock of the node, run: imagepin lock status\n" {
+		t.Errorf("sent %T, exit code %d, printed %q and %q", c.request, got.code, got.out, got.err)
 	}
 }
 

@@ -403,7 +403,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "internal/yamldoc", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

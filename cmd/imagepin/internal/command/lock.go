@@ -22,8 +22,9 @@ no root.
 
 -f is a file, a directory (*.yaml, *.yml, *.json, and lists *.txt, recursively), or
 - for standard input. Files are Kubernetes manifests, compose files, or lists with
-one reference in each line. Render templates and variables first (helm template,
-kustomize build, docker compose config).
+one reference in each line. Render templates, variables and kustomizations first
+(helm template, kubectl kustomize, docker compose config). Images of custom
+resources that are not in a pod template need --image-field.
 
 Credentials are those of docker's configuration ($DOCKER_CONFIG/config.json or
 ~/.docker/config.json) with its credential helpers. Registries are configured with
@@ -37,7 +38,8 @@ Exit code of --check:
 
 Examples:
   imagepin lock -f manifests/ -o lock.yaml
-  kustomize build overlays/prod | imagepin lock -f - -o lock.yaml
+  kubectl kustomize overlays/prod | imagepin lock -f - -o lock.yaml
+  imagepin lock -f kafka.yaml --image-field Kafka:spec.kafka.image -o lock.yaml
   imagepin lock -f manifests/ --check lock.yaml
   imagepin lock --update registry.example.com/shop/cart:v7 -o lock.yaml
   imagepin lock -f manifests/ --containerd-config /etc/containerd/config.toml`
@@ -51,6 +53,7 @@ func (a *app) lockCommand() *cli.Command {
 		// -o means the format of the output for subcommands: they need an outputFlag of their own, which hides this one.
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "filename", Aliases: []string{"f"}, Local: true, Usage: "find images in `FILE`, directory, or - for standard input; can be repeated"},
+			&cli.StringSliceFlag{Name: "image-field", Local: true, Usage: "also lock the images in a field of resources, `KIND:PATH`, for example Kafka:spec.kafka.image or Set:spec.items[*].image; can be repeated"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Local: true, Usage: "write the lock to `FILE`; empty means standard output"},
 			&cli.StringFlag{Name: "check", Local: true, Usage: "compare with the lock in `FILE` and write nothing"},
 			&cli.StringSliceFlag{Name: "update", Local: true, Usage: "resolve only the reference `REF` of an existing lock again; can be repeated"},
@@ -101,6 +104,8 @@ func checkLockFlags(cmd *cli.Command) error {
 	files, updates := len(cmd.StringSlice("filename")), len(cmd.StringSlice("update"))
 	sandbox := cmd.String("sandbox-image") != "" || cmd.String("containerd-config") != ""
 	switch {
+	case files == 0 && len(cmd.StringSlice("image-field")) > 0:
+		return errors.New("--image-field is for manifests: name them with --filename")
 	case updates > 0 && (files > 0 || sandbox || cmd.String("check") != ""):
 		return errors.New("--update works on an existing lock, it excludes --filename, --check, --sandbox-image and --containerd-config")
 	case updates > 0 && cmd.String("lock") == "" && cmd.String("output") == "":
@@ -120,7 +125,17 @@ func checkLockFlags(cmd *cli.Command) error {
 // lockInput returns the references to lock. It fails if there are none.
 func (a *app) lockInput(cmd *cli.Command) ([]imagerefs.Ref, error) {
 	names := cmd.StringSlice("filename")
-	refs, err := imagerefs.Read(a.In, names...)
+	options := imagerefs.Options{Skipped: func(s imagerefs.Skipped) {
+		fmt.Fprintf(a.Err, "imagepin: note: %s: %q is not locked. If it is an image, add --image-field '%s'\n", s.Place, s.Text, s.Field)
+	}}
+	for _, text := range cmd.StringSlice("image-field") {
+		field, err := imagerefs.ParseField(text)
+		if err != nil {
+			return nil, err
+		}
+		options.Fields = append(options.Fields, field)
+	}
+	refs, err := options.Read(a.In, names...)
 	if err != nil {
 		return nil, err
 	}

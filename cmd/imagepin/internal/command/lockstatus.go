@@ -179,7 +179,8 @@ const lockRemoveDescription = `Removes the lock of the node, and the lock before
 registries and other pins again, and the content of the locks is not retained
 any more. Running pods are not affected. With --previous, only the lock before
 the current one is removed, and rollback is not possible any more. In both cases,
-kubelet's garbage collection or "imagepin prune" removes the images.
+kubelet's garbage collection or "imagepin prune" removes the images. An apply that
+is running is canceled.
 
 Examples:
   imagepin lock rm

@@ -190,6 +190,10 @@ func (c *control) LockStatus(ctx context.Context, r *api.LockStatusRequest) (*ap
 	return c.lock, c.answer(ctx, r)
 }
 
+func (c *control) CancelApply(ctx context.Context, r *api.CancelApplyRequest) (*api.CancelApplyResponse, error) {
+	return &api.CancelApplyResponse{Canceled: true}, c.answer(ctx, r)
+}
+
 func (c *control) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*api.RemoveLockResponse, error) {
 	return c.unlock, c.answer(ctx, r)
 }

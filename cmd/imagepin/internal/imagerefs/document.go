@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"go.yaml.in/yaml/v3"
@@ -82,6 +83,10 @@ func (r *reader) document(place Place, document any) {
 		if v["kind"] == "CustomResourceDefinition" {
 			return // its schema can look like a pod spec
 		}
+		if version, _ := v["apiVersion"].(string); strings.HasPrefix(version, "kustomize.config.k8s.io/") {
+			r.fail(kustomization("DIR"))
+			return
+		}
 		if services, ok := mapping(v["services"]).(map[string]any); ok && v["apiVersion"] == nil {
 			r.compose(place, services)
 			return
@@ -95,6 +100,9 @@ func (r *reader) document(place Place, document any) {
 		return
 	}
 	r.find(place, document)
+	if r.options.Skipped != nil {
+		r.skip(place, "", "", document)
+	}
 }
 
 // find finds the pod specs in a value.
@@ -105,6 +113,7 @@ func (r *reader) find(place Place, value any) {
 			return
 		}
 		r.podSpec(place, v)
+		r.fields(place, v)
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			r.find(place.key(key), v[key])
 		}
@@ -157,6 +166,7 @@ func (r *reader) image(place Place, of any, key string) {
 		return
 	}
 	place = place.key(key)
+	r.taken[place] = true
 	switch text := value.(type) {
 	case nil:
 		r.add("", place)

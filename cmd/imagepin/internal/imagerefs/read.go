@@ -31,17 +31,35 @@ const (
 // directory, it reads the files *.yaml, *.yml, *.json and *.txt (plain lists), also in its subdirectories, in the order of
 // their names. It ignores names that begin with a dot. A symbolic link is followed to a file in the directory only.
 //
+// It refuses a kustomization, also one in a directory: its resources are not those of the files.
+//
 // It returns all references and all errors together. Errors are [imagepin.Error] with InvalidReference or InvalidRequest
 // (ErrInvalidArgument), or of the file system; each names its file.
-func Read(stdin io.Reader, names ...string) ([]Ref, error) {
-	r := &reader{stdin: stdin, seen: make(map[string]bool)}
+func Read(stdin io.Reader, names ...string) ([]Ref, error) { return Options{}.Read(stdin, names...) }
+
+// Options are options to read references.
+type Options struct {
+	// Fields are fields of resources that have an image, in addition to those of pod specs. Each must be found.
+	Fields []Field
+	// Skipped is called for what looks like an image in another field. It may be nil.
+	Skipped func(Skipped)
+}
+
+// Read is [Read] with options.
+func (o Options) Read(stdin io.Reader, names ...string) ([]Ref, error) {
+	r := &reader{options: o, stdin: stdin, seen: make(map[string]bool), used: make([]bool, len(o.Fields)), taken: make(map[Place]bool)}
 	for _, name := range names {
 		r.input(name)
 	}
+	r.unusedFields()
 	return r.refs, errors.Join(r.errs...)
 }
 
 type reader struct {
+	options Options
+	used    []bool         // fields that were found
+	taken   map[Place]bool // fields whose image was added
+
 	stdin io.Reader
 	total int64
 	refs  []Ref
@@ -111,6 +129,9 @@ func (r *reader) directory(name string) {
 				return fs.SkipDir
 			}
 			return nil
+		case isKustomization(at):
+			r.fail(kustomization(filepath.Join(name, filepath.FromSlash(path.Dir(at)))))
+			return fs.SkipDir
 		case entry.IsDir() || !hasManifests(at):
 			return nil
 		}
@@ -121,6 +142,23 @@ func (r *reader) directory(name string) {
 	})
 	if err != nil {
 		r.fail(err)
+	}
+}
+
+// isKustomization reports whether a file of a directory is its kustomization.
+func isKustomization(name string) bool {
+	switch path.Base(name) {
+	case "kustomization.yaml", "kustomization.yml", "Kustomization":
+		return true
+	}
+	return false
+}
+
+// kustomization returns the error for a directory with a kustomization.
+func kustomization(dir string) error {
+	return &imagepin.Error{
+		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: dir + " has a kustomization, which can change images",
+		Hint: fmt.Sprintf("Render it first: kubectl kustomize %s | imagepin lock -f -", dir),
 	}
 }
 
@@ -159,6 +197,10 @@ func inDirectory(name, at string, err error) error {
 
 // file reads one file.
 func (r *reader) file(name string, from io.Reader, isList bool) {
+	if name != Stdin && isKustomization(filepath.ToSlash(name)) {
+		r.fail(kustomization(filepath.Dir(name)))
+		return
+	}
 	data, err := io.ReadAll(io.LimitReader(from, MaxFile+1))
 	r.total += int64(len(data))
 	switch {

@@ -38,6 +38,9 @@ const (
 // stateDirs are the directories that imagepin.service creates.
 var stateDirs = []string{"/var/lib/imagepin", "/run/imagepin"}
 
+// bundlesDir is the operator's directory of bundles in the first of stateDirs, the default of bundles_directory.
+const bundlesDir = "bundles"
+
 // packagedFiles are files of the packages, which an installation must not mix with.
 var packagedFiles = []string{"/usr/lib/systemd/system/imagepin.service", "/usr/lib/imagepin/bin/containerd"}
 

@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/imagepin/imagepin/internal/yamldoc"
 )
 
 // defaultEndpoint is kubelet's default, see pkg/kubelet/apis/config/v1beta1/defaults.go of Kubernetes.
@@ -180,6 +182,9 @@ type kubeletConfig struct {
 }
 
 func parseKubeletConfig(content []byte) (c kubeletConfig, _ error) {
+	if err := yamldoc.Single(content); err != nil {
+		return c, err // kubelet reads only the first document, which can be another one than the operator expects
+	}
 	return c, yaml.Unmarshal(content, &c)
 }
 

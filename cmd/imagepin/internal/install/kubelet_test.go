@@ -118,12 +118,13 @@ func write(t *testing.T, dir string, files map[string]string) (paths []string) {
 // TestKubeletThatCannotBeChanged checks the errors for kubelets whose endpoint has no file.
 func TestKubeletThatCannotBeChanged(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"broken.yaml": "a: [", "config.yaml": ""})
+	write(t, dir, map[string]string{"broken.yaml": "a: [", "config.yaml": "", "several.yaml": "a: b\n---\ncontainerRuntimeEndpoint: x\n"})
 	for args, want := range map[string]string{
 		"": "neither --config nor --container-runtime-endpoint",
 		"--container-runtime-endpoint=unix:///x.sock":       "no file of kubelet.service has it",
 		"--config=" + dir + "/absent.yaml":                  "absent.yaml: no such file",
 		"--config=" + dir + "/broken.yaml":                  "broken.yaml: ",
+		"--config=" + dir + "/several.yaml":                 "several.yaml: it has several documents",
 		"--config=" + dir + "/config.yaml --healthz-port=x": "--healthz-port",
 	} {
 		if _, err := kubeletOf(strings.Fields("kubelet "+args), nil); err == nil || !strings.Contains(err.Error(), want) {

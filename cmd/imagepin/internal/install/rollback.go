@@ -54,7 +54,7 @@ func (n *node) undo(ctx context.Context, r *record) error {
 		return finish()
 	}
 	for _, path := range r.Absent {
-		if err := os.RemoveAll(path); err != nil {
+		if _, err := removeState(path); err != nil {
 			return err
 		}
 	}

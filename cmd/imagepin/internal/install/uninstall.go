@@ -156,6 +156,31 @@ func (n *node) leaveContainerd(ctx context.Context, c *change) error {
 	return n.restarted(ctx, containerdUnit, func(ctx context.Context) error { return healthyCRI(ctx, defaults.DefaultAddress) })
 }
 
+// removeState removes a directory, except for the operator's bundles in it. It returns the path that is kept, or "".
+func removeState(path string) (kept string, _ error) {
+	files, err := os.ReadDir(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		at := filepath.Join(path, f.Name())
+		if f.Name() != bundlesDir {
+			if err := os.RemoveAll(at); err != nil {
+				return "", err
+			}
+		} else if os.Remove(at) != nil { // it is not empty
+			kept = at
+		}
+	}
+	if kept != "" {
+		return kept, nil
+	}
+	return "", os.Remove(path)
+}
+
 // removeFiles removes the files of imagepin. Nothing uses them any more. It can be repeated.
 func (n *node) removeFiles(ctx context.Context, r *record) error {
 	if r.Mode == Serve {
@@ -163,16 +188,24 @@ func (n *node) removeFiles(ctx context.Context, r *record) error {
 			return err
 		}
 	}
-	paths := r.Files
-	if r.Mode == Serve {
-		paths = append(paths, stateDirs...)
-	}
-	for _, path := range paths {
+	for _, path := range r.Files {
 		failpoint.Reach("install.remove")
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 		_ = os.Remove(filepath.Dir(path)) // fails unless it is empty
+	}
+	if r.Mode == Serve {
+		for _, path := range stateDirs {
+			failpoint.Reach("install.remove")
+			kept, err := removeState(path)
+			if err != nil {
+				return err
+			}
+			if kept != "" {
+				n.log("%s is kept: it has files that imagepin has not written", kept)
+			}
+		}
 	}
 	if err := n.systemd.reload(ctx); err != nil {
 		return err
