@@ -51,7 +51,7 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	}
 	s.index.noteProofs(img)
 	s.index.noteRecord(name, img.Target.Digest)
-	if err := s.removeLabels(ctx, s.copiedTo(img)); err != nil {
+	if err := s.removeLabels(ctx, s.copiedTo(img, len(carried))); err != nil {
 		return nil, false, err
 	}
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
@@ -75,9 +75,18 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	return &img, false, nil
 }
 
-// copiedTo returns the keys that a record has the labels of, and another record carries. Another tool has created it as a copy of
-// that record, with its labels, as nerdctl tag does.
-func (s *writer) copiedTo(img images.Image) (copied []imagepin.Entry) {
+// copiedTo returns the keys whose labels a record has, but another record carries. Another tool has created it as a copy of that
+// record with its labels, as nerdctl tag does. carried is how many keys the record carries.
+func (s *writer) copiedTo(img images.Image, carried int) (copied []imagepin.Entry) {
+	labels := 0
+	for name := range img.Labels {
+		if imagepin.IsKeyLabel(name) {
+			labels++
+		}
+	}
+	if labels <= carried {
+		return nil // nothing is decoded at the events of its own writes
+	}
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
 			continue

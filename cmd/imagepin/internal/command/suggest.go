@@ -29,7 +29,7 @@ func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	}
 	name = strings.TrimLeft(name, "-")
 	suggestion := cli.SuggestFlag(visibleFlags(cmd), name, false)
-	return fmt.Errorf("unknown flag %s%s, see %s --help", echo(dashed(name)), didYouMean(name, suggestion), cmd.FullName())
+	return fmt.Errorf("unknown flag %s%s, see %s --help", echo(dashed(name)), didYouMean(dashed(name), suggestion), cmd.FullName())
 }
 
 // subcommandMissing is the action of a command that has only subcommands.
