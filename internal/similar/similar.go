@@ -1,23 +1,27 @@
 // Package similar finds what was probably meant by a misspelled name.
 package similar
 
-// Distance returns the Levenshtein distance of two texts, in bytes.
+// Distance returns how many bytes have to be inserted, removed, replaced or swapped with the next one to make b of a (optimal
+// string alignment).
 func Distance(a, b string) int {
-	row := make([]int, len(b)+1)
+	above, row, next := []int(nil), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next[0] = i + 1
 		for j := range len(b) {
-			substitution := diagonal
-			if a[i] != b[j] {
-				substitution++
+			next[j+1] = min(row[j+1], next[j]) + 1
+			if a[i] == b[j] {
+				next[j+1] = min(next[j+1], row[j])
+			} else {
+				next[j+1] = min(next[j+1], row[j]+1)
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(substitution, row[j]+1, row[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], above[j-1]+1)
+			}
 		}
+		above, row, next = row, next, make([]int, len(b)+1)
 	}
 	return row[len(b)]
 }

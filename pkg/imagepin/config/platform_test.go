@@ -12,12 +12,13 @@ import (
 // TestKnownPlatforms checks that all spellings that containerd knows are known, and that others are not.
 func TestKnownPlatforms(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "", "linux": "", "linux/amd64": "", "linux/amd64/v3": "", "Linux/x86_64": "", "linux/aarch64": "", "linux/armhf": "", "linux/i686": "",
+		"": "", "linux": "", "linux/amd64": "", "linux/amd64/v3": "", "Linux/x86_64": "", "linux/aarch64": "", "linux/armhf": "", "linux/i386": "",
 		"arm64": "", "macos/arm64": "", "windows(10.0.17763)/amd64": "", "linux/riscv64": "",
-		"x/y/z/z":          "", // it cannot be parsed, which is another error
+		"x/y/z/z":          "",                            // it cannot be parsed, which is another error
+		"linux/i686":       `unknown architecture "i686"`, // containerd does not normalize it
 		"linux/armm":       `unknown architecture "armm" (did you mean "arm"?)`,
 		"linux/amd46":      `unknown architecture "amd46" (did you mean "amd64"?)`,
-		"lunix/arm64":      `unknown operating system "lunix" (did you mean "linux"?)`,
+		"liunx/arm64":      `unknown operating system "liunx" (did you mean "linux"?)`,
 		"linux/nonsense":   `unknown architecture "nonsense": invalid argument`,
 		"amd64/linux":      `unknown operating system "amd64"`,
 		"linux/arm64v8/v8": `unknown architecture "arm64v8"`,
