@@ -544,10 +544,20 @@ func smallest(t *testing.T, name string) (path string, content []byte) {
 	return path, readFile(t, path)
 }
 
+// sampled reports whether a position in a file is tested: each one with IMAGEPIN_EACH_BYTE=1 (make soak), otherwise each seventh,
+// so that all bits of a byte are flipped somewhere, the borders of the archive's blocks, and the end.
+func sampled(at int64, size int) bool {
+	block := at % 512
+	return os.Getenv("IMAGEPIN_EACH_BYTE") != "" || at%7 == 0 || block <= 1 || block == 511 || int64(size)-at <= 64
+}
+
 func TestEachTruncationIsRefused(t *testing.T) {
 	for _, name := range names {
 		path, content := smallest(t, name)
 		for size := int64(len(content)) - 1; size >= 0; size-- {
+			if !sampled(size, len(content)) {
+				continue
+			}
 			if err := os.Truncate(path, size); err != nil {
 				t.Fatal(err)
 			}
@@ -566,6 +576,9 @@ func TestEachFlippedBitIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		for at, was := range content {
+			if !sampled(int64(at), len(content)) {
+				continue
+			}
 			bit := at % 8
 			if _, err := file.WriteAt([]byte{was ^ 1<<bit}, int64(at)); err != nil {
 				t.Fatal(err)
