@@ -11,9 +11,10 @@ import (
 
 const checkDescription = `Compares the records of images and pins with the content, snapshots and labels
 on the node. It lists the differences, and the images of other tools that could
-not be adopted, which are not differences. With --repair it repairs the differences and lists the repairs:
-it unpacks or fetches again, or repairs records and labels. If none of these is
-possible, it drops the key, and the next pull fetches the image.
+not be adopted, which are not differences. With --repair it repairs the
+differences and lists the repairs: it unpacks or fetches again, or repairs records
+and labels. If none of these is possible, it drops the key, and the next pull
+fetches the image.
 
 By default, a check verifies that the files of content exist and have the right
 size. With --deep it also reads all content and compares it with its digests, and
