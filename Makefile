@@ -253,6 +253,7 @@ test-race: build test-binaries crash-binaries race-binaries ## Tests of concurre
 .PHONY: soak
 soak: build test-binaries crash-binaries ## Thousands of random kills and histories (ROUNDS=5000)
 	IMAGEPIN_MODEL_HISTORIES=$(or $(ROUNDS),5000) $(TEST) -timeout 24h -count 1 -run TestAnySequence ./pkg/imagepin/store
+	IMAGEPIN_BUNDLE_LAYER=1024 $(TEST) -timeout 1h -count 1 -run TestMemoryDoesNotGrow ./pkg/imagepin/bundle
 	IMAGEPIN_SIM_FIRST=$$(date +%s)000 IMAGEPIN_SIM_HISTORIES=$$((100 * $(or $(ROUNDS),5000))) $(TEST) -timeout 24h -count 1 -v -run TestHistories ./internal/sim
 	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) IMAGEPIN_APPLY_KILLS=20 \
 		$(TEST) -timeout 24h -count 1 -v -run 'TestRandomKills|TestApplyKills' ./crash || exit 1; \

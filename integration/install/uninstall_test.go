@@ -119,6 +119,9 @@ func TestSwitchAndUninstall(t *testing.T) {
 	if out, ok := r.Command("images"); ok || !strings.Contains(out, "uninstalled") {
 		t.Errorf("the control service still answers: %s", out)
 	}
+	if out, ok := r.Command("status"); ok || !strings.Contains(out, "imagepin is uninstalled: ") || !strings.Contains(out, "Images:      0") {
+		t.Errorf("status after uninstall: %s", out)
+	}
 	if out, ok := r.Command("uninstall", "--yes"); !ok || !strings.Contains(out, "Removed 0 labels") {
 		t.Errorf("second uninstall: %s", out)
 	}

@@ -108,8 +108,8 @@ func TestCommandDeepCheck(t *testing.T) {
 		return stdout.String(), stderr.String()
 	}
 	out, errOut := run(check...)
-	var got struct{ Checked string }
-	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Checked == "" || got.Checked == "0" {
+	var got struct{ Checked int }
+	if err := json.Unmarshal([]byte(out), &got); err != nil || got.Checked == 0 {
 		t.Errorf("got %s: %v", out, err)
 	}
 	if !strings.Contains(errOut, " snapshots\n") || strings.ContainsAny(errOut, "\x1b|") || strings.Contains(errOut, "/s") {

@@ -43,6 +43,7 @@ func TestAPTRepository(t *testing.T) {
 	m.CopyFile("/etc/apt/keyrings/imagepin.asc", filepath.Join(copied, "release", "imagepin.asc"), 0o644)
 	m.WriteFile("/etc/apt/sources.list", "deb [signed-by=/etc/apt/keyrings/imagepin.asc] "+server+" stable main\n", 0o644)
 	m.Run("apt-get update --error-on=any")
+	wantRecommended(t, m)
 	m.Run("apt-get install --yes imagepin-containerd")
 	if got, want := m.Run("imagepin --version"), m.Run("dpkg-query --show --showformat '${Version}' imagepin"); !strings.Contains(got, strings.Replace(want, "~", "-", 1)) {
 		t.Errorf("the command is %s, the package %s", got, want)
@@ -65,6 +66,22 @@ func TestAPTRepository(t *testing.T) {
 	if out, err := m.Try(testkit.Context(t), "apt-get update --error-on=any"); err == nil || !strings.Contains(out, "BADSIG") {
 		t.Errorf("with a changed Release file: got %v, %s", err, out)
 	}
+}
+
+// wantRecommended fails the test if apt would install a containerd that imagepin serve refuses.
+func wantRecommended(t *testing.T, m *machine.Machine) {
+	t.Helper()
+	m.WriteFile("/etc/apt/sources.list.d/distribution.list", "deb [trusted=yes] file:/srv/distribution ./\n", 0o644)
+	for version, installed := range map[string]bool{"1.6.20~ds1-1+deb12u1": false, "2.1.0~rc.0-1": true, "2.1.9-1": true} {
+		m.WriteFile("/srv/distribution/Packages", "Package: containerd\nVersion: "+version+"\nArchitecture: all\nMaintainer: Test <test@example.com>\n"+
+			"Filename: ./containerd.deb\nSize: 1\nSHA256: "+strings.Repeat("0", 64)+"\nDescription: stands in for containerd\n", 0o644)
+		m.Run("apt-get update --error-on=any")
+		if out := m.Run("apt-get install --simulate imagepin"); !strings.Contains(out, "Inst imagepin ") || strings.Contains(out, "Inst containerd ") != installed {
+			t.Errorf("with containerd %s, want it installed: %t, got %s", version, installed, out)
+		}
+	}
+	m.Run("rm -r /etc/apt/sources.list.d/distribution.list /srv/distribution")
+	m.Run("apt-get update --error-on=any")
 }
 
 // serve serves a directory. It returns the URL, and a function that returns the paths of all requests.

@@ -2332,7 +2332,7 @@ type StatusResponse struct {
 	ContainerdVersion string                 `protobuf:"bytes,2,opt,name=containerd_version,json=containerdVersion,proto3" json:"containerd_version,omitempty"`
 	Mode              string                 `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"` // plugin: in containerd; serve: beside it
 	StartedAt         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	Index             *IndexStatus           `protobuf:"bytes,5,opt,name=index,proto3" json:"index,omitempty"`
+	Index             *IndexStatus           `protobuf:"bytes,5,opt,name=index,proto3" json:"index,omitempty"` // unset, like pins, targets and images, after Uninstall
 	Targets           []*TargetStatus        `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`
 	Images            int64                  `protobuf:"varint,7,opt,name=images,proto3" json:"images,omitempty"` // image IDs
 	Pins              *PinStatus             `protobuf:"bytes,8,opt,name=pins,proto3" json:"pins,omitempty"`
@@ -3231,13 +3231,15 @@ func (x *ContentUsage) GetSize() int64 {
 
 // SnapshotterUsage is the disk space of all images in one snapshotter, each snapshot once.
 type SnapshotterUsage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
-	Snapshots     int64                  `protobuf:"varint,2,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
-	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`  // bytes
-	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"` // why it did not respond; empty if it did
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter    string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Snapshots      int64                  `protobuf:"varint,2,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	Size           int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`                                           // bytes
+	Error          string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`                                          // why it did not respond; empty if it did
+	OtherSnapshots int64                  `protobuf:"varint,5,opt,name=other_snapshots,json=otherSnapshots,proto3" json:"other_snapshots,omitempty"` // committed snapshots that no image has, such as those that a pin retains
+	OtherSize      int64                  `protobuf:"varint,6,opt,name=other_size,json=otherSize,proto3" json:"other_size,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotterUsage) Reset() {
@@ -3296,6 +3298,20 @@ func (x *SnapshotterUsage) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *SnapshotterUsage) GetOtherSnapshots() int64 {
+	if x != nil {
+		return x.OtherSnapshots
+	}
+	return 0
+}
+
+func (x *SnapshotterUsage) GetOtherSize() int64 {
+	if x != nil {
+		return x.OtherSize
+	}
+	return 0
 }
 
 type EventsRequest struct {
@@ -4186,7 +4202,8 @@ type Finding struct {
 	Problem       string                 `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
 	Repair        string                 `protobuf:"bytes,3,opt,name=repair,proto3" json:"repair,omitempty"` // what was done, or would be done
 	Repaired      bool                   `protobuf:"varint,4,opt,name=repaired,proto3" json:"repaired,omitempty"`
-	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // why it could not be repaired
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                              // why it could not be repaired
+	NotAdopted    bool                   `protobuf:"varint,6,opt,name=not_adopted,json=notAdopted,proto3" json:"not_adopted,omitempty"` // an image of another tool that imagepin does not use: not a difference, and not repaired
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4254,6 +4271,13 @@ func (x *Finding) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *Finding) GetNotAdopted() bool {
+	if x != nil {
+		return x.NotAdopted
+	}
+	return false
 }
 
 type ApplyRequest struct {
@@ -6027,12 +6051,15 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aunknown\x18\x03 \x01(\bR\aunknown\"8\n" +
 	"\fContentUsage\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x03R\x04size\"|\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"\xc4\x01\n" +
 	"\x10SnapshotterUsage\x12 \n" +
 	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1c\n" +
 	"\tsnapshots\x18\x02 \x01(\x03R\tsnapshots\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"*\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12'\n" +
+	"\x0fother_snapshots\x18\x05 \x01(\x03R\x0eotherSnapshots\x12\x1d\n" +
+	"\n" +
+	"other_size\x18\x06 \x01(\x03R\totherSize\"*\n" +
 	"\rEventsRequest\x12\x19\n" +
 	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xe8\x02\n" +
 	"\x05Event\x12*\n" +
@@ -6108,13 +6135,15 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
 	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1c\n" +
 	"\tprocessed\x18\a \x01(\x03R\tprocessed\x12\x1a\n" +
-	"\bfindings\x18\b \x01(\x03R\bfindings\"\x87\x01\n" +
+	"\bfindings\x18\b \x01(\x03R\bfindings\"\xa8\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
 	"\x06repair\x18\x03 \x01(\tR\x06repair\x12\x1a\n" +
 	"\brepaired\x18\x04 \x01(\bR\brepaired\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x94\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1f\n" +
+	"\vnot_adopted\x18\x06 \x01(\bR\n" +
+	"notAdopted\"\x94\x02\n" +
 	"\fApplyRequest\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +

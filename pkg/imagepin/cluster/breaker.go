@@ -57,10 +57,13 @@ func (b *breaker) reset() (ended bool) {
 }
 
 // paused reports whether there is a pause, or it has ended without a success.
-func (b *breaker) paused() bool {
+func (b *breaker) paused() bool { return b.last() != nil }
+
+// last returns the last failure if there was no success after it.
+func (b *breaker) last() *failure {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.failure != nil
+	return b.failure
 }
 
 // fail begins a pause, or the next one. It has no effect if another call has changed the state since p was given: of

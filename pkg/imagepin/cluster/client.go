@@ -165,6 +165,22 @@ func (c *Client) acquire(ctx context.Context) (*session, error) {
 	return nil, e
 }
 
+// Problem returns why calls fail now, or nil if that is not known. It reads the kubeconfig and the files that it names if they
+// have changed, and makes no connection. The error is [imagepin.ClusterUnavailable].
+func (c *Client) Problem(ctx context.Context) error {
+	s, err := c.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	c.sessions.release(s)
+	for _, b := range []*breaker{&c.server, &c.pins} {
+		if f := b.last(); f != nil {
+			return f.err
+		}
+	}
+	return nil
+}
+
 // passes are the passes of a call.
 type passes struct {
 	server, pins pass

@@ -64,6 +64,35 @@ func TestKubeconfigThatComesLater(t *testing.T) {
 	}
 }
 
+// TestProblem checks that what is wrong is known before a call needs the API server, and without a request.
+func TestProblem(t *testing.T) {
+	a := startServer(t)
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	c, _ := newClient(t, path)
+	wantUnavailable(t, c.Problem(t.Context()), "open "+path+": no such file or directory\nkubelet writes")
+	a.kubeconfig(path, `{"token":"`+token+`"}`)
+	if err := c.Problem(t.Context()); err != nil {
+		t.Errorf("with a kubeconfig: %v", err)
+	}
+	a.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
+	if got := a.got(); len(got) != 0 {
+		t.Errorf("got requests %v, want none", got)
+	}
+	wantUnavailable(t, c.call(t.Context(), callFind), "500")
+	wantUnavailable(t, c.Problem(t.Context()), "500")
+	a.kubeconfig(path, `{"token":"other"}`) // it ends the pause
+	if err := c.Problem(t.Context()); err != nil {
+		t.Errorf("with another kubeconfig: %v", err)
+	}
+	if got := a.got(); len(got) != 1 {
+		t.Errorf("got requests %v, want that of the call", got)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	wantUnavailable(t, c.Problem(t.Context()), "no such file")
+}
+
 // TestChangedKubeconfig checks that a call uses a changed file at once, also after a failure, and that the connections
 // of the one before are closed.
 func TestChangedKubeconfig(t *testing.T) {

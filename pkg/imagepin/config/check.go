@@ -2,34 +2,64 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/imagepin/imagepin/internal/similar"
 )
 
 // CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
-// imagepin section as strictly as containerd does when it loads the plugin, and whether the handlers in it are handlers
-// of the CRI. It does not check whether snapshotters are loaded. It returns the settings of the imagepin section.
-// It returns the errors of all keys of the imagepin section, see [Errors]. They are ErrInvalidArgument and name the section
-// and the key.
-func CheckPlugins(plugins map[string]any) (Settings, error) {
+// imagepin section as strictly as containerd does when it loads the plugin, whether the handlers in it are handlers
+// of the CRI, and whether their snapshotters and platforms exist: a snapshotter is built into containerd, or is one of
+// proxies. It returns the settings of the imagepin section, and warnings about platforms that this machine cannot run. It
+// returns the errors of all keys, see [Errors]. They are ErrInvalidArgument and name the section and the key.
+func CheckPlugins(plugins map[string]any, proxies []string) (checked Settings, warnings []string, _ error) {
 	var own Table
 	if s, ok := plugins[Section]; ok {
 		table, ok := s.(map[string]any)
 		if !ok {
-			return Settings{}, keyError("", errors.New("must be a table"))
+			return Settings{}, nil, keyError("", errors.New("must be a table"))
 		}
 		own = table
 	}
 	checked, wrong := own.Check()
 	cri, err := offlineCRI(plugins)
 	if err != nil {
-		return Settings{}, errors.Join(wrong, err)
+		return Settings{}, nil, errors.Join(wrong, err)
 	}
 	anySnapshotter := func(string) bool { return true }
 	_, err = cri.Handlers(checked, anySnapshotter)
-	return checked, errors.Join(wrong, err)
+	unknown := append(cri.unknownSnapshotters(proxies), cri.Images.UnknownPlatforms()...)
+	return checked, cri.emulatedPlatforms(binfmt), errors.Join(append([]error{wrong, err}, unknown...)...)
+}
+
+// builtin are the snapshotters that are built into containerd. Some distributions leave some out.
+var builtin = []string{"blockfile", "btrfs", "devmapper", "erofs", "native", "overlayfs", "windows", "windows-lcow", "zfs"}
+
+// unknownSnapshotters returns an error for each key that names a snapshotter that is neither built into containerd nor one of
+// proxies.
+func (c CRI) unknownSnapshotters(proxies []string) (errs []error) {
+	known := slices.Concat(builtin, proxies)
+	check := func(section, key, name string) {
+		if name == "" || slices.Contains(known, name) {
+			return
+		}
+		text := fmt.Sprintf("snapshotter %q is neither built into containerd nor in proxy_plugins", name)
+		if meant := similar.Closest(name, known); meant != "" {
+			text += fmt.Sprintf(" (did you mean %q?)", meant)
+		}
+		errs = append(errs, sectionError(section, key, errors.New(text)))
+	}
+	check(ImagesSection, "snapshotter", c.Images.Snapshotter)
+	for _, name := range slices.Sorted(maps.Keys(c.Runtime.Containerd.Runtimes)) {
+		check(RuntimeSection, "containerd.runtimes."+name+".snapshotter", c.Runtime.Containerd.Runtimes[name].Snapshotter)
+	}
+	return errs
 }
 
 // runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.

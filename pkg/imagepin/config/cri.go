@@ -146,8 +146,8 @@ func (c CRI) handlerError(invalid *runtimeplatform.ConfigError) error {
 	return sectionError(RuntimeSection, "containerd.runtimes."+invalid.Handler, invalid)
 }
 
-// Unsupported returns a warning for each key of containerd's configuration that imagepin ignores. It names the key and
-// the reason.
+// Unsupported returns a warning for each key of containerd's configuration that imagepin ignores, or whose platform it does
+// not know. It names the key and the reason.
 func (c CRI) Unsupported() []string {
 	var all []string
 	warn := func(section, key, why string) {
@@ -168,6 +168,9 @@ func (c CRI) Unsupported() []string {
 		warn(ImagesSection, "image_decryption.key_model", fmt.Sprintf("unknown key model %q", m))
 	}
 	c.unsupportedTransfer(warn)
+	for _, err := range c.Images.UnknownPlatforms() {
+		all = append(all, err.Error())
+	}
 	return all
 }
 

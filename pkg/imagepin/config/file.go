@@ -139,6 +139,9 @@ func ParseFile(text []byte) (*ServeConfig, error) {
 	return b, nil
 }
 
+// UnknownPlatforms is [Images.UnknownPlatforms] of the file.
+func (b *ServeConfig) UnknownPlatforms() []error { return b.images.UnknownPlatforms() }
+
 // check validates the keys outside of the sections, and the names of the sections.
 func (f File) check() (errs []error) {
 	wrong := func(key string, err error) { errs = append(errs, topError(key, err)) }

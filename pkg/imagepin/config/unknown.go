@@ -3,11 +3,14 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/imagepin/imagepin/internal/similar"
 )
 
 // unknownKeys returns an error for each unknown key in a strict decoding of a value, with the known key that was probably
@@ -41,12 +44,7 @@ func similarKey(t reflect.Type, key []string) []string {
 			t = next
 			continue
 		}
-		best, distance := "", min(2, len(part)/3)+1
-		for name := range known {
-			if d := editDistance(part, name); d < distance || d == distance && best != "" && name < best {
-				best, distance = name, d
-			}
-		}
+		best := similar.Closest(part, slices.Collect(maps.Keys(known)))
 		if best == "" {
 			return nil
 		}
@@ -72,25 +70,4 @@ func fields(t reflect.Type) map[string]reflect.Type {
 		}
 	}
 	return all
-}
-
-// editDistance returns the Levenshtein distance of two texts, in bytes.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			substitution := diagonal
-			if a[i] != b[j] {
-				substitution++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(substitution, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

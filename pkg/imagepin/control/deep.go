@@ -37,7 +37,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if err != nil {
 		return err
 	}
-	p.now.Findings = int64(len(report.Findings))
+	p.now.Findings = int64(report.Differences())
 	if err := p.send(); err != nil {
 		return err
 	}

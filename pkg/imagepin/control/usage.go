@@ -30,7 +30,9 @@ func (s *Server) diskUsage(ctx context.Context, r *api.DiskUsageRequest, stream 
 	}
 	first := &api.DiskUsageResponse{Content: contentUsage(measured.Content), OtherContent: contentUsage(measured.Other)}
 	for _, sn := range measured.Snapshotters {
-		a := &api.SnapshotterUsage{Snapshotter: sn.Name, Snapshots: int64(sn.Count), Size: sn.Size}
+		a := &api.SnapshotterUsage{
+			Snapshotter: sn.Name, Snapshots: int64(sn.Count), Size: sn.Size, OtherSnapshots: int64(sn.Other.Count), OtherSize: sn.Other.Size,
+		}
 		if sn.Err != nil {
 			a.Error = sn.Err.Error()
 		}

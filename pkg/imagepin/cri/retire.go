@@ -50,6 +50,13 @@ func (r *retirement) retire() <-chan struct{} {
 	return r.idle
 }
 
+// isRetired reports whether enter returns false.
+func (r *retirement) isRetired() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.retired
+}
+
 // Retire forwards every call to upstream until the process ends. It waits for the calls that are being answered here,
 // and ends detached pulls, whose callers have gone.
 func (s *Service) Retire(ctx context.Context) error {
@@ -60,3 +67,6 @@ func (s *Service) Retire(ctx context.Context) error {
 	}
 	return s.base.Puller.Shutdown(ctx)
 }
+
+// Retired reports whether [Service.Retire] was called.
+func (s *Service) Retired() bool { return s.retirement.isRetired() }

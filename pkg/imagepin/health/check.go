@@ -21,7 +21,17 @@ type Report struct {
 	Records []images.Image
 }
 
-// Finding is a difference between the recorded and the actual state.
+// Differences returns the number of findings that are differences.
+func (r Report) Differences() (n int) {
+	for _, f := range r.Findings {
+		if f.Kind != NotAdopted {
+			n++
+		}
+	}
+	return n
+}
+
+// Finding is a difference between the recorded and the actual state, or an image that is not adopted.
 type Finding struct {
 	// Subject is a key, a record, or the digest of a blob.
 	Subject string
@@ -37,7 +47,7 @@ type Kind int
 
 const (
 	// Ignored is a label that cannot be read, that is for a target without a handler, or that another record takes
-	// precedence over. It is also a record that belongs to no key.
+	// precedence over.
 	Ignored Kind = iota
 	// LostKey is a key whose content or snapshot is gone.
 	LostKey
@@ -45,6 +55,9 @@ const (
 	WrongRecord
 	// DamagedBlob is a damaged or unreadable file that the key does not need to be ready, such as that of a layer.
 	DamagedBlob
+	// NotAdopted is the image of another tool without a key, such as a record with a name that no pod can use. It is not a
+	// difference: there is nothing to repair.
+	NotAdopted
 )
 
 // Ignore returns a finding that is not repaired.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 	"github.com/imagepin/imagepin/version"
 )
@@ -34,8 +35,12 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	now := n.active.Load()
 	st := &api.StatusResponse{
 		Version: version.Version, ContainerdVersion: now.ContainerdVersion, Mode: n.mode, StartedAt: timestamppb.New(s.created), At: timestamppb.Now(),
-		Index: s.indexStatus(), Pins: n.pinStatus(now), RegistryFallbacks: n.metrics.Fallbacks(), Cluster: now.cluster.client != nil,
 	}
+	if s.cri.Retired() { // what is in memory is not recorded any more
+		st.Problems = []*api.Problem{uninstalled()}
+		return st
+	}
+	st.Index, st.Pins, st.RegistryFallbacks, st.Cluster = s.indexStatus(), n.pinStatus(now), n.metrics.Fallbacks(), now.cluster.client != nil
 	st.Lock = s.lockStatus()
 	for _, p := range s.puller.Running() {
 		st.Pulls = append(st.Pulls, &api.RunningPull{
@@ -44,7 +49,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 		})
 	}
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
-	st.Problems = problems(st)
+	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
 	for namespace, used := range n.pins.Namespaces() {
 		if limit := now.Settings.MaxPinsPerNamespace; limit > 0 && used*100 >= limit*nearCap {
 			st.Problems = append(st.Problems, &api.Problem{
@@ -153,6 +158,27 @@ func (n *Node) probe(ctx context.Context, name string) error {
 		return err
 	}
 	return nil
+}
+
+// uninstalled is the problem of a node whose records were removed.
+func uninstalled() *api.Problem {
+	return &api.Problem{
+		Message: "imagepin is uninstalled: all calls are forwarded to containerd's own CRI",
+		Hint:    "Start stock containerd, on its own socket, or restart this containerd to use imagepin again.",
+	}
+}
+
+// clusterProblem returns why the pins of a cluster cannot be used, as far as it is known. client may be nil.
+func clusterProblem(ctx context.Context, client *cluster.Client) []*api.Problem {
+	if client == nil {
+		return nil
+	}
+	err := client.Problem(ctx)
+	if err == nil {
+		return nil
+	}
+	message, hint, _ := strings.Cut(err.Error(), "\n")
+	return []*api.Problem{{Message: "the pins of the cluster cannot be used: " + message, Hint: hint}}
 }
 
 // problems returns what needs an operator.

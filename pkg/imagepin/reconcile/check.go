@@ -56,7 +56,7 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 			return report, err
 		}
 		if why != "" {
-			report.Findings = append(report.Findings, health.Ignore(img.Name, "it is not adopted: "+why))
+			report.Findings = append(report.Findings, health.Finding{Subject: img.Name, Problem: "it is not adopted: " + why, Kind: health.NotAdopted})
 		}
 	}
 	return report, nil

@@ -229,6 +229,9 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 		if repair, err := r.Repair(ctx, f); repair != Ignored || err != nil {
 			t.Errorf("%s: got repair %q, %v, want %q", f.Subject, repair, err, Ignored)
 		}
+		if adopted := f.Kind != health.NotAdopted; adopted != strings.Contains(f.Subject, "newer") {
+			t.Errorf("%s: got kind %v", f.Subject, f.Kind)
+		}
 		got[f.Subject] = f.Problem
 	}
 	if after := fmt.Sprint(n.Records(t)); after != before {

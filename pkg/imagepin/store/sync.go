@@ -51,6 +51,9 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	}
 	s.index.noteProofs(img)
 	s.index.noteRecord(name, img.Target.Digest)
+	if err := s.removeLabels(ctx, s.copiedTo(img, len(carried))); err != nil {
+		return nil, false, err
+	}
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
 		return e.RecordTarget.Digest == img.Target.Digest
 	})
@@ -70,6 +73,34 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 		return nil, removed, err
 	}
 	return &img, false, nil
+}
+
+// copiedTo returns the keys whose labels a record has, but another record carries. Another tool has created it as a copy of that
+// record with its labels, as nerdctl tag does. carried is how many keys the record carries.
+func (s *writer) copiedTo(img images.Image, carried int) (copied []imagepin.Entry) {
+	labels := 0
+	for name := range img.Labels {
+		if imagepin.IsKeyLabel(name) {
+			labels++
+		}
+	}
+	if labels <= carried {
+		return nil // nothing is decoded at the events of its own writes
+	}
+	for name, value := range img.Labels {
+		if !imagepin.IsKeyLabel(name) {
+			continue
+		}
+		e, err := imagepin.DecodeKeyLabel(name, value)
+		if err != nil {
+			continue // a newer version may have written it
+		}
+		if now, ready := s.Get(e.Key); ready && now.Record != img.Name {
+			e.Record = img.Name
+			copied = append(copied, e)
+		}
+	}
+	return copied
 }
 
 // repairRecord writes what is missing on the record called name, which carries entries, and creates missing records of

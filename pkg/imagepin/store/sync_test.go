@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/platforms"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -64,6 +65,40 @@ func TestSync(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSyncOfACopiedRecord syncs a record that another tool has copied with its labels. It is adopted as any other, and does not
+// keep the labels of keys that another record carries. Labels of a newer version stay.
+func TestSyncOfACopiedRecord(t *testing.T) {
+	e := newEnv(t)
+	a := e.image("a")
+	e.pull(t, tag, a, native, 0, "")
+	copied, err := e.Images.Get(e.ctx, repo+"@"+a.root.Digest.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := imagepin.KeyLabelPrefix + "0123456789abcdef"
+	copied.Name, copied.Labels[newer] = repo+":other", `{"v":99}`
+	if _, err := e.Images.Create(e.ctx, copied); err != nil {
+		t.Fatal(err)
+	}
+	unknown, err := e.store.Sync(e.ctx, copied.Name)
+	if err != nil || unknown == nil {
+		t.Fatalf("Sync returns %v, %v, want the record for adoption", unknown, err)
+	}
+	now, err := e.Images.Get(e.ctx, copied.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range now.Labels {
+		if imagepin.IsKeyLabel(name) != (name == newer) {
+			t.Errorf("the copy has the label %s", name)
+		}
+	}
+	if got := e.keys(); len(got) != 2 {
+		t.Errorf("got keys %v, want both", got)
+	}
+	e.wantSound(t)
 }
 
 // TestSyncOfALostImage drops the keys of an image one by one, and syncs their record after each while its snapshot is

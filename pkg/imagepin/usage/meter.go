@@ -47,7 +47,7 @@ type Usage struct {
 	Images []Image
 	// Content is the content of images, and Other that of the namespace that no image has. Each blob counts once.
 	Content, Other Sum
-	// Snapshotters are the snapshotters in which images are unpacked, by name.
+	// Snapshotters are the snapshotters in which images are unpacked, or in which something else keeps a snapshot, by name.
 	Snapshotters []Snapshotter
 }
 
@@ -87,6 +87,8 @@ type Unpacked struct {
 type Snapshotter struct {
 	Name string
 	Sum
+	// Other are the committed snapshots that no image has, such as those that a pin retains.
+	Other Sum
 	// Err is why the snapshotter does not respond.
 	Err error
 }

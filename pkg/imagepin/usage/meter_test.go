@@ -94,6 +94,49 @@ func TestMeasure(t *testing.T) {
 	wantUnique("with a layer that a pin retains", measure(), index.Size, size(two)-two.Layer.Size+snapshot)
 }
 
+// A pin retains an image that was removed, in a snapshotter that no image has. Its snapshot is counted as that of no image.
+func TestRetainedSnapshot(t *testing.T) {
+	n := ctdtest.New(t, "first", "second")
+	ctx, done := n.Lease(t)
+	defer done()
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "one", nil)
+	n.Write(ctx, t, blobs)
+	n.Keep(ctx, t, img, nil)
+	n.Unpack(ctx, t, img, "first")
+	n.Unpack(ctx, t, img, "second")
+	l, err := n.Leases.Create(ctx, leases.WithID("retain"), leases.WithLabel(imagepin.LeaseLabel, "retain"))
+	noError(t, err)
+	noError(t, n.Leases.AddResource(ctx, l, leases.Resource{ID: img.ChainID.String(), Type: snapshotType + "second"}))
+	entry := imagepin.Entry{
+		Key:    imagepin.Key{Ref: "app:v1", Target: runtimeplatform.Target{Snapshotter: "first"}},
+		Record: "app:v1", RecordTarget: img.Manifest, Manifest: img.Manifest.Digest, ImageID: img.Config.Digest, ChainID: img.ChainID,
+	}
+	for _, test := range []struct {
+		images fixed
+		first  bool // has an image
+	}{
+		{fixed{{ID: img.Config.Digest, Entries: []imagepin.Entry{entry}}}, true},
+		{nil, false},
+	} {
+		u, err := New(Config{Images: test.images, Records: n.Images, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter}).Measure(ctx)
+		noError(t, err)
+		for _, sn := range u.Snapshotters {
+			size := sn.Size + sn.Other.Size
+			of := sn.Sum
+			if sn.Name == "second" || !test.first {
+				of = sn.Other
+			}
+			if sn.Err != nil || size == 0 || of != (Sum{1, size}) || sn.Count+sn.Other.Count != 1 {
+				t.Errorf("with %d images: got %+v", len(test.images), sn)
+			}
+		}
+		if i := len(u.Snapshotters) - 1; i < 0 || u.Snapshotters[i].Name != "second" || test.first && i != 1 {
+			t.Errorf("with %d images: got snapshotters %+v", len(test.images), u.Snapshotters)
+		}
+	}
+}
+
 // unpacked returns the size of an image's snapshots. All images of the test have snapshots of one size.
 func unpacked(img Image) (total int64) {
 	for _, u := range img.Unpacked {

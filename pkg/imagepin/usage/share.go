@@ -31,7 +31,7 @@ func share(needs []need, kept need, all map[digest.Digest]blob, answers map[stri
 		content.add(n.blobs, 1)
 		unpacked.add(below[i], 1)
 	}
-	u := Usage{Snapshotters: snapshottersOf(needs, unpacked, answers)}
+	u := Usage{Snapshotters: snapshottersOf(unpacked, answers)}
 	for d, b := range all {
 		if content[d] > 0 {
 			u.Content.add(b.size)
@@ -58,22 +58,19 @@ func withParents(tops map[snapshot]bool, answers map[string]answer) map[snapshot
 	return below
 }
 
-// snapshottersOf returns the snapshotters that images need, with the total of their snapshots.
-func snapshottersOf(needs []need, unpacked owners[snapshot], answers map[string]answer) []Snapshotter {
-	sums := make(map[string]Sum)
-	for _, n := range needs {
-		for s := range n.snapshots {
-			sums[s.snapshotter] = Sum{}
-		}
-	}
-	for s := range unpacked {
-		sum := sums[s.snapshotter]
-		sum.add(answers[s.snapshotter].sizes[s.name])
-		sums[s.snapshotter] = sum
-	}
+// snapshottersOf returns the snapshotters that answered or should have, with the total of their snapshots.
+func snapshottersOf(unpacked owners[snapshot], answers map[string]answer) []Snapshotter {
 	var all []Snapshotter
-	for _, name := range slices.Sorted(maps.Keys(sums)) {
-		all = append(all, Snapshotter{Name: name, Sum: sums[name], Err: answers[name].err})
+	for _, name := range slices.Sorted(maps.Keys(answers)) {
+		sn := Snapshotter{Name: name, Err: answers[name].err}
+		for of, size := range answers[name].sizes {
+			if unpacked[snapshot{name, of}] > 0 {
+				sn.add(size)
+			} else {
+				sn.Other.add(size)
+			}
+		}
+		all = append(all, sn)
 	}
 	return all
 }

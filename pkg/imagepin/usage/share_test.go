@@ -23,8 +23,8 @@ func needs(blobs []digest.Digest, tops ...snapshot) need {
 func TestShare(t *testing.T) {
 	all := map[digest.Digest]blob{"base": {size: 1000}, "a": {size: 10}, "b": {size: 20}, "kept": {size: 5}, "old": {size: 7}}
 	answers := map[string]answer{"sn": {
-		parents: map[string]string{"base": "", "a": "base", "b": "base", "b2": "b", "container": "a"},
-		sizes:   map[string]int64{"base": 3000, "a": 30, "b": 60, "b2": 600},
+		parents: map[string]string{"base": "", "a": "base", "b": "base", "b2": "b", "old": "base", "container": "a"},
+		sizes:   map[string]int64{"base": 3000, "a": 30, "b": 60, "b2": 600, "old": 9},
 	}}
 	a := needs([]digest.Digest{"base", "a"}, snapshot{"sn", "a"})
 	b := needs([]digest.Digest{"base", "b", "kept"}, snapshot{"sn", "b2"})
@@ -34,7 +34,7 @@ func TestShare(t *testing.T) {
 			{Content: 1010, Unpacked: []Unpacked{{Snapshotter: "sn", Size: 3030}}, Unique: 40, Shared: 4000},
 			{Content: 1025, Unpacked: []Unpacked{{Snapshotter: "sn", Size: 3660}}, Unique: 620, Shared: 4065},
 		},
-		Content: Sum{4, 1035}, Other: Sum{1, 7}, Snapshotters: []Snapshotter{{Name: "sn", Sum: Sum{4, 3690}}},
+		Content: Sum{4, 1035}, Other: Sum{1, 7}, Snapshotters: []Snapshotter{{Name: "sn", Sum: Sum{4, 3690}, Other: Sum{1, 9}}},
 	}
 	if !reflect.DeepEqual(u, want) {
 		t.Errorf("got  %+v\nwant %+v", u, want)

@@ -17,16 +17,16 @@ const silence = 2 * time.Second
 // answer is what a snapshotter tells of its snapshots.
 type answer struct {
 	parents map[string]string
-	sizes   map[string]int64 // of the snapshots that are needed
+	sizes   map[string]int64 // of all committed snapshots
 	err     error            // why it does not respond
 }
 
 // askSnapshotters asks all snapshotters that are needed, at the same time. It holds no lock.
 func (m *Meter) askSnapshotters(ctx context.Context, needs []need) map[string]answer {
-	tops := make(map[string][]string)
+	names := make(map[string]bool)
 	for _, n := range needs {
 		for s := range n.snapshots {
-			tops[s.snapshotter] = append(tops[s.snapshotter], s.name)
+			names[s.snapshotter] = true
 		}
 	}
 	var (
@@ -34,9 +34,9 @@ func (m *Meter) askSnapshotters(ctx context.Context, needs []need) map[string]an
 		mu      sync.Mutex
 		answers = make(map[string]answer)
 	)
-	for name, tops := range tops {
+	for name := range names {
 		asked.Go(func() {
-			a := m.ask(ctx, name, tops)
+			a := m.ask(ctx, name)
 			mu.Lock()
 			defer mu.Unlock()
 			answers[name] = a
@@ -46,9 +46,8 @@ func (m *Meter) askSnapshotters(ctx context.Context, needs []need) map[string]an
 	return answers
 }
 
-// ask asks a snapshotter for the sizes of snapshots and of those below them. It gives up if the snapshotter does not answer
-// a call in time.
-func (m *Meter) ask(ctx context.Context, name string, tops []string) answer {
+// ask asks a snapshotter for the sizes of its snapshots. It gives up if the snapshotter does not answer a call in time.
+func (m *Meter) ask(ctx context.Context, name string) answer {
 	snapshotter := m.config.Snapshotter(name)
 	if snapshotter == nil {
 		return answer{err: errNotLoaded}
@@ -58,7 +57,7 @@ func (m *Meter) ask(ctx context.Context, name string, tops []string) answer {
 	answered := make(chan struct{}, 1)
 	done := make(chan answer, 1) // the snapshotter may ignore its context
 	go func() {
-		done <- sizesOf(ctx, snapshotter, tops, func() {
+		done <- sizesOf(ctx, snapshotter, func() {
 			select {
 			case answered <- struct{}{}:
 			default:
@@ -81,8 +80,9 @@ func (m *Meter) ask(ctx context.Context, name string, tops []string) answer {
 	}
 }
 
-// sizesOf returns the sizes of snapshots and of those below them. It calls answered after each answer.
-func sizesOf(ctx context.Context, snapshotter snapshots.Snapshotter, tops []string, answered func()) (a answer) {
+// sizesOf returns the sizes of all committed snapshots. Of these, snapshotters record the size, and do not look at the files. It
+// calls answered after each answer.
+func sizesOf(ctx context.Context, snapshotter snapshots.Snapshotter, answered func()) (a answer) {
 	defer func() {
 		if p := recover(); p != nil {
 			a.err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -99,18 +99,13 @@ func sizesOf(ctx context.Context, snapshotter snapshots.Snapshotter, tops []stri
 	if err != nil && !errdefs.IsNotFound(err) { // it has never had a snapshot
 		return answer{err: err}
 	}
-	for _, top := range tops {
-		for name := range a.chain(top) {
-			if _, known := a.sizes[name]; known {
-				break
-			}
-			used, err := snapshotter.Usage(ctx, name)
-			if err != nil && !errdefs.IsNotFound(err) { // it was removed concurrently
-				return answer{err: err}
-			}
-			answered()
-			a.sizes[name] = used.Size
+	for name := range a.parents {
+		used, err := snapshotter.Usage(ctx, name)
+		if err != nil && !errdefs.IsNotFound(err) { // it was removed concurrently
+			return answer{err: err}
 		}
+		answered()
+		a.sizes[name] = used.Size
 	}
 	return a
 }

@@ -11,9 +11,10 @@ import (
 
 const checkDescription = `Compares the records of images and pins with the content, snapshots and labels
 on the node. It lists the differences, and the images of other tools that could
-not be adopted. With --repair it repairs the differences and lists the repairs:
-it unpacks or fetches again, or repairs records and labels. If none of these is
-possible, it drops the key, and the next pull fetches the image.
+not be adopted, which are not differences. With --repair it repairs the
+differences and lists the repairs: it unpacks or fetches again, or repairs records
+and labels. If none of these is possible, it drops the key, and the next pull
+fetches the image.
 
 By default, a check verifies that the files of content exist and have the right
 size. With --deep it also reads all content and compares it with its digests, and
@@ -66,18 +67,25 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	if err := a.print(cmd, response, func() error { return a.printCheck(response, cmd.Bool("repair")) }); err != nil {
 		return err
 	}
-	if repaired(response) < len(response.GetFindings()) {
+	if n := countFindings(response); n.repaired < n.differ {
 		return exitError(exitFailed)
 	}
 	return nil
 }
 
-func repaired(r *api.CheckResponse) int {
-	n := 0
+// findingCounts are the numbers of findings.
+type findingCounts struct{ differ, repaired, notAdopted int }
+
+func countFindings(r *api.CheckResponse) (n findingCounts) {
 	for _, f := range r.GetFindings() {
-		if f.GetRepaired() {
-			n++
+		switch {
+		case f.GetNotAdopted():
+			n.notAdopted++
+			continue
+		case f.GetRepaired():
+			n.repaired++
 		}
+		n.differ++
 	}
 	return n
 }
@@ -89,13 +97,20 @@ func (a *app) printCheck(r *api.CheckResponse, repair bool) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(a.Out, "%d checked, %d differ, %d repaired\n", r.GetChecked(), len(r.GetFindings()), repaired(r))
+	n := countFindings(r)
+	others := ""
+	if n.notAdopted > 0 {
+		others = fmt.Sprintf(", %d not adopted", n.notAdopted)
+	}
+	_, err := fmt.Fprintf(a.Out, "%d checked, %d differ, %d repaired%s\n", r.GetChecked(), n.differ, n.repaired, others)
 	return err
 }
 
 func findingFields(f *api.Finding, repair bool) []field {
 	fields := []field{{"Problem", f.GetProblem()}}
 	switch {
+	case f.GetNotAdopted():
+		return []field{{"Note", f.GetProblem()}}
 	case f.GetRepaired() && f.GetError() != "":
 		return append(fields, field{"Repaired", f.GetRepair()}, field{"Reason", firstLine(f.GetError())})
 	case f.GetRepaired():

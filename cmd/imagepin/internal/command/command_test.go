@@ -96,6 +96,7 @@ func TestOutput(t *testing.T) {
 			c.check.Findings = c.check.Findings[:1]
 			c.check.Findings[0].Repaired, c.check.Findings[0].Repair = true, "unpacked it again"
 		}), 0, "check --repair"},
+		{"check-not-adopted", ok(func(c *control) { c.check.Findings = c.check.Findings[2:] }), 0, "check"},
 		{"check-repairs", ok(func(c *control) { c.check.Findings = repairs() }), 1, "check --repair"},
 		{"check-deep", recorded(), 1, "check --deep"},
 		{"uninstall-dry", recorded(), 1, "uninstall"},
@@ -298,11 +299,38 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestOtherWords checks that each command that is suggested for a word of other tools exists, and the word does not.
+func TestOtherWords(t *testing.T) {
+	find := func(path string) *cli.Command {
+		c := (&app{}).root()
+		for _, name := range strings.Fields(path) {
+			if !strings.HasPrefix(name, "-") && c != nil {
+				c = c.Command(name)
+			}
+		}
+		return c
+	}
+	for group, words := range otherWords {
+		for word, command := range words {
+			if c := find(command); c == nil || c.Hidden {
+				t.Errorf("%s: there is no command %q", word, command)
+			}
+			if find(group+" "+word) != nil {
+				t.Errorf("%s %s is a command", group, word)
+			}
+		}
+	}
+}
+
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                      "",
 		"zzz":                                   `unknown command "zzz", see imagepin --help`,
 		"imagse":                                `unknown command "imagse" (did you mean "images"?), see imagepin --help`,
+		"unpin app":                             `unknown command "unpin" (did you mean "imagepin pin rm"?), see imagepin --help`,
+		"pin delete app":                        `unknown command "delete" (did you mean "imagepin pin rm"?), see imagepin pin --help`,
+		"help config validate":                  `unknown command "validate" (did you mean "imagepin config check"?), see imagepin config --help`,
+		"unlist":                                `unknown command "unlist", see imagepin --help`,
 		"pin lst":                               `unknown command "lst" (did you mean "list"?), see imagepin pin --help`,
 		"help pin sett":                         `unknown command "sett" (did you mean "set"?), see imagepin pin --help`,
 		strings.Repeat("z", 100):                `unknown command "` + strings.Repeat("z", 64) + `…", see imagepin --help`,
@@ -392,7 +420,7 @@ func TestHelpHasExamples(t *testing.T) {
 }
 
 // TestImports checks that the command imports only these packages of imagepin: its own, version, the API, config,
-// serve, and what it needs to read registries and locks.
+// serve, what it needs to read registries and locks, and helpers.
 func TestImports(t *testing.T) {
 	const module = "github.com/imagepin/imagepin/"
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{if ne .Name "registrytest"}}{{join .Imports "\n"}}{{end}}`, module+"cmd/imagepin/...").Output()
@@ -403,7 +431,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "internal/yamldoc", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "internal/similar", "internal/yamldoc", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

@@ -32,7 +32,9 @@ func (a *app) configCommand() *cli.Command {
 
 const configCheckDescription = `Reads containerd's configuration and the files that it imports, and checks
 imagepin's section as containerd does at startup: unknown keys and invalid values
-are errors. It does not check whether the snapshotters exist.
+are errors. So are a snapshotter that is neither built into containerd nor in
+proxy_plugins, and a platform that does not exist. A platform that this machine
+cannot run is a warning.
 
 Exit code:
   0  the configuration is valid
@@ -62,52 +64,105 @@ func (a *app) configCheckCommand() *cli.Command {
 	}
 }
 
+// configReport is the result of config check.
+type configReport struct {
+	File    string        `json:"file"`
+	Valid   bool          `json:"valid"`
+	Verdict string        `json:"verdict"` // what a valid configuration means for imagepin
+	Errors  []configError `json:"errors"`
+	// Warnings are about a configuration that may not do what it is meant to.
+	Warnings []string `json:"warnings"`
+}
+
+// configError is an error of a configuration. Section and Key are empty if it is of the whole file.
+type configError struct {
+	File    string `json:"file"`
+	Section string `json:"section"`
+	Key     string `json:"key"`
+	Message string `json:"message"`
+}
+
 func (a *app) configCheck(_ context.Context, cmd *cli.Command) error {
 	args, err := arguments(cmd, "FILE")
 	if err != nil {
 		return err
 	}
-	if err := checkKind(args[0], cmd.Bool("serve")); err != nil {
+	r := &configReport{File: args[0], Errors: []configError{}, Warnings: []string{}}
+	if err = checkKind(r.File, cmd.Bool("serve")); err == nil && cmd.Bool("serve") {
+		err = r.checkServe()
+	} else if err == nil {
+		err = r.check()
+	}
+	r.Valid = err == nil
+	if err != nil && len(r.Errors) == 0 {
+		r.Errors = append(r.Errors, configError{File: r.File, Message: err.Error()})
+	}
+	if err != nil && printsText(cmd) {
 		return err
 	}
-	if cmd.Bool("serve") {
-		return a.configCheckServe(args[0])
-	}
-	c, err := loadConfig(args[0])
-	if err != nil {
+	if err := a.print(cmd, r, func() error { return a.printConfigReport(r) }); err != nil {
 		return err
 	}
-	settings, err := c.check()
-	if err != nil {
-		return listErrors(err, c.fileOf)
+	if !r.Valid {
+		return exitError(exitFailed)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: %s\n", args[0], c.verdict(settings))
-	return err
+	return nil
 }
 
-func (a *app) configCheckServe(path string) error {
-	b, err := os.ReadFile(path)
+func (a *app) printConfigReport(r *configReport) error {
+	if _, err := fmt.Fprintf(a.Out, "%s: %s\n", r.File, r.Verdict); err != nil {
+		return err
+	}
+	for _, w := range r.Warnings {
+		fmt.Fprintf(a.Err, "imagepin: warning: %s: %s\n", r.File, w)
+	}
+	return nil
+}
+
+// check checks the configuration of containerd.
+func (r *configReport) check() error {
+	c, err := loadConfig(r.File)
+	if err != nil {
+		return err
+	}
+	settings, warnings, err := c.check()
+	r.Warnings = append(r.Warnings, warnings...)
+	if err != nil {
+		return r.invalid(err, c.fileOf)
+	}
+	r.Verdict = c.verdict(settings)
+	return nil
+}
+
+// checkServe checks the configuration of imagepin serve.
+func (r *configReport) checkServe() error {
+	b, err := os.ReadFile(r.File)
 	if err != nil {
 		return err
 	}
 	c, err := imagepinconfig.ParseFile(b)
-	if err != nil {
-		return listErrors(err, func(string, string) string { return path })
+	if err == nil {
+		err = errors.Join(c.UnknownPlatforms()...)
 	}
-	_, err = fmt.Fprintf(a.Out, "%s: %s\n", path, validity(c.Settings, "imagepin serve"))
-	return err
+	if err != nil {
+		return r.invalid(err, func(string, string) string { return r.File })
+	}
+	r.Verdict = validity(c.Settings, "imagepin serve")
+	return nil
 }
 
-// listErrors returns an error with one line for each error of a configuration, which begins with its file.
-func listErrors(err error, fileOf func(section, key string) string) error {
+// invalid adds the errors of a configuration. It returns an error with one line for each, which begins with its file.
+func (r *configReport) invalid(err error, fileOf func(section, key string) string) error {
 	var lines []string
 	for _, one := range imagepinconfig.Errors(err) {
-		file := fileOf("", "")
+		e := configError{File: fileOf("", ""), Message: one.Error()}
 		var key *imagepinconfig.KeyError
 		if errors.As(one, &key) {
-			file = fileOf(key.Section, key.Path())
+			e.Section, e.Key = key.Section, key.Path()
+			e.File = fileOf(e.Section, e.Key)
 		}
-		lines = append(lines, file+": "+one.Error())
+		r.Errors = append(r.Errors, e)
+		lines = append(lines, e.File+": "+e.Message)
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }
@@ -120,16 +175,16 @@ func validity(s imagepinconfig.Settings, program string) string {
 	return "OK for " + program
 }
 
-// check returns imagepin's settings, or what is wrong with the configuration.
-func (c *config) check() (imagepinconfig.Settings, error) {
+// check returns imagepin's settings and warnings, or what is wrong with the configuration.
+func (c *config) check() (imagepinconfig.Settings, []string, error) {
 	var wrong []error
 	for _, name := range slices.Sorted(maps.Keys(c.Plugins)) {
 		if strings.Contains(name, "imagepin") && name != imagepinconfig.Section {
 			wrong = append(wrong, &imagepinconfig.KeyError{Section: name, Err: fmt.Errorf("unknown section (did you mean %q?)", imagepinconfig.Section)})
 		}
 	}
-	settings, err := imagepinconfig.CheckPlugins(c.Plugins)
-	return settings, errors.Join(append(wrong, err)...)
+	settings, warnings, err := imagepinconfig.CheckPlugins(c.Plugins, c.snapshotterProxies())
+	return settings, warnings, errors.Join(append(wrong, err)...)
 }
 
 // verdict describes the effect of a valid configuration on imagepin.
@@ -185,6 +240,12 @@ func (a *app) configDefault(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.Out.Write(b)
-	return err
+	var table map[string]any
+	if err := toml.Unmarshal(b, &table); err != nil {
+		return err
+	}
+	return a.print(cmd, table, func() error {
+		_, err := a.Out.Write(b)
+		return err
+	})
 }

@@ -1,6 +1,8 @@
 package command
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -97,6 +99,36 @@ func TestConfigCheck(t *testing.T) {
 			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"x/y/z/z\""},
 			wrong: "runtime_platforms.runc.platform",
 		},
+		"unknown snapshotter": {
+			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"overlay\""},
+			wrong: `snapshotter: snapshotter "overlay" is neither built into containerd nor in proxy_plugins (did you mean "overlayfs"?)`,
+		},
+		"unknown snapshotter of a handler": {
+			files: []string{
+				"c.toml", "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc]\nsnapshotter = \"nydus\"\n" +
+					"[proxy_plugins.nydus]\ntype = \"diff\"\n[proxy_plugins.nydus2]\ntype = \"snapshot\"",
+			},
+			wrong: `[plugins."io.containerd.cri.v1.runtime"] containerd.runtimes.runc.snapshotter: snapshotter "nydus" is neither built into containerd nor in proxy_plugins (did you mean "nydus2"?)`,
+		},
+		"snapshotter of another process": {
+			files: []string{
+				"c.toml", "imports = ['b.toml']\n[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"stargz\"",
+				"b.toml", "[proxy_plugins.stargz]\ntype = \"snapshot\"\naddress = \"/run/stargz\"",
+			},
+			valid: "OK for containerd",
+		},
+		"unknown architecture": {
+			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"linux/armm\""},
+			wrong: `runtime_platforms.runc.platform: platform "linux/armm": unknown architecture "armm" (did you mean "arm"?)`,
+		},
+		"unknown operating system": {
+			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"linx/arm64\""},
+			wrong: `platform "linx/arm64": unknown operating system "linx" (did you mean "linux"?)`,
+		},
+		"another spelling of a platform": {
+			files: []string{"c.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"Linux/x86_64\""},
+			valid: "OK for containerd",
+		},
 		"a later file wins": {
 			files: []string{
 				"c.toml", "imports = ['b.toml']\n" + sectionHeader + "max_concurrent_unpacks = 2", "b.toml", sectionHeader + "max_concurrent_unpacks = 0",
@@ -121,6 +153,68 @@ func TestConfigCheck(t *testing.T) {
 				t.Errorf("exit code %d, printed %q and %q, want 1 and the error %q", got.code, got.out, got.err, test.wrong)
 			}
 		})
+	}
+}
+
+// TestConfigCheckOfAForeignPlatform warns about a platform that the kernel cannot run, unless a virtual machine runs it.
+func TestConfigCheckOfAForeignPlatform(t *testing.T) {
+	const platform = "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.%s]\nplatform = \"windows/amd64\"\n"
+	const kata = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.kata]\nruntime_type = \"io.containerd.kata.v2\"\n"
+	for text, warns := range map[string]bool{fmt.Sprintf(platform, "runc"): true, kata + fmt.Sprintf(platform, "kata"): false} {
+		file := write(t, "c.toml", text)
+		got := runAt(t, "/absent", nil, "config", "check", file)
+		want := `imagepin: warning: ` + file + `: [plugins."io.containerd.cri.v1.images"] runtime_platforms.runc.platform: this machine is ` + hostPlatform
+		if got.code != 0 || strings.HasPrefix(got.err, want) != warns || (got.err != "") != warns {
+			t.Errorf("exit code %d, printed %q and %q, want a warning: %t", got.code, got.out, got.err, warns)
+		}
+	}
+}
+
+// TestConfigCheckFormats checks that other programs can read the result, also that of an invalid file.
+func TestConfigCheckFormats(t *testing.T) {
+	valid := write(t, "c.toml", sectionHeader+"[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"windows/amd64\"")
+	invalid := write(t, "c.toml", "imports = ['b.toml']\n"+sectionHeader+"retian = true", "b.toml", "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"x\"")
+	serve := write(t, "s.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.arm]\nplatform = \"linux/arm46\"")
+	for _, c := range []struct {
+		args []string
+		code int
+		want configReport // with only the beginnings of messages
+	}{
+		{[]string{valid}, 0, configReport{
+			Valid: true, Verdict: "OK for containerd", Warnings: []string{`[plugins."io.containerd.cri.v1.images"] runtime_platforms.runc.platform: this machine is `},
+		}},
+		{[]string{invalid}, 1, configReport{Errors: []configError{
+			{File: invalid, Section: "io.containerd.imagepin.v1.images", Key: "retian", Message: `[plugins."io.containerd.imagepin.v1.images"]: unknown key "retian"`},
+			{File: filepath.Join(filepath.Dir(invalid), "b.toml"), Section: "io.containerd.cri.v1.images", Key: "snapshotter", Message: `[plugins."io.containerd.cri.v1.images"] snapshotter: snapshotter "x"`},
+		}}},
+		{[]string{"/absent"}, 1, configReport{Errors: []configError{{File: "/absent", Message: "open /absent: "}}}},
+		{[]string{valid, "--serve"}, 0, configReport{Valid: true, Verdict: "OK for imagepin serve"}},
+		{[]string{serve, "--serve"}, 1, configReport{Errors: []configError{{
+			File: serve, Section: "io.containerd.cri.v1.images", Key: "runtime_platforms.arm.platform",
+			Message: `[plugins."io.containerd.cri.v1.images"] runtime_platforms.arm.platform: platform "linux/arm46": unknown architecture "arm46" (did you mean "arm64"?)`,
+		}}}},
+	} {
+		got := runAt(t, "/absent", nil, append([]string{"config", "check", "-o", "json"}, c.args...)...)
+		var r configReport
+		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != c.code || got.err != "" {
+			t.Fatalf("%q: exit code %d, want %d, printed %q and %q", c.args, got.code, c.code, got.out, got.err)
+		}
+		same := r.File == c.args[0] && r.Valid == c.want.Valid && r.Verdict == c.want.Verdict && len(r.Errors) == len(c.want.Errors) && len(r.Warnings) == len(c.want.Warnings)
+		for i, want := range c.want.Errors {
+			same = same && strings.HasPrefix(r.Errors[i].Message, want.Message)
+			want.Message = r.Errors[i].Message
+			same = same && r.Errors[i] == want
+		}
+		for i, want := range c.want.Warnings {
+			same = same && strings.HasPrefix(r.Warnings[i], want)
+		}
+		if !same {
+			t.Errorf("%q: got\n%s\nwant %+v", c.args, got.out, c.want)
+		}
+	}
+	printed := runAt(t, "/absent", nil, "config", "default", "-o", `go-template={{(index .plugins "io.containerd.imagepin.v1.images").max_concurrent_unpacks}}`)
+	if printed.out != "4" {
+		t.Errorf("got %q and %q, want a number", printed.out, printed.err)
 	}
 }
 

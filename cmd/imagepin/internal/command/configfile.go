@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,14 +15,30 @@ import (
 // config is the part of containerd's config.toml that is checked. containerd's own type is in a package that is not
 // stable.
 type config struct {
-	Version         int            `toml:"version"`
-	Imports         []string       `toml:"imports"`
-	DisabledPlugins []string       `toml:"disabled_plugins"`
-	Plugins         map[string]any `toml:"plugins"`
+	Version         int              `toml:"version"`
+	Imports         []string         `toml:"imports"`
+	DisabledPlugins []string         `toml:"disabled_plugins"`
+	Plugins         map[string]any   `toml:"plugins"`
+	ProxyPlugins    map[string]proxy `toml:"proxy_plugins"`
 
 	// origins has the file that last set a value, by section and key with dots.
 	origins map[string]string
 	path    string // the first file
+}
+
+// proxy is a plugin in another process.
+type proxy struct {
+	Type string `toml:"type"`
+}
+
+// snapshotterProxies returns the names of the snapshotters in other processes.
+func (c *config) snapshotterProxies() (names []string) {
+	for name, p := range c.ProxyPlugins {
+		if p.Type == "snapshot" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // fileOf returns the file that last set a key of a section, or the nearest table around it.
@@ -38,7 +55,7 @@ func (c *config) fileOf(section, key string) string {
 // loadConfig reads a file and its imports, each once, and merges them as containerd does
 // (cmd/containerd/server/config): later files take precedence, tables are merged by key, other values are replaced.
 func loadConfig(path string) (*config, error) {
-	merged := &config{Plugins: make(map[string]any), origins: make(map[string]string), path: path}
+	merged := &config{Plugins: make(map[string]any), ProxyPlugins: make(map[string]proxy), origins: make(map[string]string), path: path}
 	read := make(map[string]bool)
 	for pending := []string{path}; len(pending) > 0; {
 		next := pending[0]
@@ -58,6 +75,7 @@ func loadConfig(path string) (*config, error) {
 		pending = append(pending, imports...)
 		merged.DisabledPlugins = append(merged.DisabledPlugins, c.DisabledPlugins...)
 		merge(merged.Plugins, c.Plugins)
+		maps.Copy(merged.ProxyPlugins, c.ProxyPlugins)
 		for section, table := range c.Plugins {
 			merged.setOrigins(section, table, next)
 		}

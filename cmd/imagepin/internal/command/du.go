@@ -26,9 +26,9 @@ Both are the sum of CONTENT, the compressed layers, manifests and configurations
 in the content store, and SNAPSHOTS, the unpacked layers in all snapshotters.
 CONTENT has no layers if containerd discards unpacked layers.
 
-The second table has the totals, in which shared layers count once. "other
-content" is content of no image, such as what containerd has not collected yet.
-Snapshots of containers do not count.
+The second table has the totals, in which shared layers count once. "other" are
+content and snapshots of no image: a pin retains them, or containerd has not
+collected them yet. Snapshots of containers do not count.
 
 A snapshotter that does not answer within two seconds is listed with an error, and
 its snapshots do not count.
@@ -116,15 +116,24 @@ func usageTotals(u *api.DiskUsageResponse) [][]string {
 	content := func(name string, c *api.ContentUsage) []string {
 		return []string{name, count(c.GetBlobs(), "blob"), bytesText(c.GetSize())}
 	}
+	snapshots := func(name string, n, size int64) []string {
+		return []string{name, count(n, "snapshot"), bytesText(size)}
+	}
 	rows := [][]string{content("content", u.GetContent())}
 	for _, sn := range u.GetSnapshotters() {
 		if sn.GetError() != "" {
 			rows = append(rows, []string{sn.GetSnapshotter(), none, "unknown: " + cut(firstLine(sn.GetError()), maxReason)})
 			continue
 		}
-		rows = append(rows, []string{sn.GetSnapshotter(), count(sn.GetSnapshots(), "snapshot"), bytesText(sn.GetSize())})
+		rows = append(rows, snapshots(sn.GetSnapshotter(), sn.GetSnapshots(), sn.GetSize()))
 	}
-	return append(rows, content("other content", u.GetOtherContent()))
+	rows = append(rows, content("other content", u.GetOtherContent()))
+	for _, sn := range u.GetSnapshotters() {
+		if n := sn.GetOtherSnapshots(); n > 0 {
+			rows = append(rows, snapshots("other "+sn.GetSnapshotter(), n, sn.GetOtherSize()))
+		}
+	}
+	return rows
 }
 
 // bytesText formats a number of bytes that is known.

@@ -10,7 +10,6 @@ import (
 	"text/template"
 
 	"github.com/urfave/cli/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 )
@@ -69,10 +68,10 @@ func (a *app) print(cmd *cli.Command, response any, text func() error) error {
 	return printObject(a.Out, cmd.String("output"), object)
 }
 
-// marshal returns a response as JSON: a message in protobuf's JSON format, including empty fields.
+// marshal returns a response as JSON. All numbers are JSON numbers.
 func marshal(response any) ([]byte, error) {
 	if m, ok := response.(proto.Message); ok {
-		return protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+		return marshalMessage(m)
 	}
 	return json.Marshal(response)
 }
@@ -110,8 +109,8 @@ func printTemplate(w io.Writer, format string, object []byte) error {
 	if err != nil {
 		return err
 	}
-	var data any
-	if err := json.Unmarshal(object, &data); err != nil {
+	data, err := templateData(object)
+	if err != nil {
 		return err
 	}
 	var out bytes.Buffer
@@ -120,4 +119,33 @@ func printTemplate(w io.Writer, format string, object []byte) error {
 	}
 	_, err = out.WriteTo(w)
 	return err
+}
+
+// templateData decodes a JSON object. Integers are int64, so that a template prints all their digits and can compare them.
+func templateData(object []byte) (any, error) {
+	var data any
+	d := json.NewDecoder(bytes.NewReader(object))
+	d.UseNumber()
+	if err := d.Decode(&data); err != nil {
+		return nil, err
+	}
+	return withIntegers(data), nil
+}
+
+func withIntegers(data any) any {
+	switch data := data.(type) {
+	case map[string]any:
+		for name, value := range data {
+			data[name] = withIntegers(value)
+		}
+	case []any:
+		for i, value := range data {
+			data[i] = withIntegers(value)
+		}
+	case json.Number:
+		if n, err := data.Int64(); err == nil {
+			return n
+		}
+	}
+	return data
 }

@@ -363,7 +363,7 @@ func recorded() *control {
 		check: &api.CheckResponse{Checked: 7, Findings: []*api.Finding{
 			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
-			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it"},
+			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it", NotAdopted: true},
 		}},
 		deep:      deepProgress(),
 		usage:     diskUsage(),
@@ -403,7 +403,7 @@ func repairs() []*api.Finding {
 		of("v3", "content "+manifestD+" is gone", "key dropped", true, "CannotPullImage: the registry is down\nis it?"),
 		of("v4", "its record does not carry its label", "records and labels repaired", true, ""),
 		of("v5", "its record does not carry its label", "ignored", false, "write image record: the disk is full"),
-		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignored"},
+		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignored", NotAdopted: true},
 	}
 }
 
@@ -444,7 +444,7 @@ func diskUsage() *api.DiskUsageResponse {
 		},
 		Content: &api.ContentUsage{Blobs: 9, Size: 1025 << 20}, OtherContent: &api.ContentUsage{Blobs: 1, Size: 512},
 		Snapshotters: []*api.SnapshotterUsage{
-			{Snapshotter: "native", Error: "no answer within 2s"}, {Snapshotter: "overlayfs", Snapshots: 4, Size: 1800 << 10},
+			{Snapshotter: "native", Error: "no answer within 2s"}, {Snapshotter: "overlayfs", Snapshots: 4, Size: 1800 << 10, OtherSnapshots: 1, OtherSize: 3 << 20},
 		},
 	}
 }

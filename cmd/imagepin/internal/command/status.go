@@ -115,7 +115,11 @@ func lockText(l *api.LockSummary, now time.Time) string {
 		l.GetReady(), count(l.GetImages(), "image"))
 }
 
+// indexText and pinsText return "" if imagepin is uninstalled.
 func indexText(i *api.IndexStatus) string {
+	if i == nil {
+		return ""
+	}
 	if unset(i.GetListedAt()) {
 		return "is being built"
 	}
@@ -128,6 +132,9 @@ func indexText(i *api.IndexStatus) string {
 }
 
 func pinsText(p *api.PinStatus) string {
+	if p == nil {
+		return ""
+	}
 	text := fmt.Sprintf("%d, %d drifted, %s retained", p.GetPins(), p.GetDrifted(), units.BytesSize(float64(p.GetRetainedBytes())))
 	if limit := p.GetMaxRetainedBytes(); limit > 0 {
 		text += " of " + units.BytesSize(float64(limit))

@@ -67,9 +67,10 @@ func TestStatus(t *testing.T) {
 		status *api.StatusResponse
 		code   int
 	}{
-		"status":           {healthy(), exitOK},
-		"status-unhealthy": {unhealthy(), exitFailed},
-		"status-starting":  {&api.StatusResponse{Version: "0.1.2", Mode: "plugin", StartedAt: ago(time.Second), Problems: []*api.Problem{{Message: "the index is not built", Hint: "Wait."}}}, exitFailed},
+		"status":             {healthy(), exitOK},
+		"status-unhealthy":   {unhealthy(), exitFailed},
+		"status-starting":    {&api.StatusResponse{Version: "0.1.2", Mode: "plugin", StartedAt: ago(time.Second), Index: &api.IndexStatus{}, Pins: &api.PinStatus{}, Problems: []*api.Problem{{Message: "the index is not built", Hint: "Wait."}}}, exitFailed},
+		"status-uninstalled": {&api.StatusResponse{Version: "0.1.2", Mode: "plugin", StartedAt: ago(time.Hour), Problems: []*api.Problem{{Message: "imagepin is uninstalled", Hint: "Start stock containerd."}}}, exitFailed},
 	} {
 		for _, format := range []string{outputTable, outputJSON} {
 			_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, &statuses{all: []*api.StatusResponse{c.status}}) })

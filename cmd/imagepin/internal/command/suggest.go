@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/imagepin/imagepin/internal/similar"
 )
 
 // undefinedFlag begins the error of urfave/cli about an unknown flag.
@@ -27,7 +29,7 @@ func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	}
 	name = strings.TrimLeft(name, "-")
 	suggestion := cli.SuggestFlag(visibleFlags(cmd), name, false)
-	return fmt.Errorf("unknown flag %s%s, see %s --help", echo(dashed(name)), didYouMean(name, suggestion), cmd.FullName())
+	return fmt.Errorf("unknown flag %s%s, see %s --help", echo(dashed(name)), didYouMean(dashed(name), suggestion), cmd.FullName())
 }
 
 // subcommandMissing is the action of a command that has only subcommands.
@@ -43,19 +45,21 @@ func subcommandMissing(_ context.Context, cmd *cli.Command) error {
 
 // unknownCommand returns the error for a name that is not a subcommand of cmd.
 func unknownCommand(cmd *cli.Command, name string) error {
-	suggestion := cli.SuggestCommand(visibleCommands(cmd), name)
-	return fmt.Errorf("unknown command %s%s, see %s --help", echo(name), didYouMean(name, suggestion), cmd.FullName())
+	group := strings.TrimPrefix(strings.TrimPrefix(cmd.FullName(), cmd.Root().Name), " ")
+	meant := didYouMean(name, cli.SuggestCommand(visibleCommands(cmd), name))
+	if other, ok := otherWords[group][name]; ok {
+		meant = fmt.Sprintf(" (did you mean %q?)", cmd.Root().Name+" "+other)
+	}
+	return fmt.Errorf("unknown command %s%s, see %s --help", echo(name), meant, cmd.FullName())
 }
 
 // didYouMean returns a suggestion for a name that was typed, in brackets. urfave/cli always suggests the most similar
-// name; one that shares no two consecutive characters with what was typed is not helpful.
+// name; one that is not a typing error away is another word.
 func didYouMean(typed, suggestion string) string {
-	for i := 2; i <= len(typed); i++ {
-		if strings.Contains(suggestion, typed[i-2:i]) {
-			return fmt.Sprintf(" (did you mean %q?)", suggestion)
-		}
+	if len(typed) > maxEchoed || similar.Distance(typed, suggestion) > 1+len(typed)/4 {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf(" (did you mean %q?)", suggestion)
 }
 
 // echo quotes what the user typed, and truncates it.
