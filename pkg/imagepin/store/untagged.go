@@ -49,7 +49,7 @@ func (s *reader) Unkeyed() []digest.Digest {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	ids := slices.AppendSeq(slices.Collect(maps.Keys(s.index.untagged)), maps.Keys(s.index.unreadable))
-	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return len(s.index.byID[id]) > 0 })
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return len(s.index.byID[id]) > 0 || s.index.hasDamaged(id) })
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
@@ -75,7 +75,7 @@ func (s *reader) Untagged() []Untagged {
 	defer s.index.mu.RUnlock()
 	var all []Untagged
 	for id, u := range s.index.untagged {
-		if len(s.index.byID[id]) == 0 {
+		if len(s.index.byID[id]) == 0 && !s.index.hasDamaged(id) {
 			all = append(all, u)
 		}
 	}
@@ -91,7 +91,7 @@ func (s *reader) FindUntagged(name string) (Untagged, bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	u, ok := s.index.untagged[id]
-	return u, ok && len(s.index.byID[id]) == 0
+	return u, ok && len(s.index.byID[id]) == 0 && !s.index.hasDamaged(id)
 }
 
 // Unaccounted lists the records that belong to no key, neither to one in the index nor to a lost one.
